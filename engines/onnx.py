@@ -1,0 +1,287 @@
+"""ONNX models on ONNX Runtime: one session a partition, its threads on that partition's cores.
+
+A session's threads inherit the cores of the thread that makes it, so sessions are made on an attached thread. They do
+not spin while idle: a spinning thread would be felt by whoever shares the machine.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime as ort
+
+from partitions import Partition
+from partitions.cpu import CpuPartition, CpuStream
+
+from . import wire
+from .base import Room, Tensor
+from .datatypes import DATATYPES
+from .errors import Cancelled, ExecutionFailed, ModelRefused
+from .memory import view
+from .signature import Shape, Signature, TensorSpec, align
+
+log = logging.getLogger("greenlane.engines")
+
+# ONNX Runtime's names, with the numbers of onnx.TensorProto.DataType that its bindings take.
+_TYPES = {
+    "float": ("FP32", 1), "uint8": ("UINT8", 2), "int8": ("INT8", 3), "uint16": ("UINT16", 4), "int16": ("INT16", 5),
+    "int32": ("INT32", 6), "int64": ("INT64", 7), "string": ("BYTES", 8), "bool": ("BOOL", 9), "float16": ("FP16", 10),
+    "double": ("FP64", 11), "uint32": ("UINT32", 12), "uint64": ("UINT64", 13), "bfloat16": ("BF16", 16),
+}  # fmt: skip
+_NUMBERS = dict(_TYPES.values())
+
+Values = dict[str, Any]
+
+
+class OnnxEngine:
+    """An ONNX file, read once; see `engines.base.Engine` for the contract."""
+
+    platform = "onnxruntime_onnx"
+
+    def __init__(self, path: Path, model: bytes, signature: Signature) -> None:
+        self.path = path
+        self.signature = signature
+        self._model = model
+
+    def __repr__(self) -> str:
+        return f"<OnnxEngine {self.path.name} {self.signature!r}>"
+
+    def bind(self, partition: Partition) -> "OnnxExecutor":
+        if not isinstance(partition, CpuPartition):
+            raise ModelRefused(f"{self.path}: ONNX Runtime serves partitions of CPU cores, not {partition!r}")
+        session = partition.run(lambda: _session(self._model, self.path, _options(partition.size)))
+        executor = OnnxExecutor(self, session, partition)
+        self._warm_up(executor)
+        return executor
+
+    def close(self) -> None:
+        """Nothing to free: the file's bytes go with the last reference."""
+
+    def _warm_up(self, executor: "OnnxExecutor") -> None:
+        """A model may refuse shapes and values that were made up, so failing here is worth a word and no more."""
+        inputs = [_blank(spec) for spec in self.signature.inputs]
+        try:
+            executor.enqueue(inputs, Room(0, 0)).wait()
+        except ExecutionFailed as error:
+            log.warning("%s: warm-up with zeros failed, so the first request pays for it: %s", self.path, error)
+
+
+class Placement(NamedTuple):
+    """Where an output goes: its shape, its size, and its offset in the room."""
+
+    shape: Shape
+    nbytes: int
+    offset: int
+
+
+class OnnxExecutor:
+    """A session on a partition's cores; see `engines.base.Executor` for the contract."""
+
+    def __init__(self, engine: OnnxEngine, session: ort.InferenceSession, partition: CpuPartition) -> None:
+        self.engine = engine
+        self._session = session
+        self._stream = partition.stream
+        self._signature = engine.signature
+        self._binding = session.io_binding()
+        self._texts = any(spec.datatype.kind == "bytes" for spec in (*self._signature.inputs, *self._signature.outputs))
+        self._shapes_known = True
+        self._placements: dict[tuple[Shape, ...], tuple[Placement | None, ...]] = {}
+        self._runs = 0
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<OnnxExecutor {self.engine.path.name}, {self._runs} runs{', closed' if self._closed else ''}>"
+
+    def enqueue(self, inputs: Sequence[Tensor], room: Room) -> "OnnxWork":
+        return OnnxWork(self._stream, inputs, room, self._run)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._stream.drain()
+        self._closed = True
+        del self._binding, self._session
+
+    def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
+        self._runs += 1
+        if self._texts:
+            return self._run_values(inputs, options)
+        placements = self._place([tensor.shape for tensor in inputs], room)
+        try:
+            return self._run_bound(inputs, placements, room, options)
+        except RuntimeError as error:
+            if not _is_wrong_shape(error):
+                raise
+        self._shapes_known = False  # The file declares output shapes that are not so; from now on they are asked for.
+        return self._run_bound(inputs, [None] * len(placements), room, options)
+
+    def _run_bound(
+        self, inputs: Sequence[Tensor], placements: Sequence[Placement | None], room: Room, options: ort.RunOptions
+    ) -> tuple[Tensor, ...]:
+        bind_input, bind_output = self._binding.bind_input, self._binding.bind_output
+        for spec, tensor in zip(self._signature.inputs, inputs, strict=True):
+            bind_input(spec.name, "cpu", 0, _NUMBERS[spec.datatype.name], tensor.shape, tensor.address)
+        for spec, place in zip(self._signature.outputs, placements, strict=True):
+            if place is None:
+                bind_output(spec.name, "cpu")
+            else:
+                number = _NUMBERS[spec.datatype.name]
+                bind_output(spec.name, "cpu", 0, number, place.shape, room.address + place.offset)
+        self._session.run_with_iobinding(self._binding, options)
+        return tuple(self._collect(placements, room))
+
+    def _collect(self, placements: Sequence[Placement | None], room: Room) -> Iterator[Tensor]:
+        own = self._binding.get_outputs() if None in placements else ()
+        for index, (spec, place) in enumerate(zip(self._signature.outputs, placements, strict=True)):
+            if place is not None:
+                yield Tensor(place.shape, room.address + place.offset, place.nbytes)
+            else:
+                value, shape = own[index], tuple(own[index].shape())
+                yield Tensor(shape, value.data_ptr(), spec.nbytes(shape), value)
+        if own:
+            self._binding.clear_binding_outputs()
+
+    def _place(self, shapes: list[Shape], room: Room) -> list[Placement | None]:
+        """Where each output goes, for those whose size is known and that fit in the room."""
+        if not self._shapes_known:
+            return [None] * len(self._signature.outputs)
+        key = tuple(shapes)
+        if (known := self._placements.get(key)) is None:
+            if len(self._placements) >= 64:
+                self._placements.clear()
+            known = self._placements[key] = tuple(_lay_out(self._signature, shapes))
+        return [place if place and place.offset + place.nbytes <= room.nbytes else None for place in known]
+
+    def _run_values(self, inputs: Sequence[Tensor], options: ort.RunOptions) -> tuple[Tensor, ...]:
+        """Strings cannot be bound to memory, so models that have any take and give values."""
+        values = {spec.name: _value(spec, tensor) for spec, tensor in zip(self._signature.inputs, inputs, strict=True)}
+        names = [spec.name for spec in self._signature.outputs]
+        return tuple(_tensor(array) for array in self._session.run(names, values, options))
+
+
+class OnnxWork:
+    """One run of a session, on its partition's stream; see `engines.base.Work`."""
+
+    def __init__(self, stream: CpuStream, inputs: Sequence[Tensor], room: Room, run: Callable[..., tuple[Tensor, ...]]) -> None:
+        self._stream = stream
+        self._call = (inputs, room)
+        self._run = run
+        self._options = _run_options()
+        self._outputs: tuple[Tensor, ...] = ()
+        self._task = stream.put(self._execute)
+
+    def __repr__(self) -> str:
+        return f"<OnnxWork {self._task!r}>"
+
+    def wait(self) -> tuple[Tensor, ...]:
+        self._stream.wait(self._task)
+        return self._outputs
+
+    def cancel(self) -> None:
+        self._options.terminate = True
+
+    def _execute(self) -> None:
+        if self._options.terminate:
+            raise Cancelled("cancelled before it began")
+        try:
+            self._outputs = self._run(*self._call, self._options)
+        except ExecutionFailed:
+            raise
+        except Exception as error:
+            if self._options.terminate:
+                raise Cancelled("cancelled while it ran") from error
+            raise ExecutionFailed(_first_line(error)) from error
+
+
+def load_onnx(path: Path) -> OnnxEngine:
+    """Read an ONNX file and its signature. Blocks. Raises ModelRefused with what the library said."""
+    try:
+        model = path.read_bytes()
+    except OSError as error:
+        raise ModelRefused(f"{path}: {error.strerror}") from error
+    options = _options(1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = _session(model, path, options)
+    inputs = tuple(_spec(path, value) for value in session.get_inputs())
+    outputs = tuple(_spec(path, value) for value in session.get_outputs())
+    types = {spec.datatype.name for spec in (*inputs, *outputs)}
+    if {"BYTES", "BF16"} <= types:
+        raise ModelRefused(f"{path}: ONNX Runtime cannot serve BYTES and BF16 tensors in one model")
+    return OnnxEngine(path, model, Signature(inputs, outputs))
+
+
+def _session(model: bytes, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    try:
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelRefused(f"{path}: failed to load: {_first_line(error)}") from error
+
+
+def _options(threads: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # What goes wrong is raised; the library would print it as well.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def _run_options() -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.log_severity_level = 4
+    options.add_run_config_entry("gpu_graph_id", "-1")  # Absent, each run raises and catches an exception: 20 us.
+    return options
+
+
+def _spec(path: Path, value: Any) -> TensorSpec:
+    inner = value.type.removeprefix("tensor(").removesuffix(")")
+    if inner not in _TYPES:
+        raise ModelRefused(f"{path}: {value.name!r} has type {value.type}, which the protocol has no name for")
+    dims = tuple(dim if isinstance(dim, int) and dim >= 0 else dim if isinstance(dim, str) else "" for dim in value.shape)
+    return TensorSpec(value.name, DATATYPES[_TYPES[inner][0]], dims)
+
+
+def _lay_out(signature: Signature, shapes: Sequence[Shape]) -> Iterator[Placement | None]:
+    offset = 0
+    for spec, shape in zip(signature.outputs, signature.output_shapes(signature.check(shapes)), strict=True):
+        if shape is None:
+            yield None
+        else:
+            yield Placement(shape, spec.nbytes(shape), offset)
+            offset = align(offset + spec.nbytes(shape))
+
+
+def _blank(spec: TensorSpec) -> Tensor:
+    """A tensor of zeros, or of empty strings, whose dynamic dimensions are 1."""
+    shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims)
+    size = spec.datatype.size or 4  # An empty string in wire form is its length alone: four zero bytes.
+    blank = np.zeros(math.prod(shape) * size, np.uint8)
+    return Tensor(shape, blank.ctypes.data, blank.nbytes, blank)
+
+
+def _value(spec: TensorSpec, tensor: Tensor) -> Any:
+    data = view(tensor.address, tensor.nbytes)
+    if spec.datatype.kind != "bytes":
+        return np.frombuffer(data, spec.datatype.numpy).reshape(tensor.shape)
+    texts = wire.texts(wire.unpack(data, math.prod(tensor.shape)))
+    return np.array(texts, dtype=object).reshape(tensor.shape)
+
+
+def _tensor(array: "np.ndarray[Any, Any]") -> Tensor:
+    if array.dtype != object:
+        return Tensor.of(array)
+    packed = np.frombuffer(wire.pack(str(text).encode() for text in array.ravel()), np.uint8)
+    return Tensor(array.shape, packed.ctypes.data, packed.nbytes, packed)
+
+
+def _is_wrong_shape(error: Exception) -> bool:
+    text = str(error)
+    return "invalid dimensions for output" in text or "provided for output" in text
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

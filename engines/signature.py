@@ -1,0 +1,122 @@
+"""Do these tensors fit this model? Names, data types, ranks, dynamic dimensions and the largest batch; pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .datatypes import DataType
+from .errors import ModelRefused, TensorMismatch
+
+Shape = tuple[int, ...]
+
+ALIGNMENT = 64
+"""Bytes at which tensors start inside shared host memory: a cache line, and what ONNX Runtime's own allocator uses."""
+
+
+def align(offset: int) -> int:
+    """The next multiple of ALIGNMENT at or above `offset`."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output of a model.
+
+    `dims` are sizes, or names for dynamic ones: the same name is the same size throughout a request, and the empty
+    name is a size of its own each time. Batch dimensions are included.
+    """
+
+    name: str
+    datatype: DataType
+    dims: tuple[int | str, ...]
+
+    @property
+    def shape(self) -> Shape:
+        """The dimensions as the protocol shows them: -1 for dynamic ones."""
+        return tuple(dim if isinstance(dim, int) else -1 for dim in self.dims)
+
+    def resolve(self, sizes: Mapping[str, int]) -> Shape | None:
+        """The shape once named dimensions have these sizes; None while some are unknown."""
+        shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, -1) for dim in self.dims)
+        return None if -1 in shape else shape
+
+    def nbytes(self, shape: Shape) -> int:
+        """Bytes of a tensor of this shape in wire form; BYTES tensors carry their own lengths and count as 0 here."""
+        return math.prod(shape) * self.datatype.size
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a model takes and gives. `max_batch` is 0 where the first dimension means nothing special."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch: int = 0
+
+    def __repr__(self) -> str:
+        inputs, outputs = (_list(specs) for specs in (self.inputs, self.outputs))
+        return f"<Signature {inputs} -> {outputs}, batch {self.max_batch or 'none'}>"
+
+    def with_max_batch(self, max_batch: int) -> "Signature":
+        """The same with batches of up to `max_batch` rows. Raises ModelRefused unless every tensor can carry them."""
+        for spec in (*self.inputs, *self.outputs) if max_batch else ():
+            if not spec.dims or isinstance(spec.dims[0], int):
+                raise ModelRefused(
+                    f"max_batch {max_batch} needs a dynamic first dimension, but {spec.name!r} has shape {list(spec.shape)}"
+                )
+        return replace(self, max_batch=max_batch)
+
+    def check(self, shapes: Sequence[Shape]) -> dict[str, int]:
+        """Check one shape for each input, in order, and return the sizes of the named dimensions.
+
+        Raises TensorMismatch naming the input, what came and what was expected.
+        """
+        sizes: dict[str, int] = {}
+        for spec, shape in zip(self.inputs, shapes, strict=True):
+            _check_shape(spec, shape, sizes)
+        if self.max_batch:
+            self._check_batch(shapes)
+        return sizes
+
+    def output_shapes(self, sizes: Mapping[str, int]) -> tuple[Shape | None, ...]:
+        """The shape of each output, None where it is known only once the model ran."""
+        return tuple(spec.resolve(sizes) for spec in self.outputs)
+
+    def output_bytes(self, sizes: Mapping[str, int]) -> int:
+        """Bytes that the outputs of known size take side by side, each rounded up to ALIGNMENT."""
+        known = zip(self.outputs, self.output_shapes(sizes), strict=True)
+        return sum(align(spec.nbytes(shape)) for spec, shape in known if shape is not None)
+
+    def rows(self, shapes: Sequence[Shape]) -> int:
+        """How many inferences a request of these shapes counts as: its batch, or 1."""
+        return shapes[0][0] if self.max_batch and shapes else 1
+
+    def _check_batch(self, shapes: Sequence[Shape]) -> None:
+        for spec, shape in zip(self.inputs, shapes, strict=True):
+            if not 1 <= shape[0] <= self.max_batch:
+                raise TensorMismatch(
+                    f"input {spec.name!r}: batch of {shape[0]} in shape {list(shape)}; expected 1 to {self.max_batch}"
+                )
+            if shape[0] != shapes[0][0]:
+                raise TensorMismatch(
+                    f"input {spec.name!r}: batch of {shape[0]}, but input {self.inputs[0].name!r} has {shapes[0][0]}"
+                )
+
+
+def _check_shape(spec: TensorSpec, shape: Shape, sizes: dict[str, int]) -> None:
+    if len(shape) != len(spec.dims):
+        raise TensorMismatch(
+            f"input {spec.name!r}: shape {list(shape)} has {len(shape)} dimensions; "
+            f"expected {len(spec.dims)}, as in {list(spec.shape)}"
+        )
+    for axis, (size, dim) in enumerate(zip(shape, spec.dims, strict=True)):
+        expected = dim if isinstance(dim, int) else sizes.setdefault(dim, size) if dim else size
+        if size != expected:
+            why = (
+                f"dimension {dim!r} is {expected} elsewhere in the request" if isinstance(dim, str) else f"expected {expected}"
+            )
+            raise TensorMismatch(f"input {spec.name!r}: dimension {axis} of shape {list(shape)} is {size}; {why}")
+
+
+def _list(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in specs)

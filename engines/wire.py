@@ -1,0 +1,48 @@
+"""BYTES tensors in wire form: each element is a little-endian uint32 length and then that many bytes.
+
+Source: https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+
+_LENGTH = struct.Struct("<I")
+
+
+def pack(elements: Iterable[bytes]) -> bytes:
+    """Join elements into wire form."""
+    return b"".join([part for element in elements for part in (_LENGTH.pack(len(element)), element)])
+
+
+def unpack(data: "bytes | memoryview", count: int) -> list[bytes]:
+    """Split exactly `count` elements off `data`, all of which they must use. Raises ValueError that says what is wrong."""
+    elements, end = split(data, count)
+    if end != len(data):
+        raise ValueError(f"{len(data) - end} bytes left after {count} elements")
+    return elements
+
+
+def split(data: "bytes | memoryview", count: int) -> tuple[list[bytes], int]:
+    """Split `count` elements off the front of `data`; return them and where they end. Raises ValueError."""
+    elements: list[bytes] = []
+    at, size = 0, len(data)
+    while len(elements) < count:
+        if at + 4 > size:
+            raise ValueError(f"element {len(elements)} of {count} has no length: the data ends at byte {size}")
+        (length,) = _LENGTH.unpack_from(data, at)
+        if at + 4 + length > size:
+            raise ValueError(f"element {len(elements)} claims {length} bytes, but {size - at - 4} are left")
+        elements.append(bytes(data[at + 4 : at + 4 + length]))
+        at += 4 + length
+    return elements, at
+
+
+def texts(elements: Sequence[bytes]) -> list[str]:
+    """Decode every element as UTF-8, which is what models take. Raises ValueError naming the first that is not."""
+    decoded = []
+    for index, element in enumerate(elements):
+        try:
+            decoded.append(element.decode())
+        except UnicodeDecodeError as error:
+            raise ValueError(f"element {index} is not UTF-8 ({error.reason} at byte {error.start})") from error
+    return decoded

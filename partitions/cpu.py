@@ -1,0 +1,227 @@
+"""Partitions of CPU cores: a granule is one core that this process may use, and a partition's threads are pinned.
+
+A partition's stream is a queue of functions that run in order, each on the first attached thread that waits for it.
+So an inference crosses one thread boundary instead of two, and an idle partition holds no thread of its own.
+"""
+
+import ctypes
+import math
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from .errors import DeviceUnavailable, PartitionError
+
+T = TypeVar("T")
+
+
+class CpuTask:
+    """A function on a stream: whether it has run, and what it raised."""
+
+    __slots__ = ("done", "error", "function")
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function = function
+        self.done = False
+        self.error: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<CpuTask {'failed' if self.error else 'done' if self.done else 'waiting'}>"
+
+    def run(self) -> None:
+        """Call the function and keep what it raises."""
+        try:
+            self.function()
+        except Exception as error:
+            self.error = error
+        self.done = True
+
+
+class CpuStream:
+    """Functions that run one after another, in the order they were put."""
+
+    def __init__(self, partition: "CpuPartition") -> None:
+        self._partition = partition
+        self._waiting: deque[CpuTask] = deque()
+        self._turn = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<CpuStream of cores {_ranges(self._partition.cores)}, {len(self._waiting)} waiting>"
+
+    def put(self, function: Callable[[], None]) -> CpuTask:
+        """Queue a function and return what to `wait` for. Does not block; nothing runs yet."""
+        task = CpuTask(function)
+        self._waiting.append(task)
+        return task
+
+    def wait(self, task: CpuTask) -> None:
+        """Block until this task has run, running it and those before it here; raise what it raised.
+
+        A thread that is not attached to the partition has the work done by one that is.
+        """
+        if not task.done:
+            if self._partition.attached:
+                self._run_until(task)
+            else:
+                self._partition.run(lambda: self._run_until(task))
+        if task.error:
+            raise task.error
+
+    def drain(self) -> None:
+        """Run everything that was put. Blocks."""
+        while self._waiting:
+            self.wait(self._waiting[-1])
+
+    def _run_until(self, last: CpuTask) -> None:
+        with self._turn:
+            while not last.done:
+                self._waiting.popleft().run()
+
+
+class CpuPartition:
+    """Cores set aside; see `partitions.base.Partition` for the contract."""
+
+    def __init__(self, granules: Sequence[int], cores: Sequence[int], attached: threading.local) -> None:
+        self.granules = tuple(granules)
+        self.cores = tuple(cores)
+        self.stream = CpuStream(self)
+        self._attached = attached
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<CpuPartition cores {_ranges(self.cores)}{', closed' if self._closed else ''}>"
+
+    @property
+    def size(self) -> int:
+        return len(self.cores)
+
+    @property
+    def attached(self) -> bool:
+        """Whether the calling thread is one of this partition's."""
+        return getattr(self._attached, "partition", None) is self
+
+    def attach(self) -> None:
+        if self._closed:
+            raise PartitionError(f"{self!r} cannot take another thread")
+        os.sched_setaffinity(0, self.cores)
+        self._attached.partition = self
+
+    def run(self, function: Callable[[], T]) -> T:
+        result: Future[T] = Future()
+
+        def body() -> None:
+            try:
+                self.attach()
+                result.set_result(function())
+            except BaseException as error:
+                result.set_exception(error)
+
+        thread = threading.Thread(target=body, name=f"cores {_ranges(self.cores)}")
+        thread.start()
+        thread.join()
+        return result.result()
+
+    def locate(self) -> frozenset[int]:
+        """The cores that the kernel says an attached thread may use, and the one it was on."""
+        getcpu = ctypes.CDLL(None).sched_getcpu
+        return self.run(lambda: frozenset({*os.sched_getaffinity(0), getcpu()}))
+
+    def close(self) -> None:
+        if not self._closed:
+            self.stream.drain()
+            self._closed = True
+
+
+class CpuDevice:
+    """The cores this process may use, each a granule."""
+
+    kind = "cpu"
+    unit = "core"
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        self.cores = tuple(cores)
+        self._attached = threading.local()
+
+    def __repr__(self) -> str:
+        return f"<CpuDevice cores {_ranges(self.cores)}>"
+
+    @property
+    def granules(self) -> tuple[int, ...]:
+        return (1,) * len(self.cores)
+
+    def describe(self) -> str:
+        count = len(self.cores)
+        return f"CPU, {count} core{'s' * (count != 1)} ({_ranges(self.cores)}), one a granule"
+
+    def carve(self, granules: Sequence[int]) -> CpuPartition:
+        unknown = [index for index in granules if not 0 <= index < len(self.cores)]
+        if unknown or not granules or len(set(granules)) != len(granules):
+            raise PartitionError(f"cannot carve granules {list(granules)} from {self!r}")
+        return CpuPartition(sorted(granules), [self.cores[index] for index in sorted(granules)], self._attached)
+
+    def close(self) -> None:
+        """Nothing to release: cores stay."""
+
+
+def open_cpu(cores: Iterable[int] | None = None, root: Path = Path("/")) -> CpuDevice:
+    """Open the cores named, or all that this process's affinity and its cgroup's CPU quota leave it.
+
+    `root` is where /proc and /sys are. Raises DeviceUnavailable for a core the process may not use.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    if cores is None:
+        return CpuDevice(allowed[: _quota(root, len(allowed))])
+    if missing := sorted(set(cores) - set(allowed)):
+        raise DeviceUnavailable(f"cores {_ranges(missing)} are not among those this process may use: {_ranges(allowed)}")
+    return CpuDevice(sorted(set(cores)))
+
+
+def _quota(root: Path, most: int) -> int:
+    """Cores' worth of CPU time that the tightest cgroup above this process grants, rounded down, at least 1.
+
+    Format: cgroup v2 `cpu.max` is "QUOTA PERIOD" or "max PERIOD"; v1 has `cpu.cfs_quota_us` (-1: none) and
+    `cpu.cfs_period_us` (https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files).
+    """
+    quotas = [quota for group in _groups(root) for quota in _read_quota(group)]
+    return max(1, min([most, *map(math.floor, quotas)]))
+
+
+def _groups(root: Path) -> Iterable[Path]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        if not controllers or "cpu" in controllers.split(","):
+            group = base / path.lstrip("/")
+            yield from (parent for parent in (group, *group.parents) if parent.is_relative_to(base))
+
+
+def _read_quota(group: Path) -> Iterable[float]:
+    try:
+        if (group / "cpu.max").is_file():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota = (group / "cpu.cfs_quota_us").read_text().strip()
+            period = (group / "cpu.cfs_period_us").read_text()
+    except OSError:
+        return
+    if quota not in ("max", "-1"):
+        yield int(quota) / int(period)
+
+
+def _ranges(cores: Iterable[int]) -> str:
+    """0-3,6 for (0, 1, 2, 3, 6)."""
+    spans: list[list[int]] = []
+    for core in sorted(cores):
+        if spans and core == spans[-1][1] + 1:
+            spans[-1][1] = core
+        else:
+            spans.append([core, core])
+    return ",".join(f"{low}-{high}" if high > low else str(low) for low, high in spans)

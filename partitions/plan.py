@@ -1,0 +1,44 @@
+"""Who gets which granules: pure arithmetic, no hardware.
+
+Rule 1: nobody's granules overlap. Rule 2: a holder whose count does not change keeps exactly its granules.
+Rule 3: one that shrinks keeps some of its own, one that grows keeps all of its own; so the fewest possible change hands.
+"""
+
+from collections.abc import Mapping
+
+from .errors import DoesNotFit
+
+Granules = tuple[int, ...]
+
+
+def assign(total: int, held: Mapping[str, Granules], counts: Mapping[str, int]) -> dict[str, Granules]:
+    """Return the granules of each holder in `counts`, ascending.
+
+    `total` is the number of granules of the device, `held` what each holder has now. Holders that are not in
+    `counts` give theirs up. Raises DoesNotFit with the sum when the counts exceed the total, ValueError for a
+    count below one.
+    """
+    _check(total, counts)
+    kept = {name: held.get(name, ())[:count] for name, count in counts.items()}
+    taken = {granule for granules in kept.values() for granule in granules}
+    free = [granule for granule in range(total) if granule not in taken]
+    plan = {}
+    for name, count in counts.items():
+        missing = count - len(kept[name])
+        plan[name] = tuple(sorted((*kept[name], *free[:missing])))
+        del free[:missing]
+    return plan
+
+
+def movers(before: Mapping[str, Granules], after: Mapping[str, Granules]) -> tuple[str, ...]:
+    """Names whose granules differ between the two plans, sorted."""
+    return tuple(sorted(name for name in {*before, *after} if before.get(name) != after.get(name)))
+
+
+def _check(total: int, counts: Mapping[str, int]) -> None:
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name}: {count} granules; every tenant needs at least 1")
+    if (wanted := sum(counts.values())) > total:
+        terms = " + ".join(f"{name} {count}" for name, count in counts.items())
+        raise DoesNotFit(f"{terms} = {wanted} granules, but the device has {total}: {wanted - total} too many")

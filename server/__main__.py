@@ -1,0 +1,112 @@
+"""`python -m server`: serve a configuration, or check one."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from types import FrameType
+
+import uvicorn
+
+from partitions import PartitionError, PartitionManager, open_device
+
+from .app import Application, configuration
+from .config import Config, ConfigError
+from .repository import Repository
+
+
+class Server(uvicorn.Server):
+    """uvicorn, ending with status 0 when it was told to stop and did, instead of by the signal that told it."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit status: 0 when all went well, 2 when the configuration is wrong."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _check(options.file) if options.command == "check" else _serve(options)
+    except (ConfigError, PartitionError) as error:
+        print(f"greenlane: the configuration cannot be served:\n{error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m server", description="Serve models to tenants, each on its own share.")
+    parser.add_argument("--config", metavar="FILE", help="TOML configuration; default: $GREENLANE_CONFIG, or else the demo")
+    parser.add_argument("--host", help="address to listen on, instead of server.host")
+    parser.add_argument("--port", type=int, help="port to listen on, instead of server.port")
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="instead of server.log_level")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    check = commands.add_parser("check", help="print what a configuration would serve, or everything that is wrong with it")
+    check.add_argument("file", metavar="FILE")
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        path = options.config or os.environ.get("GREENLANE_CONFIG")
+        config = _override(stack.enter_context(configuration(path)), options)
+        _plan(config)
+        server = Server(_uvicorn(config))
+        server.run()
+        return 0 if server.started else 1
+
+
+def _override(config: Config, options: argparse.Namespace) -> Config:
+    given = {"host": options.host, "port": options.port, "log_level": options.log_level}
+    return replace(config, server=replace(config.server, **{key: value for key, value in given.items() if value is not None}))
+
+
+def _uvicorn(config: Config) -> uvicorn.Config:
+    return uvicorn.Config(
+        Application(lambda: nullcontext(config)),
+        host=config.server.host,
+        port=config.server.port,
+        loop="uvloop",
+        http="httptools",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=2048,
+    )
+
+
+def _check(path: str) -> int:
+    with configuration(path) as config:
+        print("\n".join(_describe(config)))
+    return 0
+
+
+def _plan(config: Config) -> dict[str, tuple[int, ...]]:
+    """Who would hold which granules. Raises ConfigError or PartitionError."""
+    device = open_device(config.device.backend, config.device.cores)
+    counts = {name: tenant.share(device.unit, device.granules) for name, tenant in config.tenants.items()}
+    return dict(PartitionManager(device).plan(counts).after)
+
+
+def _describe(config: Config) -> list[str]:
+    device = open_device(config.device.backend, config.device.cores)
+    lines = [f"{config.source}: http://{config.server.host}:{config.server.port} on {device.describe()}"]
+    repository = Repository(config.models.repository, {})
+    names = repository.names()
+    for name, granules in _plan(config).items():
+        tenant = config.tenants[name]
+        lines.append(f"tenant {name}: granules {list(granules)}, {'keys' if tenant.keys_sha256 else 'open'}")
+        wanted = [n for n in dict.fromkeys([*tenant.models, *names]) if n != "*" and tenant.may_call(n)]
+        lines += [f"  {line}" for model in wanted for line in _describe_model(repository, model)]
+    return lines
+
+
+def _describe_model(repository: Repository, name: str) -> list[str]:
+    listing = repository.read(name)
+    lines = [f"{name} {file.version}: {file.path.name}" for file in listing.files]
+    return lines + [f"{name} {problem.version}: unavailable: {problem.reason}" for problem in listing.problems]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Administration: the device, who holds what of it, repartition while serving, and draining."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, BackgroundTasks, Request
+
+from partitions.probe import overlaps
+
+from .caller import IsAdmin, TheRuntime
+from .protocol.document import Object
+from .routes import document
+from .runtime import Runtime
+
+router = APIRouter(prefix="/admin", dependencies=[IsAdmin])
+
+
+@router.get("/device")
+async def device(runtime: TheRuntime) -> Object:
+    found = runtime.device
+    return {
+        "kind": found.kind,
+        "description": found.describe(),
+        "unit": found.unit,
+        "granules": [{"index": index, "size": size} for index, size in enumerate(found.granules)],
+    }
+
+
+@router.get("/partitions")
+async def partitions(runtime: TheRuntime, probe: bool = False) -> Object:
+    plan = _plan(runtime)
+    if probe:
+        placements = await runtime.probe()
+        for name, units in placements.items():
+            plan["partitions"][name]["located"] = sorted(units)
+        plan["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
+    return plan
+
+
+@router.put("/partitions")
+async def repartition(runtime: TheRuntime, request: Request) -> Object:
+    counts = await document(request)
+    # Shielded: a change that has begun goes on to its end, though the client that asked for it went away.
+    move = await asyncio.shield(asyncio.ensure_future(runtime.repartition(counts)))
+    return {**_plan(runtime), "moved": list(move.movers)}
+
+
+@router.get("/tenants")
+async def tenants(runtime: TheRuntime) -> Object:
+    return {
+        "tenants": [
+            {
+                "name": tenant.name,
+                "queue": tenant.config.queue,
+                "credits": tenant.config.in_flight,
+                "models": [entry.as_json() for entry in tenant.catalog.index()],
+                **_counts(tenant.lane.statistics()),
+            }
+            for tenant in runtime.tenancy
+        ]
+    }
+
+
+@router.post("/drain", status_code=202)
+async def drain(runtime: TheRuntime, tasks: BackgroundTasks) -> Object:
+    tasks.add_task(runtime.drain, runtime.config.server.drain_grace)
+    return {"state": "draining"}
+
+
+def _plan(runtime: Runtime) -> Object:
+    held = runtime.manager.held
+    statistics = runtime.manager.statistics()
+    return {
+        "unit": runtime.device.unit,
+        "granules": statistics.granules,
+        "free": statistics.free,
+        "partitions": {name: {"granules": list(p.granules), "size": p.size} for name, p in held.items()},
+    }
+
+
+def _counts(statistics: Any) -> dict[str, int]:
+    return {name: getattr(statistics, name) for name in statistics.__slots__}

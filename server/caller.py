@@ -1,0 +1,49 @@
+"""Who asks, for routes of the framework: the tenant of a request, or proof that it may administer."""
+
+from ipaddress import ip_address
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from .errors import Unauthorized
+from .runtime import Runtime
+from .tenancy import Tenant, digest
+
+
+def runtime(request: Request) -> Runtime:
+    """The runtime behind this application. Raises Unavailable before there is one."""
+    found: Runtime = request.app.state.runtime()
+    return found
+
+
+def tenant(request: Request) -> Tenant:
+    """The tenant of this request. Raises Unauthorized."""
+    headers = request.headers
+    return runtime(request).tenancy.identify(headers.get("authorization"), headers.get("x-tenant"))
+
+
+def admin(request: Request) -> None:
+    """Let administrators pass: those with the admin key, or, where none is configured, those on this machine.
+
+    Raises Unauthorized.
+    """
+    expected = runtime(request).config.server.admin_key_sha256
+    if expected is None:
+        if not _is_local(request):
+            raise Unauthorized("without server.admin_key_sha256 the admin API answers on the loopback interface only")
+        return
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or digest(key) != expected:
+        raise Unauthorized("send Authorization: Bearer KEY with the admin key")
+
+
+def _is_local(request: Request) -> bool:
+    try:
+        return request.client is not None and ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
+
+
+TheRuntime = Annotated[Runtime, Depends(runtime)]
+TheTenant = Annotated[Tenant, Depends(tenant)]
+IsAdmin = Depends(admin)

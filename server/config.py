@@ -1,0 +1,244 @@
+"""What may be configured, as frozen objects, and the TOML file they come from.
+
+Rule 1: only keys that do something exist. Rule 2: every problem of a file is told at once, those between keys too.
+Rule 3: files speak in units ("64MiB", "1.5s"), objects in bytes and seconds; objects made in code are not checked.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from .tables import Fault, KeyPath, build, dotted, faults, nearest, not_a_table, unknown
+from .units import CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of, shown, whole
+
+_SECTIONS = ("server", "device", "models", "tenants")
+_SHARES = ("granules", "cores", "sms")
+_SHARE_OF_UNIT = {"core": "cores", "SM": "sms"}
+_NO_FRONTS = ": this version has no HTTP process per tenant yet, use 'inline'"
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be served; `problems` are its lines, each naming a key and what was expected."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side. `max_body` and `max_json_tensor` are bytes.
+
+    `drain_grace` is the seconds between readiness turning 503 and the refusal of new work.
+    """
+
+    host: Annotated[str, TEXT] = "127.0.0.1"
+    port: Annotated[int, whole(0, 65535)] = 8000
+    max_body: Annotated[int, SIZE] = 64 * 2**20
+    max_json_tensor: Annotated[int, SIZE] = 2**20
+    admin_key_sha256: Annotated[str | None, DIGEST] = None
+    default_tenant: Annotated[str | None, TEXT] = None
+    fronts: Annotated[str, one_of("inline", why=_NO_FRONTS)] = "inline"
+    log_format: Annotated[str, one_of("text", "json")] = "text"
+    log_level: Annotated[str, one_of("debug", "info", "warning", "error")] = "info"
+    drain_grace: Annotated[float, DURATION] = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """The hardware to carve; `cores` are core numbers, ascending, or None for all that the process may use."""
+
+    backend: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
+    index: Annotated[int, whole(0)] = 0
+    cores: Annotated[tuple[int, ...] | None, CORES] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """What the files of one model do not say; None where they decide."""
+
+    max_batch: Annotated[int | None, whole(0)] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsConfig:
+    """The model repository, an absolute path, and the options of models by their names."""
+
+    repository: Annotated[Path, TEXT]
+    options: Mapping[str, ModelOptions] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantConfig:
+    """A tenant: its share of the device as exactly one of `granules`, `cores` and `sms`, its limits and its rights."""
+
+    name: str
+    granules: Annotated[int | None, whole(1)] = None
+    cores: Annotated[int | None, whole(1)] = None
+    sms: Annotated[int | None, whole(1)] = None
+    queue: Annotated[int, whole(1)] = 64
+    in_flight: Annotated[int, whole(1)] = 2
+    models: Annotated[tuple[str, ...], NAMES]
+    keys_sha256: Annotated[tuple[str, ...], DIGESTS] = ()
+
+    def may_call(self, model: str) -> bool:
+        """Whether this tenant sees the model of this name."""
+        return model in self.models or "*" in self.models
+
+    def share(self, unit: str, sizes: Sequence[int]) -> int:
+        """Return how many granules this is on a device whose granules have these sizes in `unit`s (`core` or `SM`).
+
+        Raises ConfigError when the device counts in other units, or the share is no whole number of granules.
+        """
+        key, asked = self._asked()
+        if key == "granules":
+            return asked
+        if key != _SHARE_OF_UNIT.get(unit):
+            instead = _SHARE_OF_UNIT.get(unit, "granules")
+            raise self._problem(key, f"this device is shared out in {unit}s; use '{instead}' instead")
+        if asked % sizes[0]:
+            multiples = ", ".join(str(sizes[0] * count) for count in range(1, len(sizes) + 1))
+            raise self._problem(key, f"{asked} is not in whole granules of {sizes[0]}; expected one of {multiples}")
+        return asked // sizes[0]
+
+    def _asked(self) -> tuple[str, int]:
+        shares = {key: value for key in _SHARES if (value := getattr(self, key)) is not None}
+        if problems := [f"{dotted(path)}: {text}" for path, text in _share_faults(self.name, shares)]:
+            raise ConfigError(problems)
+        return next(iter(shares.items()))
+
+    def _problem(self, key: str, text: str) -> ConfigError:
+        return ConfigError([f"{dotted(('tenants', self.name, key))}: {text}"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything configured; `tenants` by name in the file's order, `source` names the file for people."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    models: ModelsConfig
+    tenants: Mapping[str, TenantConfig]
+    source: str
+
+
+def load(path: Path) -> Config:
+    """Read a configuration file; reads files, so it blocks. Raises ConfigError with every problem there is."""
+    document, folder = _parse(path), path.absolute().parent
+    problems = [f"{path.name}: {dotted(key)}: {text}" for key, text in _faults(document, folder)]
+    if problems:
+        raise ConfigError(problems)
+    return Config(
+        server=build(ServerConfig, document.get("server", {})),
+        device=build(DeviceConfig, document.get("device", {})),
+        models=_models(document["models"], folder),
+        tenants=MappingProxyType({name: build(TenantConfig, t, name=name) for name, t in document["tenants"].items()}),
+        source=path.name,
+    )
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_bytes()
+        return tomllib.loads(content.decode())
+    except OSError as error:
+        raise ConfigError([f"{path.name}: cannot be read at {path.absolute()}: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError([f"{path.name}: line {line} is not UTF-8, as TOML has to be"]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([f"{path.name}: not TOML: {error}"]) from error
+
+
+def _models(table: Mapping[str, Any], folder: Path) -> ModelsConfig:
+    options = {name: build(ModelOptions, value) for name, value in table.items() if name != "repository"}
+    return ModelsConfig(repository=folder / table["repository"], options=MappingProxyType(options))
+
+
+def _faults(document: Mapping[str, Any], folder: Path) -> Iterator[Fault]:
+    yield from unknown(document, _SECTIONS, ())
+    yield from faults(ServerConfig, document.get("server", {}), "server")
+    yield from faults(DeviceConfig, document.get("device", {}), "device")
+    yield from _models_faults(document.get("models", {}), folder)
+    yield from _tenants_faults(document.get("tenants", {}))
+    yield from _default_tenant_faults(_table(document, "server"), _table(document, "tenants"))
+    yield from _key_faults(_table(document, "server"), _table(document, "tenants"))
+
+
+def _models_faults(table: object, folder: Path) -> Iterator[Fault]:
+    if not isinstance(table, dict):
+        yield not_a_table(table, ("models",))
+        return
+    options = {name: value for name, value in table.items() if isinstance(value, dict) and name != "repository"}
+    yield from faults(ModelsConfig, {name: value for name, value in table.items() if name not in options}, "models")
+    for name, value in options.items():
+        yield from faults(ModelOptions, value, "models", name)
+    repository = table.get("repository")
+    if isinstance(repository, str) and repository and not os.path.isdir(folder / repository):
+        yield ("models", "repository"), f"{shown(repository)} is not an existing directory: {folder / repository}"
+
+
+def _tenants_faults(table: object) -> Iterator[Fault]:
+    if not isinstance(table, dict):
+        yield not_a_table(table, ("tenants",))
+        return
+    if not table:
+        yield ("tenants",), "missing; at least one tenant is needed, as in [tenants.acme]"
+    for name, tenant in table.items():
+        yield from _name_faults(name)
+        yield from faults(TenantConfig, tenant, "tenants", name)
+        if isinstance(tenant, dict):
+            yield from _share_faults(name, tenant)
+
+
+def _name_faults(name: str) -> Iterator[Fault]:
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        yield ("tenants", name), "not a tenant's name; it travels in headers: use letters, digits, '.', '_' and '-'"
+
+
+def _share_faults(name: str, tenant: Mapping[str, object]) -> Iterator[Fault]:
+    shares = [key for key in _SHARES if key in tenant]
+    if not shares:
+        yield ("tenants", name), f"no share of the device; expected one of {', '.join(_SHARES)}"
+    if len(shares) > 1:
+        yield ("tenants", name), f"{' and '.join(shares)} given; a share is only one of them"
+
+
+def _default_tenant_faults(server: Mapping[str, object], tenants: Mapping[str, object]) -> Iterator[Fault]:
+    default = server.get("default_tenant")
+    if isinstance(default, str) and default and default not in tenants:
+        hint = nearest(default, tenants) if tenants else "there is none"
+        yield ("server", "default_tenant"), f"{shown(default)} is not a configured tenant; {hint}"
+
+
+def _key_faults(server: Mapping[str, object], tenants: Mapping[str, object]) -> Iterator[Fault]:
+    """Who a key speaks for has to be clear, so nobody's key is another's."""
+    admin: KeyPath = ("server", "admin_key_sha256")
+    owners = dict.fromkeys(_digests([server.get("admin_key_sha256")]), admin)
+    for name in tenants:
+        path = ("tenants", name, "keys_sha256")
+        for digest in _digests(_table(tenants, name).get("keys_sha256")):
+            if (owner := owners.setdefault(digest, path)) != path:
+                yield path, f"the key {digest[:8]}... is also in {dotted(owner)}; a key belongs to one of them"
+
+
+def _digests(value: object) -> Iterator[str]:
+    """The good ones of a list that may hold anything."""
+    for item in value if isinstance(value, list) else ():
+        try:
+            yield DIGEST.read(item)
+        except ValueError:
+            continue
+
+
+def _table(parent: Mapping[str, object], key: str) -> Mapping[str, Any]:
+    value = parent.get(key)
+    return value if isinstance(value, dict) else {}

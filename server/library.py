@@ -1,0 +1,87 @@
+"""From files to models that are ready on a partition: engines are loaded once and shared, executors are bound.
+
+Everything here blocks and belongs on a thread of its own, never on the event loop.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from engines import Engine, EngineError, Executor, load_engine
+from partitions import Partition
+
+from .catalog import Entry, Served
+from .modelconfig import apply, describe
+from .repository import Listing, ModelFile, Repository
+from .ticket import ModelKey
+
+log = logging.getLogger("greenlane.models")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What became of one model on one partition."""
+
+    name: str
+    served: list[Served]
+    problems: list[Entry]
+    executors: dict[ModelKey, Executor]
+
+
+class Library:
+    """The repository, and the engines that somebody still holds. Every method may be called from any thread."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._loads = count(1)
+        self._engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        return f"<Library {self._repository!r}, {len(self._engines)} engines>"
+
+    def names(self) -> list[str]:
+        """Every model directory of the repository, sorted."""
+        return self._repository.names()
+
+    def load(self, name: str, partition: Partition, override: str | None = None) -> Loaded:
+        """Load every version of a model that its policy selects and bind it to the partition; what fails is a problem.
+
+        `override` is a model configuration as JSON, in place of the file beside the model.
+        """
+        listing = self._repository.read(name, override)
+        if listing.warning:
+            log.warning("%s", listing.warning)
+        loaded = Loaded(name, [], [Entry(name, p.version, "UNAVAILABLE", p.reason) for p in listing.problems], {})
+        for file in listing.files:
+            self._load_version(file, partition, listing, loaded)
+        for problem in loaded.problems:
+            log.warning("model %s %s is unavailable: %s", name, problem.version, problem.reason)
+        return loaded
+
+    def _load_version(self, file: ModelFile, partition: Partition, listing: Listing, loaded: Loaded) -> None:
+        version = str(file.version)
+        try:
+            engine = self._engine(file.path)
+            signature = apply(file.config, engine.signature)
+            executor = engine.bind(partition)
+        except Exception as error:
+            if not isinstance(error, EngineError):
+                log.exception("model %s %s: the library went wrong", file.name, version)
+            loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", str(error)))
+            return
+        config = describe(file.name, file.config.versions, signature, engine.platform)
+        key = f"{file.name}/{version}#{next(self._loads)}"
+        served = Served(file.name, version, key, signature, engine.platform, config)
+        loaded.served.append(served)
+        loaded.executors[key] = executor
+
+    def _engine(self, path: Path) -> Engine:
+        """The engine of a file as it is now; two tenants that load the same at once may both read it."""
+        found = os.stat(path)
+        key = (path, found.st_ino, found.st_mtime_ns, found.st_size)
+        if (engine := self._engines.get(key)) is None:
+            engine = self._engines[key] = load_engine(path)
+        return engine

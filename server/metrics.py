@@ -1,0 +1,108 @@
+"""Prometheus metrics, read off the statistics when somebody asks: nothing is counted twice, nothing on the hot path.
+
+Names and meanings are Triton's (docs/user_guide/metrics.md of its server repository), with the labels `tenant` and
+`partition` added, and our own as `greenlane_*`. Triton's counters have no `_total` at the end, which the client library
+would add, so they are given as untyped.
+"""
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
+from prometheus_client.registry import Collector
+
+from .caller import IsAdmin, TheRuntime
+from .catalog import Served
+from .runtime import Runtime
+from .tenancy import Tenant
+
+router = APIRouter(dependencies=[IsAdmin])
+
+_LABELS = ["model", "version", "tenant", "partition"]
+_DURATIONS = {
+    "request": "success",
+    "queue": "queue",
+    "compute_input": "compute_input",
+    "compute_infer": "compute_infer",
+    "compute_output": "compute_output",
+}
+
+
+@router.get("/metrics")
+async def metrics(runtime: TheRuntime) -> Response:
+    registry = CollectorRegistry()
+    registry.register(RuntimeCollector(runtime))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+class RuntimeCollector(Collector):
+    """One look at a runtime."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def collect(self) -> Iterator[Metric]:
+        served = [(self._labels(tenant, item), item) for tenant in self._runtime.tenancy for item in tenant.catalog.served()]
+        yield from _counts(served)
+        yield from _durations(served)
+        yield from _failures(served)
+        yield from self._lanes()
+        yield from self._granules()
+
+    def _labels(self, tenant: Tenant, served: Served) -> list[str]:
+        return [served.name, served.version, tenant.name, self._partition(tenant)]
+
+    def _partition(self, tenant: Tenant) -> str:
+        held = self._runtime.manager.held.get(tenant.name)
+        return "-".join(map(str, held.granules)) if held else ""
+
+    def _lanes(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily("greenlane_waiting_requests", "Requests waiting for a credit", labels=["tenant"])
+        flying = GaugeMetricFamily("greenlane_in_flight_requests", "Works enqueued and not ended", labels=["tenant"])
+        rejected = CounterMetricFamily("greenlane_rejected_requests", "Requests refused for a full queue", labels=["tenant"])
+        memory = GaugeMetricFamily("greenlane_slot_bytes", "Host memory mapped for tensors", labels=["tenant"])
+        for tenant in self._runtime.tenancy:
+            counts = tenant.lane.statistics()
+            waiting.add_metric([tenant.name], counts.waiting)
+            flying.add_metric([tenant.name], counts.in_flight)
+            rejected.add_metric([tenant.name], counts.rejected)
+            memory.add_metric([tenant.name], tenant.lane.slots.statistics().nbytes)
+        yield from (waiting, flying, rejected, memory)
+
+    def _granules(self) -> Iterator[Metric]:
+        held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])
+        for tenant in self._runtime.tenancy:
+            partition = self._runtime.manager.held.get(tenant.name)
+            held.add_metric([tenant.name, self._partition(tenant)], len(partition.granules) if partition else 0)
+        yield held
+        yield GaugeMetricFamily("greenlane_ready", "1 while new work is welcome", value=float(self._runtime.ready))
+        changes = self._runtime.statistics().repartitions
+        yield CounterMetricFamily("greenlane_repartitions", "Plans put in force, the first included", value=changes)
+
+
+def _counts(served: list[tuple[list[str], Served]]) -> Iterator[Metric]:
+    success = UnknownMetricFamily("nv_inference_request_success", "Requests answered", labels=_LABELS)
+    count = UnknownMetricFamily("nv_inference_count", "Inferences, each row of a batch counted", labels=_LABELS)
+    runs = UnknownMetricFamily("nv_inference_exec_count", "Runs of the model", labels=_LABELS)
+    for labels, item in served:
+        success.add_metric(labels, item.statistics.success.count)
+        count.add_metric(labels, item.statistics.inferences)
+        runs.add_metric(labels, item.statistics.executions)
+    yield from (success, count, runs)
+
+
+def _durations(served: list[tuple[list[str], Served]]) -> Iterator[Metric]:
+    for name, field in _DURATIONS.items():
+        family = UnknownMetricFamily(f"nv_inference_{name}_duration_us", "Microseconds in all", labels=_LABELS)
+        for labels, item in served:
+            family.add_metric(labels, getattr(item.statistics, field).ns / 1000)
+        yield family
+
+
+def _failures(served: list[tuple[list[str], Served]]) -> Iterator[Metric]:
+    family = UnknownMetricFamily("nv_inference_request_failure", "Requests refused or failed", labels=[*_LABELS, "reason"])
+    for labels, item in served:
+        for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):
+            family.add_metric([*labels, reason], item.statistics.failures.get(reason, 0))
+    yield family

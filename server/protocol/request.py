@@ -1,0 +1,270 @@
+"""An inference request from bytes into a slot: everything is checked before anything is written."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engines import Signature, TensorSpec, wire
+from server.errors import BadRequest, TooLarge
+from server.slots import Slot
+from server.ticket import Shape
+
+from .document import Object, field, flag, kind_of, parameters, parse, show, unsigned
+from .elements import to_array, to_wire
+
+Buffer = Any
+"""Whatever can be written to a slot: bytes, a memoryview, or a contiguous array."""
+
+
+class Wanted(NamedTuple):
+    """An output to answer with: its place in the signature, and whether as a binary tensor."""
+
+    position: int
+    binary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bytes of JSON that one request may have, and elements that one tensor may claim."""
+
+    json: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """What a request says beside its tensors. `timeout` is in seconds; priority 0 is the default, 1 the highest."""
+
+    id: str | None
+    shapes: tuple[Shape, ...]
+    outputs: tuple[Wanted, ...]
+    priority: int
+    timeout: float | None
+
+
+@dataclass(slots=True)
+class Body:
+    """A request body taken apart: its JSON, whether any boolean is in it, and the binary tensors that follow."""
+
+    document: Object
+    has_bools: bool
+    binary: memoryview
+    taken: int = 0
+
+    def take(self, size: int, where: str) -> memoryview:
+        """The next binary tensor."""
+        if (left := len(self.binary) - self.taken) < size:
+            raise BadRequest(f"{where}: {size} bytes, but {left} are left in the body")
+        self.taken += size
+        return self.binary[self.taken - size : self.taken]
+
+
+class Input(NamedTuple):
+    """One input as it came: its shape, and its bytes."""
+
+    shape: Shape
+    data: Buffer
+
+
+def decode(body: bytes, header_length: int | None, signature: Signature, slot: Slot, limits: Limits) -> InferRequest:
+    """Check a whole request against a model and write its tensors into the slot.
+
+    `header_length` is the value of Inference-Header-Content-Length: the bytes of JSON, with binary tensors after it;
+    None where the whole body is JSON, 0 where the whole body is the one input. Raises BadRequest, TooLarge or
+    TensorMismatch, and leaves the slot's owner as it was.
+    """
+    if header_length == 0:
+        return _decode_raw(body, signature, slot, limits)
+    parts = _take_apart(body, header_length, limits)
+    values = parameters(parts.document)
+    _refuse_reserved(values)
+    timeout = unsigned(values, "timeout")
+    inputs = _inputs(parts, signature, limits)
+    request = InferRequest(
+        id=field(parts.document, "id", str),
+        shapes=tuple([item.shape for item in inputs]),
+        outputs=_outputs(parts.document, signature, flag(values, "binary_data_output") or False),
+        priority=unsigned(values, "priority") or 0,
+        timeout=timeout / 1e6 if timeout else None,
+    )
+    _write(inputs, signature, slot)
+    return request
+
+
+def _take_apart(body: bytes, header_length: int | None, limits: Limits) -> Body:
+    size = len(body) if header_length is None else header_length
+    if size > len(body):
+        raise BadRequest(f"Inference-Header-Content-Length: {size}, but the body has {len(body)} bytes")
+    if size > limits.json:
+        raise TooLarge(f"{size} bytes of JSON; the limit is {limits.json}. Send large tensors as binary tensors: {_HINT}")
+    head = body if size == len(body) else body[:size]
+    document = parse(head)
+    return Body(document, b"true" in head or b"false" in head, memoryview(body)[size:])
+
+
+_HINT = "the header Inference-Header-Content-Length, parameters.binary_data_size for each input, the bytes after the JSON"
+
+
+def _inputs(body: Body, signature: Signature, limits: Limits) -> list[Input]:
+    """The inputs in the signature's order."""
+    specs = {spec.name: spec for spec in signature.inputs}
+    found: dict[str, Input] = {}
+    for place, entry in enumerate(field(body.document, "inputs", list, required=True)):
+        where = f"inputs[{place}]."
+        spec = specs[_name(entry, specs, where, "input")]
+        if spec.name in found:
+            raise BadRequest(f"{where}name: {spec.name!r} stands twice")
+        found[spec.name] = _input(entry, spec, body, where, limits)
+    if body.taken != len(body.binary):
+        raise BadRequest(f"{len(body.binary) - body.taken} bytes of the body are left after the last binary tensor")
+    if missing := [name for name in specs if name not in found]:
+        raise BadRequest(f"inputs: {_quote(missing)} missing; the model takes {_quote(specs)}")
+    return [found[name] for name in specs]
+
+
+def _name(entry: Any, known: "dict[str, Any]", where: str, what: str) -> str:
+    if type(entry) is not dict:
+        raise BadRequest(f"{where[:-1]}: {show(entry)} is {kind_of(entry)}; expected an object")
+    name: str = field(entry, "name", str, where, required=True)
+    if name not in known:
+        raise BadRequest(f"{where}name: the model has no {what} {name!r}; it has {_quote(known)}")
+    return name
+
+
+def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limits) -> Input:
+    datatype = field(entry, "datatype", str, where, required=True)
+    if datatype != spec.datatype.name:
+        raise BadRequest(f"{where}datatype: {show(datatype)}; input {spec.name!r} is {spec.datatype}")
+    shape = _shape(field(entry, "shape", list, where, required=True), f"{where}shape", limits)
+    values = parameters(entry, where) if "parameters" in entry else {}
+    if "shared_memory_region" in values:
+        raise BadRequest(f"{where}parameters.shared_memory_region: shared memory is not served, since regions have no tenant")
+    size = unsigned(values, "binary_data_size", f"{where}parameters.")
+    if (size is None) == (entry.get("data") is None):
+        raise BadRequest(f"{where}data: expected either data or parameters.binary_data_size, and not both")
+    if size is None:
+        return Input(shape, _json_data(entry, spec, shape, body, where))
+    _check_size(spec, shape, size, f"{where}parameters.binary_data_size")
+    return Input(shape, _checked(body.take(size, f"{where}parameters.binary_data_size"), spec, shape, where))
+
+
+def _json_data(entry: Object, spec: TensorSpec, shape: Shape, body: Body, where: str) -> Buffer:
+    data = field(entry, "data", list, where)
+    if spec.datatype.kind == "bytes":
+        return to_wire(data, shape, f"{where}data")
+    return to_array(data, spec.datatype, shape, f"{where}data", body.has_bools)
+
+
+def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
+    for axis, value in enumerate(values):
+        if type(value) is not int or value < 0:
+            raise BadRequest(f"{where}[{axis}]: {show(value)}; expected an integer of at least 0")
+    # Zeros count as ones: an empty tensor must not smuggle in a dimension that an output would then have.
+    if math.prod(value or 1 for value in values) > limits.elements:
+        raise BadRequest(f"{where}: {values} is more than the {limits.elements} elements that a body could carry")
+    return tuple(values)
+
+
+def _check_size(spec: TensorSpec, shape: Shape, size: int, where: str) -> None:
+    expected = spec.nbytes(shape)
+    if spec.datatype.size and size != expected:
+        raise BadRequest(f"{where}: {size}; shape {list(shape)} of {spec.datatype} has {expected} bytes")
+
+
+def _checked(data: memoryview, spec: TensorSpec, shape: Shape, where: str) -> memoryview:
+    """Binary data whose every element is one that the data type has."""
+    if spec.datatype.kind == "bytes":
+        _check_texts(data, math.prod(shape), spec)
+    elif spec.datatype.kind == "bool" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
+        raise BadRequest(f"{where[:-1]}: input {spec.name!r} has bytes other than 0 and 1; a BOOL is one or the other")
+    return data
+
+
+def _check_texts(data: memoryview, count: int, spec: TensorSpec) -> None:
+    try:
+        wire.texts(wire.unpack(data, count))
+    except ValueError as error:
+        raise BadRequest(f"input {spec.name!r}: BYTES tensor of {count} elements: {error}") from error
+
+
+def _write(inputs: Sequence[Input], signature: Signature, slot: Slot) -> None:
+    """Check the shapes against the model, and write the data where `Slot.place` puts it."""
+    room = signature.output_bytes(signature.check([item.shape for item in inputs]))
+    sources = [memoryview(item.data).cast("B") if _size(item.data) else memoryview(b"") for item in inputs]
+    offsets = slot.place(signature, [len(source) for source in sources], room)
+    for offset, source in zip(offsets, sources, strict=True):
+        slot.view[offset : offset + len(source)] = source
+
+
+def _size(data: Buffer) -> int:
+    return data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)
+
+
+def _outputs(document: Object, signature: Signature, binary: bool) -> tuple[Wanted, ...]:
+    known = {spec.name: index for index, spec in enumerate(signature.outputs)}
+    entries = field(document, "outputs", list)
+    if not entries:
+        return tuple([_wanted(signature, index, binary, "outputs") for index in known.values()])
+    wanted: dict[str, Wanted] = {}
+    for place, entry in enumerate(entries):
+        where = f"outputs[{place}]."
+        name = _name(entry, known, where, "output")
+        if name in wanted:
+            raise BadRequest(f"{where}name: {name!r} stands twice")
+        values = parameters(entry, where)
+        if unserved := [key for key in ("classification", "shared_memory_region") if values.get(key)]:
+            raise BadRequest(f"{where}parameters.{unserved[0]}: not served here; ask for the tensor itself")
+        own = flag(values, "binary_data", f"{where}parameters.")
+        wanted[name] = _wanted(signature, known[name], binary if own is None else own, where[:-1])
+    return tuple(wanted.values())
+
+
+def _wanted(signature: Signature, index: int, binary: bool, where: str) -> Wanted:
+    spec = signature.outputs[index]
+    if not binary and spec.datatype.name in ("FP16", "BF16"):
+        raise BadRequest(
+            f"{where}: output {spec.name!r} is {spec.datatype}, which has no JSON form; "
+            "ask for a binary tensor (parameters.binary_data_output on the request, or binary_data on the output)"
+        )
+    return Wanted(index, binary)
+
+
+def _refuse_reserved(values: Object) -> None:
+    for key in values:
+        if key.startswith("triton_"):
+            raise BadRequest(f"parameters.{key}: names that begin with triton_ are reserved")
+        if key in ("sequence_id", "sequence_start", "sequence_end") and values[key]:
+            raise BadRequest(f"parameters.{key}: sequences are not served here; every request stands alone")
+
+
+def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits) -> InferRequest:
+    """The raw form: the whole body is the only input, and every output is answered as a binary tensor."""
+    if len(signature.inputs) != 1:
+        raise BadRequest(f"a raw body needs a model of 1 input; this one has {len(signature.inputs)}")
+    spec = signature.inputs[0]
+    shape = _raw_shape(spec, len(body), 1 if signature.max_batch else 0)
+    _shape(list(shape), "shape of the raw body", limits)
+    data = memoryview(wire.pack([body]) if spec.datatype.kind == "bytes" else body)
+    _write([Input(shape, _checked(data, spec, shape, "raw body."))], signature, slot)
+    return InferRequest(None, (shape,), tuple(Wanted(place, True) for place in range(len(signature.outputs))), 0, None)
+
+
+def _raw_shape(spec: TensorSpec, size: int, batch: int) -> Shape:
+    """The batch is 1, and one variable dimension takes what the others leave."""
+    dims = (1, *spec.shape[1:]) if batch else spec.shape
+    variable = dims.count(-1)
+    if variable > 1 or (spec.datatype.kind == "bytes" and math.prod(abs(dim) for dim in dims) != 1):
+        raise BadRequest(f"a raw body cannot tell the shape of input {spec.name!r}, {list(spec.shape)}; send its shape")
+    row = math.prod(dim for dim in dims if dim != -1) * spec.datatype.size
+    count = 1 if spec.datatype.kind == "bytes" else size // row if row else 0
+    shape = tuple(count if dim == -1 else dim for dim in dims)
+    if spec.datatype.size and spec.nbytes(shape) != size:
+        raise BadRequest(f"a raw body of {size} bytes does not fit input {spec.name!r}, {spec.datatype}{list(spec.shape)}")
+    return shape
+
+
+def _quote(names: "Sequence[str] | dict[str, Any]") -> str:
+    return ", ".join(map(repr, names)) or "none"

@@ -1,0 +1,57 @@
+"""A completion from its slot into the bytes of an answer; the slot is free afterwards."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from engines import Signature, TensorSpec, wire
+from server.errors import BadRequest
+from server.slots import Slot
+from server.ticket import Extent
+
+from .request import InferRequest
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+
+class InferResponse(NamedTuple):
+    """A whole body; `header_length` is the bytes of JSON before the binary tensors, None where there are none."""
+
+    body: bytes
+    header_length: int | None
+
+
+def encode(
+    model: str, version: str, request: InferRequest, signature: Signature, slot: Slot, extents: Sequence[Extent]
+) -> InferResponse:
+    """Answer a request with the outputs it asked for. Raises BadRequest where JSON cannot carry one of them."""
+    outputs, tensors = [], []
+    for position, binary in request.outputs:
+        spec, (shape, offset, nbytes) = signature.outputs[position], extents[position]
+        data = slot.view[offset : offset + nbytes]
+        entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype.name, "shape": shape}
+        if binary:
+            entry["parameters"] = {"binary_data_size": nbytes}
+            tensors.append(data)
+        else:
+            entry["data"] = _elements(spec, data, shape)
+        outputs.append(entry)
+    head: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": outputs}
+    if request.id is not None:
+        head["id"] = request.id
+    document = orjson.dumps(head, option=_OPTIONS)
+    if all(not binary for _, binary in request.outputs):
+        return InferResponse(document, None)
+    return InferResponse(b"".join([document, *tensors]), len(document))
+
+
+def _elements(spec: TensorSpec, data: memoryview, shape: tuple[int, ...]) -> Any:
+    if spec.datatype.kind == "bytes":
+        return wire.texts(wire.unpack(data, math.prod(shape)))
+    array = np.frombuffer(data, spec.datatype.numpy)
+    if spec.datatype.kind == "float" and not np.isfinite(array).all():
+        raise BadRequest(f"output {spec.name!r} has NaN or infinity in it, which JSON cannot carry; ask for a binary tensor")
+    return array

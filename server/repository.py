@@ -1,0 +1,150 @@
+"""A model repository on disk, in Triton's layout: `<root>/<model>/<version>/model.onnx`, with a `config.pbtxt` if need be.
+
+Broken content is a result, not an exception: whoever reads a listing learns what can be served and what is in the way.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .modelconfig import ConfigRefused, ModelConfig, from_json, parse
+
+_VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One version of a model that is to be served."""
+
+    name: str
+    version: int
+    path: Path
+    config: ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why something of a model is not served; `version` is its directory's name, empty where it is the whole model."""
+
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a model's directory held: files to serve, ascending by version, or problems, or both; never neither."""
+
+    name: str
+    files: tuple[ModelFile, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    warning: str | None = None
+
+
+class Repository:
+    """The models below a directory. Everything is read anew each time and blocks; any thread may call.
+
+    `max_batches` are the largest batches set elsewhere, by model; they overrule what a model's own files say.
+    """
+
+    def __init__(self, root: Path, max_batches: Mapping[str, int]) -> None:
+        self._root = root
+        self._max_batches = max_batches
+
+    def __repr__(self) -> str:
+        return f"<Repository {self._root}>"
+
+    def names(self) -> list[str]:
+        """The models' directories, sorted. Blocks. Raises OSError where the root itself cannot be read."""
+        return sorted(name for name in os.listdir(self._root) if _is_name(name) and os.path.isdir(self._root / name))
+
+    def read(self, name: str, override: str | None = None) -> Listing:
+        """What there is to serve of a model. `override` is a configuration as JSON, in place of `config.pbtxt`. Blocks.
+
+        Never raises for what the name, the override or the files are: that is what problems are for.
+        """
+        if not _is_name(name):
+            return _refused(name, "not in the repository")
+        try:
+            directories = _version_directories(self._root / name)
+        except (FileNotFoundError, NotADirectoryError):
+            return _refused(name, "not in the repository")
+        except OSError as error:
+            return _refused(name, f"{name}: {error.strerror}")
+        try:
+            config = self._config(name, override)
+        except ConfigRefused as error:
+            return _refused(name, str(error))
+        return self._list(name, directories, config)
+
+    def _config(self, name: str, override: str | None) -> ModelConfig:
+        config = from_json(override) if override is not None else self._read_config(name)
+        if config.name not in ("", name):
+            raise ConfigRefused(f"{config.source}: name is {config.name!r}; expected {name!r} as the directory, or none")
+        return replace(config, max_batch=self._max_batches.get(name, config.max_batch))
+
+    def _read_config(self, name: str) -> ModelConfig:
+        source = f"{name}/config.pbtxt"
+        try:
+            return parse((self._root / source).read_text(encoding="utf-8"), source)
+        except FileNotFoundError:
+            return ModelConfig()
+        except OSError as error:
+            raise ConfigRefused(f"{source}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigRefused(f"{source}: not UTF-8 at byte {error.start}") from error
+
+    def _list(self, name: str, directories: list[str], config: ModelConfig) -> Listing:
+        found = [self._version(name, directory, config) for directory in directories]
+        files = {item.version: item for item in found if isinstance(item, ModelFile)}
+        problems = [item for item in found if isinstance(item, Problem)]
+        problems += [
+            Problem(str(version), f"{config.source}: version_policy names version {version}, which is not there")
+            for version in config.versions.specific
+            if str(version) not in directories
+        ]
+        if not found:
+            problems.append(Problem("", f"no version in it; expected {name}/1/{config.filenames[0]}"))
+        chosen = config.versions.select(list(files))
+        return Listing(name, tuple(files[version] for version in chosen), tuple(problems), _warning(config))
+
+    def _version(self, name: str, directory: str, config: ModelConfig) -> ModelFile | Problem:
+        if not _VERSION.fullmatch(directory):
+            return Problem(directory, "not a version: expected a number above 0 without leading zeros")
+        try:
+            path = _model_file(self._root / name / directory, config.filenames)
+        except OSError as error:
+            return Problem(directory, f"{name}/{directory}: {error.strerror}")
+        if not path:
+            return Problem(directory, f"no {' or '.join(config.filenames)} in {name}/{directory}")
+        return ModelFile(name, int(directory), path, config)
+
+
+def _is_name(name: str) -> bool:
+    """Whether a directory of this name would be a model: one path component, not hidden, fit to be shown to clients."""
+    return name.isprintable() and "/" not in name and name[:1] not in ("", ".") and len(name.encode()) <= 255
+
+
+def _version_directories(model: Path) -> list[str]:
+    """Names of what is or should be a version, sorted; a numeric name counts in any case, such as of a dangling link."""
+    names = [name for name in os.listdir(model) if name.isprintable() and not name.startswith(".")]
+    return sorted(name for name in names if _VERSION.fullmatch(name) or os.path.isdir(model / name))
+
+
+def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
+    """The first of these files there; None without any. Raises OSError for one that is there and cannot be read."""
+    for filename in filenames:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            (directory / filename).open("rb").close()
+            return directory / filename
+    return None
+
+
+def _warning(config: ModelConfig) -> str | None:
+    return f"{config.source}: ignored, as they mean nothing here: {', '.join(config.unread)}" if config.unread else None
+
+
+def _refused(name: str, reason: str) -> Listing:
+    return Listing(name, problems=(Problem("", reason),))

@@ -1,0 +1,119 @@
+"""The Open Inference Protocol apart from inference: health, metadata, configuration, statistics, the repository."""
+
+from fastapi import APIRouter, Request, Response
+
+from engines import TensorSpec
+
+from . import __version__
+from .caller import TheRuntime, TheTenant
+from .catalog import Served
+from .errors import BadRequest, NotFound, TooLarge, Unavailable
+from .protocol.document import Object, field, flag, parameters, parse
+from .tenancy import Tenant
+
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "parameters", "schedule_policy", "statistics"]
+_MAX_BODY = 1 << 20
+
+router = APIRouter()
+
+
+@router.get("/v2")
+async def server_metadata() -> Object:
+    return {"name": "greenlane", "version": __version__, "extensions": EXTENSIONS}
+
+
+@router.get("/v2/health/live")
+async def live() -> Object:
+    return {"live": True}
+
+
+@router.get("/v2/health/ready")
+async def ready(runtime: TheRuntime) -> Object:
+    if not runtime.ready:
+        raise Unavailable(f"the server is {runtime.state}")
+    return {"ready": True}
+
+
+@router.get("/v2/models/stats")
+async def all_statistics(tenant: TheTenant) -> Object:
+    return {"model_stats": [_statistics(served) for served in tenant.catalog.served()]}
+
+
+@router.get("/v2/models/{name}")
+@router.get("/v2/models/{name}/versions/{version}")
+async def metadata(tenant: TheTenant, name: str, version: str | None = None) -> Object:
+    served = _find(tenant, name, version)
+    return {
+        "name": served.name,
+        "versions": tenant.catalog.versions(name)[::-1],
+        "platform": served.platform,
+        "inputs": [_tensor(spec) for spec in served.signature.inputs],
+        "outputs": [_tensor(spec) for spec in served.signature.outputs],
+    }
+
+
+@router.get("/v2/models/{name}/ready")
+@router.get("/v2/models/{name}/versions/{version}/ready")
+async def model_ready(tenant: TheTenant, name: str, version: str | None = None) -> Object:
+    return {"name": _find(tenant, name, version).name, "ready": True}
+
+
+@router.get("/v2/models/{name}/config")
+@router.get("/v2/models/{name}/versions/{version}/config")
+async def config(tenant: TheTenant, name: str, version: str | None = None) -> Object:
+    return _find(tenant, name, version).config
+
+
+@router.get("/v2/models/{name}/stats")
+@router.get("/v2/models/{name}/versions/{version}/stats")
+async def statistics(tenant: TheTenant, name: str, version: str | None = None) -> Object:
+    first = _find(tenant, name, version)
+    found = [first] if version else [s for s in tenant.catalog.served() if s.name == name]
+    return {"model_stats": [_statistics(served) for served in found]}
+
+
+@router.post("/v2/repository/index")
+async def index(tenant: TheTenant, request: Request) -> list[dict[str, str]]:
+    only_ready = flag(await document(request), "ready", "")
+    entries = tenant.catalog.index()
+    return [entry.as_json() for entry in entries if entry.state == "READY" or not only_ready]
+
+
+@router.post("/v2/repository/models/{name}/load")
+async def load(tenant: TheTenant, runtime: TheRuntime, request: Request, name: str) -> Response:
+    values = parameters(await document(request))
+    if unserved := [key for key in values if key != "config"]:
+        raise BadRequest(f"parameters.{unserved[0]}: failed to load: put files into the repository; only 'config' is taken")
+    await runtime.load(tenant, name, field(values, "config", str, "parameters."))
+    return Response(status_code=200)
+
+
+@router.post("/v2/repository/models/{name}/unload")
+async def unload(tenant: TheTenant, runtime: TheRuntime, request: Request, name: str) -> Response:
+    parameters(await document(request))
+    await runtime.unload(tenant, name)
+    return Response(status_code=200)
+
+
+async def document(request: Request) -> Object:
+    """The JSON object of a request, which may be absent. Raises BadRequest, or TooLarge over 1 MiB."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY:
+            raise TooLarge(f"a body of more than {_MAX_BODY} bytes")
+    return parse(bytes(body)) if body.strip() else {}
+
+
+def _find(tenant: Tenant, name: str, version: str | None) -> Served:
+    if version is not None and not (version.isascii() and version.isdigit()):
+        raise NotFound(f"version {version!r} is no number")
+    return tenant.catalog.find(name, version)
+
+
+def _statistics(served: Served) -> Object:
+    return {"name": served.name, "version": served.version, **served.statistics.as_json()}
+
+
+def _tensor(spec: TensorSpec) -> Object:
+    return {"name": spec.name, "datatype": spec.datatype.name, "shape": list(spec.shape)}

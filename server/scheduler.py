@@ -1,0 +1,82 @@
+"""One tenant's bounded queue and its credits: what runs next. Pure decisions: no clock, no thread, no I/O.
+
+Rule 1: at most `credits` tickets are in flight. Rule 2: at most `limit` wait; one more is refused. Rule 3: the smallest
+priority number goes first, and among equals the one that came first. Rule 4: while paused nothing is launched, and
+nothing is lost.
+"""
+
+from bisect import insort
+from dataclasses import dataclass
+
+from .errors import QueueFull
+from .ticket import Ticket
+
+LAST = 1 << 32
+"""Where a request without a priority stands: after all that have one (the protocol's 0, the tenant's default)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics:
+    """Tickets waiting and in flight, and the most of each that there may be."""
+
+    waiting: int
+    in_flight: int
+    limit: int
+    credits: int
+
+
+class Scheduler:
+    """Decides for one tenant; not thread-safe."""
+
+    def __init__(self, limit: int, credits: int) -> None:
+        self.limit = limit
+        self.credits = credits
+        self.paused = False
+        self._waiting: list[tuple[int, int, Ticket]] = []
+        self._flying: set[int] = set()
+        self._arrivals = 0
+
+    def __repr__(self) -> str:
+        state = ", paused" if self.paused else ""
+        return f"<Scheduler {len(self._waiting)}/{self.limit} waiting, {len(self._flying)}/{self.credits} in flight{state}>"
+
+    def statistics(self) -> SchedulerStatistics:
+        return SchedulerStatistics(len(self._waiting), len(self._flying), self.limit, self.credits)
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """The slots of the tickets that were launched and have not ended."""
+        return frozenset(self._flying)
+
+    def check(self) -> None:
+        """Raise QueueFull if `add` would."""
+        if len(self._waiting) >= self.limit and (self.paused or len(self._flying) >= self.credits):
+            raise QueueFull(f"Exceeds maximum queue size: {len(self._waiting)} requests are waiting, and {self.limit} may")
+
+    def add(self, ticket: Ticket, priority: int = 0) -> None:
+        """Queue a ticket; priority 1 is the highest, 0 the default. Raises QueueFull."""
+        self.check()
+        self._arrivals += 1
+        insort(self._waiting, (priority or LAST, self._arrivals, ticket))
+
+    def take(self) -> list[Ticket]:
+        """The tickets to launch now; they count as in flight from here on."""
+        free = 0 if self.paused else self.credits - len(self._flying)
+        if free <= 0 or not self._waiting:
+            return []
+        taken = [ticket for _, _, ticket in self._waiting[:free]]
+        del self._waiting[:free]
+        self._flying.update(ticket.slot for ticket in taken)
+        return taken
+
+    def finish(self, slot: int) -> None:
+        """The work of this slot ended, however. Raises KeyError if none was in flight."""
+        self._flying.remove(slot)
+
+    def withdraw(self, slot: int) -> bool:
+        """Take the ticket of this slot out of the queue; False if it does not wait there."""
+        for place, (_, _, ticket) in enumerate(self._waiting):
+            if ticket.slot == slot:
+                del self._waiting[place]
+                return True
+        return False

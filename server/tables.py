@@ -1,0 +1,80 @@
+"""Reads TOML tables into dataclasses whose fields say what they accept, as in `port: Annotated[int, whole(0, 65535)]`.
+
+`faults` lists everything that is wrong with a table and changes nothing; `build` makes the object of a table without
+faults. Fields that are not annotated with a kind are no keys of the file.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_type_hints
+
+from .units import Kind, shown
+
+T = TypeVar("T")
+KeyPath = tuple[str, ...]
+Fault = tuple[KeyPath, str]
+
+
+def faults(cls: type, table: object, *path: str) -> Iterator[Fault]:
+    """Yield what is wrong with the table at `path`, which is to become a `cls`."""
+    if not isinstance(table, dict):
+        yield not_a_table(table, path)
+        return
+    kinds = _kinds(cls)
+    yield from unknown(table, kinds, path)
+    for name, kind in kinds.items():
+        if name in table:
+            yield from _value_faults(kind, table[name], (*path, name))
+        elif name in _required(cls):
+            yield (*path, name), f"missing; expected {kind.expected}"
+
+
+def build(cls: type[T], table: Mapping[str, object], **given: object) -> T:
+    """Return the object of a table without faults; `given` are the fields that are no keys of the file."""
+    kinds = _kinds(cls)
+    return cls(**given, **{name: kinds[name].read(value) for name, value in table.items()})
+
+
+def unknown(table: Iterable[str], known: Iterable[str], path: KeyPath) -> Iterator[Fault]:
+    """Yield the keys that are not among the known ones, each with the nearest of them."""
+    known = list(known)
+    for key in table:
+        if key not in known:
+            yield (*path, key), f"unknown key; {nearest(key, known)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question about the known name nearest to this one, or all of them where none is near."""
+    known = list(known)
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"expected {' or '.join(known)}"
+
+
+def not_a_table(value: object, path: KeyPath) -> Fault:
+    """Return the fault of something else standing where a table belongs."""
+    return path, f"{shown(value)} is not a table; write [{dotted(path)}]"
+
+
+def dotted(path: KeyPath) -> str:
+    """Return the path as TOML writes it: parts that are no bare keys are quoted."""
+    bare = re.compile("[A-Za-z0-9_-]+")
+    return ".".join(part if bare.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in path)
+
+
+def _value_faults(kind: Kind[Any], value: object, path: KeyPath) -> Iterator[Fault]:
+    try:
+        kind.read(value)
+    except ValueError as error:
+        yield path, str(error)
+
+
+def _kinds(cls: type) -> dict[str, Kind[Any]]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+def _required(cls: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}

@@ -1,0 +1,48 @@
+"""What crosses between the HTTP side and the device side: small, flat, and never a tensor.
+
+Tickets go in, completions come out. Both are plain numbers and strings, so that the two sides may be two threads or two
+processes; the tensors lie in the slot's memory, which both sides see.
+"""
+
+from typing import Literal, NamedTuple
+
+Shape = tuple[int, ...]
+ModelKey = str
+"""`name/version#load`: one model at one version as it was loaded once; a reload is another."""
+
+
+class Ticket(NamedTuple):
+    """One inference to run: the slot that holds its inputs, their shapes in the signature's order, and until when.
+
+    `deadline` is on the clock of `time.monotonic`, in seconds; infinity for none.
+    """
+
+    slot: int
+    model: ModelKey
+    shapes: tuple[Shape, ...]
+    deadline: float
+
+
+class Extent(NamedTuple):
+    """Where in the slot an output lies: its shape, and its place in bytes. BYTES are in wire form."""
+
+    shape: Shape
+    offset: int
+    nbytes: int
+
+
+class Failure(NamedTuple):
+    """Why there are no outputs: the model `raised`, or the work was `cancelled`, or its deadline had `expired`."""
+
+    kind: Literal["raised", "cancelled", "expired"]
+    text: str
+
+
+class Done(NamedTuple):
+    """An inference that ended. `began` and `ended` are nanoseconds on the clock of `time.monotonic_ns`."""
+
+    slot: int
+    outputs: tuple[Extent, ...]
+    failure: Failure | None
+    began: int
+    ended: int

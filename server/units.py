@@ -1,0 +1,142 @@
+"""The kinds of value a configuration file holds: sizes, durations, core ranges, digests, names.
+
+A kind turns what TOML delivered into what the program uses, and says in one phrase what it expects, so that every
+refusal reads alike: what came, "is not", what was expected.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_PER_SECOND = {"us": 10**6, "ms": 10**3, "s": 1}
+_MOST_CORES = 2**16  # so that a slip such as "0-99999999999" is a message and not a full memory
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """How to read one kind of value; `secret` ones are never shown, for somebody may have pasted the key itself."""
+
+    expected: str
+    parse: Callable[[object], T]
+    secret: bool = False
+
+    def read(self, value: object) -> T:
+        """Return the value in the program's form. Raises ValueError: what came, and what was expected."""
+        try:
+            return self.parse(value)
+        except ValueError:
+            raise ValueError(f"{shown(value, self.secret)} is not {self.expected}") from None
+
+
+def shown(value: object, secret: bool = False) -> str:
+    """Return a value as the file's author knows it."""
+    if isinstance(value, str):
+        return f"<{len(value)} characters>" if secret else repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(shown(item, secret) for item in value)}]"
+    if isinstance(value, dict):
+        return "a table"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def whole(least: int, most: int | None = None) -> Kind[int]:
+    """Whole numbers from `least` to `most`, both included; true and false are none."""
+
+    def parse(value: object) -> int:
+        number = _whole(value)
+        if number < least or (most is not None and number > most):
+            raise ValueError
+        return number
+
+    return Kind(f"a whole number{f' of {least} or more' if most is None else f' from {least} to {most}'}", parse)
+
+
+def one_of(*choices: str, why: str = "") -> Kind[str]:
+    """One of these texts; `why` is added to the refusal of anything else."""
+
+    def parse(value: object) -> str:
+        if value not in choices:
+            raise ValueError
+        return _text(value)
+
+    return Kind(" or ".join(map(repr, choices)) + why, parse)
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def _match(pattern: str, value: object) -> re.Match[str]:
+    found = re.fullmatch(pattern, _text(value))
+    if found is None:
+        raise ValueError
+    return found
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, str):
+        return whole(0).parse(value)
+    found = _match(r"([0-9]{1,15})(B|[KMG]i?B)", value)
+    return int(found[1]) * _BYTES[found[2]]
+
+
+def _duration(value: object) -> float:
+    found = _match(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(us|ms|s)", value)
+    return float(found[1]) / _PER_SECOND[found[2]]
+
+
+def _cores(value: object) -> tuple[int, ...]:
+    cores = [core for part in _text(value).split(",") for core in _core_range(part.strip())]
+    if len(set(cores)) < len(cores):
+        raise ValueError
+    return tuple(sorted(cores))
+
+
+def _core_range(part: str) -> range:
+    found = _match(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not first <= last < _MOST_CORES:
+        raise ValueError
+    return range(first, last + 1)
+
+
+def _digest(value: object) -> str:
+    return _match(r"[0-9A-Fa-f]{64}", value)[0].lower()
+
+
+def _digests(value: object) -> tuple[str, ...]:
+    return tuple(map(_digest, _list(value)))
+
+
+def _names(value: object) -> tuple[str, ...]:
+    names = tuple(map(_text, _list(value)))
+    if not names or ("*" in names and len(names) > 1):
+        raise ValueError
+    return names
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise ValueError
+    return value
+
+
+TEXT = Kind("a text of at least one character", _text)
+SIZE = Kind("a size: bytes as a whole number, or a text such as '64MiB' or '10MB'", _size)
+DURATION = Kind("a duration: a text such as '500us', '10ms' or '1.5s'", _duration)
+CORES = Kind("core numbers, each once and ascending, as a text such as '0-7' or '0,2-3'", _cores)
+DIGEST = Kind("a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", _digest, secret=True)
+DIGESTS = Kind("a list of SHA-256 digests: each the 64 hexadecimal digits that sha256sum prints", _digests, secret=True)
+NAMES = Kind("a list of one or more model names, or ['*'] alone for all", _names)

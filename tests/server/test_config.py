@@ -1,0 +1,404 @@
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from server.config import (
+    Config,
+    ConfigError,
+    DeviceConfig,
+    ModelOptions,
+    ModelsConfig,
+    ServerConfig,
+    TenantConfig,
+    load,
+)
+
+KEY_A, KEY_B = "aa" * 32, "bb" * 32
+ACME = 'granules = 6\nmodels = ["*"]\n'
+COMPLETE = f"""
+[server]
+host = "0.0.0.0"
+port = 0
+max_body = "10MB"
+max_json_tensor = 4096
+admin_key_sha256 = "{"AB" * 32}"
+default_tenant = "globex"
+fronts = "inline"
+log_format = "json"
+log_level = "debug"
+drain_grace = "250ms"
+
+[device]
+backend = "cpu"
+index = 1
+cores = "0,2-3"
+
+[models]
+repository = "models"
+
+[models.resnet50]
+max_batch = 8
+
+[models."with space"]
+
+[tenants.globex]
+cores = 2
+models = ["resnet50", "bert"]
+
+[tenants.acme]
+granules = 6
+queue = 1
+in_flight = 1
+models = ["*"]
+keys_sha256 = ["{KEY_A.upper()}"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return tmp_path
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "greenlane.toml"
+    path.write_text(text)
+    return path
+
+
+def sections(server: str = "", device: str = "", models: str = 'repository = "models"', tenants: str = ACME) -> str:
+    return f"[server]\n{server}\n[device]\n{device}\n[models]\n{models}\n[tenants.acme]\n{tenants}\n"
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as refusal:
+        load(write(folder, text))
+    start = "greenlane.toml: "
+    assert all(problem.startswith(start) for problem in refusal.value.problems)
+    assert str(refusal.value).splitlines() == list(refusal.value.problems)
+    return [problem.removeprefix(start) for problem in refusal.value.problems]
+
+
+def test_a_complete_file_becomes_a_configuration(folder: Path) -> None:
+    assert load(write(folder, COMPLETE)) == Config(
+        server=ServerConfig(
+            host="0.0.0.0",
+            port=0,
+            max_body=10_000_000,
+            max_json_tensor=4096,
+            admin_key_sha256="ab" * 32,
+            default_tenant="globex",
+            log_format="json",
+            log_level="debug",
+            drain_grace=0.25,
+        ),
+        device=DeviceConfig(backend="cpu", index=1, cores=(0, 2, 3)),
+        models=ModelsConfig(
+            repository=folder / "models",
+            options={"resnet50": ModelOptions(max_batch=8), "with space": ModelOptions(max_batch=None)},
+        ),
+        tenants={
+            "globex": TenantConfig(name="globex", cores=2, models=("resnet50", "bert")),
+            "acme": TenantConfig(name="acme", granules=6, queue=1, in_flight=1, models=("*",), keys_sha256=(KEY_A,)),
+        },
+        source="greenlane.toml",
+    )
+
+
+def test_tenants_keep_the_order_of_the_file(folder: Path) -> None:
+    assert list(load(write(folder, COMPLETE)).tenants) == ["globex", "acme"]
+
+
+def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
+    config = load(write(folder, '[models]\nrepository = "models"\n[tenants.acme]\nsms = 48\nmodels = ["a"]'))
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
+    assert (config.server.max_body, config.server.max_json_tensor) == (67_108_864, 1_048_576)
+    assert (config.server.admin_key_sha256, config.server.default_tenant) == (None, None)
+    assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("inline", "text", "info")
+    assert config.server.drain_grace == 1.0
+    assert config.device == DeviceConfig(backend="auto", index=0, cores=None)
+    acme = config.tenants["acme"]
+    assert (acme.name, acme.sms, acme.queue, acme.in_flight, acme.keys_sha256) == ("acme", 48, 64, 2, ())
+
+
+def test_the_repository_is_found_from_the_files_folder_wherever_the_process_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, sections())
+    monkeypatch.chdir(folder)
+    assert load(Path("greenlane.toml")).models.repository == folder / "models"
+
+
+def test_an_absolute_repository_is_taken_as_it_is(folder: Path) -> None:
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    assert load(write(folder, sections(models=f"repository = '{elsewhere}'"))).models.repository == elsewhere
+
+
+def test_a_configuration_cannot_be_changed(folder: Path) -> None:
+    config = load(write(folder, COMPLETE))
+    with pytest.raises(FrozenInstanceError):
+        config.server.port = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        config.tenants["new"] = config.tenants["acme"]  # type: ignore[index]
+    with pytest.raises(TypeError):
+        config.models.options["new"] = ModelOptions()  # type: ignore[index]
+
+
+def test_a_configuration_can_be_made_without_a_file() -> None:
+    tenant = TenantConfig(name="demo", granules=1, models=("*",))
+    config = Config(models=ModelsConfig(repository=Path("/m")), tenants={"demo": tenant}, source="the demo")
+    assert (config.server, config.device, config.models.options) == (ServerConfig(), DeviceConfig(), {})
+
+
+def test_a_missing_file_is_named_with_the_place_it_was_looked_for(folder: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(folder / "none.toml")
+    assert refusal.value.problems == (f"none.toml: cannot be read at {folder}/none.toml: No such file or directory",)
+
+
+def test_a_syntax_error_is_told_with_its_line(folder: Path) -> None:
+    (problem,) = problems(folder, "[server]\nport 8000\n")
+    assert problem.startswith("not TOML: ")
+    assert "line 2" in problem
+
+
+def test_a_file_in_another_encoding_is_told_with_its_line(folder: Path) -> None:
+    path = folder / "greenlane.toml"
+    path.write_bytes(b'[server]\nhost = "\xff"\n')
+    with pytest.raises(ConfigError, match=r"^greenlane.toml: line 2 is not UTF-8"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[sever]\n" + sections(), "sever: unknown key; did you mean 'server'?"),
+        (sections(server="prot = 1"), "server.prot: unknown key; did you mean 'port'?"),
+        (sections(device="core = '0'"), "device.core: unknown key; did you mean 'cores'?"),
+        (sections(tenants=ACME + "in_fligth = 1"), "tenants.acme.in_fligth: unknown key; did you mean 'in_flight'?"),
+        (sections(tenants=ACME + "name = 'b'"), "tenants.acme.name: unknown key; "),
+        (sections() + "[models.a]\nmax_bacth = 1", "models.a.max_bacth: unknown key; did you mean 'max_batch'?"),
+        (sections() + "[models.a]\nbatch_delay = '1ms'", "models.a.batch_delay: unknown key; "),
+        (sections(models="repository = 'models'\nmax = 1"), "models.max: unknown key; expected repository"),
+        (sections() + "[models.a.b]", "models.a.b: unknown key; expected max_batch"),
+        (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(folder: Path, text: str, problem: str) -> None:
+    (only,) = problems(folder, text)
+    assert only.startswith(problem)
+
+
+def test_a_misspelt_share_is_both_unknown_and_missing(folder: Path) -> None:
+    assert problems(folder, sections(tenants='granuels = 6\nmodels = ["*"]')) == [
+        "tenants.acme.granuels: unknown key; did you mean 'granules'?",
+        "tenants.acme: no share of the device; expected one of granules, cores, sms",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (sections(server="host = ''"), "server.host: '' is not a text of at least one character"),
+        (sections(server="port = 'abc'"), "server.port: 'abc' is not a whole number from 0 to 65535"),
+        (sections(server="port = 65536"), "server.port: 65536 is not a whole number from 0 to 65535"),
+        (sections(server="port = true"), "server.port: true is not a whole number from 0 to 65535"),
+        (sections(server="max_body = '64'"), "server.max_body: '64' is not a size: "),
+        (sections(server="max_json_tensor = -1"), "server.max_json_tensor: -1 is not a size: "),
+        (sections(server="admin_key_sha256 = 'secret'"), "server.admin_key_sha256: <6 characters> is not a SHA-256"),
+        (sections(server="default_tenant = 1"), "server.default_tenant: 1 is not a text"),
+        (sections(server="log_format = 'xml'"), "server.log_format: 'xml' is not 'text' or 'json'"),
+        (sections(server="log_level = 'INFO'"), "server.log_level: 'INFO' is not 'debug' or 'info' or "),
+        (sections(server="drain_grace = 1"), "server.drain_grace: 1 is not a duration: "),
+        (sections(device="backend = 'gpu'"), "device.backend: 'gpu' is not 'auto' or 'cpu' or 'cuda'"),
+        (sections(device="index = -1"), "device.index: -1 is not a whole number of 0 or more"),
+        (sections(device="cores = 4"), "device.cores: 4 is not core numbers"),
+        (sections(models="repository = 3"), "models.repository: 3 is not a text"),
+        (sections(models="repository = {}"), "models.repository: a table is not a text"),
+        (sections(models=""), "models.repository: missing; expected a text"),
+        (sections() + "[models.a]\nmax_batch = -1", "models.a.max_batch: -1 is not a whole number of 0 or more"),
+        (
+            sections(tenants="granules = 0\nmodels = ['*']"),
+            "tenants.acme.granules: 0 is not a whole number of 1 or more",
+        ),
+        (sections(tenants="sms = true\nmodels = ['*']"), "tenants.acme.sms: true is not a whole number of 1 or more"),
+        (sections(tenants="cores = 1.0\nmodels = ['*']"), "tenants.acme.cores: 1.0 is not a whole number of 1 or more"),
+        (sections(tenants=ACME + "queue = 0"), "tenants.acme.queue: 0 is not a whole number of 1 or more"),
+        (sections(tenants=ACME + "in_flight = 0"), "tenants.acme.in_flight: 0 is not a whole number of 1 or more"),
+        (
+            sections(tenants="cores = 1\nmodels = 'a'"),
+            "tenants.acme.models: 'a' is not a list of one or more model names",
+        ),
+        (sections(tenants="cores = 1"), "tenants.acme.models: missing; expected a list of one or more model names"),
+        (sections(tenants=ACME + "keys_sha256 = ['k']"), "tenants.acme.keys_sha256: [<1 characters>] is not a list of"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_came_and_what_was_expected(folder: Path, text: str, problem: str) -> None:
+    (only,) = problems(folder, text)
+    assert only.startswith(problem)
+
+
+def test_http_processes_per_tenant_are_refused_with_what_to_use_until_they_exist(folder: Path) -> None:
+    assert problems(folder, sections(server="fronts = 'per-tenant'")) == [
+        "server.fronts: 'per-tenant' is not 'inline': this version has no HTTP process per tenant yet, use 'inline'"
+    ]
+
+
+def test_a_repository_that_does_not_exist_is_named_with_where_it_was_looked_for(folder: Path) -> None:
+    assert problems(folder, sections(models="repository = 'modles'")) == [
+        f"models.repository: 'modles' is not an existing directory: {folder}/modles"
+    ]
+
+
+def test_a_file_is_no_repository(folder: Path) -> None:
+    (problem,) = problems(folder, sections(models="repository = 'greenlane.toml'"))
+    assert "is not an existing directory" in problem
+
+
+@pytest.mark.parametrize("section", ["server", "device", "models", "tenants"])
+def test_a_section_that_is_no_table_is_refused_with_how_to_write_it(folder: Path, section: str) -> None:
+    assert f"{section}: 3 is not a table; write [{section}]" in problems(folder, f"{section} = 3")
+
+
+def test_a_tenant_or_model_that_is_no_table_is_refused(folder: Path) -> None:
+    text = sections(models="repository = 'models'\na = [1]") + "[tenants]\nglobex = true"
+    assert problems(folder, text) == [
+        "models.a: unknown key; expected repository",
+        "tenants.globex: true is not a table; write [tenants.globex]",
+    ]
+
+
+def test_a_configuration_without_tenants_is_refused(folder: Path) -> None:
+    assert problems(folder, '[models]\nrepository = "models"\n[server]\ndefault_tenant = "acme"') == [
+        "tenants: missing; at least one tenant is needed, as in [tenants.acme]",
+        "server.default_tenant: 'acme' is not a configured tenant; there is none",
+    ]
+
+
+def test_a_default_tenant_that_is_not_configured_is_refused_with_the_nearest_one(folder: Path) -> None:
+    assert problems(folder, sections(server="default_tenant = 'acmee'")) == [
+        "server.default_tenant: 'acmee' is not a configured tenant; did you mean 'acme'?"
+    ]
+
+
+def test_a_tenant_with_two_shares_is_refused_with_both_named(folder: Path) -> None:
+    assert problems(folder, sections(tenants=ACME + "sms = 48")) == [
+        "tenants.acme: granules and sms given; a share is only one of them"
+    ]
+
+
+@pytest.mark.parametrize("name", ["a b", "", "é", "a/b", "a\\n"])
+def test_a_tenants_name_that_cannot_travel_in_a_header_is_refused(folder: Path, name: str) -> None:
+    (problem,) = problems(folder, sections() + f'[tenants."{name}"]\n{ACME}')
+    assert problem.startswith(f'tenants."{name}": not a tenant\'s name; ')
+
+
+def test_a_tenants_name_may_hold_dots_and_is_quoted_in_problems(folder: Path) -> None:
+    (problem,) = problems(folder, sections() + f'[tenants."a.b_c-1"]\n{ACME}queue = 0')
+    assert problem.startswith('tenants."a.b_c-1".queue: 0 is not')
+
+
+def test_a_key_of_two_tenants_is_refused_however_it_is_written(folder: Path) -> None:
+    globex = f'[tenants.globex]\n{ACME}keys_sha256 = ["{KEY_B}", "{KEY_A.upper()}"]'
+    (problem,) = problems(folder, sections(tenants=f'{ACME}keys_sha256 = ["{KEY_A}"]') + globex)
+    assert problem.startswith("tenants.globex.keys_sha256: the key aaaaaaaa... is also in tenants.acme.keys_sha256; ")
+
+
+def test_the_admin_key_may_not_be_a_tenants(folder: Path) -> None:
+    text = sections(f'admin_key_sha256 = "{KEY_A}"', tenants=f'{ACME}keys_sha256 = ["{KEY_A}"]')
+    assert problems(folder, text) == [
+        "tenants.acme.keys_sha256: the key aaaaaaaa... is also in server.admin_key_sha256; a key belongs to one of them"
+    ]
+
+
+def test_a_key_listed_twice_by_its_tenant_does_no_harm(folder: Path) -> None:
+    config = load(write(folder, sections(tenants=f'{ACME}keys_sha256 = ["{KEY_A}", "{KEY_A}"]')))
+    assert set(config.tenants["acme"].keys_sha256) == {KEY_A}
+
+
+def test_every_problem_is_told_at_once_those_between_keys_too(folder: Path) -> None:
+    text = f"""
+        [server]
+        port = "abc"
+        admin_key_sha256 = "{KEY_A}"
+        default_tenant = "nobody"
+        [modles]
+        [tenants.acme]
+        cores = 1
+        sms = "x"
+        keys_sha256 = ["{KEY_A}", "pasted"]
+        [tenants.globex]
+        queue = 0
+    """
+    keys = [problem.split(": ")[0] for problem in problems(folder, text)]
+    assert keys == [
+        "modles",
+        "server.port",
+        "models.repository",
+        "tenants.acme.sms",
+        "tenants.acme.models",
+        "tenants.acme.keys_sha256",
+        "tenants.acme",
+        "tenants.globex.queue",
+        "tenants.globex.models",
+        "tenants.globex",
+        "server.default_tenant",
+        "tenants.acme.keys_sha256",
+    ]
+
+
+def tenant(**share: int) -> TenantConfig:
+    return TenantConfig(name="acme", models=("a", "b"), **share)  # type: ignore[arg-type]
+
+
+def test_a_tenant_may_call_the_models_it_lists() -> None:
+    assert [tenant().may_call(model) for model in ("a", "b", "c", "*")] == [True, True, False, False]
+
+
+def test_a_tenant_with_a_star_may_call_every_model() -> None:
+    assert TenantConfig(name="acme", models=("*",)).may_call("anything")
+
+
+@pytest.mark.parametrize(
+    ("share", "unit", "sizes", "granules"),
+    [
+        ({"granules": 6}, "SM", [8] * 16, 6),
+        ({"granules": 6}, "core", [1] * 8, 6),
+        ({"cores": 3}, "core", [1] * 8, 3),
+        ({"sms": 48}, "SM", [8] * 16, 6),
+        ({"sms": 8}, "SM", [8] * 16, 1),
+    ],
+)
+def test_a_share_is_counted_in_granules(share: dict[str, int], unit: str, sizes: list[int], granules: int) -> None:
+    assert tenant(**share).share(unit, sizes) == granules
+
+
+def test_a_share_between_granules_is_refused_with_what_there_is() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        tenant(sms=12).share("SM", [8] * 4)
+    (problem,) = refusal.value.problems
+    assert problem == "tenants.acme.sms: 12 is not in whole granules of 8; expected one of 8, 16, 24, 32"
+
+
+@pytest.mark.parametrize(
+    ("share", "unit", "problem"),
+    [
+        ({"sms": 8}, "core", "tenants.acme.sms: this device is shared out in cores; use 'cores' instead"),
+        ({"cores": 8}, "SM", "tenants.acme.cores: this device is shared out in SMs; use 'sms' instead"),
+        ({"cores": 8}, "tile", "tenants.acme.cores: this device is shared out in tiles; use 'granules' instead"),
+    ],
+)
+def test_a_share_in_units_of_another_device_is_refused_with_the_key_to_use(
+    share: dict[str, int], unit: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        tenant(**share).share(unit, [8])
+    assert refusal.value.problems == (problem,)
+
+
+@pytest.mark.parametrize("share", [{}, {"granules": 1, "sms": 8}])
+def test_a_tenant_made_in_code_needs_one_share_too(share: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"^tenants.acme: "):
+        tenant(**share).share("SM", [8])
