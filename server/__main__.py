@@ -10,9 +10,9 @@ from types import FrameType
 
 import uvicorn
 
-from partitions import PartitionError, PartitionManager, open_device
+from partitions import PartitionError, PartitionManager
 
-from .app import Application, configuration
+from .app import Application, configuration, open_configured
 from .config import Config, ConfigError
 from .repository import Repository
 
@@ -84,15 +84,15 @@ def _check(path: str) -> int:
 
 def _plan(config: Config) -> dict[str, tuple[int, ...]]:
     """Who would hold which granules. Raises ConfigError or PartitionError."""
-    device = open_device(config.device.backend, config.device.cores)
+    device = open_configured(config)
     counts = {name: tenant.share(device.unit, device.granules) for name, tenant in config.tenants.items()}
     return dict(PartitionManager(device).plan(counts).after)
 
 
 def _describe(config: Config) -> list[str]:
-    device = open_device(config.device.backend, config.device.cores)
+    device = open_configured(config)
     lines = [f"{config.source}: http://{config.server.host}:{config.server.port} on {device.describe()}"]
-    repository = Repository(config.models.repository, {})
+    repository = Repository(config.models.repository, config.models.max_batches)
     names = repository.names()
     for name, granules in _plan(config).items():
         tenant = config.tenants[name]

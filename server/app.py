@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from engines import EngineError
-from partitions import PartitionError, open_device
+from partitions import Device, PartitionError, open_device
 
 from . import admin, demo, logs, metrics, routes
 from .config import Config, load
@@ -39,14 +39,21 @@ SWITCH_INTERVAL = 0.0001
 Source = Callable[[], AbstractContextManager[Config]]
 
 
+def open_configured(config: Config) -> Device:
+    """The device that a configuration asks for. Raises DeviceUnavailable."""
+    return open_device(config.device.backend, config.device.cores)
+
+
 class Application:
     """Greenlane as an ASGI application; its runtime lives from lifespan startup to shutdown.
 
     `source` gives the configuration; it is called on a thread, and what it holds is released after the runtime.
+    `opener` gives the device that the configuration asks for.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, opener: Callable[[Config], Device] = open_configured) -> None:
         self._source = source
+        self._opener = opener
         self._found: Runtime | None = None
         self._infer = Infer(self.runtime)
         self._web = _web(self)
@@ -74,8 +81,7 @@ class Application:
         config = await asyncio.to_thread(source.__enter__)
         try:
             logs.configure(config.server.log_format, config.server.log_level)
-            device = open_device(config.device.backend, config.device.cores)
-            self._found = runtime = Runtime(config, device)
+            self._found = runtime = Runtime(config, self._opener(config))
             await runtime.start()
             restore = _drain_on_sigterm(runtime)
             try:

@@ -75,6 +75,11 @@ class ModelsConfig:
     repository: Annotated[Path, TEXT]
     options: Mapping[str, ModelOptions] = field(default_factory=dict)
 
+    @property
+    def max_batches(self) -> dict[str, int]:
+        """The largest batch of each model that has one configured."""
+        return {name: option.max_batch for name, option in self.options.items() if option.max_batch is not None}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantConfig:

@@ -137,12 +137,12 @@ def apply(config: ModelConfig, signature: Signature) -> Signature:
 
     Raises ModelRefused where the configuration contradicts the model, naming the tensor and both values.
     """
-    names = {tensor.name for tensor in config.inputs}
-    if names and (missing := [spec.name for spec in signature.inputs if spec.name not in names]):
-        _contradiction(config, f"the model also has input {missing[0]!r}; list all inputs or none")
     sizes: dict[str, int] = {}
     inputs = _narrow_all(config, "input", config.inputs, signature.inputs, sizes)
     outputs = _narrow_all(config, "output", config.outputs, signature.outputs, sizes)
+    names = {tensor.name for tensor in config.inputs}
+    if names and (missing := [spec.name for spec in signature.inputs if spec.name not in names]):
+        _contradiction(config, f"the model also has input {missing[0]!r}; list all inputs or none")
     narrowed = replace(signature, inputs=_fix(inputs, sizes), outputs=_fix(outputs, sizes))
     return narrowed if config.max_batch is None else narrowed.with_max_batch(config.max_batch)
 

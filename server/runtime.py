@@ -44,7 +44,7 @@ class Runtime:
         self.config = config
         self.device = device
         self.manager = PartitionManager(device)
-        self.library = Library(Repository(config.models.repository, _max_batches(config)))
+        self.library = Library(Repository(config.models.repository, config.models.max_batches))
         self.tenancy = Tenancy([_tenant(c) for c in config.tenants.values()], config.server.default_tenant)
         self.state: State = "starting"
         self._workers: dict[str, Worker] = {}
@@ -234,11 +234,6 @@ class Runtime:
 
 def _tenant(config: TenantConfig) -> Tenant:
     return Tenant(config, Catalog(), Lane(config.name, Scheduler(config.queue, config.in_flight), SlotPool()))
-
-
-def _max_batches(config: Config) -> dict[str, int]:
-    options = config.models.options.items()
-    return {name: option.max_batch for name, option in options if option.max_batch is not None}
 
 
 def _names(tenant: Tenant) -> str:

@@ -1,0 +1,98 @@
+"""A whole server on a loopback port, in a thread of the test's own process."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvicorn
+
+from partitions import Device
+from server.app import Application, open_configured
+from server.config import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.runtime import Runtime
+
+T = TypeVar("T")
+PATIENCE = 60.0
+"""Seconds after which a test that hangs is told so."""
+
+
+class Served:
+    """A running server: its address, and its runtime for tests that look inside."""
+
+    def __init__(self, application: Application) -> None:
+        self.application = application
+        self.loop: asyncio.AbstractEventLoop
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.application.runtime()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the server's event loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, served: Served) -> None:
+        super().__init__(config)
+        self.served = served
+        self.up = threading.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        if self.servers:
+            self.served.port = self.servers[0].sockets[0].getsockname()[1]
+        self.served.loop = asyncio.get_running_loop()
+        self.up.set()
+
+
+@contextmanager
+def serving(config: Config, device: Device | None = None) -> Iterator[Served]:
+    """Serve a configuration; every model has been tried when this returns, and everything is closed afterwards."""
+    opener = (lambda _: device) if device else open_configured
+    application = Application(lambda: nullcontext(config), opener)
+    served = Served(application)
+    settings = uvicorn.Config(application, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=30)
+    server = _Server(settings, served)
+    thread = threading.Thread(target=server.run, name="server")
+    thread.start()
+    try:
+        assert server.up.wait(PATIENCE)
+        assert server.started, "the server did not start; its log says why"
+        served.call(served.runtime.loaded())
+        yield served
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+    assert not thread.is_alive(), "the server did not stop"
+
+
+def cores() -> list[int]:
+    """The cores this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def configuration(root: Path, *tenants: TenantConfig, **server: Any) -> Config:
+    """A configuration in code; without tenants, one called acme that is served everything on one core."""
+    tenants = tenants or (TenantConfig(name="acme", granules=1, models=("*",)),)
+    settings = {"default_tenant": tenants[0].name, "drain_grace": 0.0, **server}
+    return Config(
+        server=ServerConfig(**settings),
+        device=DeviceConfig(),
+        models=ModelsConfig(repository=root),
+        tenants={tenant.name: tenant for tenant in tenants},
+        source="test",
+    )

@@ -1,0 +1,154 @@
+"""The server as a process of its own: it starts in one command, drains on SIGTERM, and loses no accepted request."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+
+CONFIG = """
+[server]
+default_tenant = "acme"
+drain_grace = "{grace}"
+log_format = "json"
+
+[models]
+repository = "{repository}"
+
+[tenants.acme]
+granules = 1
+in_flight = 1
+models = ["identity", "spin"]
+"""
+
+
+class Process:
+    """A server process: its port, and its log so far."""
+
+    def __init__(self, popen: "subprocess.Popen[str]", port: int) -> None:
+        self.popen = popen
+        self.url = f"http://127.0.0.1:{port}"
+        self.log: list[dict[str, Any]] = []
+
+    def read_until(self, text: str) -> None:
+        """Wait for a line of the log with this text in it."""
+        assert self.popen.stderr
+        for line in self.popen.stderr:
+            self.log.append(json.loads(line) if line.startswith("{") else {"message": line})
+            if text in self.log[-1]["message"]:
+                return
+        raise AssertionError(f"the process ended without saying {text!r}: {self.log}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(config: Path, command: Sequence[str]) -> Iterator[Process]:
+    port = free_port()
+    words = [sys.executable, "-m", *command, "--port", str(port)]
+    environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as popen:
+        process = Process(popen, port)
+        try:
+            process.read_until("ready: acme")
+            yield process
+        finally:
+            popen.kill()
+
+
+@pytest.fixture
+def config(tmp_path: Path, standard: Path) -> Path:
+    path = tmp_path / "greenlane.toml"
+    path.write_text(CONFIG.format(repository=standard, grace="0s"))
+    return path
+
+
+OURS = ["server"]
+PLAIN = ["uvicorn", "server.app:app", "--log-level", "info"]
+
+
+def spin(turns: int) -> dict[str, Any]:
+    x = {"name": "x", "shape": [64, 64], "datatype": "FP32", "data": [0.1] * 64 * 64}
+    return {"inputs": [{"name": "turns", "shape": [], "datatype": "INT64", "data": [turns]}, x]}
+
+
+async def accepted(http: aiohttp.ClientSession, count: int) -> None:
+    """Return once the server holds this many requests."""
+    held = 0
+    while held < count:
+        async with http.get("/admin/tenants") as answer:
+            tenant = json.loads(await answer.read())["tenants"][0]
+        held = tenant["waiting"] + tenant["in_flight"]
+
+
+async def status_of(http: aiohttp.ClientSession) -> int:
+    async with http.post("/v2/models/spin/infer", json=spin(500)) as answer:
+        await answer.read()
+        return answer.status
+
+
+@pytest.mark.parametrize(("command", "status"), [(OURS, 0), (PLAIN, -signal.SIGTERM)])
+def test_sigterm_under_load_loses_no_accepted_request(config: Path, command: list[str], status: int) -> None:
+    async def terminate_under_load(process: Process) -> list[int]:
+        async with aiohttp.ClientSession(process.url) as http:
+            asking = [asyncio.ensure_future(status_of(http)) for _ in range(20)]
+            await accepted(http, 15)
+            process.popen.send_signal(signal.SIGTERM)
+            return await asyncio.gather(*asking)
+
+    with running(config, command) as process:
+        assert asyncio.run(terminate_under_load(process)) == [200] * 20
+        assert process.popen.wait(30) == status
+
+
+def test_readiness_turns_503_before_new_work_is_refused(tmp_path: Path, standard: Path) -> None:
+    config = tmp_path / "greenlane.toml"
+    config.write_text(CONFIG.format(repository=standard, grace="60s"))
+    small = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}]}
+    with running(config, OURS) as process, httpx.Client(base_url=process.url) as http:
+        assert http.get("/v2/health/ready").status_code == 200
+        process.popen.send_signal(signal.SIGTERM)
+        process.read_until("draining")
+        ready = http.get("/v2/health/ready")
+        assert ready.status_code == 503
+        assert ready.headers["retry-after"]
+        assert http.get("/v2/health/live").status_code == 200
+        assert http.post("/v2/models/identity/infer", json=small).status_code == 200
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(30) == 0
+
+
+def test_a_port_that_is_taken_ends_the_start_with_an_error(config: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        words = [sys.executable, "-m", "server", "--config", str(config), "--port", port]
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 3  # uvicorn's own status for a start that failed
+    assert "address already in use" in ended.stderr
+
+
+def test_the_demo_starts_without_a_configuration() -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "GREENLANE_CONFIG"}
+    words = [sys.executable, "-m", "server", "--port", "0"]
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as popen:
+        process = Process(popen, 0)
+        process.read_until("ready: acme is served identity 1 and stripes 1")
+        popen.send_signal(signal.SIGINT)
+        assert popen.wait(30) == 0

@@ -1,0 +1,142 @@
+"""Two tenants on one server: what one has, does or breaks is not the other's."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.config import TenantConfig
+
+from .harness import Served, configuration, cores, serving
+
+SMALL = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}
+two_cores = pytest.mark.skipif(len(cores()) < 2, reason="needs two cores")
+
+
+def spin(turns: int) -> dict[str, Any]:
+    data = [0.1] * 64 * 64
+    x = {"name": "x", "shape": [64, 64], "datatype": "FP32", "data": data}
+    return {"inputs": [{"name": "turns", "shape": [], "datatype": "INT64", "data": [turns]}, x]}
+
+
+def sha(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def pair(standard: Path) -> Iterator[Served]:
+    acme = TenantConfig(name="acme", granules=1, models=("identity", "spin"), queue=2, in_flight=1)
+    globex = TenantConfig(name="globex", granules=1, models=("rows",), keys_sha256=(sha("open sesame"),))
+    with serving(configuration(standard, acme, globex)) as served:
+        yield served
+
+
+@pytest.fixture
+def acme(pair: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=pair.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def globex(pair: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=pair.url, headers={"Authorization": "Bearer open sesame"}, timeout=60) as client:
+        yield client
+
+
+pytestmark = two_cores
+
+
+def test_the_probe_shows_disjoint_cores(acme: httpx.Client) -> None:
+    answer = acme.get("/admin/partitions", params={"probe": 1}).json()
+    located = [set(partition["located"]) for partition in answer["partitions"].values()]
+    assert all(located)
+    assert not set.intersection(*located)
+    assert answer["overlaps"] == []
+
+
+MODEL_PATHS = [
+    ("GET", "/v2/models/{}"),
+    ("GET", "/v2/models/{}/versions/1"),
+    ("GET", "/v2/models/{}/ready"),
+    ("GET", "/v2/models/{}/config"),
+    ("GET", "/v2/models/{}/stats"),
+    ("GET", "/v2/models/{}/versions/1/stats"),
+    ("POST", "/v2/models/{}/infer"),
+    ("POST", "/v2/models/{}/versions/1/infer"),
+    ("POST", "/v2/repository/models/{}/load"),
+    ("POST", "/v2/repository/models/{}/unload"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), MODEL_PATHS)
+def test_a_model_of_another_tenant_looks_like_one_that_does_not_exist(
+    acme: httpx.Client, method: str, path: str
+) -> None:
+    body = json.dumps(SMALL) if "infer" in path else ""
+    others = acme.request(method, path.format("rows"), content=body)
+    nobodys = acme.request(method, path.format("none"), content=body)
+    assert others.status_code == nobodys.status_code == 404
+    assert others.text == nobodys.text.replace("none", "rows")
+
+
+def test_index_and_statistics_list_only_the_tenants_own_models(acme: httpx.Client, globex: httpx.Client) -> None:
+    assert {entry["name"] for entry in acme.post("/v2/repository/index").json()} == {"identity", "spin"}
+    assert {entry["name"] for entry in globex.post("/v2/repository/index").json()} == {"rows"}
+    assert {entry["name"] for entry in globex.get("/v2/models/stats").json()["model_stats"]} == {"rows"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Basic open sesame"},
+        {"Authorization": "Bearer"},
+        {"X-Tenant": "globex"},
+        {"X-Tenant": "nobody"},
+        {"X-Tenant": "acme", "Authorization": "Bearer open sesame"},
+    ],
+)
+def test_a_request_of_nobody_is_401_everywhere(acme: httpx.Client, headers: dict[str, str]) -> None:
+    for path in ("/v2/models/stats", "/v2/models/identity"):
+        assert acme.get(path, headers=headers).status_code == 401
+    answer = acme.post("/v2/models/identity/infer", json=SMALL, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.json()["error"]
+
+
+def test_a_full_queue_of_one_gives_429_and_leaves_the_others_answers_alone(pair: Served) -> None:
+    globex = {"Authorization": "Bearer open sesame"}
+    rows = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}
+
+    async def flood() -> tuple[list[httpx.Response], list[httpx.Response]]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=pair.url, timeout=60, limits=limits) as client:
+            mine = [client.post("/v2/models/spin/infer", json=spin(3000)) for _ in range(12)]
+            theirs = [client.post("/v2/models/rows/infer", json=rows, headers=globex) for _ in range(12)]
+            answers = await asyncio.gather(*mine, *theirs)
+            return list(answers[:12]), list(answers[12:])
+
+    mine, theirs = asyncio.run(flood())
+    refused = [answer for answer in mine if answer.status_code == 429]
+    assert refused
+    assert sum(answer.status_code == 200 for answer in mine) == 12 - len(refused) >= 3
+    for answer in refused:
+        assert answer.headers["retry-after"]
+        assert answer.json()["error"].startswith("Exceeds maximum queue size")
+    assert [answer.status_code for answer in theirs] == [200] * 12
+    assert all(answer.json()["outputs"][0]["data"] == [-1, -2, -3] for answer in theirs)
+
+
+def test_unloading_for_one_tenant_leaves_the_model_with_the_other(standard: Path) -> None:
+    tenants = [TenantConfig(name=name, granules=1, models=("identity",)) for name in ("one", "two")]
+    with serving(configuration(standard, *tenants)) as served, httpx.Client(base_url=served.url) as client:
+        assert client.post("/v2/repository/models/identity/unload", headers={"X-Tenant": "one"}).status_code == 200
+        gone = client.post("/v2/models/identity/infer", json=SMALL, headers={"X-Tenant": "one"})
+        there = client.post("/v2/models/identity/infer", json=SMALL, headers={"X-Tenant": "two"})
+    assert (gone.status_code, there.status_code) == (503, 200)

@@ -1,0 +1,56 @@
+"""More granules than this machine has cores, so that repartition has something to move.
+
+Everything but the mapping is real: threads are pinned to cores that exist, several granules to one core, and where a
+partition ran is told in granules.
+"""
+
+import threading
+from collections.abc import Sequence
+
+from partitions import PartitionError
+from partitions.cpu import CpuPartition
+
+from .harness import cores
+
+
+class VirtualPartition(CpuPartition):
+    """Granules that share cores with others; `size` counts granules, threads are as many as distinct cores."""
+
+    @property
+    def size(self) -> int:
+        return len(self.granules)
+
+    def locate(self) -> frozenset[int]:
+        super().locate()
+        return frozenset(self.granules)
+
+
+class VirtualDevice:
+    """`count` granules on this machine's cores; `failures` makes the carves with these numbers fail."""
+
+    kind = "cpu"
+    unit = "core"
+
+    def __init__(self, count: int, failures: Sequence[int] = ()) -> None:
+        self.granules = (1,) * count
+        self.carved: list[VirtualPartition] = []
+        self._failures = set(failures)
+        self._calls = 0
+        self._attached = threading.local()
+
+    def describe(self) -> str:
+        return f"{len(self.granules)} granules on cores {cores()}"
+
+    def carve(self, granules: Sequence[int]) -> VirtualPartition:
+        self._calls += 1
+        if self._calls in self._failures:
+            raise PartitionError(f"carve number {self._calls} was told to fail")
+        self.carved.append(partition := self._make(granules))
+        return partition
+
+    def _make(self, granules: Sequence[int]) -> VirtualPartition:
+        there = cores()
+        return VirtualPartition(sorted(granules), sorted({there[g % len(there)] for g in granules}), self._attached)
+
+    def close(self) -> None:
+        """Nothing to release."""

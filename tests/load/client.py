@@ -1,0 +1,149 @@
+"""A client fast enough not to be what is measured: wrk where it is installed, and otherwise connections on uvloop."""
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+
+from .cases import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a client saw: answers, the seconds they took in all, and their latency in microseconds."""
+
+    requests: int
+    seconds: float
+    p50: float
+    p99: float
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds
+
+
+class LoadFailed(Exception):
+    """An answer other than 200, a connection that ended, or a client that could not run."""
+
+
+def drive(port: int, request: Request, connections: int, seconds: float) -> Load:
+    """Send one request again and again on this many connections. Blocks for so long. Raises LoadFailed."""
+    return (_wrk if shutil.which("wrk") else _built_in)(port, request, connections, seconds)
+
+
+_SCRIPT = """
+local file = io.open(%s, "rb")
+wrk.method, wrk.path, wrk.body = "POST", %s, file:read("*all")
+file:close()
+%s
+done = function(summary, latency)
+  local e = summary.errors
+  io.stderr:write(string.format('{"requests": %%d, "microseconds": %%d, "errors": %%d, "p50": %%f, "p99": %%f}',
+    summary.requests, summary.duration, e.connect + e.read + e.write + e.status + e.timeout,
+    latency:percentile(50), latency:percentile(99)))
+end
+"""
+
+
+def _wrk(port: int, request: Request, connections: int, seconds: float) -> Load:
+    with tempfile.TemporaryDirectory() as folder:
+        body, script = Path(folder, "body"), Path(folder, "script.lua")
+        body.write_bytes(request.body)
+        headers = "\n".join(f"wrk.headers[{json.dumps(k)}] = {json.dumps(v)}" for k, v in request.headers.items())
+        script.write_text(_SCRIPT % (json.dumps(str(body)), json.dumps(request.path), headers))
+        told = _interrupted(["wrk", "-t1", f"-c{connections}", "-d1h", "-s", str(script), f"http://127.0.0.1:{port}"], seconds)
+    if not told.startswith("{"):
+        raise LoadFailed(f"wrk: {told}")
+    summary = json.loads(told)
+    if summary["errors"] or not summary["requests"]:
+        raise LoadFailed(f"wrk counted {summary['errors']} errors in {summary['requests']} requests to {request.path}")
+    return Load(summary["requests"], summary["microseconds"] / 1e6, summary["p50"], summary["p99"])
+
+
+def _interrupted(command: list[str], seconds: float) -> str:
+    """Run a command for this long (wrk's own durations are whole seconds), and return what it wrote to stderr."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        return process.communicate(timeout=seconds)[1]
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        return process.communicate()[1]
+
+
+def _built_in(port: int, request: Request, connections: int, seconds: float) -> Load:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_all(port, request, connections, seconds))
+
+
+async def _all(port: int, request: Request, connections: int, seconds: float) -> Load:
+    loop, data, began = asyncio.get_running_loop(), _on_the_wire(request), time.perf_counter()
+    made = [await loop.create_connection(lambda: Connection(data), "127.0.0.1", port) for _ in range(connections)]
+    latencies: list[float] = []
+    for latency in await asyncio.gather(*(connection.run(seconds) for _, connection in made)):
+        latencies += latency
+    latencies.sort()
+    count = len(latencies)
+    return Load(count, time.perf_counter() - began, latencies[count // 2] * 1e6, latencies[count * 99 // 100] * 1e6)
+
+
+def _on_the_wire(request: Request) -> bytes:
+    headers = {"Host": "127.0.0.1", "Content-Length": str(len(request.body))} | request.headers
+    lines = [f"POST {request.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + request.body
+
+
+class Connection(asyncio.Protocol):
+    """Sends one request, reads its answer, and sends it again."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._latencies: list[float] = []
+        self._received = b""
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, seconds: float) -> list[float]:
+        """Go on for this long; return the seconds that each answer took. Raises LoadFailed."""
+        self._until = time.perf_counter() + seconds
+        self._send()
+        await self._ended
+        self._transport.abort()
+        return self._latencies
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(LoadFailed(f"the server closed the connection: {error}"))
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, found, body = self._received.partition(b"\r\n\r\n")
+        if not found or len(body) < _content_length(head):
+            return
+        self._received = b""
+        now = time.perf_counter()
+        self._latencies.append(now - self._sent)
+        if not head.startswith(b"HTTP/1.1 200 "):
+            self._ended.set_exception(LoadFailed(f"the server answered {head[:40]!r} {body[:200]!r}"))
+        elif now > self._until:
+            self._ended.set_result(None)
+        else:
+            self._send()
+
+    def _send(self) -> None:
+        self._sent = time.perf_counter()
+        self._transport.write(self._data)
+
+
+def _content_length(head: bytes) -> int:
+    return int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])

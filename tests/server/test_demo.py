@@ -1,0 +1,121 @@
+"""The demo's classifier against images made here, on ONNX Runtime itself."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from engines.datatypes import DATATYPES
+from engines.signature import Signature, TensorSpec
+from server import demo
+from server.modelconfig import apply
+from server.repository import Repository
+
+SIZES = [(8, 8), (12, 20), (33, 47), (64, 64)]
+KINDS = ["horizontal", "vertical", "diagonal", "other diagonal", "checkerboard"]
+
+
+def image(kind, size, width, noise=0.0):
+    """Bands or squares of 0 and 1, `width` pixels wide, with Gaussian noise of this deviation."""
+    y, x = np.indices(size)
+    bands = {"horizontal": y // width, "vertical": x // width, "diagonal": (x + y) // width}
+    bands |= {"other diagonal": (x - y) // width, "checkerboard": x // width + y // width}
+    return (bands[kind] % 2 + np.random.default_rng(7).normal(0, noise, size)).astype(np.float32)
+
+
+def classify(session, images):
+    probabilities, labels = session.run(None, {"image": np.stack(images)[:, None].astype(np.float32)})
+    assert np.isfinite(probabilities).all()
+    assert probabilities.sum(axis=1) == pytest.approx(1)
+    assert [demo.LABELS[best] for best in probabilities.argmax(axis=1)] == labels.tolist()
+    return labels.tolist()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("demo")
+    demo.build(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def stripes(root):
+    return ort.InferenceSession(root / "stripes" / "1" / "model.onnx")
+
+
+@pytest.mark.parametrize("noise", [0, 0.05, 0.1])
+@pytest.mark.parametrize("size", SIZES)
+def test_patterns_are_told_apart_in_images_of_any_size_and_some_noise(stripes, size, noise):
+    widths = [width for width in (2, 3, 4, 6) if 2 * width < min(size)]
+    found = {(kind, width): classify(stripes, [image(kind, size, width, noise)]) for kind in KINDS for width in widths}
+    assert found == {(kind, width): [kind.removeprefix("other ")] for kind, width in found}
+
+
+@pytest.mark.parametrize("kind", ["horizontal", "vertical", "checkerboard"])
+def test_the_finest_patterns_are_told_apart_too(stripes, kind):
+    assert classify(stripes, [image(kind, (16, 16), 1)]) == [kind]
+
+
+@pytest.mark.parametrize(("contrast", "brightness"), [(0.1, 0), (0.1, 0.9), (-1, 1), (255, 0), (100, -50)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_contrast_and_brightness_do_not_matter(stripes, kind, contrast, brightness):
+    assert classify(stripes, [contrast * image(kind, (32, 32), 4) + brightness]) == [kind.removeprefix("other ")]
+
+
+def test_every_image_of_a_batch_is_classified_by_itself(stripes):
+    images = [image(kind, (24, 16), 3, 0.05) for kind in reversed(KINDS)]
+    assert classify(stripes, images) == ["checkerboard", "diagonal", "diagonal", "vertical", "horizontal"]
+
+
+@pytest.mark.parametrize("value", [0, 0.3, 255, -1e30])
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (16, 16)])
+def test_a_flat_image_gives_probabilities_all_the_same(stripes, size, value):
+    classify(stripes, [np.full(size, value)])
+
+
+def test_a_flat_image_is_no_pattern_more_than_another(stripes):
+    probabilities, _ = stripes.run(None, {"image": np.full((1, 1, 9, 7), 0.5, np.float32)})
+    assert probabilities == pytest.approx(0.25)
+
+
+def test_the_same_image_gives_the_same_answer(stripes):
+    one, two = (stripes.run(None, {"image": image("diagonal", (32, 32), 3, 0.1)[None, None]}) for _ in range(2))
+    assert (one[0] == two[0]).all()
+
+
+def test_identity_gives_back_what_it_got(root):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    (y,) = ort.InferenceSession(root / "identity" / "1" / "model.onnx").run(["y"], {"x": x})
+    assert (y == x).all()
+
+
+@pytest.mark.parametrize("name", ["stripes", "identity"])
+def test_the_files_are_valid_and_old_enough_for_older_runtimes(root, name):
+    model = onnx.load(root / name / "1" / "model.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert (model.ir_version, [opset.version for opset in model.opset_import]) == (8, [17])
+
+
+def test_the_repository_lists_both_models_without_problems(root):
+    repository = Repository(root, {})
+    listings = [repository.read(name) for name in repository.names()]
+    assert [(one.name, [file.version for file in one.files], one.problems, one.warning) for one in listings] == [
+        ("identity", [1], (), None),
+        ("stripes", [1], (), None),
+    ]
+
+
+def test_the_classifier_takes_batches_of_eight(root):
+    def spec(name, datatype, *dims):
+        return TensorSpec(name, DATATYPES[datatype], ("batch", *dims))
+
+    outputs = (spec("probabilities", "FP32", 4), spec("label", "BYTES"))
+    model = Signature((spec("image", "FP32", 1, "height", "width"),), outputs)
+    (file,) = Repository(root, {}).read("stripes").files
+    assert apply(file.config, model) == model.with_max_batch(8)
+
+
+def test_building_again_changes_nothing(root):
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    demo.build(root)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before

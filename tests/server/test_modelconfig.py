@@ -1,0 +1,335 @@
+"""Triton's model configuration: what is read, what is refused and how, and whether the model agrees."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.datatypes import DATATYPES
+from engines.errors import ModelRefused
+from engines.signature import Signature, TensorSpec
+from server.modelconfig import ConfigRefused, ModelConfig, StatedTensor, VersionPolicy, apply, describe, from_json, parse
+
+TYPICAL = """
+name: "resnet50"  # as the directory {
+platform: "onnxruntime_onnx"
+max_batch_size: 8
+input [
+  { name: "image" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, -1 ] reshape { shape: [ 3, 224, 7 ] } },
+  < name: "threshold"; data_type: TYPE_FP16, is_shape_tensor: false >
+]
+output: [ { name: 'la' "bel" data_type: TYPE_STRING dims: 1 label_filename: "labels.txt" } ]
+version_policy: { latest { num_versions: 2 } }
+instance_group [ { count: 2 kind: KIND_CPU name: "max_batch_size: 3 }" } ]
+dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100 };
+optimization { graph : { level : -1 } }
+parameters { key: "a" value: { string_value: "\\"{" "more" } }
+parameters { key: "b" value: { string_value: "c" } }
+"""
+BATCHED = Signature(
+    (TensorSpec("x", DATATYPES["FP32"], ("batch", 3, "height", "")),),
+    (TensorSpec("y", DATATYPES["FP32"], ("batch", "height")), TensorSpec("z", DATATYPES["BYTES"], ("batch",))),
+)
+
+
+def read(text):
+    return parse(text, "m/config.pbtxt")
+
+
+def refusal(text):
+    with pytest.raises(ConfigRefused) as refused:
+        read(text)
+    return str(refused.value)
+
+
+def contradiction(text, signature=BATCHED):
+    with pytest.raises(ModelRefused, match="contradicts the model: ") as refused:
+        apply(read(text), signature)
+    return str(refused.value)
+
+
+def tensor(field, name, datatype, dims):
+    return f'{field} {{ name: "{name}" data_type: {datatype} dims: {dims} }}\n'
+
+
+def test_a_typical_file_is_read():
+    config = read(TYPICAL)
+    assert (config.name, config.max_batch, config.stated_max_batch) == ("resnet50", 8, 8)
+    assert config.inputs == (StatedTensor("image", "FP32", (3, 224, -1)), StatedTensor("threshold", "FP16", ()))
+    assert config.outputs == (StatedTensor("label", "BYTES", (1,)),)
+    assert config.versions == VersionPolicy(latest=2)
+    assert (config.filenames, config.source) == (("model.onnx",), "m/config.pbtxt")
+
+
+def test_fields_that_are_not_read_are_named_once_in_their_order():
+    assert read(TYPICAL).unread == (
+        *("input.format", "input.reshape", "input.is_shape_tensor", "output.label_filename"),
+        *("instance_group", "dynamic_batching", "optimization", "parameters"),
+    )
+
+
+def test_an_empty_file_says_nothing():
+    assert read("# nothing\n") == ModelConfig(source="m/config.pbtxt")
+
+
+def test_a_batch_of_zero_is_said_and_nothing_is_not():
+    assert (read("max_batch_size: 0").max_batch, read("").max_batch) == (0, None)
+
+
+def test_every_data_type_of_the_protocol_is_read():
+    inputs = "".join(tensor("input", name, datatype.config_name, "[]") for name, datatype in DATATYPES.items())
+    assert [(item.name, item.datatype) for item in read(inputs).inputs] == [(name, name) for name in DATATYPES]
+
+
+@pytest.mark.parametrize(
+    ("text", "filenames"),
+    [
+        ("", ("model.onnx", "model.plan")),
+        ('platform: "tensorrt_plan"', ("model.plan",)),
+        ('backend: "tensorrt"', ("model.plan",)),
+        ('backend: "onnxruntime"', ("model.onnx",)),
+        ('default_model_filename: "best.onnx" backend: "tensorrt"', ("best.onnx",)),
+    ],
+)
+def test_the_platform_or_the_backend_decides_which_file_is_the_model_unless_it_is_named(text, filenames):
+    assert read(text).filenames == filenames
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ('max_batch_size: "x"', "1", "Couldn't parse integer"),
+        ('instance_group [ {\n} ]\nname: "a"\nname: "b"', "4", 'should not have multiple "name" fields'),
+        ("\ninput { data_type: TYPE_FLOAT }", "2", "no value named TYPE_FLOAT"),
+        ("max_batch_size: 99999999999", "1", "Value out of range"),
+        ("version_policy { latest {} all {} }", "1", "another member of oneof"),
+        ("no such syntax", "1", 'no field named "no"'),
+        ("input { ", "1", "Expected"),
+        ('name: { x: "y" }', "1", "Expected string"),
+        ("}", "1", "Expected identifier"),
+        ("\n\nparameters { key: {", "3", "parameters has no value, or a bracket in it is not closed"),
+        ("# x: y\nparameters:", "2", "parameters has no value, or a bracket in it is not closed"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_file_and_line(text, line, reason):
+    assert refusal(text).startswith(f"m/config.pbtxt:{line}:")
+    assert reason in refusal(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("max_batch_size: -1", "max_batch_size is -1; expected 0 (no batching) or more"),
+        ("input { data_type: TYPE_FP32 }", "input[0] has no name"),
+        ('output { name: "y" dims: 1 }', "output 'y' has no data_type; expected one such as TYPE_FP32"),
+        (tensor("input", "x", "TYPE_FP32", "[2, 0]"), "input 'x': 0 in dims [2, 0]; expected 1 or more, or -1"),
+        (tensor("input", "x", "TYPE_FP32", "-2"), "input 'x': -2 in dims [-2]; expected 1 or more, or -1"),
+        (tensor("input", "x", "TYPE_FP32", "1") * 2, "input 'x' is listed twice"),
+        ("version_policy { latest { num_versions: 0 } }", "version_policy.latest.num_versions is 0; expected 1 or more"),
+        ("version_policy { specific {} }", "version_policy.specific.versions is []; expected one or more"),
+        ("version_policy { specific { versions: [1, 0] } }", "version_policy.specific.versions is [1, 0]; expected one"),
+        ('platform: "pytorch_libtorch"', "platform is 'pytorch_libtorch'; served here are onnxruntime, onnxruntime_onnx,"),
+        ('backend: "python"', "backend is 'python'; served here are"),
+        ('default_model_filename: "../m.onnx"', "default_model_filename is '../m.onnx'; expected the name of a file"),
+        ('default_model_filename: ".."', "default_model_filename is '..'"),
+        ('default_model_filename: "a\\000b"', "default_model_filename is 'a\\x00b'"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_naming_the_field_and_what_was_expected(text, reason):
+    assert refusal(text).startswith(f"m/config.pbtxt: {reason}")
+
+
+@given(st.lists(st.sampled_from([*'{}[]<>:,;"#\\\n', "name", "input", "other", "max_batch_size", "1", '"a"', " "])))
+def test_any_text_is_either_read_or_refused(parts):
+    with suppress(ConfigRefused):
+        assert isinstance(read(" ".join(parts)), ModelConfig)
+
+
+def test_deep_nesting_is_no_danger():
+    assert "a bracket in it is not closed" in refusal("parameters {" * 100_000)
+    assert read("parameters {" * 10_000 + "}" * 10_000).unread == ("parameters",)
+
+
+def test_the_json_form_says_the_same_under_either_kind_of_name():
+    tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, "3"], "reshape": {"shape": [1]}}]
+    policy = {"specific": {"versions": [3, 1]}}
+    one = {"name": "m", "max_batch_size": 4, "input": tensors, "version_policy": policy, "parameters": {"a": [[{}]]}}
+    two = {"name": "m", "maxBatchSize": 4, "input": tensors, "versionPolicy": policy, "parameters": {}}
+    assert from_json(json.dumps(one)) == from_json(json.dumps(two))
+    config = from_json(json.dumps(one))
+    assert (config.max_batch, config.inputs) == (4, (StatedTensor("x", "FP32", (-1, 3)),))
+    assert config.versions == VersionPolicy(latest=0, specific=(1, 3))
+    assert config.unread == ("parameters", "input.reshape")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", ""),
+        ("[]", "expected a JSON object, got list"),
+        ("null", "expected a JSON object, got NoneType"),
+        ("[" * 250_000, ""),
+        ('{"max_batch_size": 1.5}', "Failed to parse max_batch_size field"),
+        ('{"max_batch_size": %s}' % ("1" * 5000), ""),
+        ('{"max_batch_size": -1}', "max_batch_size is -1"),
+        ('{"input": 1}', "Failed to parse input field"),
+        ('{"input": [1]}', "Failed to parse input field"),
+        ('{"input": [[{}]]}', "Failed to parse input field"),
+        ('{"input": [null]}', "Failed to parse input field"),
+        ('{"input": [{"name": "x", "data_type": "TYPE_FLOAT"}]}', "Failed to parse input field"),
+        ('{"input": [{"name": "x", "data_type": "\\ud800"}]}', ""),
+        ('{"input": [{"name": "x"}]}', "input 'x' has no data_type"),
+        ('{"version_policy": {"all": 1}}', "Failed to parse version_policy field"),
+    ],
+)
+def test_json_that_cannot_be_read_is_refused_naming_the_field(text, reason):
+    with pytest.raises(ConfigRefused) as refused:
+        from_json(text)
+    assert str(refused.value).startswith(f"the config parameter: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "selected"),
+    [
+        ("", [10]),
+        ("version_policy { latest {} }", [10]),
+        ("version_policy { latest { num_versions: 2 } }", [3, 10]),
+        ("version_policy { latest { num_versions: 9 } }", [1, 3, 10]),
+        ("version_policy { all {} }", [1, 3, 10]),
+        ("version_policy { specific { versions: [ 10, 1, 1, 7 ] } }", [1, 10]),
+    ],
+)
+def test_the_version_policy_selects(policy, selected):
+    assert read(policy).versions.select([3, 10, 1]) == selected
+
+
+def test_no_versions_are_selected_from_none():
+    assert VersionPolicy().select([]) == []
+
+
+def test_without_configuration_the_signature_stays_as_it_is():
+    assert apply(ModelConfig(), BATCHED) == BATCHED
+
+
+def test_the_largest_batch_is_applied():
+    assert apply(read("max_batch_size: 8"), BATCHED) == BATCHED.with_max_batch(8)
+
+
+def test_a_batch_of_zero_takes_away_the_models_own():
+    assert apply(read("max_batch_size: 0"), BATCHED.with_max_batch(4)) == BATCHED
+
+
+def test_a_batch_that_the_model_cannot_carry_is_refused():
+    fixed = Signature((TensorSpec("x", DATATYPES["FP32"], (1, 3)),), ())
+    with pytest.raises(ModelRefused, match="max_batch 8 needs a dynamic first dimension, but 'x' has shape"):
+        apply(read("max_batch_size: 8"), fixed)
+
+
+def test_stated_dimensions_leave_the_batch_out_and_may_be_open_where_the_model_is_fixed():
+    text = "max_batch_size: 8\n" + tensor("input", "x", "TYPE_FP32", "[-1, -1, -1]")
+    assert apply(read(text), BATCHED) == BATCHED.with_max_batch(8)
+
+
+def test_stated_dimensions_include_the_first_where_the_file_has_no_batch():
+    text = tensor("input", "x", "TYPE_FP32", "[2, 3, -1, -1]")
+    assert apply(read(text), BATCHED).inputs[0].shape == (2, 3, -1, -1)
+
+
+def test_a_batch_set_elsewhere_does_not_change_how_the_files_dimensions_are_meant():
+    from_file = read(tensor("input", "x", "TYPE_FP32", "[-1, 3, -1, 5]"))
+    overruled = ModelConfig(max_batch=4, stated_max_batch=None, inputs=from_file.inputs)
+    assert apply(overruled, BATCHED).max_batch == 4
+    assert apply(overruled, BATCHED).inputs[0].shape == (-1, 3, -1, 5)
+
+
+def test_a_named_dimension_that_is_fixed_is_fixed_wherever_it_occurs():
+    text = "max_batch_size: 8\n" + tensor("input", "x", "TYPE_FP32", "[3, 64, -1]")
+    narrowed = apply(read(text), BATCHED)
+    assert [spec.dims for spec in narrowed.inputs] == [("batch", 3, 64, "")]
+    assert [spec.dims for spec in narrowed.outputs] == [("batch", 64), ("batch",)]
+
+
+def test_a_nameless_dimension_that_is_fixed_is_fixed_where_it_is():
+    model = Signature((TensorSpec("x", DATATYPES["FP32"], ("", "")),), ())
+    assert apply(read(tensor("input", "x", "TYPE_FP32", "[-1, 9]")), model).inputs[0].dims == ("", 9)
+
+
+def test_outputs_may_be_listed_in_part_and_all_are_kept():
+    text = "max_batch_size: 8\n" + tensor("output", "z", "TYPE_STRING", "[]")
+    assert apply(read(text), BATCHED) == BATCHED.with_max_batch(8)
+
+
+def test_an_input_and_an_output_of_the_same_name_are_told_apart():
+    model = Signature((TensorSpec("x", DATATYPES["FP32"], ("",)),), (TensorSpec("x", DATATYPES["INT8"], (4,)),))
+    text = tensor("input", "x", "TYPE_FP32", "2") + tensor("output", "x", "TYPE_INT8", "4")
+    assert apply(read(text), model).inputs[0].dims == (2,)
+
+
+def test_inputs_are_listed_all_or_not_at_all():
+    model = Signature((*BATCHED.inputs, TensorSpec("mask", DATATYPES["BOOL"], (1,))), ())
+    message = contradiction(tensor("input", "x", "TYPE_FP32", "[-1, 3, -1, -1]"), model)
+    assert message.endswith("the model also has input 'mask'; list all inputs or none")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (tensor("output", "w", "TYPE_FP32", "1"), "the model has no output 'w', it has 'y', 'z'"),
+        (tensor("input", "x", "TYPE_FP16", "1"), "'x' is TYPE_FP16, but TYPE_FP32 in the model"),
+        (tensor("output", "z", "TYPE_FP32", "1"), "'z' is TYPE_FP32, but TYPE_STRING in the model"),
+        (tensor("input", "x", "TYPE_FP32", "[3, 4]"), "'x' is [3, 4], but [-1, 3, -1, -1] in the model"),
+        ("max_batch_size: 8 " + tensor("input", "x", "TYPE_FP32", "3"), "'x' is [-1, 3] with its batch, but [-1, 3, -1, -1]"),
+        (tensor("input", "x", "TYPE_FP32", "[-1, 4, 5, 6]"), "dimension 1 of 'x' is 4, but 3 in the model"),
+        (
+            tensor("input", "x", "TYPE_FP32", "[-1, 3, 5, 6]") + tensor("output", "y", "TYPE_FP32", "[-1, 6]"),
+            "dimension 1 of 'y' is 6, but 5 elsewhere, where it is 'height' too",
+        ),
+    ],
+)
+def test_a_contradiction_is_refused_naming_the_tensor_and_both_values(text, reason):
+    assert contradiction(text).startswith(f"m/config.pbtxt contradicts the model: {reason}")
+
+
+def test_an_unknown_input_is_named_before_one_that_is_missing():
+    assert "the model has no input 'images', it has 'x'" in contradiction(tensor("input", "images", "TYPE_FP32", "1"))
+
+
+def test_the_description_leaves_the_batch_out():
+    assert describe("m", VersionPolicy(), BATCHED.with_max_batch(8), "onnxruntime_onnx") == {
+        "name": "m",
+        "platform": "onnxruntime_onnx",
+        "backend": "onnxruntime",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3, -1, -1]}],
+        "output": [
+            {"name": "y", "data_type": "TYPE_FP32", "dims": [-1]},
+            {"name": "z", "data_type": "TYPE_STRING", "dims": []},
+        ],
+    }
+
+
+def test_the_description_of_a_model_without_a_batch_has_every_dimension():
+    description = describe("m", VersionPolicy(latest=0), BATCHED, "tensorrt_plan")
+    assert (description["backend"], description["max_batch_size"]) == ("tensorrt", 0)
+    assert description["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 3, -1, -1]}]
+
+
+@pytest.mark.parametrize(
+    ("policy", "described"),
+    [
+        (VersionPolicy(latest=0), {"all": {}}),
+        (VersionPolicy(latest=0, specific=(1, 3)), {"specific": {"versions": [1, 3]}}),
+        (VersionPolicy(latest=2), {"latest": {"num_versions": 2}}),
+    ],
+)
+def test_a_described_version_policy_is_read_back_the_same(policy, described):
+    assert policy.describe() == described
+    assert from_json(json.dumps({"version_policy": described})).versions == policy
+
+
+def test_a_description_is_a_configuration_that_fits_its_model():
+    model = BATCHED.with_max_batch(8)
+    assert apply(from_json(json.dumps(describe("m", VersionPolicy(), model, "onnxruntime_onnx"))), BATCHED) == model
