@@ -10,7 +10,10 @@ import numpy as np
 
 from partitions import Partition
 
+from .datatypes import DataType
+from .memory import view
 from .signature import Signature
+
 
 class Tensor(NamedTuple):
     """Row-major, little-endian host memory holding one tensor; BYTES in wire form.
@@ -29,12 +32,20 @@ class Tensor(NamedTuple):
         array = np.ascontiguousarray(array).reshape(array.shape)
         return cls(array.shape, array.ctypes.data, array.nbytes, array)
 
+    def array(self, datatype: DataType) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+        """The elements as an array of their own. Not for BYTES, whose wire form `engines.wire` splits."""
+        return np.frombuffer(view(self.address, self.nbytes), datatype.numpy).reshape(self.shape).copy()
+
 
 class Room(NamedTuple):
-    """Host memory that outputs may be written to, from an address that is a multiple of ALIGNMENT."""
+    """Host memory that outputs may be written to, from an address that is a multiple of ALIGNMENT; by default none."""
 
-    address: int
-    nbytes: int
+    address: int = 0
+    nbytes: int = 0
+
+
+NO_ROOM = Room()
+"""No memory for outputs: each is answered in memory of its own."""
 
 
 class Work(Protocol):
@@ -58,7 +69,7 @@ class Executor(Protocol):
     def engine(self) -> "Engine":
         """What is bound here; bind it again for another partition."""
 
-    def enqueue(self, inputs: Sequence[Tensor], room: Room) -> Work:
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> Work:
         """Put one inference on the partition's stream and return without waiting for it. Works of one stream end in order.
 
         Shapes must have passed `Signature.check`. One thread at a time.

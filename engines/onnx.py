@@ -17,7 +17,7 @@ from partitions import Partition
 from partitions.cpu import CpuPartition, CpuStream
 
 from . import wire
-from .base import Room, Tensor
+from .base import NO_ROOM, Room, Tensor
 from .datatypes import DATATYPES
 from .errors import Cancelled, ExecutionFailed, ModelRefused
 from .memory import view
@@ -95,7 +95,7 @@ class OnnxExecutor:
     def __repr__(self) -> str:
         return f"<OnnxExecutor {self.engine.path.name}, {self._runs} runs{', closed' if self._closed else ''}>"
 
-    def enqueue(self, inputs: Sequence[Tensor], room: Room) -> "OnnxWork":
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "OnnxWork":
         return OnnxWork(self._stream, inputs, room, self._run)
 
     def close(self) -> None:
