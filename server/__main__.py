@@ -105,7 +105,8 @@ def _describe(config: Config) -> list[str]:
 def _describe_model(repository: Repository, name: str) -> list[str]:
     listing = repository.read(name)
     lines = [f"{name} {file.version}: {file.path.name}" for file in listing.files]
-    return lines + [f"{name} {problem.version}: unavailable: {problem.reason}" for problem in listing.problems]
+    problems = [f"{name} {problem.version}".strip() + f": unavailable: {problem.reason}" for problem in listing.problems]
+    return lines + problems
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Everything here blocks and belongs on a thread of its own, never on the event lo
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -32,10 +33,14 @@ class Loaded:
 
 
 class Library:
-    """The repository, and the engines that somebody still holds. Every method may be called from any thread."""
+    """The repository, and the engines that somebody still holds. Every method may be called from any thread.
 
-    def __init__(self, repository: Repository) -> None:
+    `read` makes an engine of a model's file.
+    """
+
+    def __init__(self, repository: Repository, read: Callable[[Path], Engine] = load_engine) -> None:
         self._repository = repository
+        self._read = read
         self._loads = count(1)
         self._engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
 
@@ -83,5 +88,5 @@ class Library:
         found = os.stat(path)
         key = (path, found.st_ino, found.st_mtime_ns, found.st_size)
         if (engine := self._engines.get(key)) is None:
-            engine = self._engines[key] = load_engine(path)
+            engine = self._engines[key] = self._read(path)
         return engine

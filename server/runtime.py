@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from engines import Executor
+from engines import Engine, Executor, load_engine
 from partitions import Device, Move, Partition, PartitionManager
 from partitions import probe as probes
 
@@ -38,13 +39,13 @@ class RuntimeStatistics:
 
 
 class Runtime:
-    """Serves a configuration on a device. Every method belongs to the event loop unless it says otherwise."""
+    """Serves a configuration on a device; `read` makes engines of model files. Every method belongs to the event loop."""
 
-    def __init__(self, config: Config, device: Device) -> None:
+    def __init__(self, config: Config, device: Device, read: Callable[[Path], Engine] = load_engine) -> None:
         self.config = config
         self.device = device
         self.manager = PartitionManager(device)
-        self.library = Library(Repository(config.models.repository, config.models.max_batches))
+        self.library = Library(Repository(config.models.repository, config.models.max_batches), read)
         self.tenancy = Tenancy([_tenant(c) for c in config.tenants.values()], config.server.default_tenant)
         self.state: State = "starting"
         self._workers: dict[str, Worker] = {}

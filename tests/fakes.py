@@ -1,0 +1,363 @@
+"""A device, partitions and engines without hardware: they keep the promises of partitions.base and engines.base to the
+letter, treat what the seam calls a bug as one, and go wrong when their script says so.
+
+Nothing here sleeps or starts a thread, but for `FakePartition.run`, which promises a fresh one. Work runs where it is
+waited for, in the stream's order. To stop anything at a point of your choice:
+
+    script = Script()
+    engine = FakeEngine(signature, script)
+    gate = script.hold("run")                # works do not end ...
+    ...
+    gate.wait_for_arrival()                  # ... and one has been begun,
+    gate.open()                              # until now
+    script.fail("carve", nth=2)              # the second call from now raises PartitionError
+
+Points: carve, attach, locate (FakeDevice's script); bind, enqueue, run (FakeEngine's; what `run` raises comes out of `wait`).
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import accumulate
+from threading import Condition, Lock, Thread, current_thread
+from typing import TypeVar
+
+import numpy as np
+
+from engines import Cancelled, ExecutionFailed, ModelRefused, Room, Signature, Tensor
+from engines.base import NO_ROOM
+from engines.memory import view
+from engines.signature import align
+from partitions import Partition, PartitionError
+
+T = TypeVar("T")
+Compute = Callable[[Sequence[bytes]], Sequence[bytes]]
+
+PATIENCE = 30.0
+"""Seconds after which a gate that nobody opens fails the test instead of hanging it."""
+
+ERRORS: dict[str, type[Exception]] = {
+    "carve": PartitionError,
+    "attach": PartitionError,
+    "locate": PartitionError,
+    "bind": ModelRefused,
+    "enqueue": ExecutionFailed,
+    "run": ExecutionFailed,
+}
+
+
+class Gate:
+    """Holds the calls that reach it until it is opened."""
+
+    def __init__(self, changed: Condition) -> None:
+        self.arrived = 0
+        self._changed = changed
+        self._opened = False
+
+    def __repr__(self) -> str:
+        return f"<Gate {'open' if self._opened else 'shut'}, {self.arrived} arrived>"
+
+    def open(self) -> None:
+        """Let everyone through, now and later."""
+        with self._changed:
+            self._opened = True
+            self._changed.notify_all()
+
+    def wait_for_arrival(self, count: int = 1) -> None:
+        """Block until this many calls have reached the gate."""
+        self._wait(lambda: self.arrived >= count, f"{count} arrivals")
+
+    def hold(self, given_up: Callable[[], bool]) -> None:
+        """Block until the gate is opened or the caller gives up."""
+        with self._changed:
+            self.arrived += 1
+            self._changed.notify_all()
+        self._wait(lambda: self._opened or given_up(), "somebody to open it")
+
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        with self._changed:
+            if not self._changed.wait_for(condition, PATIENCE):
+                raise TimeoutError(f"{self!r} waited {PATIENCE:g} s for {what}")
+
+
+class Script:
+    """What goes wrong and what is held up, by point; and how often each point was reached."""
+
+    def __init__(self) -> None:
+        self.reached: Counter[str] = Counter()
+        self._changed = Condition()
+        self._gates: dict[str, Gate] = {}
+        self._failures: dict[tuple[str, int], Exception] = {}
+
+    def __repr__(self) -> str:
+        return f"<Script {dict(self.reached)}>"
+
+    def fail(self, point: str, nth: int = 1, error: Exception | None = None) -> None:
+        """Make the n-th call from now that reaches this point raise `error`, or what such a call may raise."""
+        self._failures[point, self.reached[point] + nth] = error or ERRORS[point](f"told to fail at {point}")
+
+    def hold(self, point: str) -> Gate:
+        """Stop every later call at this point until the gate that is returned is opened."""
+        if point == "enqueue":
+            raise ValueError("enqueue never waits; hold its work at 'run'")
+        self._gates[point] = Gate(self._changed)
+        return self._gates[point]
+
+    def reach(self, point: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        """For the fakes: this point is reached; stop and raise as told."""
+        self.reached[point] += 1
+        failure = self._failures.pop((point, self.reached[point]), None)
+        if gate := self._gates.get(point):
+            gate.hold(given_up)
+        if failure:
+            raise failure
+
+    def look_up(self) -> None:
+        """For the fakes: let those at a gate see whether they would rather give up."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+class FakeStream:
+    """Works that end in order, each run by the first thread that waits for it or for a later one."""
+
+    def __init__(self) -> None:
+        self.works: deque[FakeWork] = deque()
+        self._turn = Lock()
+
+    def __repr__(self) -> str:
+        return f"<FakeStream {len(self.works)} in flight>"
+
+    def run_until(self, last: "FakeWork") -> None:
+        """Block until this work has ended."""
+        with self._turn:
+            while not last.ended:
+                self.works[0].run()
+                self.works.popleft()
+
+
+class FakePartition:
+    """Granules that exist only here; see `partitions.base.Partition`. Remembers the threads that were attached to it."""
+
+    def __init__(self, device: "FakeDevice", granules: Sequence[int]) -> None:
+        self.device = device
+        self.granules = tuple(granules)
+        self.stream = FakeStream()
+        self.threads: list[Thread] = []
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<FakePartition {list(self.granules)}{', closed' if self.closed else ''}>"
+
+    @property
+    def size(self) -> int:
+        return sum(self.device.granules[granule] for granule in self.granules)
+
+    @property
+    def units(self) -> frozenset[int]:
+        """The units that the granules hold."""
+        ends = [0, *accumulate(self.device.granules)]
+        return frozenset(unit for granule in self.granules for unit in range(ends[granule], ends[granule + 1]))
+
+    def attach(self) -> None:
+        if self.closed:
+            raise PartitionError(f"{self!r} cannot take another thread")
+        self.device.script.reach("attach")
+        self.threads.append(current_thread())
+
+    def run(self, function: Callable[[], T]) -> T:
+        result: Future[T] = Future()
+
+        def body() -> None:
+            try:
+                self.attach()
+                result.set_result(function())
+            except BaseException as error:
+                result.set_exception(error)
+
+        thread = Thread(target=body, name=repr(self))
+        thread.start()
+        thread.join()
+        return result.result()
+
+    def locate(self) -> frozenset[int]:
+        self.device.script.reach("locate")
+        return self.run(lambda: self.device.lie(self) if self.device.lie else self.units)
+
+    def close(self) -> None:
+        """Raises RuntimeError with work in flight: the seam calls that a bug."""
+        if self.stream.works:
+            raise RuntimeError(f"{self!r} was closed with work in flight: {list(self.stream.works)}")
+        self.closed = True
+
+
+class FakeDevice:
+    """Granules of these sizes; see `partitions.base.Device`. `lie`, where set, is what `locate` says instead of the truth."""
+
+    kind = "fake"
+    unit = "unit"
+
+    def __init__(self, granules: Sequence[int] = (1, 1, 1, 1), script: Script | None = None) -> None:
+        self.granules = tuple(granules)
+        self.script = script or Script()
+        self.lie: Callable[[FakePartition], frozenset[int]] | None = None
+        self.partitions: list[FakePartition] = []
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<FakeDevice {len(self.granules)} granules, {len(self.open)} partitions{', closed' if self.closed else ''}>"
+
+    @property
+    def open(self) -> list[FakePartition]:
+        """The partitions that were carved and not closed yet, in that order."""
+        return [partition for partition in self.partitions if not partition.closed]
+
+    def describe(self) -> str:
+        return f"a fake, {len(self.granules)} granules"
+
+    def carve(self, granules: Sequence[int]) -> FakePartition:
+        self.script.reach("carve")
+        known = all(0 <= granule < len(self.granules) for granule in granules)
+        if self.closed or not granules or not known or len(set(granules)) != len(granules):
+            raise PartitionError(f"cannot carve granules {list(granules)} from {self!r}")
+        self.partitions.append(FakePartition(self, sorted(granules)))
+        return self.partitions[-1]
+
+    def close(self) -> None:
+        """Raises RuntimeError while partitions are open: the seam calls that a bug."""
+        if self.open:
+            raise RuntimeError(f"{self!r} was closed before {self.open}")
+        self.closed = True
+
+
+class FakeWork:
+    """One computation; see `engines.base.Work`. It ends when it is waited for, its gate is open and its elders ended."""
+
+    def __init__(self, executor: "FakeExecutor", inputs: Sequence[Tensor], room: Room) -> None:
+        self.executor = executor
+        self.ended = False
+        self.cancelled = False
+        self._call = (inputs, room)
+        self._outputs: tuple[Tensor, ...] = ()
+        self._error: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<FakeWork {'failed' if self._error else 'done' if self.ended else 'waiting'}>"
+
+    def wait(self) -> tuple[Tensor, ...]:
+        self.executor.partition.stream.run_until(self)
+        if self._error:
+            raise self._error
+        return self._outputs
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.executor.engine.script.look_up()
+
+    def run(self) -> None:
+        """For the stream: do the work and keep what comes of it."""
+        try:
+            self.executor.engine.script.reach("run", lambda: self.cancelled)
+            if self.cancelled:
+                raise Cancelled("cancelled")
+            self._outputs = self.executor.engine.answer(*self._call)
+        except Exception as error:
+            self._error = error
+        self.ended = True
+
+
+class FakeExecutor:
+    """An engine on a partition; see `engines.base.Executor`."""
+
+    def __init__(self, engine: "FakeEngine", partition: FakePartition) -> None:
+        self.engine = engine
+        self.partition = partition
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<FakeExecutor of {self.engine!r} on {self.partition!r}{', closed' if self.closed else ''}>"
+
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> FakeWork:
+        if self.closed or self.partition.closed:
+            raise RuntimeError(f"{self!r} was asked to work")
+        self.engine.script.reach("enqueue")
+        self.engine.signature.check([tensor.shape for tensor in inputs])
+        work = FakeWork(self, tuple(inputs), room)
+        self.partition.stream.works.append(work)
+        return work
+
+    def close(self) -> None:
+        """Raises RuntimeError with work in flight: the seam calls that a bug."""
+        if any(work.executor is self for work in self.partition.stream.works):
+            raise RuntimeError(f"{self!r} was closed with work in flight")
+        self.closed = True
+
+
+class FakeEngine:
+    """A model that gives what it takes: output n is input n, and those beyond the last input begin again at the first.
+
+    `compute`, where given, makes other bytes of the inputs' bytes, one item an output; it may raise. Remembers the inputs of
+    every work that ran in `computed`, and its executors in `executors`. See `engines.base.Engine`.
+    """
+
+    platform = "fake_fake"
+
+    def __init__(self, signature: Signature, script: Script | None = None, compute: Compute | None = None) -> None:
+        self.signature = signature
+        self.script = script or Script()
+        self.computed: list[tuple[bytes, ...]] = []
+        self.executors: list[FakeExecutor] = []
+        self.closed = False
+        self._compute: Compute = compute or self._repeat
+
+    def __repr__(self) -> str:
+        return f"<FakeEngine {self.signature!r}{', closed' if self.closed else ''}>"
+
+    def bind(self, partition: Partition) -> FakeExecutor:
+        self.script.reach("bind")
+        if not isinstance(partition, FakePartition) or partition.closed or self.closed:
+            raise ModelRefused(f"{self!r} cannot be bound to {partition!r}")
+        self.executors.append(FakeExecutor(self, partition))
+        return self.executors[-1]
+
+    def close(self) -> None:
+        """Raises RuntimeError while executors are open: the seam calls that a bug."""
+        if left := [executor for executor in self.executors if not executor.closed]:
+            raise RuntimeError(f"{self!r} was closed before {left}")
+        self.closed = True
+
+    def answer(self, inputs: Sequence[Tensor], room: Room) -> tuple[Tensor, ...]:
+        """For the works: compute, and put each output where the seam promises it."""
+        given = tuple(bytes(view(tensor.address, tensor.nbytes)) for tensor in inputs)
+        self.computed.append(given)
+        try:
+            results = self._compute(given)
+        except Exception as error:
+            raise ExecutionFailed(str(error)) from error
+        return tuple(self._place(inputs, results, room))
+
+    def _repeat(self, inputs: Sequence[bytes]) -> list[bytes]:
+        return [inputs[index % len(inputs)] for index in range(len(self.signature.outputs))]
+
+    def _place(self, inputs: Sequence[Tensor], results: Sequence[bytes], room: Room) -> list[Tensor]:
+        shapes = [tensor.shape for tensor in inputs]
+        known = self.signature.output_shapes(self.signature.check(shapes))
+        tensors, end = [], 0
+        for index, (spec, shape, data) in enumerate(zip(self.signature.outputs, known, results, strict=True)):
+            fits = shape is not None and spec.datatype.size > 0 and end + len(data) <= room.nbytes
+            tensor = _written(shape or shapes[index % len(shapes)], data, room.address + end if fits else None)
+            if spec.datatype.size and tensor.nbytes != math.prod(tensor.shape) * spec.datatype.size:
+                raise AssertionError(f"{self!r} computed {tensor.nbytes} bytes for {spec.name!r} of shape {tensor.shape}")
+            tensors.append(tensor)
+            end = align(end + len(data)) if fits else end
+        return tensors
+
+
+def _written(shape: tuple[int, ...], data: bytes, address: int | None) -> Tensor:
+    """The data at this address, or in memory of its own."""
+    if address is None:
+        own = np.frombuffer(bytearray(data), np.uint8)
+        return Tensor(shape, own.ctypes.data, len(data), own)
+    view(address, len(data))[:] = data
+    return Tensor(shape, address, len(data))

@@ -1,0 +1,45 @@
+"""Small ONNX models for tests, built from ONNX's textual form (https://onnx.ai/onnx/repo-docs/Syntax.html)."""
+
+from pathlib import Path
+
+import onnx.parser
+
+HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
+
+FUSSY = """
+fussy (float[n] x) => (float[n] y)
+<float[1] table = {0}>
+{
+  index = Cast<to = 7>(x)
+  y = Gather(table, index)
+}
+"""
+"""Zeros for zeros; raises for anything that is 1 or more."""
+
+DISTINCT = "distinct (float[n] x) => (float[m] y) { y = Unique<sorted = 0>(x) }"
+"""What is there once, in order: how much that is, is known only afterwards."""
+
+LATCH = """
+latch (int64[1] released, int64 most) => (int64 turns)
+<int64 zero = {0}, int64[1] held = {0}, bool yes = {1}, int64[1] axes = {0}>
+{
+  turns = Loop(most, yes, zero) <body = turn (int64 index, bool going, int64 before) => (bool again, int64 after) {
+    shut = Equal(released, held)
+    again = Squeeze(shut, axes)
+    one = Constant<value = int64 {1}>()
+    after = Add(before, one)
+  }>
+}
+"""
+"""Turns round until somebody writes other than 0 to the memory of `released`, or `most` times; gives how often it did."""
+
+
+def save(path: Path, source: str) -> Path:
+    """Write the model whose graph this is, and return where."""
+    path.write_bytes(onnx.parser.parse_model(HEADER + source).SerializeToString())
+    return path
+
+
+def identity(datatype: str = "float", dims: str = "rows, columns") -> str:
+    """`y` is `x`, of ONNX's element type `datatype`."""
+    return f"identity ({datatype}[{dims}] x) => ({datatype}[{dims}] y) {{ y = Identity(x) }}"
