@@ -99,11 +99,9 @@ class OnnxExecutor:
         return OnnxWork(self._stream, inputs, room, self._run)
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._stream.drain()
-        self._closed = True
-        del self._binding, self._session
+        if not self._closed:
+            self._closed = True
+            del self._binding, self._session
 
     def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
         self._runs += 1
@@ -146,7 +144,7 @@ class OnnxExecutor:
 
     def _place(self, shapes: list[Shape], room: Room) -> list[Placement | None]:
         """Where each output goes, for those whose size is known and that fit in the room."""
-        if not self._shapes_known:
+        if not self._shapes_known or not room.nbytes:
             return [None] * len(self._signature.outputs)
         key = tuple(shapes)
         if (known := self._placements.get(key)) is None:
@@ -188,8 +186,6 @@ class OnnxWork:
             raise Cancelled("cancelled before it began")
         try:
             self._outputs = self._run(*self._call, self._options)
-        except ExecutionFailed:
-            raise
         except Exception as error:
             if self._options.terminate:
                 raise Cancelled("cancelled while it ran") from error

@@ -1,14 +1,16 @@
 """What hardware: devices divided into granules, and partitions of them. Knows no models and no tenants."""
 
+import logging
 from collections.abc import Iterable
 
 from .base import Device, Partition
 from .cpu import open_cpu
-from .errors import DeviceUnavailable, DoesNotFit, Misplaced, PartitionError
+from .errors import DeviceLost, DeviceUnavailable, DoesNotFit, Misplaced, PartitionError
 from .manager import Move, PartitionManager
 
 __all__ = [
     "Device",
+    "DeviceLost",
     "DeviceUnavailable",
     "DoesNotFit",
     "Misplaced",
@@ -21,13 +23,39 @@ __all__ = [
 ]
 
 
-def open_device(kind: str = "auto", cores: Iterable[int] | None = None) -> Device:
-    """Open a device: `cpu`, or `auto` for the best one present. Raises DeviceUnavailable with what is missing.
+log = logging.getLogger("greenlane.partitions")
 
-    `cores` limits a CPU device to these core numbers; by default all that the process may use are taken.
+
+def open_device(
+    kind: str = "auto", cores: Iterable[int] | None = None, index: int = 0, granule_sms: int | None = None
+) -> Device:
+    """Open a device: `cpu`, `cuda`, or `auto` for the best one present, logging which and why.
+
+    `cores` limits a CPU device to these core numbers; by default all that the process may use are taken. `index` and
+    `granule_sms` are for CUDA: which GPU, and granules of how many SMs (by default the fewest that the driver fences).
+    Raises DeviceUnavailable with what is missing, ValueError for another kind.
     """
-    if kind in ("auto", "cpu"):
+    if kind == "cpu":
         return open_cpu(cores)
     if kind == "cuda":
-        raise DeviceUnavailable("this version has no CUDA partitions yet; use backend = 'cpu'")
-    raise ValueError(f"unknown device kind {kind!r}; expected auto, cpu or cuda")
+        return _open_cuda(index, granule_sms)
+    if kind != "auto":
+        raise ValueError(f"unknown device kind {kind!r}; expected auto, cpu or cuda")
+    try:
+        device = _open_cuda(index, granule_sms)
+    except DeviceUnavailable as error:
+        log.info("the device is the CPU: %s", error)
+        return open_cpu(cores)
+    log.info("the device is a GPU that can be carved: %s", device.describe())
+    return device
+
+
+def _open_cuda(index: int, granule_sms: int | None) -> Device:
+    """The only place where this package imports CUDA."""
+    try:
+        from .cuda import open_cuda
+    except ImportError as error:
+        raise DeviceUnavailable(
+            f"CUDA partitions need pip install 'greenlane[cuda]'; or use backend = 'cpu' ({error})"
+        ) from error
+    return open_cuda(index, granule_sms)

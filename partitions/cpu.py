@@ -22,23 +22,32 @@ T = TypeVar("T")
 class CpuTask:
     """A function on a stream: whether it has run, and what it raised."""
 
-    __slots__ = ("done", "error", "function")
+    __slots__ = ("_function", "done", "error")
 
     def __init__(self, function: Callable[[], None]) -> None:
-        self.function = function
+        self._function = function
         self.done = False
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<CpuTask {'failed' if self.error else 'done' if self.done else 'waiting'}>"
 
     def run(self) -> None:
-        """Call the function and keep what it raises."""
+        """Call the function, for the first and only time, and keep what it raises.
+
+        An interrupt is kept as well: whoever waits for the task has to hear of it. The function is let go, for it may
+        hold whoever holds the task, and what both hold would wait for the garbage collector.
+        """
+        function, self._function = self._function, _nothing
         try:
-            self.function()
-        except Exception as error:
+            function()
+        except BaseException as error:
             self.error = error
         self.done = True
+
+
+def _nothing() -> None:
+    """What a task does once it has run, or where only its place in the order matters."""
 
 
 class CpuStream:
@@ -72,9 +81,9 @@ class CpuStream:
             raise task.error
 
     def drain(self) -> None:
-        """Run everything that was put. Blocks."""
-        while self._waiting:
-            self.wait(self._waiting[-1])
+        """Run everything that was put so far; what it raises is left to those who wait for it. Blocks."""
+        if self._waiting or self._turn.locked():
+            self.wait(self.put(_nothing))
 
     def _run_until(self, last: CpuTask) -> None:
         with self._turn:
@@ -170,14 +179,17 @@ class CpuDevice:
 def open_cpu(cores: Iterable[int] | None = None, root: Path = Path("/")) -> CpuDevice:
     """Open the cores named, or all that this process's affinity and its cgroup's CPU quota leave it.
 
-    `root` is where /proc and /sys are. Raises DeviceUnavailable for a core the process may not use.
+    `root` is where /proc and /sys are. Raises DeviceUnavailable for a core the process may not use, and for no core at all.
     """
     allowed = sorted(os.sched_getaffinity(0))
     if cores is None:
         return CpuDevice(allowed[: _quota(root, len(allowed))])
-    if missing := sorted(set(cores) - set(allowed)):
+    chosen = sorted(set(cores))
+    if missing := sorted(set(chosen) - set(allowed)):
         raise DeviceUnavailable(f"cores {_ranges(missing)} are not among those this process may use: {_ranges(allowed)}")
-    return CpuDevice(sorted(set(cores)))
+    if not chosen:
+        raise DeviceUnavailable(f"no core was named; this process may use {_ranges(allowed)}")
+    return CpuDevice(chosen)
 
 
 def _quota(root: Path, most: int) -> int:

@@ -15,3 +15,7 @@ class DoesNotFit(PartitionError):
 
 class Misplaced(PartitionError):
     """A partition ran where it should not have: outside its grant, or on another's units."""
+
+
+class DeviceLost(PartitionError):
+    """The device failed for good: every later call in this process fails too, so the process has to be started again."""

@@ -1,0 +1,203 @@
+"""Partitions of a GPU: a granule is the smallest group of SMs the driver fences, and a partition is a green context.
+
+The primary context is the one that threads have current; what makes work stay on a partition's SMs is its stream. So pass
+the stream to everything, and run nothing on streams of the primary context: they have everybody's SMs.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from threading import Lock
+from typing import TypeVar
+
+from cuda.bindings import driver
+from cuda.core import Device, Stream
+from cuda.core._utils.cuda_utils import CUDAError, handle_return
+
+from .errors import DeviceUnavailable, PartitionError
+from .faults import translated
+from .green import Green, Split, split
+from .smid import SmProbe, open_probe
+
+T = TypeVar("T")
+
+NEEDED = "green contexts need a driver of CUDA 12.4 and a GPU of compute capability 6.0, or newer; or use backend = 'cpu'"
+
+
+class CudaPartition:
+    """SMs set aside; see `partitions.base.Partition` for the contract.
+
+    Work may be submitted to `stream` from one thread at a time. Executors, graphs and events made for it have to be gone
+    before it is closed.
+    """
+
+    def __init__(self, device: "CudaDevice", granules: Sequence[int], green: Green) -> None:
+        self.device = device
+        self.granules = tuple(granules)
+        self.size = green.sms
+        self.stream: Stream = green.stream
+        self._release = green.release
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<CudaPartition granules {list(self.granules)}, {self.size} SMs{', closed' if self._closed else ''}>"
+
+    @property
+    def handle(self) -> int:
+        """The stream as the integer (CUstream) that other libraries take."""
+        return int(self.stream.handle)
+
+    def attach(self) -> None:
+        """Make the device's primary context current in the calling thread; the stream keeps work on the partition."""
+        if self._closed:
+            raise PartitionError(f"{self!r} cannot take another thread")
+        self.device.make_current()
+
+    def run(self, function: Callable[[], T]) -> T:
+        def body() -> T:
+            self.attach()
+            return function()
+
+        with ThreadPoolExecutor(1, thread_name_prefix=f"granules {self.granules}") as thread:
+            return thread.submit(body).result()
+
+    def locate(self) -> frozenset[int]:
+        """The SMs that a kernel on this partition's stream ran on. Waits for the work before it.
+
+        Not while a graph is captured from the stream. Raises PartitionError, DeviceLost.
+        """
+        return self.run(lambda: self.device.locate(self))
+
+    def close(self) -> None:
+        """Wait for the stream, then destroy it and the context. Raises DeviceLost, with both released all the same."""
+        if self._closed:
+            return
+        self._closed = True
+        with translated(f"closing {self!r}"), ExitStack() as left:
+            left.callback(self._release)
+            self.device.make_current()
+            self.stream.sync()
+
+
+class Pinned:
+    """Host memory that the device reads and writes in place, until it is closed."""
+
+    def __init__(self, device: "CudaDevice", address: int, nbytes: int, device_address: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.device_address = device_address
+        self._device = device
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Pinned {self.nbytes} bytes at {self.address:#x}{', closed' if self._closed else ''}>"
+
+    def close(self) -> None:
+        """Unpin; nothing on the device may use the memory any more. Calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._device.unpin(self.address)
+
+
+class CudaDevice:
+    """A GPU, split into groups of SMs once. Any thread may call any method."""
+
+    kind = "cuda"
+    unit = "SM"
+
+    def __init__(self, index: int, name: str, groups: Split, clusters: bool = True) -> None:
+        self.index = index
+        self.name = name
+        self.granules = groups.sizes
+        self._groups = groups
+        self._clusters = clusters
+        self._probe: SmProbe | None = None
+        self._opening = Lock()
+
+    def __repr__(self) -> str:
+        return f"<CudaDevice {self.index}, {self.name}, granules {_shares(self.granules)}>"
+
+    def describe(self) -> str:
+        price = "" if self._clusters else "; no thread-block clusters"
+        total, count = sum(self.granules), len(self.granules)
+        return f"{self.name}, {total} SMs in {count} granules ({_shares(self.granules)}){price}"
+
+    def make_current(self) -> Device:
+        """Make the primary context current in the calling thread and return the device as that thread has to see it."""
+        with translated(f"using {self!r}"):
+            device = Device(self.index)
+            device.set_current()
+            return device
+
+    def carve(self, granules: Sequence[int]) -> CudaPartition:
+        """Blocks for some milliseconds and takes some MiB of device memory, which closing gives back."""
+        wanted = sorted(granules)
+        known = range(len(self.granules))
+        if not wanted or len(set(wanted)) != len(wanted) or not all(granule in known for granule in wanted):
+            raise PartitionError(f"cannot carve granules {list(granules)} from {self!r}")
+        with translated(f"carving granules {wanted} from {self!r}"):
+            partition = CudaPartition(self, wanted, self._groups.create(self.make_current(), wanted))
+        if partition.size != (granted := sum(self.granules[granule] for granule in wanted)):
+            partition.close()
+            raise PartitionError(f"the driver gave {partition!r}, but its granules hold {granted} SMs")
+        return partition
+
+    def locate(self, partition: CudaPartition) -> frozenset[int]:
+        """The SMs that a kernel on the partition's stream runs on; from a thread attached to it. Blocks."""
+        with translated(f"looking where {partition!r} runs"):
+            with self._opening:
+                if not self._probe:
+                    self._probe = open_probe(Device(self.index), sum(self.granules))
+            return self._probe.run(partition.stream, partition.size)
+
+    def pin(self, address: int, nbytes: int) -> Pinned:
+        """Page-lock host memory and map it for the device, for all contexts. Blocks while its pages are faulted in.
+
+        Raises PartitionError for memory that is pinned already, is not the process's, or is more than it may lock.
+        """
+        flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+        self.make_current()
+        with translated(f"pinning {nbytes} bytes at {address:#x}"), ExitStack() as done:
+            handle_return(driver.cuMemHostRegister(address, nbytes, flags))
+            done.callback(self.unpin, address)
+            device_address = int(handle_return(driver.cuMemHostGetDevicePointer(address, 0)))
+            done.pop_all()
+        return Pinned(self, address, nbytes, device_address)
+
+    def unpin(self, address: int) -> None:
+        """Undo a `pin`; `Pinned.close` calls it. Raises PartitionError for what is not pinned."""
+        self.make_current()
+        with translated(f"unpinning the memory at {address:#x}"):
+            handle_return(driver.cuMemHostUnregister(address))
+
+    def close(self) -> None:
+        """Free what `locate` used. The primary context stays: other libraries of the process may be using it."""
+        probe, self._probe = self._probe, None
+        if probe:
+            self.make_current()
+            probe.close()
+
+
+def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
+    """Open the GPU with this ordinal and split its SMs. Once in a process: partitions of two splits overlap.
+
+    `granule_sms` asks for granules of another size than the driver's smallest (8 SMs on Hopper). Fewer than that, 2 for
+    instance, divide more finely at a price: no thread-block clusters, and models that need them do not run.
+    Raises DeviceUnavailable with what is missing, ValueError for a size below 1.
+    """
+    if granule_sms is not None and granule_sms < 1:
+        raise ValueError(f"granules of {granule_sms} SMs; expected 1 or more")
+    try:
+        device = Device(index)
+        device.set_current()
+        smallest = device.resources.sm.min_partition_size
+        clusters = granule_sms is None or granule_sms >= smallest
+        return CudaDevice(index, device.name, split(device, granule_sms), clusters)
+    except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
+        raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
+
+
+def _shares(sizes: Sequence[int]) -> str:
+    """15 of 8, 1 of 12."""
+    return ", ".join(f"{count} of {size}" for size, count in Counter(sizes).items())

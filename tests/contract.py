@@ -1,0 +1,300 @@
+"""What every kind of hardware promises, as tests: subclass `Contract` and give it a `subject`.
+
+A subject brings three models and a stall: work that does not end before it is released, so that no test has to sleep.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from threading import Thread
+from typing import Protocol, TypeVar
+
+import numpy as np
+import pytest
+
+from engines import Cancelled, Engine, ExecutionFailed, Executor, Tensor, Work
+from engines.signature import ALIGNMENT
+from partitions import Device, Partition, probe
+from tests.engines.tensors import UNTOUCHED, Memory, array, run
+
+T = TypeVar("T")
+
+ONE = np.arange(6, dtype=np.float32).reshape(2, 3)
+OTHER = -ONE
+ZEROS = np.zeros(4, np.float32)
+BAD = np.full(4, 7, np.float32)
+
+PATIENCE = 30.0
+"""Seconds after which a thread that should have ended fails the test."""
+
+
+class Stall(Protocol):
+    """Work at the head of a stream that has not ended."""
+
+    @property
+    def work(self) -> Work:
+        """What was enqueued."""
+
+    def release(self) -> None:
+        """Let it end."""
+
+    def wait_until_running(self, thread: Thread) -> None:
+        """Block until the device works on it; `thread` is the attached thread that waits for it."""
+
+    def gave_up(self) -> bool:
+        """Whether it ended although nobody released it, which it does after some seconds. To be asked once it has ended."""
+
+    def close(self) -> None:
+        """Free what it holds; it must have ended."""
+
+
+class Subject(Protocol):
+    """One implementation of both seams."""
+
+    @property
+    def device(self) -> Device:
+        """With at least one granule."""
+
+    @property
+    def identity(self) -> Engine:
+        """FP32[rows, columns] x to the same y."""
+
+    @property
+    def surprising(self) -> Engine:
+        """FP32[n] x to the same y, as long as no two elements are equal; the shape is known only once it ran."""
+
+    @property
+    def fussy(self) -> Engine:
+        """FP32[n] x to the same y for zeros; raises for BAD."""
+
+    def stall(self, partition: Partition) -> Stall:
+        """Stall the partition's stream."""
+
+
+class Contract:
+    """The promises of partitions.base and engines.base."""
+
+    @pytest.fixture
+    def partition(self, subject: Subject) -> Iterator[Partition]:
+        with closing(subject.device.carve([0])) as partition:
+            yield partition
+
+    @pytest.fixture
+    def executor(self, subject: Subject, partition: Partition) -> Iterator[Executor]:
+        with closing(subject.identity.bind(partition)) as executor:
+            yield executor
+
+    @pytest.fixture
+    def stall(self, subject: Subject, partition: Partition, executor: Executor) -> Iterator[Stall]:
+        with closing(subject.stall(partition)) as stall:
+            yield stall
+
+    def test_a_work_gives_the_right_numbers(self, executor: Executor) -> None:
+        assert run(executor, ONE)[0].tolist() == ONE.tolist()
+        assert run(executor, OTHER[:1])[0].tolist() == OTHER[:1].tolist()
+
+    def test_the_first_work_after_binding_is_the_caller_s(self, subject: Subject, partition: Partition) -> None:
+        memory = Memory(4096)
+        with closing(subject.identity.bind(partition)) as executor:
+            assert (memory.bytes == UNTOUCHED).all()
+            assert run(executor, ONE, room=memory.room)[0].tolist() == ONE.tolist()
+
+    def test_enqueue_returns_before_the_work_ends(self, executor: Executor, stall: Stall) -> None:
+        memory = Memory(4096)
+        work = executor.enqueue([Tensor.of(ONE)], memory.room)
+        assert (memory.bytes == UNTOUCHED).all()
+        stall.release()
+        assert array(work.wait()[0]).tolist() == ONE.tolist()
+
+    def test_works_of_one_stream_end_in_order(self, executor: Executor, stall: Stall) -> None:
+        memory = Memory(4096)
+        works = [executor.enqueue([Tensor.of(data)], memory.room) for data in (ONE, OTHER)]
+        stall.release()
+        assert array(works[1].wait()[0]).tolist() == OTHER.tolist()
+        works[0].wait()
+        stall.work.wait()
+        assert memory.bytes[: OTHER.nbytes].view(np.float32).tolist() == OTHER.ravel().tolist()
+
+    def test_outputs_lie_in_the_room_at_an_aligned_address_when_they_fit(self, executor: Executor) -> None:
+        memory = Memory(4096)
+        (output,) = executor.enqueue([Tensor.of(ONE)], memory.room).wait()
+        assert memory.holds(output)
+        assert output.address % ALIGNMENT == 0
+        assert (output.shape, output.nbytes) == (ONE.shape, ONE.nbytes)
+
+    def test_outputs_that_fit_exactly_lie_in_the_room(self, executor: Executor) -> None:
+        memory = Memory(4096)
+        (output,) = executor.enqueue([Tensor.of(ONE)], memory.room._replace(nbytes=ONE.nbytes)).wait()
+        assert memory.holds(output)
+        assert (memory.bytes[ONE.nbytes :] == UNTOUCHED).all()
+
+    def test_outputs_that_do_not_fit_own_their_memory(self, executor: Executor) -> None:
+        memory = Memory(4096)
+        (output,) = executor.enqueue([Tensor.of(ONE)], memory.room._replace(nbytes=ONE.nbytes - 1)).wait()
+        assert array(output).tolist() == ONE.tolist()
+        assert not memory.holds(output)
+        assert (memory.bytes == UNTOUCHED).all()
+
+    def test_outputs_of_unknown_size_own_memory_that_later_works_leave_alone(
+        self, subject: Subject, partition: Partition
+    ) -> None:
+        data = np.arange(5, dtype=np.float32)
+        memory = Memory(4096)
+        with closing(subject.surprising.bind(partition)) as executor:
+            (output,) = executor.enqueue([Tensor.of(data)], memory.room).wait()
+            assert run(executor, data + 10, room=memory.room)[0].tolist() == (data + 10).tolist()
+            assert array(output).tolist() == data.tolist()
+        assert array(output).tolist() == data.tolist()
+        assert (memory.bytes == UNTOUCHED).all()
+
+    def test_two_executors_share_a_partition(self, subject: Subject, partition: Partition, executor: Executor) -> None:
+        with closing(subject.identity.bind(partition)) as second:
+            works = [each.enqueue([Tensor.of(data)]) for each, data in ((executor, ONE), (second, OTHER))]
+            assert [array(work.wait()[0]).tolist() for work in works] == [ONE.tolist(), OTHER.tolist()]
+
+    def test_an_executor_is_closed_while_another_one_s_work_is_in_flight(
+        self, subject: Subject, partition: Partition, executor: Executor
+    ) -> None:
+        with closing(subject.fussy.bind(partition)) as other:
+            good, bad = (other.enqueue([Tensor.of(data)]) for data in (ZEROS, BAD))
+            executor.close()
+            assert array(good.wait()[0]).tolist() == ZEROS.tolist()
+            with pytest.raises(ExecutionFailed):
+                bad.wait()
+
+    def test_a_work_cancelled_before_it_began_ends_as_cancelled(self, executor: Executor, stall: Stall) -> None:
+        memory = Memory(4096)
+        cancelled, later = (executor.enqueue([Tensor.of(data)], memory.room) for data in (ONE, OTHER))
+        cancelled.cancel()
+        stall.release()
+        with pytest.raises(Cancelled):
+            cancelled.wait()
+        assert array(later.wait()[0]).tolist() == OTHER.tolist()
+
+    def test_a_work_cancelled_while_it_runs_ends_as_cancelled(
+        self, partition: Partition, executor: Executor, stall: Stall
+    ) -> None:
+        thread, ended = _wait_in_a_thread(partition, stall.work)
+        stall.wait_until_running(thread)
+        stall.work.cancel()
+        with pytest.raises(Cancelled):
+            ended.result(PATIENCE)
+        assert run(executor, ONE)[0].tolist() == ONE.tolist()
+
+    def test_a_work_cancelled_after_it_ended_keeps_its_outputs(self, executor: Executor) -> None:
+        work = executor.enqueue([Tensor.of(ONE)])
+        work.wait()
+        work.cancel()
+        assert array(work.wait()[0]).tolist() == ONE.tolist()
+
+    def test_wait_leaves_the_interpreter_to_other_threads(self, partition: Partition, stall: Stall) -> None:
+        thread, ended = _wait_in_a_thread(partition, stall.work)
+        stall.wait_until_running(thread)
+        stall.release()
+        ended.result(PATIENCE)
+        assert not stall.gave_up()
+
+    def test_a_work_may_be_waited_for_by_several_threads_attached_or_not(
+        self, partition: Partition, executor: Executor, stall: Stall
+    ) -> None:
+        works = [executor.enqueue([Tensor.of(data)]) for data in (ONE, OTHER)]
+        waiting = [_wait_in_a_thread(partition, work, attached)[1] for work in works for attached in (True, False)]
+        stall.release()
+        numbers = [array(ended.result(PATIENCE)[0]).tolist() for ended in waiting]
+        assert numbers == [ONE.tolist(), ONE.tolist(), OTHER.tolist(), OTHER.tolist()]
+
+    def test_what_the_model_raises_fails_its_work_and_not_the_next(self, subject: Subject, partition: Partition) -> None:
+        memory = Memory(4096)
+        with closing(subject.fussy.bind(partition)) as executor:
+            for _ in range(2):
+                bad, good = (executor.enqueue([Tensor.of(data)], memory.room) for data in (BAD, ZEROS))
+                with pytest.raises(ExecutionFailed, match=r"\w"):
+                    bad.wait()
+                assert array(good.wait()[0]).tolist() == ZEROS.tolist()
+
+    def test_what_an_ended_work_held_is_free_without_the_garbage_collector(self, executor: Executor) -> None:
+        gc.disable()
+        try:
+            data = ONE.copy()
+            held = weakref.ref(data)
+            work = executor.enqueue([Tensor.of(data)])
+            forgotten = weakref.ref(work)
+            work.wait()
+            del data, work
+            assert forgotten() is None
+            assert held() is None
+        finally:
+            gc.enable()
+
+    def test_an_engine_bound_again_gives_the_same_numbers(self, subject: Subject, executor: Executor) -> None:
+        last = len(subject.device.granules) - 1
+        with closing(subject.device.carve([last])) as elsewhere, closing(executor.engine.bind(elsewhere)) as again:
+            assert again.engine is executor.engine
+            assert run(again, ONE)[0].tolist() == run(executor, ONE)[0].tolist() == ONE.tolist()
+
+    def test_an_executor_outlives_another_of_its_engine(self, subject: Subject, executor: Executor) -> None:
+        with closing(subject.device.carve([0])) as elsewhere:
+            subject.identity.bind(elsewhere).close()
+        assert run(executor, ONE)[0].tolist() == ONE.tolist()
+
+    def test_closing_again_does_nothing(self, subject: Subject) -> None:
+        partition = subject.device.carve([0])
+        executor = subject.identity.bind(partition)
+        run(executor, ONE)
+        for each in (executor, partition, subject.identity, subject.device):
+            each.close()
+            each.close()
+
+    def test_every_partition_runs_within_its_grant(self, subject: Subject) -> None:
+        device = subject.device
+        partitions = {f"{granule}": device.carve([granule]) for granule in range(len(device.granules))}
+        assert [partition.size for partition in partitions.values()] == list(device.granules)
+        probe.check(partitions, probe.locate(partitions))
+        for partition in partitions.values():
+            partition.close()
+
+    def test_a_partition_of_every_granule_has_every_unit(self, subject: Subject) -> None:
+        every = range(len(subject.device.granules))
+        with closing(subject.device.carve(list(reversed(every)))) as partition:
+            assert partition.granules == tuple(every)
+            assert 1 <= len(partition.locate()) <= partition.size == sum(subject.device.granules)
+
+    def test_a_partition_runs_functions_and_passes_on_what_they_give_or_raise(self, partition: Partition) -> None:
+        assert partition.run(lambda: 42) == 42
+        with pytest.raises(ZeroDivisionError):
+            partition.run(lambda: 1 // 0)
+
+    def test_everything_with_state_describes_itself_in_one_line(
+        self, subject: Subject, partition: Partition, executor: Executor, stall: Stall
+    ) -> None:
+        stall.release()
+        for each in (subject.device, partition, executor, executor.engine, stall.work):
+            assert repr(each).startswith("<")
+            assert "\n" not in repr(each)
+        assert "\n" not in subject.device.describe()
+
+
+def in_a_thread(function: Callable[[], T]) -> tuple[Thread, "Future[T]"]:
+    """Call a function on a new thread; the future has what it gave or raised."""
+    result: Future[T] = Future()
+
+    def body() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = Thread(target=body, daemon=True)
+    thread.start()
+    return thread, result
+
+
+def _wait_in_a_thread(partition: Partition, work: Work, attached: bool = True) -> tuple[Thread, "Future[tuple[Tensor, ...]]"]:
+    def wait() -> tuple[Tensor, ...]:
+        if attached:
+            partition.attach()
+        return work.wait()
+
+    return in_a_thread(wait)

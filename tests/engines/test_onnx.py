@@ -1,0 +1,361 @@
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engines import Engine, ExecutionFailed, Executor, ModelRefused, Tensor, load_engine
+from partitions.cpu import CpuDevice, CpuPartition
+from tests import models
+from tests.engines.tensors import Array, Memory, array, packed, run, unpacked
+from tests.fakes import FakeDevice
+
+NUMBERS = {
+    "float": ("FP32", np.float32), "double": ("FP64", np.float64), "float16": ("FP16", np.float16),
+    "bfloat16": ("BF16", np.uint16), "bool": ("BOOL", np.bool_),
+    "int8": ("INT8", np.int8), "int16": ("INT16", np.int16), "int32": ("INT32", np.int32), "int64": ("INT64", np.int64),
+    "uint8": ("UINT8", np.uint8), "uint16": ("UINT16", np.uint16), "uint32": ("UINT32", np.uint32),
+    "uint64": ("UINT64", np.uint64),
+}  # fmt: skip
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> "Loader":
+    return Loader(tmp_path)
+
+
+class Loader:
+    """Loads models from their source, each from a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, source: str) -> Engine:
+        return load_engine(models.save(self.folder / f"{len(list(self.folder.iterdir()))}.onnx", source))
+
+
+def _extremes(dtype: type[np.generic]) -> Array:
+    """Two by three elements with every bit used."""
+    every = np.frombuffer(bytes(range(0x70, 0x70 + 6 * np.dtype(dtype).itemsize)), dtype)
+    return (every.astype(np.uint8) % 2 == 1 if dtype is np.bool_ else every).reshape(2, 3)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("nbytes", [0, 4096])
+def test_every_type_of_number_goes_through_bit_by_bit(load: Loader, partition: CpuPartition, name: str, nbytes: int) -> None:
+    protocol, dtype = NUMBERS[name]
+    data, memory = _extremes(dtype), Memory(4096)
+    engine = load(models.identity(name))
+    assert repr(engine.signature) == f"<Signature x {protocol}[-1, -1] -> y {protocol}[-1, -1], batch none>"
+    with closing(engine.bind(partition)) as executor:
+        (output,) = executor.enqueue([Tensor.of(data)], memory.room._replace(nbytes=nbytes)).wait()
+    assert memory.holds(output) == (nbytes > 0)
+    assert (output.shape, output.nbytes) == (data.shape, data.nbytes)
+    assert array(output, dtype).tobytes() == data.tobytes()
+
+
+@pytest.fixture
+def texts(load: Loader, partition: CpuPartition) -> Iterator[Executor]:
+    with closing(load(models.identity("string", "n")).bind(partition)) as executor:
+        yield executor
+
+
+@given(st.lists(st.text()))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_texts_go_through(texts: Executor, elements: list[str]) -> None:
+    encoded = [text.encode() for text in elements]
+    (output,) = texts.enqueue([packed(encoded)]).wait()
+    assert output.shape == (len(elements),)
+    assert unpacked(output) == encoded
+
+
+def test_bytes_that_are_not_utf_8_fail_the_work_with_the_element(texts: Executor) -> None:
+    with pytest.raises(ExecutionFailed, match="element 1 is not UTF-8"):
+        texts.enqueue([packed([b"fine", b"\xff"])]).wait()
+
+
+def test_bytes_that_are_not_in_wire_form_fail_the_work(texts: Executor) -> None:
+    with pytest.raises(ExecutionFailed, match="element 0 claims"):
+        texts.enqueue([Tensor.of(np.full(8, 255, np.uint8))._replace(shape=(1,))]).wait()
+
+
+def test_texts_keep_their_shape_and_go_with_numbers(load: Loader, partition: CpuPartition) -> None:
+    source = (
+        "mixed (string[n, 2] s, bfloat16[2] b, float[m] x) => (float[m] y, string[n, 2] t) {t = Identity(s) y = Identity(x)}"
+    )
+    with pytest.raises(ModelRefused, match="cannot serve BYTES and BF16 tensors in one model"):
+        load(source)
+    engine = load(source.replace("bfloat16[2] b", "float16[2] b"))
+    with closing(engine.bind(partition)) as executor:
+        numbers = [Tensor.of(np.zeros(2, np.float16)), Tensor.of(np.array([1, 2, 3], np.float32))]
+        y, t = executor.enqueue([packed([b"a", b"b", b"c", b"d"], (2, 2)), *numbers]).wait()
+    assert array(y).tolist() == [1, 2, 3]
+    assert (t.shape, unpacked(t)) == ((2, 2), [b"a", b"b", b"c", b"d"])
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [("", ()), ("n", (0,)), ("n, m", (0, 3)), ("n, 0", (2, 0)), ("1, n", (1, 1)), ("?", (3,)), ("2, ?", (2, 1))],
+)
+@pytest.mark.parametrize("nbytes", [0, 4096])
+def test_tensors_without_dimensions_or_elements_go_through(
+    load: Loader, partition: CpuPartition, dims: str, shape: tuple[int, ...], nbytes: int
+) -> None:
+    data, memory = np.full(shape, 2.5, np.float32), Memory(4096)
+    with closing(load(models.identity("float", dims)).bind(partition)) as executor:
+        (output,) = executor.enqueue([Tensor.of(data)], memory.room._replace(nbytes=nbytes)).wait()
+    assert (output.shape, output.nbytes) == (shape, data.nbytes)
+    assert array(output).tolist() == data.tolist()
+
+
+def test_a_tensor_without_elements_needs_no_room(
+    load: Loader, partition: CpuPartition, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(load(models.identity("float", "n, 0")).bind(partition)) as executor:
+        assert run(executor, np.zeros((2, 0), np.float32))[0].shape == (2, 0)
+    assert not caplog.records
+
+
+def test_texts_without_elements_or_dimensions_go_through(load: Loader, partition: CpuPartition) -> None:
+    with closing(load(models.identity("string", "")).bind(partition)) as executor:
+        (output,) = executor.enqueue([packed([b"one"], ())]).wait()
+    assert (output.shape, unpacked(output)) == ((), [b"one"])
+
+
+def test_outputs_are_laid_out_side_by_side_as_far_as_their_sizes_are_known_and_fit(
+    load: Loader, partition: CpuPartition
+) -> None:
+    source = """many (float[n] x) => (float[n] a, float[m] b, float[n] c, float[n] d) {
+        a = Identity(x) b = Unique<sorted = 0>(x) c = Neg(x) d = Identity(x) }"""
+    x, memory = np.array([3, 1, 3], np.float32), Memory(4096)
+    with closing(load(source).bind(partition)) as executor:
+        for _ in range(2):
+            outputs = executor.enqueue([Tensor.of(x)], memory.room._replace(nbytes=128)).wait()
+            assert [array(output).tolist() for output in outputs] == [[3, 1, 3], [3, 1], [-3, -1, -3], [3, 1, 3]]
+            assert [memory.holds(output) for output in outputs] == [True, False, True, False]
+            assert [outputs[index].address - memory.room.address for index in (0, 2)] == [0, 64]
+
+
+def test_an_output_may_be_an_input_or_a_constant(load: Loader, partition: CpuPartition) -> None:
+    source = "lazy (float[n] x) => (float[n] x, float[2] c) <float[2] c = {1, 2}> { y = Neg(x) }"
+    with closing(load(source).bind(partition)) as executor:
+        x, c = run(executor, np.array([5, 6, 7], np.float32))
+    assert (x.tolist(), c.tolist()) == ([5, 6, 7], [1, 2])
+
+
+def test_a_model_without_inputs_gives_what_it_has(load: Loader, partition: CpuPartition) -> None:
+    with closing(load("constant () => (float[2] y) <float[2] c = {1, 2}> { y = Identity(c) }").bind(partition)) as executor:
+        assert run(executor)[0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("declared", ["1", "7", "1, 1", "n, 1", ""])
+def test_a_file_that_declares_the_wrong_output_shape_is_served_all_the_same(
+    load: Loader, partition: CpuPartition, declared: str
+) -> None:
+    model = onnx.load(models.save(load.folder / "right.onnx", models.identity("float", "n")))
+    model.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g () => (float[{declared}] y) {{ y = Constant() }}").output[0])
+    onnx.save(model, load.folder / "wrong.onnx")
+    memory = Memory(4096)
+    with closing(load_engine(load.folder / "wrong.onnx").bind(partition)) as executor:
+        for count in (3, 2):
+            data = np.arange(count, dtype=np.float32)
+            (output,) = executor.enqueue([Tensor.of(data)], memory.room).wait()
+            assert output.shape == (count,)
+            assert array(output).tolist() == data.tolist()
+
+
+def test_shapes_without_end_are_served(load: Loader, partition: CpuPartition) -> None:
+    memory = Memory(4096)
+    with closing(load(models.identity("float", "n")).bind(partition)) as executor:
+        for count in [*range(200), 1]:
+            assert len(run(executor, np.zeros(count, np.float32), room=memory.room)[0]) == count
+
+
+def test_a_model_is_told_apart_by_what_it_is_bound_to_and_how_often_it_ran(load: Loader, partition: CpuPartition) -> None:
+    executor = load(models.identity()).bind(partition)
+    assert repr(executor) == "<OnnxExecutor 0.onnx, 1 runs>"
+    run(executor, np.zeros((1, 1), np.float32))
+    executor.close()
+    assert repr(executor) == "<OnnxExecutor 0.onnx, 2 runs, closed>"
+    assert repr(executor.engine) == f"<OnnxEngine 0.onnx {executor.engine.signature!r}>"
+
+
+# Files
+
+
+def test_weights_in_a_file_of_their_own_are_found_beside_the_model(load: Loader, partition: CpuPartition) -> None:
+    source = "weights (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> { y = Mul(x, w) }"
+    path = load.folder / "external.onnx"
+    model = onnx.load(models.save(path, source))
+    weights = np.array([1, 2, 3, 4], np.float32)  # In the raw form, the only one that goes to another file.
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert (load.folder / "weights.bin").stat().st_size >= 16
+    with closing(load_engine(path).bind(partition)) as executor:
+        assert run(executor, np.full(4, 10, np.float32))[0].tolist() == [10, 20, 30, 40]
+    (load.folder / "weights.bin").unlink()
+    with pytest.raises(ModelRefused, match=r"external\.onnx: failed to load: .*weights\.bin"):
+        load_engine(path)
+
+
+def test_an_engine_is_bound_after_its_file_is_gone(load: Loader, partition: CpuPartition) -> None:
+    path = models.save(load.folder / "m.onnx", models.identity())
+    engine = load_engine(path)
+    path.unlink()
+    with closing(engine.bind(partition)) as executor:
+        assert run(executor, np.ones((1, 1), np.float32))[0].tolist() == [[1]]
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"missing\.onnx: No such file or directory$"):
+        load_engine(tmp_path / "missing.onnx")
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").mkdir()
+    with pytest.raises(ModelRefused, match=r"model\.onnx: Is a directory$"):
+        load_engine(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model\n", b"\xff" * 100, b"\0" * 1000])
+def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelRefused) as caught:
+        load_engine(path)
+    assert str(caught.value).startswith(f"{path}: failed to load: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    whole = path.read_bytes()
+    for end in range(0, len(whole) - 1, 7):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ModelRefused, match="failed to load"):
+            load_engine(path)
+
+
+def test_an_operator_that_the_library_lacks_is_named(load: Loader) -> None:
+    with pytest.raises(ModelRefused, match=r"0\.onnx: failed to load: .*Frobnicate"):
+        load("strange (float[n] x) => (float[n] y) { y = Frobnicate(x) }")
+
+
+@pytest.mark.parametrize(
+    ("declared", "shown"),
+    [("seq(float[n])", "seq(tensor(float))"), ("optional(float[n])", "optional(tensor(float))")],
+)
+def test_a_type_that_the_protocol_has_no_name_for_is_refused(load: Loader, declared: str, shown: str) -> None:
+    with pytest.raises(ModelRefused) as caught:
+        load(f"odd ({declared} x) => ({declared} y) {{ y = Identity(x) }}")
+    assert str(caught.value) == f"{load.folder / '0.onnx'}: 'x' has type {shown}, which the protocol has no name for"
+
+
+# Partitions
+
+
+def test_a_partition_of_other_hardware_is_refused(load: Loader) -> None:
+    with pytest.raises(ModelRefused, match=r"ONNX Runtime serves partitions of CPU cores, not <FakePartition \[0\]>"):
+        load(models.identity()).bind(FakeDevice().carve([0]))
+
+
+def _threads() -> dict[str, str]:
+    """The cores that each thread of this process may use."""
+    cores = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # It ended meanwhile.
+            lines = (task / "status").read_text().splitlines()
+            cores[task.name] = next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list"))
+    return cores
+
+
+def _added(before: dict[str, str], count: int) -> dict[str, str]:
+    """The threads since then; threads that were joined stay listed a moment longer, so look until there are `count`."""
+    until = time.monotonic() + 10
+    while len(added := {thread: cores for thread, cores in _threads().items() if thread not in before}) != count:
+        assert time.monotonic() < until, added
+        os.sched_yield()
+    return added
+
+
+@pytest.fixture
+def twice(device: CpuDevice) -> Iterator[CpuPartition]:
+    """A partition that counts one core twice, so that its session has a thread more and every machine can tell where."""
+    core = device.cores[-1]
+    with closing(CpuPartition([0, 1], [core, core], threading.local())) as partition:
+        yield partition
+
+
+def test_a_session_s_threads_are_on_the_partition_s_cores(load: Loader, twice: CpuPartition) -> None:
+    before = _threads()
+    with closing(load(models.identity()).bind(twice)):
+        assert set(_added(before, 1).values()) == {str(twice.cores[0])}
+
+
+def test_closing_an_executor_ends_its_threads(load: Loader, twice: CpuPartition) -> None:
+    before = _threads()
+    executor = load(models.identity()).bind(twice)
+    run(executor, np.zeros((1, 1), np.float32))
+    _added(before, 1)
+    gc.disable()
+    try:
+        executor.close()
+        _added(before, 0)
+    finally:
+        gc.enable()
+
+
+def test_a_session_s_threads_do_not_spin(load: Loader, twice: CpuPartition, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    made = []
+    plain = onnxruntime.InferenceSession
+
+    def remember(*arguments: object, **options: object) -> object:
+        made.append(plain(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", remember)
+    load(models.identity()).bind(twice).close()
+    assert [session.get_session_options().intra_op_num_threads for session in made] == [1, 2]
+    for session in made:
+        assert session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+# What goes wrong while it runs
+
+
+def test_an_index_out_of_range_fails_the_work_in_one_line(load: Loader, partition: CpuPartition) -> None:
+    with closing(load(models.FUSSY).bind(partition)) as executor:
+        with pytest.raises(ExecutionFailed, match="idx=7 must be within") as caught:
+            run(executor, np.full(3, 7, np.float32))
+        assert "\n" not in str(caught.value)
+        assert run(executor, np.zeros(3, np.float32))[0].tolist() == [0, 0, 0]
+
+
+def test_a_warm_up_that_fails_is_worth_a_warning_and_no_more(
+    load: Loader, partition: CpuPartition, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = models.FUSSY.replace("index = Cast<to = 7>(x)", "less = Sub(x, five) index = Cast<to = 7>(less)")
+    source = source.replace("<float[1] table = {0}>", "<float[1] table = {0}, float five = {5}>")
+    with caplog.at_level(logging.WARNING), closing(load(source).bind(partition)) as executor:
+        assert run(executor, np.full(2, 5, np.float32))[0].tolist() == [0, 0]
+    (record,) = caplog.records
+    assert "0.onnx: warm-up with zeros failed, so the first request pays for it: " in record.getMessage()
+    assert "idx=-5" in record.getMessage()
+
+
+def test_a_run_s_caller_is_left_on_its_own_cores(load: Loader, partition: CpuPartition) -> None:
+    before = os.sched_getaffinity(0)
+    with closing(load(models.identity()).bind(partition)) as executor:
+        run(executor, np.zeros((1, 1), np.float32))
+    assert os.sched_getaffinity(0) == before

@@ -1,0 +1,31 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines import ModelRefused, load_engine
+from tests import models
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("model.pt", ".pt"), ("model.ONNX", ".ONNX"), ("model", "files without a suffix"), (".onnx", "files without")],
+)
+def test_a_file_that_no_engine_reads_is_refused_with_what_is_read(name: str, what: str) -> None:
+    with pytest.raises(ModelRefused) as caught:
+        load_engine(name)
+    assert str(caught.value).startswith(f"{name}: no engine reads {what}")
+    assert "this version reads .onnx" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_file_is_named_by_text_or_path(tmp_path: Path, kind: type[str] | type[Path]) -> None:
+    engine = load_engine(kind(models.save(tmp_path / "model.onnx", models.identity())))
+    assert engine.platform == "onnxruntime_onnx"
+
+
+def test_without_onnx_runtime_a_model_for_it_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "engines.onnx", raising=False)
+    with pytest.raises(ModelRefused, match=r"model\.onnx: ONNX Runtime is not installed; install greenlane\[cpu\]"):
+        load_engine("model.onnx")

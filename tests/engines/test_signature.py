@@ -1,0 +1,155 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import DATATYPES, ModelRefused, Signature, TensorMismatch, TensorSpec
+from engines.signature import ALIGNMENT, align
+
+DIMS = st.lists(st.integers(0, 4) | st.sampled_from(["", "a", "b", "rows"]), max_size=4).map(tuple)
+SIZES = st.fixed_dictionaries({name: st.integers(0, 4) for name in ("a", "b", "rows")})
+
+
+def _spec(name: str, *dims: int | str, datatype: str = "FP32") -> TensorSpec:
+    return TensorSpec(name, DATATYPES[datatype], dims)
+
+
+def _takes(*specs: TensorSpec, max_batch: int = 0) -> Signature:
+    return Signature(specs, (), max_batch)
+
+
+IMAGE = _spec("image", "batch", 3, "side", "side")
+BATCHES = Signature((_spec("x", "batch", 2), _spec("y", "rows", 2)), (_spec("z", "batch", 4),)).with_max_batch(8)
+
+
+@given(st.integers(0, 10**12))
+def test_aligning_gives_the_next_multiple(offset: int) -> None:
+    assert offset <= align(offset) < offset + ALIGNMENT
+    assert align(offset) % ALIGNMENT == 0
+    assert align(align(offset)) == align(offset)
+
+
+def test_dynamic_dimensions_are_shown_as_minus_one() -> None:
+    assert IMAGE.shape == (-1, 3, -1, -1)
+
+
+@given(DIMS, SIZES)
+def test_a_shape_made_from_the_dimensions_fits_and_gives_their_sizes(
+    dims: tuple[int | str, ...], sizes: dict[str, int]
+) -> None:
+    shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, 5) for dim in dims)
+    found = _takes(_spec("x", *dims)).check([shape])
+    assert found == {dim: sizes[dim] for dim in dims if isinstance(dim, str) and dim}
+
+
+@given(DIMS, SIZES, st.data())
+def test_a_shape_that_differs_in_a_fixed_dimension_is_refused(
+    dims: tuple[int | str, ...], sizes: dict[str, int], data: st.DataObject
+) -> None:
+    axis = data.draw(st.integers(0, len(dims)))
+    dims = (*dims[:axis], 7, *dims[axis:])
+    shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, 5) for dim in dims)
+    wrong = (*shape[:axis], data.draw(st.integers(0, 9).filter(lambda size: size != 7)), *shape[axis + 1 :])
+    with pytest.raises(TensorMismatch, match=f"input 'x': dimension {axis} of shape .* is {wrong[axis]}; expected 7"):
+        _takes(_spec("x", *dims)).check([wrong])
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((1, 3, 8), "input 'image': shape [1, 3, 8] has 3 dimensions; expected 4, as in [-1, 3, -1, -1]"),
+        ((), "input 'image': shape [] has 0 dimensions; expected 4, as in [-1, 3, -1, -1]"),
+        ((1, 4, 8, 8), "input 'image': dimension 1 of shape [1, 4, 8, 8] is 4; expected 3"),
+        (
+            (1, 3, 8, 9),
+            "input 'image': dimension 3 of shape [1, 3, 8, 9] is 9; dimension 'side' is 8 elsewhere in the request",
+        ),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_refused_with_what_was_expected(shape: tuple[int, ...], text: str) -> None:
+    with pytest.raises(TensorMismatch) as caught:
+        _takes(IMAGE).check([shape])
+    assert str(caught.value) == text
+
+
+def test_a_name_is_the_same_size_in_every_input() -> None:
+    signature = _takes(_spec("x", "n"), _spec("y", "n", "m"))
+    assert signature.check([(4,), (4, 2)]) == {"n": 4, "m": 2}
+    with pytest.raises(TensorMismatch, match=r"input 'y': dimension 0 of shape .* dimension 'n' is 4 elsewhere"):
+        signature.check([(4,), (5, 2)])
+
+
+def test_a_dimension_without_a_name_is_a_size_of_its_own_each_time() -> None:
+    assert _takes(_spec("x", "", ""), _spec("y", "")).check([(1, 2), (3,)]) == {}
+
+
+def test_a_shape_for_each_input_has_to_be_given() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        _takes(_spec("x", 1), _spec("y", 1)).check([(1,)])
+
+
+def test_a_tensor_mismatch_is_a_value_error() -> None:
+    assert issubclass(TensorMismatch, ValueError)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_batch_up_to_the_largest_is_taken(batch: int) -> None:
+    shapes = [(batch, 2), (batch, 2)]
+    assert BATCHES.check(shapes) == {"batch": batch, "rows": batch}
+    assert BATCHES.rows(shapes) == batch
+
+
+@pytest.mark.parametrize("batch", [0, 9])
+def test_a_batch_beyond_the_limits_is_refused_with_them(batch: int) -> None:
+    with pytest.raises(TensorMismatch) as caught:
+        BATCHES.check([(batch, 2), (1, 2)])
+    assert str(caught.value) == f"input 'x': batch of {batch} in shape [{batch}, 2]; expected 1 to 8"
+
+
+def test_inputs_of_different_batches_are_refused() -> None:
+    with pytest.raises(TensorMismatch, match="input 'y': batch of 3, but input 'x' has 2"):
+        BATCHES.check([(2, 2), (3, 2)])
+
+
+def test_without_batches_a_request_counts_as_one_inference() -> None:
+    assert _takes(_spec("x", "n")).rows([(5,)]) == 1
+    assert Signature((), (), 8).rows([]) == 1
+
+
+@pytest.mark.parametrize("spec", [_spec("fixed", 4, "n"), _spec("scalar")])
+@pytest.mark.parametrize("output", [True, False])
+def test_batches_are_refused_where_a_tensor_cannot_carry_them(spec: TensorSpec, output: bool) -> None:
+    good = _spec("good", "batch")
+    signature = Signature((good,), (spec,)) if output else Signature((spec,), (good,))
+    with pytest.raises(ModelRefused) as caught:
+        signature.with_max_batch(4)
+    assert str(caught.value) == (f"max_batch 4 needs a dynamic first dimension, but {spec.name!r} has shape {list(spec.shape)}")
+    assert signature.with_max_batch(0) == signature
+
+
+def test_output_shapes_follow_from_the_inputs_as_far_as_they_are_known() -> None:
+    signature = Signature((), (_spec("a", "n", 3), _spec("b", "m"), _spec("c", ""), _spec("d"), _spec("e", 0, "n")))
+    assert signature.output_shapes({"n": 2}) == ((2, 3), None, None, (), (0, 2))
+
+
+@given(st.lists(DIMS, max_size=3), SIZES)
+def test_output_bytes_are_those_of_known_size_each_aligned(dims: list[tuple[int | str, ...]], sizes: dict[str, int]) -> None:
+    signature = Signature((), tuple(_spec(f"y{index}", *each) for index, each in enumerate(dims)))
+    known = [shape for shape in signature.output_shapes(sizes) if shape is not None]
+    assert signature.output_bytes(sizes) == sum(align(4 * math.prod(shape)) for shape in known)
+
+
+@pytest.mark.parametrize(("datatype", "nbytes"), [("FP64", 48), ("INT8", 6), ("BF16", 12), ("BYTES", 0)])
+def test_bytes_of_a_shape_follow_from_the_type(datatype: str, nbytes: int) -> None:
+    assert _spec("x", "n", 3, datatype=datatype).nbytes((2, 3)) == nbytes
+
+
+def test_a_scalar_is_one_element_and_a_shape_with_a_zero_is_none() -> None:
+    assert _spec("x").nbytes(()) == 4
+    assert _spec("x", 3, 0).nbytes((3, 0)) == 0
+
+
+def test_a_signature_shows_what_it_takes_and_gives() -> None:
+    assert repr(BATCHES) == "<Signature x FP32[-1, 2], y FP32[-1, 2] -> z FP32[-1, 4], batch 8>"
+    assert repr(_takes(_spec("text", datatype="BYTES"))) == "<Signature text BYTES[] -> , batch none>"

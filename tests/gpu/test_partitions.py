@@ -1,0 +1,261 @@
+import ctypes
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from partitions import PartitionError, PartitionManager, probe
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+PLANS: dict[str, Callable[[int], list[int]]] = {
+    "halves": lambda total: [total // 2, total - total // 2],
+    "one and the rest": lambda total: [1, total - 1],
+    "quarters": lambda total: [total // 4] * 4,
+    "one each": lambda total: [1] * total,
+    "everything": lambda total: [total],
+    "three unequal ones, and some free": lambda total: [total // 2, total // 4, max(1, total // 8)],
+}
+
+
+@contextmanager
+def milliseconds(times: list[float]) -> Iterator[None]:
+    """Add how long the block took."""
+    start = perf_counter()
+    yield
+    times.append((perf_counter() - start) * 1e3)
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(times), "least": min(times), "most": max(times), "count": len(times)}
+
+
+@pytest.fixture
+def where_am_i(device: Any) -> Callable[[Any, int, int, int], None]:
+    """Launches that many blocks which write their SM to that address of the device and stay for that many cycles."""
+    from cuda.core import LaunchConfig, Program, ProgramOptions, launch
+
+    from partitions.smid import SOURCE, THREADS
+
+    program = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.make_current().arch}"))
+    kernel = program.compile("cubin").get_kernel("where_am_i")
+
+    def start(stream: Any, blocks: int, address: int, cycles: int) -> None:
+        launch(stream, LaunchConfig(grid=blocks, block=THREADS), kernel, address, cycles)
+
+    return start
+
+
+def free_memory(device: Any) -> int:
+    """Bytes of the device that nobody has."""
+    from cuda.bindings import driver
+    from cuda.core._utils.cuda_utils import handle_return
+
+    device.make_current().sync()
+    return int(handle_return(driver.cuMemGetInfo())[0])
+
+
+def everywhere(device: Any) -> frozenset[int]:
+    """The SMs that a stream of the primary context runs on."""
+    from partitions.smid import open_probe
+
+    here = device.make_current()
+    stream = here.create_stream()
+    with closing(stream), closing(open_probe(here, sum(device.granules))) as sm_probe:
+        return sm_probe.run(stream, sum(device.granules))
+
+
+def test_the_granules_are_all_of_the_device(device: Any, figures: dict[str, Any]) -> None:
+    here = device.make_current()
+    figures["compute capability"] = list(here.compute_capability)
+    assert sum(device.granules) == here.properties.multiprocessor_count
+    assert set(device.granules[:-1]) == {here.resources.sm.min_partition_size}
+
+
+def test_a_stream_of_the_primary_context_runs_on_every_sm(device: Any, figures: dict[str, Any]) -> None:
+    sms = everywhere(device)
+    figures["SMs of the primary context"] = len(sms)
+    assert len(sms) == sum(device.granules)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_partitions_of_a_plan_run_on_as_many_sms_as_granted_and_nobody_else_s(
+    device: Any, figures: dict[str, Any], name: str
+) -> None:
+    counts = {f"tenant {number}": count for number, count in enumerate(PLANS[name](len(device.granules)))}
+    with closing(PartitionManager(device)) as manager:
+        move = manager.plan(counts)
+        manager.commit(move, manager.carve(move))
+        placed = probe.locate(manager.held)
+        probe.check(manager.held, placed)
+        sizes = {name: partition.size for name, partition in manager.held.items()}
+    figures[f"plan: {name}"] = {"granted": list(sizes.values()), "ran on": [len(sms) for sms in placed.values()]}
+    assert {name: len(sms) for name, sms in placed.items()} == sizes
+    assert not probe.overlaps(placed)
+
+
+def test_merged_granules_are_exactly_those_granules_the_remainder_too(device: Any, figures: dict[str, Any]) -> None:
+    last = len(device.granules) - 1
+    alone = []
+    for granule in range(len(device.granules)):
+        with closing(device.carve([granule])) as partition:
+            alone.append(partition.locate())
+    assert [len(sms) for sms in alone] == list(device.granules)
+    assert frozenset().union(*alone) == everywhere(device)
+    for granules in ([0, 1, 2, 3, last], [0, last // 2, last], [last], list(range(last))):
+        with closing(device.carve(granules)) as partition:
+            assert partition.size == sum(device.granules[granule] for granule in granules)
+            assert partition.locate() == frozenset().union(*(alone[granule] for granule in granules))
+    figures["SMs of each granule"] = [sorted(sms) for sms in alone]
+
+
+def test_carving_and_closing_two_hundred_times_leaves_the_device_memory_as_it_was(device: Any, figures: dict[str, Any]) -> None:
+    carving: list[float] = []
+    closing_: list[float] = []
+    locating: list[float] = []
+
+    def once(size: int) -> None:
+        with milliseconds(carving):
+            partition = device.carve(range(size))
+        with milliseconds(locating):
+            assert len(partition.locate()) == partition.size
+        with milliseconds(closing_):
+            partition.close()
+
+    for size in range(1, len(device.granules) + 1):
+        once(size)
+    before = free_memory(device)
+    for number in range(200):
+        once(1 + number % len(device.granules))
+    lost = before - free_memory(device)
+    figures["carve, ms"], figures["close, ms"], figures["locate, ms"] = map(summary, (carving, closing_, locating))
+    figures["device memory lost in 200 carvings, MiB"] = lost / MIB
+    assert lost <= 2 * MIB
+
+
+def test_open_partitions_take_some_memory_each_and_give_it_back(device: Any, figures: dict[str, Any]) -> None:
+    with ExitStack() as left:
+        before = free_memory(device)
+        for granule in range(len(device.granules)):
+            left.enter_context(closing(device.carve([granule])))
+        taken = before - free_memory(device)
+    figures["device memory of a partition, MiB"] = taken / MIB / len(device.granules)
+    assert taken < 32 * MIB * len(device.granules)
+    assert before - free_memory(device) <= 2 * MIB
+
+
+def test_a_move_leaves_those_alone_who_keep_their_share(device: Any, figures: dict[str, Any]) -> None:
+    quarter = len(device.granules) // 4
+    carving: list[float] = []
+    with closing(PartitionManager(device)) as manager:
+        move = manager.plan({"acme": quarter, "globex": 2 * quarter, "initech": quarter})
+        manager.commit(move, manager.carve(move))
+        initech, before = manager.held["initech"], manager.held["initech"].locate()
+        for acme, globex in [(2 * quarter, quarter), (quarter, 2 * quarter)] * 5:
+            move = manager.plan({"acme": acme, "globex": globex})
+            assert move.movers == ("acme", "globex")
+            with milliseconds(carving):
+                carved = manager.carve(move)
+            manager.discard(manager.commit(move, carved))
+            placed = probe.locate(manager.held)
+            probe.check(manager.held, placed)
+            assert [len(placed[name]) for name in placed] == [manager.held[name].size for name in placed]
+            assert manager.held["initech"] is initech
+            assert placed["initech"] == before
+    figures["carving two partitions of a move, ms"] = summary(carving)
+
+
+def test_a_partition_is_carved_located_and_closed_on_three_threads(device: Any) -> None:
+    def on_a_thread(function: Callable[[], Any]) -> Any:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(function).result()
+
+    partition = on_a_thread(lambda: device.carve([0, 1]))
+    assert len(on_a_thread(partition.locate)) == partition.size
+    assert on_a_thread(lambda: partition.run(lambda: partition.stream.sync())) is None
+    on_a_thread(partition.close)
+
+
+def test_partitions_run_at_the_same_time(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:
+    """Kernels that last on every partition together take hardly longer than one alone."""
+    memory = (ctypes.c_uint32 * (2 * sum(device.granules)))()
+    with closing(device.pin(ctypes.addressof(memory), ctypes.sizeof(memory))) as pinned, ExitStack() as left:
+        partitions = [left.enter_context(closing(device.carve([granule]))) for granule in range(len(device.granules))]
+        times: list[float] = []
+        for some in (partitions[:1], partitions[:1], partitions):
+            with milliseconds(times):
+                for partition in some:
+                    where_am_i(partition.stream, 2 * partition.size, pinned.device_address, 50_000_000)
+                for partition in some:
+                    partition.stream.sync()
+    _, alone, together = times
+    figures["a kernel on one partition, and one on each, ms"] = [alone, together]
+    assert together < 1.5 * alone
+
+
+def test_pinned_memory_is_written_by_a_partition(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:
+    memory = (ctypes.c_uint32 * (16 * MIB // 4))()
+    pinning: list[float] = []
+    with closing(device.carve([0])) as partition:
+        with milliseconds(pinning):
+            pinned = device.pin(ctypes.addressof(memory), ctypes.sizeof(memory))
+        with closing(pinned):
+            with pytest.raises(PartitionError, match="ALREADY_REGISTERED"):
+                device.pin(pinned.address, pinned.nbytes)
+            where_am_i(partition.stream, 4096, pinned.device_address, 1000)
+            partition.stream.sync()
+            assert set(memory[:4096]) == partition.locate()
+    with pytest.raises(PartitionError, match="NOT_REGISTERED"):
+        device.unpin(ctypes.addressof(memory))
+    figures["pinning 16 MiB, ms"] = pinning[0]
+
+
+def test_finer_granules_are_fenced_too(device: Any, figures: dict[str, Any]) -> None:
+    """A second split of this process: nothing of the first one is open by now."""
+    from partitions.cuda import open_cuda
+
+    size = 2
+    if size >= device.granules[0]:
+        pytest.skip("needs a GPU whose smallest granule is larger than 2 SMs")
+    with closing(open_cuda(granule_sms=size)) as finer, ExitStack() as left:
+        last = len(finer.granules) - 1
+        groups = {"one": [0], "three": [1, 5, 9], "rest": [last], "mixed": [2, last - 1]}
+        partitions = {name: left.enter_context(closing(finer.carve(granules))) for name, granules in groups.items()}
+        placed = probe.locate(partitions)
+        probe.check(partitions, placed)
+        figures["finer granules"] = finer.describe()
+        assert {name: len(sms) for name, sms in placed.items()} == {name: each.size for name, each in partitions.items()}
+        assert sum(finer.granules) == sum(device.granules)
+
+
+BROKEN = """
+from cuda.core import LaunchConfig, Program, ProgramOptions, launch
+from partitions import DeviceLost, open_device
+
+device = open_device("cuda")
+partition, other = device.carve([0]), device.carve([1])
+here = device.make_current()
+source = 'extern "C" __global__ void broken(int *nowhere) { *nowhere = 1; }'
+kernel = Program(source, "c++", ProgramOptions(arch=f"sm_{here.arch}")).compile("cubin").get_kernel("broken")
+launch(partition.stream, LaunchConfig(grid=1, block=1), kernel, 8)
+for call in (partition.locate, other.locate, lambda: device.carve([2]), partition.close, other.close):
+    try:
+        call()
+    except DeviceLost as error:
+        print(error)
+"""
+
+
+def test_a_kernel_that_writes_nowhere_loses_the_device_for_everybody() -> None:
+    """In a process of its own, for it is lost too."""
+    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    print(done.stdout, done.stderr)
+    assert len([line for line in lines if "CUDA_ERROR_ILLEGAL_ADDRESS" in line]) >= 3

@@ -1,0 +1,399 @@
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from ctypes import addressof, create_string_buffer
+from itertools import accumulate
+from threading import Thread, current_thread
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from partitions import DeviceLost, DeviceUnavailable, Misplaced, Partition, PartitionError, PartitionManager, open_device, probe
+from tests.simulation import Gpu, Misuse, installed
+
+H100 = (8,) * 15 + (12,)
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return Gpu()
+
+
+@pytest.fixture
+def cuda(gpu: Gpu) -> Iterator[Any]:
+    with installed(gpu) as module:
+        yield module
+
+
+@pytest.fixture
+def device(cuda: Any) -> Iterator[Any]:
+    with closing(cuda.open_cuda()) as device:
+        yield device
+
+
+def units(sizes: tuple[int, ...], granules: tuple[int, ...]) -> frozenset[int]:
+    """The SMs of these granules, if they lie one after another."""
+    ends = [0, *accumulate(sizes)]
+    return frozenset(sm for granule in granules for sm in range(ends[granule], ends[granule + 1]))
+
+
+def put(partition: Any, work: Callable[[], None]) -> None:
+    """Have the simulated stream do something when it is waited for."""
+    partition.stream._stream.pending.append(work)
+
+
+def test_the_driver_says_how_the_device_divides_and_the_remainder_is_a_granule_too(device: Any) -> None:
+    assert (device.kind, device.unit) == ("cuda", "SM")
+    assert device.granules == H100
+    assert device.describe() == "Simulated H100, 132 SMs in 16 granules (15 of 8, 1 of 12)"
+    assert repr(device) == "<CudaDevice 0, Simulated H100, granules 15 of 8, 1 of 12>"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "size", "granules"),
+    [
+        (Gpu(strict=True), None, H100),
+        (Gpu(sms=108, fine=108, smallest=2), None, (2,) * 54),
+        (Gpu(), 16, (16,) * 7 + (20,)),
+        (Gpu(strict=True), 64, (64, 68)),
+        (Gpu(), 120, (120, 12)),
+        (Gpu(sms=16, coarse=16, fine=16), 2, (2,) * 8),
+    ],
+    ids=["CUDA 13.1", "pairs of SMs", "sixteens", "halves", "one and a rest", "finely, without a rest"],
+)
+def test_granules_add_up_to_the_device_whatever_its_topology(cuda: Any, gpu: Gpu, size: int, granules: tuple[int, ...]) -> None:
+    with closing(cuda.open_cuda(granule_sms=size)) as device:
+        assert device.granules == granules
+        assert sum(device.granules) == gpu.sms
+        assert "clusters" not in device.describe() or size == 2
+
+
+def test_finer_granules_are_had_for_thread_block_clusters(cuda: Any, gpu: Gpu) -> None:
+    with closing(cuda.open_cuda(granule_sms=2)) as device:
+        assert device.granules == (2,) * 64 + (4,)
+        assert device.describe() == "Simulated H100, 132 SMs in 65 granules (64 of 2, 1 of 4); no thread-block clusters"
+        for granules in ([0, 64], [3], [0, 64]):
+            with closing(device.carve(granules)) as partition:
+                assert partition.size == sum(device.granules[granule] for granule in granules)
+                assert partition.locate() == units(device.granules, partition.granules)
+        assert gpu.log.count("cuDevResourceGenerateDesc") == 2
+        assert gpu.splits == 1
+
+
+@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (-8, ValueError), (133, DeviceUnavailable)])
+def test_granules_of_an_impossible_size_are_refused(cuda: Any, size: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"expected 1 or more|the topology does not give that"):
+        cuda.open_cuda(granule_sms=size)
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_the_device_is_split_once_however_often_it_is_carved(cuda: Any, gpu: Gpu, size: int | None) -> None:
+    with closing(cuda.open_cuda(granule_sms=size)) as device:
+        for _ in range(3):
+            for granule in range(len(device.granules)):
+                device.carve([granule]).close()
+    assert gpu.splits == 1
+
+
+def test_partitions_of_two_splits_overlap_and_the_probe_says_so(cuda: Any, device: Any) -> None:
+    with closing(cuda.open_cuda()) as again, closing(device.carve([0])) as one, closing(again.carve([1, 15])) as other:
+        partitions = {"one": one, "other": other}
+        with pytest.raises(Misplaced, match="one and other both ran on 0, 1, 2"):
+            probe.check(partitions, probe.locate(partitions))
+
+
+@pytest.mark.parametrize("granules", [[0], [15], [2, 0, 1], [3, 15], list(range(16))])
+def test_a_partition_has_the_sms_of_its_granules_and_runs_on_those(device: Any, granules: list[int]) -> None:
+    with closing(device.carve(granules)) as partition:
+        assert partition.granules == tuple(sorted(granules))
+        assert partition.size == sum(H100[granule] for granule in granules)
+        assert partition.locate() == units(H100, partition.granules)
+
+
+@pytest.mark.parametrize("granules", [[], [16], [-1], [0, 0]])
+def test_granules_that_cannot_be_had_are_refused_before_the_driver_is_asked(device: Any, gpu: Gpu, granules: list[int]) -> None:
+    calls = len(gpu.log)
+    with pytest.raises(PartitionError, match=r"cannot carve granules \[.*\] from <CudaDevice 0"):
+        device.carve(granules)
+    assert len(gpu.log) == calls
+
+
+def test_a_context_that_holds_less_than_was_asked_for_is_given_back(device: Any, gpu: Gpu) -> None:
+    gpu.short = 2
+    with pytest.raises(PartitionError, match=r"gave <CudaPartition granules \[1, 2\], 14 SMs.*, but its granules hold 16 SMs"):
+        device.carve([1, 2])
+    assert gpu.contexts == []
+
+
+@pytest.mark.parametrize(
+    ("size", "call"),
+    [
+        (None, "Device.create_context"),
+        (None, "Context.create_stream"),
+        (None, "Device.set_current"),
+        (2, "cuDevResourceGenerateDesc"),
+        (2, "cuGreenCtxCreate"),
+        (2, "cuGreenCtxStreamCreate"),
+        (2, "cuGreenCtxGetDevResource"),
+    ],
+)
+def test_a_carving_that_fails_leaves_nothing_behind(cuda: Any, gpu: Gpu, size: int | None, call: str) -> None:
+    with closing(cuda.open_cuda(granule_sms=size)) as device:
+        free = gpu.free
+        gpu.fail(call)
+        with pytest.raises(PartitionError, match="CUDA_ERROR_OUT_OF_MEMORY") as caught:
+            device.carve([0])
+        assert not isinstance(caught.value, DeviceLost)
+        assert (gpu.contexts, gpu.free) == ([], free)
+        device.carve([0]).close()
+
+
+@pytest.mark.parametrize(
+    ("size", "calls"),
+    [(None, ["Stream.sync", "Stream.close", "Context.close"]), (2, ["Stream.sync", "cuStreamDestroy", "cuGreenCtxDestroy"])],
+)
+def test_closing_waits_for_the_stream_then_destroys_it_and_its_context_once(
+    cuda: Any, gpu: Gpu, size: int | None, calls: list[str]
+) -> None:
+    with closing(cuda.open_cuda(granule_sms=size)) as device:
+        free, done = gpu.free, []
+        partition = device.carve([0])
+        put(partition, lambda: done.append("work"))
+        partition.close()
+        partition.close()
+        assert done == ["work"]
+        assert [call for call in gpu.log if call in calls] == calls
+        assert gpu.free == free
+        assert repr(partition) == f"<CudaPartition granules [0], {partition.size} SMs, closed>"
+
+
+def test_the_simulation_objects_to_a_context_destroyed_before_its_stream(device: Any) -> None:
+    partition = device.carve([0])
+    with pytest.raises(Misuse, match="before its streams"):
+        partition.stream._gpu.destroy_context(partition.stream._stream.context)
+    partition.close()
+
+
+def test_every_method_works_on_a_thread_that_cuda_has_not_seen(device: Any) -> None:
+    partitions: list[Partition] = []
+
+    def in_a_thread(function: Callable[[], object]) -> None:
+        thread = Thread(target=function)
+        thread.start()
+        thread.join()
+
+    in_a_thread(lambda: partitions.append(device.carve([4])))
+    in_a_thread(lambda: partitions.append(device.carve([5])) if partitions[0].locate() else None)
+    memory = create_string_buffer(64)
+    in_a_thread(lambda: device.pin(addressof(memory), 64).close())
+    for partition in partitions:
+        in_a_thread(partition.close)
+    in_a_thread(device.close)
+    assert len(partitions) == 2
+    assert all("closed" in repr(partition) for partition in partitions)
+    assert device._probe is None
+
+
+def test_an_attached_thread_submits_to_the_stream_and_another_may_not(device: Any, gpu: Gpu) -> None:
+    with closing(device.carve([0])) as partition:
+        assert partition.handle == int(partition.stream.handle)
+        partition.run(partition.stream.sync)
+        gpu.fail("Device.set_current")
+        with pytest.raises(PartitionError, match="as told"):
+            partition.run(partition.stream.sync)
+    with pytest.raises(PartitionError, match="cannot take another thread"):
+        partition.attach()
+
+
+def test_a_function_runs_on_a_fresh_thread_and_what_it_raises_is_passed_on(device: Any) -> None:
+    with closing(device.carve([0])) as partition:
+        assert partition.run(lambda: current_thread().name).startswith("granules (0,)")
+        with pytest.raises(ZeroDivisionError):
+            partition.run(lambda: 1 // 0)
+
+
+def test_the_probe_is_compiled_once_and_its_memory_freed_with_the_device(device: Any, gpu: Gpu) -> None:
+    with closing(device.carve([0])) as one, closing(device.carve([1])) as other:
+        partitions = {"one": one, "other": other}
+        for _ in range(2):
+            probe.check(partitions, probe.locate(partitions))
+    assert gpu.log.count("Program") == 1
+    assert repr(device._probe) == "<SmProbe for up to 132 SMs>"
+    assert len(gpu.allocated) == 1
+    device.close()
+    device.close()
+    assert gpu.allocated == {}
+
+
+def test_a_stream_that_leaves_its_partition_is_found_out(device: Any, gpu: Gpu) -> None:
+    gpu.confines = False
+    with closing(device.carve([0])) as partition, pytest.raises(Misplaced, match=r"ran on 32 units .* but was granted 8"):
+        probe.check({"acme": partition}, probe.locate({"acme": partition}))
+
+
+def test_a_probe_without_nvrtc_names_the_package_to_install(device: Any, gpu: Gpu) -> None:
+    gpu.nvrtc = False
+    with closing(device.carve([0])) as partition, pytest.raises(PartitionError, match="pip install nvidia-cuda-nvrtc"):
+        partition.locate()
+
+
+def test_an_error_that_passes_is_not_a_lost_device(device: Any, gpu: Gpu) -> None:
+    with closing(device.carve([0])) as partition:
+        gpu.fail("launch", error="CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+        with pytest.raises(PartitionError, match=r"looking where <CudaPartition .*: CUDA_ERROR_LAUNCH_OUT") as caught:
+            partition.locate()
+        assert not isinstance(caught.value, DeviceLost)
+        assert partition.locate()
+
+
+def test_an_error_that_stays_is_a_lost_device_wherever_it_surfaces(device: Any, gpu: Gpu) -> None:
+    memory = create_string_buffer(64)
+    partition, other = device.carve([0]), device.carve([1])
+    gpu.fail("Stream.sync", error="CUDA_ERROR_ILLEGAL_ADDRESS")
+    for call in (
+        partition.locate,
+        partition.attach,
+        lambda: device.carve([2]),
+        lambda: device.pin(addressof(memory), 64),
+        partition.close,
+        other.close,
+        device.close,
+    ):
+        with pytest.raises(DeviceLost, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+            call()
+    assert gpu.contexts == []
+    partition.close()
+
+
+def test_pinned_memory_is_the_device_s_until_it_is_closed(device: Any, gpu: Gpu) -> None:
+    memory = create_string_buffer(4096)
+    pinned = device.pin(addressof(memory), 4096)
+    assert gpu.pinned == {addressof(memory): 4096}
+    assert (pinned.address, pinned.nbytes, pinned.device_address) == (addressof(memory), 4096, addressof(memory))
+    assert repr(pinned) == f"<Pinned 4096 bytes at {addressof(memory):#x}>"
+    pinned.close()
+    pinned.close()
+    assert gpu.pinned == {}
+    assert repr(pinned).endswith(", closed>")
+
+
+def test_memory_is_pinned_once_and_unpinned_from_its_start(device: Any) -> None:
+    memory = create_string_buffer(4096)
+    with closing(device.pin(addressof(memory), 2048)):
+        with pytest.raises(PartitionError, match=r"pinning 64 bytes at 0x\w+: CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"):
+            device.pin(addressof(memory) + 1024, 64)
+        with pytest.raises(PartitionError, match=r"unpinning the memory at 0x\w+: CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"):
+            device.unpin(addressof(memory) + 1024)
+
+
+def test_memory_that_cannot_be_mapped_is_unpinned_again(device: Any, gpu: Gpu) -> None:
+    memory = create_string_buffer(64)
+    gpu.fail("cuMemHostGetDevicePointer")
+    with pytest.raises(PartitionError, match="OUT_OF_MEMORY"):
+        device.pin(addressof(memory), 64)
+    assert gpu.pinned == {}
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_what_is_needed(cuda: Any) -> None:
+    with pytest.raises(DeviceUnavailable, match=r"CUDA device 3 cannot be carved: .* got 3 \(green contexts need .* 12.4"):
+        cuda.open_cuda(3)
+
+
+@pytest.mark.parametrize("call", ["Device", "Device.set_current", "DeviceResources.sm"])
+def test_a_driver_that_cannot_is_refused_with_its_words_and_what_is_needed(cuda: Any, gpu: Gpu, call: str) -> None:
+    gpu.fail(call, error="CUDA_ERROR_NOT_SUPPORTED")
+    with pytest.raises(DeviceUnavailable, match=r"CUDA_ERROR_NOT_SUPPORTED: as told \(green contexts need .*capability 6.0"):
+        cuda.open_cuda()
+
+
+def test_the_best_device_present_is_a_gpu_that_can_be_carved(cuda: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with closing(open_device("auto")) as device, closing(open_device("cuda", granule_sms=2)) as finer:
+        assert (device.kind, device.granules) == ("cuda", H100)
+        assert caplog.messages == [f"the device is a GPU that can be carved: {device.describe()}"]
+        assert len(finer.granules) == 65
+
+
+def test_where_the_gpu_cannot_be_carved_the_cpu_is_taken_and_the_reason_logged(
+    cuda: Any, gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    gpu.fail("SMResource.split", error="CUDA_ERROR_INVALID_RESOURCE_TYPE")
+    gpu.lost = "CUDA_ERROR_NOT_SUPPORTED"
+    assert open_device("auto").kind == "cpu"
+    (message,) = caplog.messages
+    assert message.startswith("the device is the CPU: CUDA device 0 cannot be carved: CUDA_ERROR_NOT_SUPPORTED")
+
+
+def test_without_the_packages_the_extra_to_install_is_named(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "partitions.cuda", None)
+    with pytest.raises(DeviceUnavailable, match=r"pip install 'greenlane\[cuda\]'"):
+        open_device("cuda")
+
+
+def test_nothing_of_cuda_is_imported_before_it_is_asked_for() -> None:
+    script = "import sys, partitions; partitions.open_device('cpu'); print(*[m for m in sys.modules if m.startswith('cuda')])"
+    done = subprocess.run([sys.executable, "-c", script], env={**os.environ}, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+class Repartitioning(RuleBasedStateMachine):
+    """Tenants who come, go and change their share on a simulated GPU that fails now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpu = Gpu()
+        self._installed = installed(self.gpu)
+        self.device = self._installed.__enter__().open_cuda()
+        self.free = self.gpu.free
+        self.manager = PartitionManager(self.device)
+
+    def teardown(self) -> None:
+        self.manager.close()
+        assert (self.gpu.contexts, self.gpu.free, self.gpu.splits) == ([], self.free, 1)
+        self._installed.__exit__(None, None, None)
+
+    @rule(counts=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1))
+    def repartition(self, counts: dict[str, int]) -> None:
+        move = self.manager.plan(counts)
+        left = self.manager.commit(move, self.manager.carve(move))
+        self.manager.discard(left)
+
+    @rule(
+        counts=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4), min_size=1),
+        call=st.sampled_from(["Device.create_context", "Context.create_stream"]),
+        nth=st.integers(1, 3),
+    )
+    def repartition_in_vain(self, counts: dict[str, int], call: str, nth: int) -> None:
+        move = self.manager.plan(counts)
+        if len(move.movers) >= nth:
+            before = list(self.gpu.contexts)
+            self.gpu.fail(call, nth)
+            with pytest.raises(PartitionError, match="as told"):
+                self.manager.carve(move)
+            assert self.gpu.contexts == before
+
+    @rule()
+    def close(self) -> None:
+        self.manager.close()
+
+    @invariant()
+    def every_tenant_runs_on_all_of_its_sms_and_on_nobody_else_s(self) -> None:
+        held = self.manager.held
+        placed = probe.locate(held)
+        probe.check(held, placed)
+        assert {name: len(sms) for name, sms in placed.items()} == {name: partition.size for name, partition in held.items()}
+
+    @invariant()
+    def the_driver_has_one_context_for_each_tenant(self) -> None:
+        assert len(self.gpu.contexts) == len(self.manager.held)
+
+
+TestRepartitioning = Repartitioning.TestCase
+TestRepartitioning.settings = settings(max_examples=30, stateful_step_count=10)  # each step starts a thread a tenant

@@ -1,0 +1,28 @@
+import os
+
+import pytest
+
+from partitions import Device, DeviceUnavailable, open_device
+
+
+@pytest.mark.parametrize("kind", ["cpu", "auto"])
+def test_a_device_of_cpu_cores_is_opened_by_name_and_in_want_of_a_better_one(kind: str) -> None:
+    device: Device = open_device(kind)
+    assert device.kind == "cpu"
+    assert device.unit == "core"
+    assert set(device.granules) == {1}
+
+
+def test_cores_limit_a_cpu_device() -> None:
+    core = max(os.sched_getaffinity(0))
+    assert open_device("cpu", [core]).describe() == f"CPU, 1 core ({core}), one a granule"
+
+
+def test_cuda_is_refused_with_what_to_use_instead() -> None:
+    with pytest.raises(DeviceUnavailable, match="use backend = 'cpu'"):
+        open_device("cuda")
+
+
+def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="unknown device kind 'gpu'; expected auto, cpu or cuda"):
+        open_device("gpu")

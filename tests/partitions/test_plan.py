@@ -1,0 +1,119 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partitions import DoesNotFit
+from partitions.plan import Granules, assign, movers
+
+NAMES = st.sampled_from("abcdefgh")
+
+
+@st.composite
+def plans(draw: st.DrawFn, total: int) -> dict[str, int]:
+    """Counts that fit into `total` granules, for some of eight tenants."""
+    counts: dict[str, int] = {}
+    for name in draw(st.lists(NAMES, unique=True, max_size=total)):
+        left = total - sum(counts.values())
+        if left:
+            counts[name] = draw(st.integers(1, left))
+    return counts
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[int, list[dict[str, int]]]:
+    total = draw(st.integers(1, 24))
+    return total, draw(st.lists(plans(total), min_size=1, max_size=8))
+
+
+def _steps(total: int, counts: list[dict[str, int]]) -> "list[tuple[dict[str, Granules], dict[str, Granules]]]":
+    """What everyone held before and after each plan."""
+    held: list[dict[str, Granules]] = [{}]
+    for each in counts:
+        held.append(assign(total, held[-1], each))
+    return list(pairwise(held))
+
+
+@given(histories())
+def test_nobody_s_granules_overlap_and_everyone_gets_what_was_asked(history: tuple[int, list[dict[str, int]]]) -> None:
+    total, counts = history
+    for wanted, (_, after) in zip(counts, _steps(total, counts), strict=True):
+        granules = [granule for held in after.values() for granule in held]
+        assert len(set(granules)) == len(granules)
+        assert set(granules) <= set(range(total))
+        assert {name: len(held) for name, held in after.items()} == wanted
+
+
+@given(histories())
+def test_granules_are_listed_in_ascending_order(history: tuple[int, list[dict[str, int]]]) -> None:
+    for _, after in _steps(*history):
+        assert all(list(held) == sorted(held) for held in after.values())
+
+
+@given(histories())
+def test_a_holder_whose_count_does_not_change_keeps_exactly_its_granules(
+    history: tuple[int, list[dict[str, int]]],
+) -> None:
+    for before, after in _steps(*history):
+        for name in before.keys() & after.keys():
+            if len(before[name]) == len(after[name]):
+                assert before[name] == after[name]
+
+
+@given(histories())
+def test_one_that_shrinks_keeps_some_of_its_own_and_one_that_grows_all_of_its_own(
+    history: tuple[int, list[dict[str, int]]],
+) -> None:
+    for before, after in _steps(*history):
+        for name in before.keys() & after.keys():
+            smaller, larger = sorted((before[name], after[name]), key=len)
+            assert set(smaller) <= set(larger)
+
+
+@given(histories())
+def test_those_who_move_are_exactly_those_whose_count_changes(history: tuple[int, list[dict[str, int]]]) -> None:
+    for before, after in _steps(*history):
+        changed = [name for name in {*before, *after} if len(before.get(name, ())) != len(after.get(name, ()))]
+        assert movers(before, after) == tuple(sorted(changed))
+
+
+@given(histories())
+def test_the_same_plan_again_moves_nobody(history: tuple[int, list[dict[str, int]]]) -> None:
+    total, counts = history
+    _, after = _steps(total, counts)[-1]
+    assert assign(total, after, counts[-1]) == after
+    assert movers(after, after) == ()
+
+
+def test_granules_that_one_gives_up_are_there_for_another_in_the_same_plan() -> None:
+    before = assign(4, {}, {"acme": 3, "globex": 1})
+    assert assign(4, before, {"acme": 1, "globex": 3}) == {"acme": (0,), "globex": (1, 2, 3)}
+
+
+def test_a_holder_that_the_plan_does_not_name_gives_its_granules_up() -> None:
+    before = assign(2, {}, {"acme": 2})
+    assert assign(2, before, {"globex": 2}) == {"globex": (0, 1)}
+    assert movers(before, {"globex": (0, 1)}) == ("acme", "globex")
+
+
+def test_what_does_not_fit_is_refused_with_the_sum() -> None:
+    with pytest.raises(DoesNotFit) as caught:
+        assign(15, {}, {"acme": 9, "globex": 7, "initech": 1})
+    assert str(caught.value) == "acme 9 + globex 7 + initech 1 = 17 granules, but the device has 15: 2 too many"
+
+
+@given(st.integers(1, 30), st.dictionaries(NAMES, st.integers(1, 30), min_size=1))
+def test_a_plan_is_refused_exactly_when_its_sum_exceeds_the_device(total: int, counts: dict[str, int]) -> None:
+    wanted = sum(counts.values())
+    if wanted <= total:
+        assert sum(map(len, assign(total, {}, counts).values())) == wanted
+    else:
+        with pytest.raises(DoesNotFit, match=f"= {wanted} granules, but the device has {total}: {wanted - total} too many"):
+            assign(total, {}, counts)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_count_below_one_is_refused_with_its_holder_s_name(count: int) -> None:
+    with pytest.raises(ValueError, match=f"globex: {count} granules; every tenant needs at least 1"):
+        assign(4, {}, {"acme": 1, "globex": count})

@@ -1,0 +1,58 @@
+import pytest
+
+from partitions import Misplaced, Partition, probe
+from tests.fakes import FakeDevice, FakePartition
+
+
+def _partitions() -> tuple[FakeDevice, dict[str, Partition]]:
+    device = FakeDevice((2, 2, 4))
+    return device, {name: device.carve([granule]) for granule, name in enumerate(("acme", "globex", "initech"))}
+
+
+def _check(device: FakeDevice, partitions: dict[str, Partition], lie: dict[int, set[int]]) -> None:
+    def answer(partition: FakePartition) -> frozenset[int]:
+        return frozenset(lie.get(partition.granules[0], partition.units))
+
+    device.lie = answer
+    probe.check(partitions, probe.locate(partitions))
+
+
+def test_every_partition_is_asked_where_it_ran() -> None:
+    _, partitions = _partitions()
+    assert probe.locate(partitions) == {"acme": {0, 1}, "globex": {2, 3}, "initech": {4, 5, 6, 7}}
+
+
+def test_partitions_that_ran_where_they_should_pass() -> None:
+    _check(*_partitions(), lie={})
+
+
+def test_a_partition_that_ran_on_some_of_its_units_only_passes() -> None:
+    _check(*_partitions(), lie={2: {5}})
+
+
+def test_an_overlap_is_named_with_both_partitions_and_the_units() -> None:
+    with pytest.raises(Misplaced, match=r"^acme and initech both ran on 0, 1$"):
+        _check(*_partitions(), lie={2: {1, 0, 4}})
+
+
+def test_a_stray_is_named_with_what_it_was_granted() -> None:
+    with pytest.raises(Misplaced, match=r"^globex ran on 3 units \(2, 3, 9\), but was granted 2$"):
+        _check(*_partitions(), lie={1: {2, 3, 9}})
+
+
+def test_a_partition_that_ran_nowhere_is_named() -> None:
+    with pytest.raises(Misplaced, match=r"^acme ran nowhere$"):
+        _check(*_partitions(), lie={0: set()})
+
+
+def test_every_problem_is_named_at_once() -> None:
+    with pytest.raises(Misplaced) as caught:
+        _check(*_partitions(), lie={0: set(), 1: {3, 4, 5}})
+    assert str(caught.value) == (
+        "acme ran nowhere; globex ran on 3 units (3, 4, 5), but was granted 2; globex and initech both ran on 4, 5"
+    )
+
+
+def test_overlaps_are_listed_by_pair_in_the_order_of_their_names() -> None:
+    placements = {"c": frozenset({1, 2}), "a": frozenset({1}), "b": frozenset({2, 3}), "d": frozenset({9})}
+    assert probe.overlaps(placements) == [("a", "c", frozenset({1})), ("b", "c", frozenset({2}))]

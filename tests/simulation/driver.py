@@ -1,0 +1,98 @@
+"""`cuda.bindings.driver` for a simulated GPU: functions that return tuples beginning with a result."""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any
+
+from . import gpu as hardware
+from .gpu import CUDAError, Gpu
+
+CU_MEMHOSTREGISTER_PORTABLE = 1
+CU_MEMHOSTREGISTER_DEVICEMAP = 2
+SUCCESS = "CUDA_SUCCESS"
+
+
+class CUdevResourceType(IntEnum):
+    CU_DEV_RESOURCE_TYPE_SM = 1
+
+
+class CUgreenCtxCreate_flags(IntEnum):
+    CU_GREEN_CTX_DEFAULT_STREAM = 1
+
+
+class CUstream_flags(IntEnum):
+    CU_STREAM_NON_BLOCKING = 1
+
+
+class CUdevSmResource:
+    def __init__(self, count: int) -> None:
+        self.smCount = count
+
+
+class CUdevResource:
+    def __init__(self, resource: hardware.Resource) -> None:
+        self._resource = resource
+        self.sm = CUdevSmResource(len(resource.sms))
+
+
+def handle_return(result: tuple[Any, ...]) -> Any:
+    """As cuda.core's: raise for a result that is not success, else return what comes after it."""
+    if result[0] != SUCCESS:
+        raise CUDAError(result[0])
+    return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
+
+
+class Driver:
+    """The functions, as methods: `installed` makes them a module's."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def _call(self, name: str, body: Callable[[], Any], current: bool = False) -> tuple[Any, ...]:
+        try:
+            self._gpu.enter(name, current)
+            result = body()
+        except CUDAError as error:
+            return (str(error),)
+        return (SUCCESS,) if result is None else (SUCCESS, *result) if isinstance(result, tuple) else (SUCCESS, result)
+
+    def cuDeviceGetDevResource(self, device: int, typename: int) -> tuple[Any, ...]:
+        return self._call("cuDeviceGetDevResource", lambda: CUdevResource(self._gpu.whole()))
+
+    def cuDevSmResourceSplitByCount(
+        self, nbGroups: int, input_: CUdevResource, useFlags: int, minCount: int
+    ) -> tuple[Any, ...]:
+        def body() -> tuple[Any, ...]:
+            groups, rest = self._gpu.split(input_._resource, nbGroups, minCount, fine=bool(useFlags & 1))
+            unused = [CUdevResource(hardware.Resource((), 0))] * (nbGroups - len(groups))
+            return [*map(CUdevResource, groups), *unused], len(groups), CUdevResource(rest)
+
+        return self._call("cuDevSmResourceSplitByCount", body)
+
+    def cuDevResourceGenerateDesc(self, resources: Sequence[CUdevResource], nbResources: int) -> tuple[Any, ...]:
+        chosen = [resource._resource for resource in resources[:nbResources]]
+        return self._call("cuDevResourceGenerateDesc", lambda: [self._gpu.merge(chosen)])
+
+    def cuGreenCtxCreate(self, desc: list[tuple[int, ...]], dev: int, flags: int) -> tuple[Any, ...]:
+        return self._call("cuGreenCtxCreate", lambda: self._gpu.create_context(desc[0]))
+
+    def cuGreenCtxDestroy(self, hCtx: hardware.Context) -> tuple[Any, ...]:
+        return self._call("cuGreenCtxDestroy", lambda: self._gpu.destroy_context(hCtx))
+
+    def cuGreenCtxGetDevResource(self, hCtx: hardware.Context, typename: int) -> tuple[Any, ...]:
+        return self._call("cuGreenCtxGetDevResource", lambda: CUdevResource(hardware.Resource(hCtx.sms, 0)))
+
+    def cuGreenCtxStreamCreate(self, greenCtx: hardware.Context, flags: int, priority: int) -> tuple[Any, ...]:
+        return self._call("cuGreenCtxStreamCreate", lambda: self._gpu.create_stream(greenCtx).handle)
+
+    def cuStreamDestroy(self, hStream: int) -> tuple[Any, ...]:
+        return self._call("cuStreamDestroy", lambda: self._gpu.destroy_stream(self._gpu.find_stream(hStream)))
+
+    def cuMemHostRegister(self, p: int, bytesize: int, Flags: int) -> tuple[Any, ...]:
+        return self._call("cuMemHostRegister", lambda: self._gpu.pin(p, bytesize), current=True)
+
+    def cuMemHostGetDevicePointer(self, p: int, Flags: int) -> tuple[Any, ...]:
+        return self._call("cuMemHostGetDevicePointer", lambda: p, current=True)
+
+    def cuMemHostUnregister(self, p: int) -> tuple[Any, ...]:
+        return self._call("cuMemHostUnregister", lambda: self._gpu.unpin(p), current=True)
