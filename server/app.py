@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -20,6 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from engines import EngineError
 from partitions import Device, PartitionError, open_device
@@ -33,15 +33,14 @@ from .runtime import Runtime
 
 log = logging.getLogger("greenlane")
 
-SWITCH_INTERVAL = 0.0001
-"""Seconds after which a thread must let another have the interpreter; Python's 5 ms is what a completion would wait for."""
-
 Source = Callable[[], AbstractContextManager[Config]]
+
+_ROUTERS = (routes.router, admin.router, metrics.router)
 
 
 def open_configured(config: Config) -> Device:
     """The device that a configuration asks for. Raises DeviceUnavailable."""
-    return open_device(config.device.backend, config.device.cores)
+    return open_device(config.device.backend, config.device.cores, config.device.index)
 
 
 class Application:
@@ -76,7 +75,6 @@ class Application:
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Open the device, load the models in the background, and close everything in the end."""
-        sys.setswitchinterval(SWITCH_INTERVAL)
         source = self._source()
         config = await asyncio.to_thread(source.__enter__)
         try:
@@ -103,7 +101,7 @@ def _web(application: Application) -> FastAPI:
     lifespan = application.lifespan
     web = FastAPI(title="Greenlane", lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
     web.state.runtime = application.runtime
-    for router in (routes.router, admin.router, metrics.router):
+    for router in _ROUTERS:
         web.include_router(router)
     for kind in (RequestError, EngineError, PartitionError, HTTPException, RequestValidationError, Exception):
         web.add_exception_handler(kind, _on_error)
@@ -124,10 +122,16 @@ def _translate(request: Request, error: Exception) -> Exception:
         first = error.errors()[0]
         return BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
     if isinstance(error, HTTPException) and error.status_code == 405:
-        return WrongMethod(request.method, (error.headers or {}).get("Allow", "another method"))
+        return WrongMethod(request.method, _allowed(request))
     if isinstance(error, HTTPException):
         return NotFound(f"there is nothing at {request.url.path}")
     return error
+
+
+def _allowed(request: Request) -> str:
+    """The methods of a path; each may be a route of its own, and the framework names those of the first only."""
+    routes = [route for router in _ROUTERS for route in router.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted({method for route in routes if isinstance(route, Route) for method in route.methods or ()}))
 
 
 def _drain_on_sigterm(runtime: Runtime) -> Callable[[], None]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from engines import Signature
 
 from .errors import NotFound, Unavailable
+from .protocol.plans import Plans
 from .statistics import ModelStatistics
 from .ticket import ModelKey
 
@@ -21,6 +22,7 @@ class Served:
     platform: str
     config: dict[str, Any]
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
+    plans: Plans = field(default_factory=Plans, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

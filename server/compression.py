@@ -30,19 +30,23 @@ async def pack(body: bytes, encoding: str) -> bytes:
 
 
 def choose(accepted: str) -> str:
-    """The encoding to answer with, from the value of Accept-Encoding: gzip, deflate or none, which is empty."""
-    offers = [_offer(part) for part in accepted.split(",")]
-    return max([(q, name == "gzip", name) for name, q in offers if q > 0 and name in ("gzip", "deflate")], default=(0, 0, ""))[
-        2
-    ]
+    """The encoding to answer with, from the value of Accept-Encoding: gzip, deflate or none, which is empty.
+
+    The one that the client likes best, and of equals the first of these; what it does not name, such as under `*`, is
+    not chosen. None is always possible, even where the client would rather not.
+    """
+    liked = dict(_offer(part) for part in accepted.split(","))
+    best = max(("gzip", "deflate", "identity"), key=lambda name: liked.get(name, 0.0))
+    return best if best != "identity" and liked.get(best, 0.0) > 0 else ""
 
 
 def _offer(part: str) -> tuple[str, float]:
-    name, _, rest = part.strip().partition(";")
+    name, _, rest = part.partition(";")
     try:
-        return name.strip().lower(), float(rest.partition("=")[2] or 1)
+        weight = float(rest.partition("=")[2] or 1)
     except ValueError:
-        return "", 0.0
+        weight = 0.0
+    return name.strip().lower(), weight if 0 <= weight <= 1 else 0.0
 
 
 def _inflate(body: bytes, encoding: str, limit: int) -> bytes:

@@ -25,7 +25,7 @@ from .errors import (
     answer,
     status_of,
 )
-from .protocol.request import InferRequest, Limits, decode
+from .protocol.request import InferRequest
 from .protocol.response import InferResponse, encode
 from .runtime import Runtime
 from .slots import Slot
@@ -86,8 +86,7 @@ class Infer:
         arrived = time.monotonic_ns()
         slot = tenant.lane.admit()
         try:
-            limits = Limits(runtime.config.server.max_json_tensor, runtime.config.server.max_body)
-            request = decode(body, _header_length(headers), served.signature, slot, limits)
+            request = served.plans.decode(body, _header_length(headers), served.signature, slot, runtime.limits)
             decoded = time.monotonic_ns()
             done = await self._wait(tenant, served, slot, request, receive)
             response = encode(served.name, served.version, request, served.signature, slot, done.outputs)
@@ -109,7 +108,7 @@ class Infer:
 
 def is_infer(path: str) -> bool:
     """Whether this path is for `Infer` to answer."""
-    return path.endswith("/infer") and path.startswith("/v2/models/")
+    return path.endswith("/infer") and path.startswith("/v2/models/") and path != "/v2/models/infer"
 
 
 def _target(scope: MutableMapping[str, Any]) -> tuple[str, str | None]:

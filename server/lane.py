@@ -104,7 +104,7 @@ class Lane:
 
     def hear(self, done: Done) -> None:
         """A completion arrived from the worker."""
-        self._scheduler.finish(done.slot)
+        self._scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
         self._launch()
         if abandoned := self._abandoned.pop(done.slot, None):
             self.slots.release(abandoned.slot)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ class Mailbox(Generic[T]):
         self._items.append(item)
         if not self._rung:
             self._rung = True
-            if not self._loop.is_closed():
+            with suppress(RuntimeError):  # The loop may close at any moment, and its thread with it.
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:

@@ -18,6 +18,7 @@ from .errors import BadRequest, NotFound
 from .lane import Lane
 from .library import Library, Loaded
 from .mailbox import Mailbox
+from .protocol.request import Limits
 from .repository import Repository
 from .scheduler import Scheduler
 from .slots import SlotPool
@@ -26,6 +27,9 @@ from .ticket import Done, ModelKey
 from .worker import Worker
 
 log = logging.getLogger("greenlane.runtime")
+
+HORIZON = 200_000
+"""Nanoseconds of short works that may be handed to a worker ahead: a few times what the way there and back takes."""
 
 State = Literal["starting", "serving", "draining", "closed"]
 
@@ -47,6 +51,7 @@ class Runtime:
         self.manager = PartitionManager(device)
         self.library = Library(Repository(config.models.repository, config.models.max_batches), read)
         self.tenancy = Tenancy([_tenant(c) for c in config.tenants.values()], config.server.default_tenant)
+        self.limits = Limits(config.server.max_json_tensor, config.server.max_body)
         self.state: State = "starting"
         self._workers: dict[str, Worker] = {}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
@@ -121,6 +126,8 @@ class Runtime:
         not the tenant's, BadRequest when there is nothing to serve, with the reason.
         """
         _check_may_call(tenant, name)
+        if name not in await asyncio.to_thread(self.library.names):
+            raise BadRequest(f"failed to load {name!r}: not in the repository")
         async with self._changing[tenant.name]:
             loaded = await self._load(tenant, name, override)
             if loaded.served or not tenant.catalog.versions(name):
@@ -234,7 +241,7 @@ class Runtime:
 
 
 def _tenant(config: TenantConfig) -> Tenant:
-    return Tenant(config, Catalog(), Lane(config.name, Scheduler(config.queue, config.in_flight), SlotPool()))
+    return Tenant(config, Catalog(), Lane(config.name, Scheduler(config.queue, config.in_flight, HORIZON), SlotPool()))
 
 
 def _names(tenant: Tenant) -> str:

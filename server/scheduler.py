@@ -1,8 +1,8 @@
 """One tenant's bounded queue and its credits: what runs next. Pure decisions: no clock, no thread, no I/O.
 
-Rule 1: at most `credits` tickets are in flight. Rule 2: at most `limit` wait; one more is refused. Rule 3: the smallest
-priority number goes first, and among equals the one that came first. Rule 4: while paused nothing is launched, and
-nothing is lost.
+Rule 1: at most `credits` tickets are in flight, or as many as have lately ended within `horizon`. Rule 2: at most `limit`
+wait; one more is refused. Rule 3: the smallest priority number goes first, and among equals the one that came first.
+Rule 4: while paused nothing is launched, and nothing is lost.
 """
 
 from bisect import insort
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from .errors import QueueFull
 from .ticket import Ticket
 
-LAST = 1 << 32
-"""Where a request without a priority stands: after all that have one (the protocol's 0, the tenant's default)."""
+LAST = 1 << 64
+"""Where a request without a priority stands: after all that have one, which is 64 bits (the protocol's 0)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,21 @@ class SchedulerStatistics:
 
 
 class Scheduler:
-    """Decides for one tenant; not thread-safe."""
+    """Decides for one tenant; not thread-safe.
 
-    def __init__(self, limit: int, credits: int) -> None:
+    `horizon` is in nanoseconds. Works that are shorter than the way to the worker and back would leave it idle between
+    two of them; so more of those are launched ahead, but never more than take this long, for they cannot be overtaken.
+    """
+
+    def __init__(self, limit: int, credits: int, horizon: int = 0) -> None:
         self.limit = limit
         self.credits = credits
+        self.horizon = horizon
         self.paused = False
         self._waiting: list[tuple[int, int, Ticket]] = []
         self._flying: set[int] = set()
         self._arrivals = 0
+        self._longest = horizon + 1
 
     def __repr__(self) -> str:
         state = ", paused" if self.paused else ""
@@ -50,7 +56,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise QueueFull if `add` would."""
-        if len(self._waiting) >= self.limit and (self.paused or len(self._flying) >= self.credits):
+        if len(self._waiting) >= self.limit + self._free:
             raise QueueFull(f"Exceeds maximum queue size: {len(self._waiting)} requests are waiting, and {self.limit} may")
 
     def add(self, ticket: Ticket, priority: int = 0) -> None:
@@ -61,17 +67,17 @@ class Scheduler:
 
     def take(self) -> list[Ticket]:
         """The tickets to launch now; they count as in flight from here on."""
-        free = 0 if self.paused else self.credits - len(self._flying)
-        if free <= 0 or not self._waiting:
-            return []
+        free = self._free
         taken = [ticket for _, _, ticket in self._waiting[:free]]
         del self._waiting[:free]
         self._flying.update(ticket.slot for ticket in taken)
         return taken
 
-    def finish(self, slot: int) -> None:
-        """The work of this slot ended, however. Raises KeyError if none was in flight."""
+    def finish(self, slot: int, took: int | None = None) -> None:
+        """The work of this slot ended, however; it `took` these nanoseconds. Raises KeyError if none was in flight."""
         self._flying.remove(slot)
+        if took is not None:  # The longest of late: up at once, down slowly.
+            self._longest = max(1, took, self._longest - (self._longest >> 3))
 
     def withdraw(self, slot: int) -> bool:
         """Take the ticket of this slot out of the queue; False if it does not wait there."""
@@ -80,3 +86,9 @@ class Scheduler:
                 del self._waiting[place]
                 return True
         return False
+
+    @property
+    def _free(self) -> int:
+        """How many more may be launched now."""
+        ahead = max(self.credits, self.horizon // self._longest)
+        return 0 if self.paused else max(0, ahead - len(self._flying))

@@ -16,6 +16,7 @@ from engines import Room, Signature, Tensor
 from engines.memory import view
 from engines.signature import ALIGNMENT, align
 
+from .errors import TooLarge
 from .ticket import Extent, Shape
 
 _SIZE = struct.Struct("<Q")
@@ -40,10 +41,16 @@ class Slot:
         self.address = np.frombuffer(memory, np.uint8).ctypes.data
 
     def reserve(self, nbytes: int, keep: int = 0) -> None:
-        """Make room for this many bytes; of what was in a slot that has to grow, the first `keep` bytes stay."""
+        """Make room for this many bytes; of what was in a slot that has to grow, the first `keep` bytes stay.
+
+        Raises TooLarge, and leaves the slot as it was, if there is no such memory.
+        """
         if nbytes > self.capacity:
             kept = self.view[:keep]
-            self._map(1 << (nbytes - 1).bit_length())
+            try:
+                self._map(1 << (nbytes - 1).bit_length())
+            except (OSError, OverflowError) as error:
+                raise TooLarge(f"the request and its answer need {nbytes} bytes of memory, more than can be had") from error
             self.view[:keep] = kept
 
     def shrink(self) -> None:
@@ -52,7 +59,10 @@ class Slot:
             self._map(SMALLEST)
 
     def place(self, signature: Signature, sizes: Sequence[int], room: int = 0) -> list[int]:
-        """Lay out inputs of these sizes in bytes, reserve that and `room` bytes after them, and return their offsets."""
+        """Lay out inputs of these sizes in bytes, reserve that and `room` bytes after them, and return their offsets.
+
+        Raises TooLarge.
+        """
         offsets, end = [], 0
         for spec, size in zip(signature.inputs, sizes, strict=True):
             start = end if spec.datatype.size else end + ALIGNMENT
@@ -77,16 +87,19 @@ class Slot:
         return tensors, Room(self.address + end, self.capacity - end)
 
     def keep(self, outputs: Sequence[Tensor], room: Room) -> tuple[Extent, ...]:
-        """Say where the outputs lie in this slot, after bringing in those that lie elsewhere."""
-        low, high = room.address, room.address + room.nbytes
-        if all(low <= tensor.address and tensor.address + tensor.nbytes <= high for tensor in outputs):
-            return tuple([Extent(t.shape, t.address - self.address, t.nbytes) for t in outputs])
-        return tuple(self._bring_in(outputs, low - self.address, high - self.address))
+        """Say where the outputs lie in this slot, after bringing in those that lie elsewhere to behind what is in the room.
 
-    def _bring_in(self, outputs: Sequence[Tensor], low: int, high: int) -> Iterator[Extent]:
-        base = self.address
-        inside = [low <= t.address - base and t.address - base + t.nbytes <= high for t in outputs]
-        end = max([low, *(align(t.address - base + t.nbytes) for t, here in zip(outputs, inside, strict=True) if here)])
+        An output may lie over an input: it stays there. Raises TooLarge.
+        """
+        low, high = self.address, self.address + self.capacity
+        if all(low <= tensor.address and tensor.address + tensor.nbytes <= high for tensor in outputs):
+            return tuple([Extent(t.shape, t.address - low, t.nbytes) for t in outputs])
+        return tuple(self._bring_in(outputs, room.address - low))
+
+    def _bring_in(self, outputs: Sequence[Tensor], end: int) -> Iterator[Extent]:
+        base, capacity = self.address, self.capacity
+        inside = [base <= t.address and t.address + t.nbytes <= base + capacity for t in outputs]
+        end = max([end, *(align(t.address - base + t.nbytes) for t, here in zip(outputs, inside, strict=True) if here)])
         for tensor, here in zip(outputs, inside, strict=True):
             if here:
                 yield Extent(tensor.shape, tensor.address - base, tensor.nbytes)

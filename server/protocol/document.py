@@ -82,7 +82,10 @@ def refuse(where: str, value: object, expected: str) -> NoReturn:
 
 def show(value: object) -> str:
     """A value as short JSON, for messages."""
-    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return "something nested very deeply"
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
@@ -108,4 +111,7 @@ def _refuse_repeated_keys(data: "bytes | memoryview", what: str) -> None:
                 raise BadRequest(f"{what} has the key {show(key)} twice in one object")
             seen.add(key)
 
-    json.loads(bytes(data), object_pairs_hook=check)
+    try:
+        json.loads(bytes(data), object_pairs_hook=check)
+    except RecursionError:
+        raise BadRequest(f"{what} is nested too deeply") from None

@@ -1,8 +1,13 @@
-"""JSON tensor data into typed elements: nested or flat, and never a value that the data type cannot hold."""
+"""JSON tensor data into typed elements: nested or flat, and never a value that the data type cannot hold.
+
+numpy gets no list that was not looked through: it would take "1" and true for 1, let floats pass for integers, and give
+every number the room of the longest string beside it.
+"""
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -13,97 +18,81 @@ from .document import kind_of, show
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_FITS = {"float": "iuf", "int": "iu", "uint": "iu", "bool": "b"}
+_TYPES: dict[str, set[type]] = {"float": {int, float}, "int": {int}, "uint": {int}, "bool": {bool}, "bytes": {str}}
 _EXPECTED = {"float": "a number", "int": "an integer", "uint": "an integer", "bool": "true or false", "bytes": "a string"}
 
 
-def to_array(data: list[Any], datatype: DataType, shape: tuple[int, ...], where: str, has_bools: bool) -> Array:
-    """The elements of a numeric or BOOL tensor, row-major and flat. Raises BadRequest naming the first that does not fit.
-
-    `has_bools` says whether the document has any boolean in it: numpy would take one among numbers for 0 or 1.
-    """
+def to_array(data: list[Any], datatype: DataType, shape: tuple[int, ...], where: str) -> Array:
+    """The elements of a numeric or BOOL tensor, row-major and flat. Raises BadRequest naming the first that does not fit."""
     if datatype.name in ("FP16", "BF16"):
         raise BadRequest(f"{where}: {datatype} has no JSON form; send it as a binary tensor (parameters.binary_data_size)")
-    array = _nest(data, None, shape, where)
-    if array.dtype.kind not in _FITS[datatype.kind] or (has_bools and datatype.kind != "bool"):
-        _check_each(data, datatype, where)
-        array = np.array(data, datatype.numpy)
-    return _narrow(array, datatype, data, where)
-
-
-def to_wire(data: list[Any], shape: tuple[int, ...], where: str) -> bytes:
-    """The elements of a BYTES tensor, in wire form. Raises BadRequest naming the first that is no string."""
-    array = _nest(data, object, shape, where)
-    for place, text in _walk(data):
-        if type(text) is not str:
-            raise BadRequest(f"{where}{place}: {show(text)} is {kind_of(text)}; expected a string")
-    return wire.pack(text.encode() for text in array.ravel())
-
-
-def _nest(data: list[Any], dtype: type | None, shape: tuple[int, ...], where: str) -> Array:
-    """The data as an array, whose nesting must be the shape's, or none."""
-    count = math.prod(shape)
+    elements = _elements(data, datatype, shape, where)
     try:
-        array = np.array(data, dtype)
-    except (ValueError, OverflowError):
-        raise BadRequest(f"{where}: rows of different lengths; expected {count} elements nested as {list(shape)}") from None
-    if array.shape != shape and array.shape != (count,):
-        raise BadRequest(
-            f"{where}: elements nested as {list(array.shape)}; shape {list(shape)} takes {count} of them, nested so or flat"
-        )
+        with np.errstate(over="ignore"):
+            array = np.array(elements.values, datatype.numpy)
+    except OverflowError:
+        low, high = _limits(datatype)
+        elements.refuse_range(next(at for at, value in enumerate(elements.values) if not low <= value <= high), datatype)
+    if datatype.kind == "float" and not (finite := np.isfinite(array)).all():
+        elements.refuse_range(int(finite.argmin()), datatype)
     return array
 
 
-def _narrow(array: Array, datatype: DataType, data: list[Any], where: str) -> Array:
-    """The array in the tensor's own type, with everything still in range."""
-    if array.dtype == datatype.numpy or not array.size:
-        return array.astype(datatype.numpy, copy=False)
-    if datatype.kind == "float":
-        with np.errstate(over="ignore"):
-            narrow = array.astype(datatype.numpy)
-        if not np.isfinite(narrow).all():
-            _check_each(data, datatype, where)
-        return narrow
-    limits = _limits(datatype)
-    if array.min() < limits.min or array.max() > limits.max:
-        _check_each(data, datatype, where)
-    return array.astype(datatype.numpy)
+def to_wire(data: list[Any], datatype: DataType, shape: tuple[int, ...], where: str) -> bytes:
+    """The elements of a BYTES tensor, in wire form. Raises BadRequest naming the first that is no string."""
+    return wire.pack(text.encode() for text in _elements(data, datatype, shape, where).values)
 
 
-def _check_each(data: list[Any], datatype: DataType, where: str) -> None:
-    """Look at each element by itself, and raise BadRequest for the first that the data type cannot hold."""
-    kinds: tuple[type, ...] = {"float": (int, float), "bool": (bool,)}.get(datatype.kind, (int,))
-    for place, value in _walk(data):
-        if type(value) not in kinds:
-            expected = f"{_EXPECTED[datatype.kind]} for {datatype}"
-            raise BadRequest(f"{where}{place}: {show(value)} is {kind_of(value)}; expected {expected}")
-        if not _in_range(value, datatype):
-            raise BadRequest(f"{where}{place}: {show(value)} is out of range for {datatype} ({_range(datatype)})")
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The elements of a tensor side by side, and how they stood in the field `where`: in rows of these sizes, if any."""
+
+    values: list[Any]
+    dims: tuple[int, ...]
+    where: str
+
+    def refuse_type(self, index: int, datatype: DataType) -> NoReturn:
+        value = self.values[index]
+        expected = f"{_EXPECTED[datatype.kind]} for {datatype}"
+        raise BadRequest(f"{self._place(index)}: {show(value)} is {kind_of(value)}; expected {expected}")
+
+    def refuse_range(self, index: int, datatype: DataType) -> NoReturn:
+        low, high = _limits(datatype)
+        value = show(self.values[index])
+        raise BadRequest(f"{self._place(index)}: {value} is out of range for {datatype} ({low} to {high})")
+
+    def _place(self, index: int) -> str:
+        places = []
+        for size in reversed(self.dims[1:]):
+            index, place = divmod(index, size)
+            places.append(place)
+        return self.where + "".join(f"[{place}]" for place in (index, *reversed(places)))
 
 
-def _in_range(value: float, datatype: DataType) -> bool:
-    if datatype.kind == "bool":
-        return True
-    if datatype.kind == "float":
-        with np.errstate(over="ignore"):
-            return bool(np.isfinite(np.float64(value).astype(datatype.numpy)))
-    limits = _limits(datatype)
-    return bool(limits.min <= value <= limits.max)
+def _elements(data: list[Any], datatype: DataType, shape: tuple[int, ...], where: str) -> Elements:
+    """As many elements as the shape has, each of a JSON type that the data type takes."""
+    count = math.prod(shape)
+    nested = len(shape) > 1 and bool(data) and type(data[0]) is list
+    elements = Elements(_unnest(data, shape, where), shape, where) if nested else Elements(data, (count,), where)
+    if len(elements.values) != count:
+        raise BadRequest(f"{where}: {len(data)} elements; shape {list(shape)} takes {count} of them, nested so or flat")
+    types = _TYPES[datatype.kind]
+    if not set(map(type, elements.values)) <= types:
+        elements.refuse_type(next(at for at, value in enumerate(elements.values) if type(value) not in types), datatype)
+    return elements
 
 
-def _limits(datatype: DataType) -> Any:
-    return np.finfo(datatype.numpy) if datatype.kind == "float" else np.iinfo(datatype.numpy)
+def _unnest(data: list[Any], shape: tuple[int, ...], where: str) -> list[Any]:
+    """The elements of rows within rows, as many in each as the shape says."""
+    rows = [data]
+    for size in shape:
+        if not (set(map(type, rows)) <= {list} and set(map(len, rows)) <= {size}):
+            raise BadRequest(f"{where}: not nested as {list(shape)}; expected rows of these lengths, or all elements flat")
+        rows = list(chain.from_iterable(rows))
+    return rows
 
 
-def _range(datatype: DataType) -> str:
-    limits = _limits(datatype)
-    return f"{limits.min} to {limits.max}"
-
-
-def _walk(data: list[Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    """Every element with its place, such as `[0][3]`. The nesting is known to be within numpy's 64 levels."""
-    for index, value in enumerate(data):
-        if type(value) is list:
-            yield from _walk(value, f"{place}[{index}]")
-        else:
-            yield f"{place}[{index}]", value
+def _limits(datatype: DataType) -> tuple[Any, Any]:
+    dtype: Any = datatype.numpy
+    limits = np.finfo(dtype) if datatype.kind == "float" else np.iinfo(dtype)
+    return limits.min, limits.max

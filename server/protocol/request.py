@@ -15,6 +15,9 @@ from server.ticket import Shape
 from .document import Object, field, flag, kind_of, parameters, parse, show, unsigned
 from .elements import to_array, to_wire
 
+_MOST_DIMENSIONS = 64
+"""As in numpy; no model has more, and the product of a body full of them would take seconds."""
+
 Buffer = Any
 """Whatever can be written to a slot: bytes, a memoryview, or a contiguous array."""
 
@@ -47,10 +50,9 @@ class InferRequest:
 
 @dataclass(slots=True)
 class Body:
-    """A request body taken apart: its JSON, whether any boolean is in it, and the binary tensors that follow."""
+    """A request body taken apart: its JSON, and the binary tensors that follow."""
 
     document: Object
-    has_bools: bool
     binary: memoryview
     taken: int = 0
 
@@ -101,8 +103,7 @@ def _take_apart(body: bytes, header_length: int | None, limits: Limits) -> Body:
     if size > limits.json:
         raise TooLarge(f"{size} bytes of JSON; the limit is {limits.json}. Send large tensors as binary tensors: {_HINT}")
     head = body if size == len(body) else body[:size]
-    document = parse(head)
-    return Body(document, b"true" in head or b"false" in head, memoryview(body)[size:])
+    return Body(parse(head), memoryview(body)[size:])
 
 
 _HINT = "the header Inference-Header-Content-Length, parameters.binary_data_size for each input, the bytes after the JSON"
@@ -146,25 +147,25 @@ def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limi
     if (size is None) == (entry.get("data") is None):
         raise BadRequest(f"{where}data: expected either data or parameters.binary_data_size, and not both")
     if size is None:
-        return Input(shape, _json_data(entry, spec, shape, body, where))
+        return Input(shape, _json_data(entry, spec, shape, where))
     _check_size(spec, shape, size, f"{where}parameters.binary_data_size")
     return Input(shape, _checked(body.take(size, f"{where}parameters.binary_data_size"), spec, shape, where))
 
 
-def _json_data(entry: Object, spec: TensorSpec, shape: Shape, body: Body, where: str) -> Buffer:
-    data = field(entry, "data", list, where)
-    if spec.datatype.kind == "bytes":
-        return to_wire(data, shape, f"{where}data")
-    return to_array(data, spec.datatype, shape, f"{where}data", body.has_bools)
+def _json_data(entry: Object, spec: TensorSpec, shape: Shape, where: str) -> Buffer:
+    convert = to_wire if spec.datatype.kind == "bytes" else to_array
+    return convert(field(entry, "data", list, where), spec.datatype, shape, f"{where}data")
 
 
 def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
+    if len(values) > _MOST_DIMENSIONS:
+        raise BadRequest(f"{where}: {len(values)} dimensions; a tensor has at most {_MOST_DIMENSIONS}")
     for axis, value in enumerate(values):
         if type(value) is not int or value < 0:
             raise BadRequest(f"{where}[{axis}]: {show(value)}; expected an integer of at least 0")
     # Zeros count as ones: an empty tensor must not smuggle in a dimension that an output would then have.
     if math.prod(value or 1 for value in values) > limits.elements:
-        raise BadRequest(f"{where}: {values} is more than the {limits.elements} elements that a body could carry")
+        raise BadRequest(f"{where}: {show(values)} is more than the {limits.elements} elements that a body could carry")
     return tuple(values)
 
 

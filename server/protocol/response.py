@@ -50,8 +50,15 @@ def encode(
 
 def _elements(spec: TensorSpec, data: memoryview, shape: tuple[int, ...]) -> Any:
     if spec.datatype.kind == "bytes":
-        return wire.texts(wire.unpack(data, math.prod(shape)))
+        return _texts(spec, data, math.prod(shape))
     array = np.frombuffer(data, spec.datatype.numpy)
     if spec.datatype.kind == "float" and not np.isfinite(array).all():
         raise BadRequest(f"output {spec.name!r} has NaN or infinity in it, which JSON cannot carry; ask for a binary tensor")
     return array
+
+
+def _texts(spec: TensorSpec, data: memoryview, count: int) -> list[str]:
+    try:
+        return wire.texts(wire.unpack(data, count))
+    except ValueError as error:
+        raise BadRequest(f"output {spec.name!r}: {error}, which JSON cannot carry; ask for a binary tensor") from error

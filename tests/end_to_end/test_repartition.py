@@ -149,7 +149,7 @@ def test_a_thousand_repartitions_under_load_lose_nothing_and_leave_nothing(movin
     assert statuses[409] > 0
     for client in clients:
         assert min(client.outcomes[kind] for kind in ("right", "wrong", "cancelled")) > 50, client.outcomes
-    assert leftovers() == before == (2 * len(NAMES), len(NAMES), len(NAMES))
+    assert leftovers() == before
     for tenant in moving.runtime.tenancy:
         assert tenant.lane.slots.statistics().used == 0
 

@@ -243,6 +243,7 @@ async def test_a_first_load_that_fails_stands_in_the_index_with_the_reason(root:
         acme = site.tenant("acme")
         with pytest.raises(BadRequest, match="failed to load 'c': not in the repository"):
             await site.runtime.load(acme, "c")
+        assert not acme.catalog.knows("c")
         (root / "c" / "one").mkdir(parents=True)
         with pytest.raises(BadRequest, match="failed to load 'c'"):
             await site.runtime.load(acme, "c")

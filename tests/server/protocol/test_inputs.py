@@ -1,0 +1,216 @@
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import DATATYPES, Signature, TensorMismatch, wire
+from server.errors import TooLarge
+
+from .messages import (
+    BATCHED,
+    INTEGERS,
+    PAIR,
+    binary,
+    model,
+    packed,
+    refusal,
+    request,
+    spec,
+    take,
+    tensor,
+)
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({}, "inputs: missing; expected an array"),
+        ({"inputs": None}, "inputs: missing; expected an array"),
+        ({"inputs": []}, "inputs: 'x' missing; the model takes 'x'"),
+        ({"inputs": {}}, "inputs: {} is an object; expected an array"),
+        ({"inputs": "x"}, 'inputs: "x" is a string; expected an array'),
+        ({"inputs": [1]}, "inputs[0]: 1 is an integer; expected an object"),
+        ({"inputs": [None]}, "inputs[0]: null is null; expected an object"),
+        ({"inputs": [[]]}, "inputs[0]: [] is an array; expected an object"),
+        ({"inputs": [{}]}, "inputs[0].name: missing; expected a string"),
+        ({"inputs": [{"name": 1}]}, "inputs[0].name: 1 is an integer; expected a string"),
+        ({"inputs": [{"name": "z"}]}, "inputs[0].name: the model has no input 'z'; it has 'x'"),
+        ({"inputs": [{"name": "x"}]}, "inputs[0].datatype: missing; expected a string"),
+        (request(tensor([1]), tensor([1])), "inputs[1].name: 'x' stands twice"),
+        (request(tensor([1]), tensor([1], name="z")), "inputs[1].name: the model has no input 'z'; it has 'x'"),
+    ],
+)
+def test_inputs_that_are_not_the_models_are_refused(document: Any, told: str) -> None:
+    assert refusal(document) == told
+
+
+def test_every_input_that_is_missing_is_named() -> None:
+    assert refusal({"inputs": []}, PAIR) == "inputs: 'a', 'b' missing; the model takes 'a', 'b'"
+    assert refusal(request(tensor([1, 2], "INT32", name="a")), PAIR) == "inputs: 'b' missing; the model takes 'a', 'b'"
+
+
+@pytest.mark.parametrize("datatype", ["FP64", "fp32", "TYPE_FP32", "", "BYTES"])
+def test_another_datatype_is_refused_with_the_models(datatype: str) -> None:
+    told = refusal(request(tensor([1], datatype)))
+    assert told == f"inputs[0].datatype: {json.dumps(datatype)}; input 'x' is FP32"
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (None, "inputs[0].shape: missing; expected an array"),
+        (1, "inputs[0].shape: 1 is an integer; expected an array"),
+        ([-1], "inputs[0].shape[0]: -1; expected an integer of at least 0"),
+        ([1, 1.0], "inputs[0].shape[1]: 1.0; expected an integer of at least 0"),
+        ([True], "inputs[0].shape[0]: true; expected an integer of at least 0"),
+        (["1"], 'inputs[0].shape[0]: "1"; expected an integer of at least 0'),
+        ([None], "inputs[0].shape[0]: null; expected an integer of at least 0"),
+        ([2**40], "inputs[0].shape: [1099511627776] is more than the 67108864 elements that a body could carry"),
+        ([2**40, 0], "inputs[0].shape: [1099511627776, 0] is more than the 67108864 elements that a body could carry"),
+        ([0, 2**40], "inputs[0].shape: [0, 1099511627776] is more than the 67108864 elements that a body could carry"),
+        (
+            [2**32, 2**32],
+            "inputs[0].shape: [4294967296, 4294967296] is more than the 67108864 elements that a body could carry",
+        ),
+        ([2**64 - 1] * 64, "inputs[0].shape: [18446744073709551615, 18446744073709551... is more than"),
+        ([1] * 65, "inputs[0].shape: 65 dimensions; a tensor has at most 64"),
+        ([2**64 - 1] * 40_000, "inputs[0].shape: 40000 dimensions; a tensor has at most 64"),
+    ],
+)
+@pytest.mark.parametrize("entry", [tensor([1]), binary(4)])
+def test_a_shape_that_no_body_could_fill_is_refused(entry: dict[str, Any], shape: Any, told: str) -> None:
+    assert refusal(request(entry | {"shape": shape}), model(), b"\0" * 4).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("signature", "shape", "told"),
+    [
+        (model("FP32", "n"), [1, 1], "input 'x': shape [1, 1] has 2 dimensions; expected 1, as in [-1]"),
+        (model("FP32", "n"), [], "input 'x': shape [] has 0 dimensions; expected 1, as in [-1]"),
+        (model("FP32", 3), [1], "input 'x': dimension 0 of shape [1] is 1; expected 3"),
+        (BATCHED, [0, 2], "input 'x': batch of 0 in shape [0, 2]; expected 1 to 4"),
+        (BATCHED, [5, 2], "input 'x': batch of 5 in shape [5, 2]; expected 1 to 4"),
+    ],
+)
+def test_a_shape_that_the_model_does_not_take_is_a_mismatch(signature: Signature, shape: list[int], told: str) -> None:
+    count = int(np.prod(shape))
+    assert refusal(request(tensor([1] * count, shape=shape)), signature, kind=TensorMismatch) == told
+    document = request(binary(4 * count, shape=shape))
+    assert refusal(document, signature, b"\0" * 4 * count, kind=TensorMismatch) == told
+
+
+def test_batches_that_differ_between_inputs_are_a_mismatch() -> None:
+    signature = Signature((spec("a", "INT8", "", 1), spec("b", "INT8", "", 1)), (), max_batch=4)
+    document = request(tensor([[1], [2]], "INT8", [2, 1], "a"), tensor([[1], [2], [3]], "INT8", [3, 1], "b"))
+    assert refusal(document, signature, kind=TensorMismatch) == "input 'b': batch of 3, but input 'a' has 2"
+
+
+def test_an_answer_that_no_memory_holds_is_too_large() -> None:
+    signature = Signature((spec("a", "UINT8", "n"), spec("b", "UINT8", "m")), (spec("y", "FP64", *["n", "m"] * 4),))
+    size = 1 << 12
+    document = request(binary(size, "UINT8", name="a"), binary(size, "UINT8", name="b"))
+    told = refusal(document, signature, b"\0" * 2 * size, kind=TooLarge)
+    assert told.startswith(f"the request and its answer need {8 * size**8 + 2 * size} bytes of memory")
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_an_integer_out_of_range_is_refused_for_every_integer_type(name: str) -> None:
+    dtype: Any = DATATYPES[name].numpy
+    info = np.iinfo(dtype)
+    for beyond in (int(info.min) - 1, int(info.max) + 1, 1.0):
+        assert refusal(request(tensor([0, beyond], name)), model(name)).startswith("inputs[0].data[1]: ")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "told"),
+    [
+        ("INT32", [1.5], "inputs[0].data[0]: 1.5 is a number; expected an integer for INT32"),
+        ("INT32", [1, True], "inputs[0].data[1]: true is true or false; expected an integer for INT32"),
+        ("FP32", [1, False], "inputs[0].data[1]: false is true or false; expected a number for FP32"),
+        ("FP32", [None], "inputs[0].data[0]: null is null; expected a number for FP32"),
+        ("FP32", ["1"], 'inputs[0].data[0]: "1" is a string; expected a number for FP32'),
+        ("FP32", [1e39], "inputs[0].data[0]: 1e+39 is out of range for FP32 (-3.40"),
+        ("BOOL", [1], "inputs[0].data[0]: 1 is an integer; expected true or false for BOOL"),
+        ("BYTES", [1], "inputs[0].data[0]: 1 is an integer; expected a string for BYTES"),
+        ("BYTES", [["a"]], 'inputs[0].data[0]: ["a"] is an array; expected a string for BYTES'),
+        ("FP16", [1.0], "inputs[0].data: FP16 has no JSON form; send it as a binary tensor"),
+        ("BF16", [1.0], "inputs[0].data: BF16 has no JSON form; send it as a binary tensor"),
+        ("FP32", 1, "inputs[0].data: 1 is an integer; expected an array"),
+        ("FP32", "ab", 'inputs[0].data: "ab" is a string; expected an array'),
+        ("FP32", {}, "inputs[0].data: {} is an object; expected an array"),
+    ],
+)
+def test_data_that_the_type_does_not_hold_is_refused_where_it_stands(datatype: str, data: Any, told: str) -> None:
+    length = len(data) if isinstance(data, list) else 1
+    document = request(tensor(data, datatype, [length]), outputs=[{"name": "y", "parameters": {"binary_data": True}}])
+    assert refusal(document, model(datatype)).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("data", "shape", "told"),
+    [
+        ([[1, 2], [3]], [2, 2], "inputs[0].data: not nested as [2, 2]"),
+        ([1, 2, 3], [2, 2], "inputs[0].data: 3 elements; shape [2, 2] takes 4 of them"),
+        ([1], [2**20, 64], "inputs[0].data: 1 elements; shape [1048576, 64] takes 67108864 of them"),
+    ],
+)
+def test_data_of_another_shape_is_refused(data: list[Any], shape: list[int], told: str) -> None:
+    assert refusal(request(tensor(data, shape=shape)), model("FP32", "n", "m")).startswith(told)
+
+
+def test_an_input_has_its_data_once() -> None:
+    expected = "inputs[0].data: expected either data or parameters.binary_data_size, and not both"
+    assert refusal(request(tensor([1.0], binary_data_size=4)), model(), b"\0" * 4) == expected
+    assert refusal(request({"name": "x", "datatype": "FP32", "shape": [1]})) == expected
+
+
+@pytest.mark.parametrize("size", [-4, 4.0, True, "4"])
+def test_a_size_that_is_no_count_of_bytes_is_refused(size: Any) -> None:
+    told = refusal(request(binary(size, shape=[1])), model(), b"\0" * 4)
+    assert told.startswith(f"inputs[0].parameters.binary_data_size: {json.dumps(size)} is ")
+    assert told.endswith("; expected an integer of at least 0")
+
+
+@pytest.mark.parametrize("size", [0, 3, 5, 8, 2**63])
+def test_a_size_that_is_not_the_shapes_is_refused(size: int) -> None:
+    told = refusal(request(binary(size, shape=[1])), model(), b"\0" * 8)
+    assert told == f"inputs[0].parameters.binary_data_size: {size}; shape [1] of FP32 has 4 bytes"
+
+
+def test_fewer_bytes_than_declared_are_refused() -> None:
+    told = refusal(request(binary(8)), model(), b"\0" * 7)
+    assert told == "inputs[0].parameters.binary_data_size: 8 bytes, but 7 are left in the body"
+
+
+def test_more_bytes_than_declared_are_refused() -> None:
+    assert refusal(request(binary(8)), model(), b"\0" * 9) == "1 bytes of the body are left after the last binary tensor"
+    assert refusal(request(tensor([1])), model(), b"\0") == "1 bytes of the body are left after the last binary tensor"
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "told"),
+    [
+        (b"\x04\0\0\0abc", 1, "element 0 claims 4 bytes, but 3 are left"),
+        (b"\xff\xff\xff\xff", 1, "element 0 claims 4294967295 bytes, but 0 are left"),
+        (b"\x01\0\0", 1, "element 0 of 1 has no length: the data ends at byte 3"),
+        (packed("a"), 2, "element 1 of 2 has no length: the data ends at byte 5"),
+        (packed("a", "b"), 1, "5 bytes left after 1 elements"),
+        (packed("a"), 0, "5 bytes left after 0 elements"),
+        (packed("a") + wire.pack([b"\xff"]), 2, "element 1 is not UTF-8 (invalid start byte at byte 0)"),
+    ],
+)
+def test_bytes_that_are_no_texts_are_refused(data: bytes, count: int, told: str) -> None:
+    expected = f"input 'x': BYTES tensor of {count} elements: {told}"
+    assert refusal(request(binary(len(data), "BYTES", [count])), model("BYTES"), data) == expected
+
+
+@pytest.mark.parametrize("data", [b"\x02", b"\0\xff", b"\x01\x01\x80"])
+def test_a_byte_other_than_0_and_1_is_no_bool(data: bytes) -> None:
+    told = refusal(request(binary(len(data), "BOOL")), model("BOOL"), data)
+    assert told == "inputs[0]: input 'x' has bytes other than 0 and 1; a BOOL is one or the other"
+
+
+def test_half_precision_comes_in_and_goes_out_as_bytes() -> None:
+    document = request(binary(4, "BF16"), parameters={"binary_data_output": True})
+    assert take(document, model("BF16"), b"abcd").tensors == (((2,), b"abcd"),)

@@ -1,0 +1,165 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import Signature, TensorMismatch
+from engines.memory import view
+from server.errors import BadRequest, RequestError, TooLarge
+from server.protocol.plans import Plans
+from server.protocol.request import InferRequest, Limits, decode
+from server.slots import SMALLEST, Slot
+
+from .messages import BATCHED, LIMITS, binary, body_of, floats, model, request, spec, tensor
+
+TWO = Signature((spec("data", "FP32", "n"), spec("x", "INT16", 2)), (spec("y", "FP32", "n"),))
+HALVES = bytes(range(4))
+ESCAPED = body_of(request(tensor([1.0, 2.0], name="a"), binary(4, "INT16"))).replace(b'"data":', b'"d\\u0061ta":')
+"""The word data, hidden from those who look for it in the bytes."""
+
+
+def content(taken: InferRequest, slot: Slot, signature: Signature) -> list[bytes]:
+    tensors, _ = slot.inputs(signature, taken.shapes)
+    return [bytes(view(tensor.address, tensor.nbytes)) for tensor in tensors]
+
+
+def outcome(decoder: Any, body: bytes, header_length: int | None, signature: Signature) -> Any:
+    """What comes of a body: the request and its tensors, or the refusal."""
+    slot = Slot(0)
+    try:
+        taken = decoder(body, header_length, signature, slot, LIMITS)
+    except (RequestError, TensorMismatch) as error:
+        return type(error), str(error)
+    return taken, content(taken, slot, signature)
+
+
+def check(plans: Plans, document: Any, tensors: bytes, signature: Signature, past: int = 0) -> None:
+    """A request comes out the same with whatever is remembered as without."""
+    head = body_of(document)
+    length = len(head) + past
+    assert outcome(plans.decode, head + tensors, length, signature) == outcome(decode, head + tensors, length, signature)
+
+
+def test_the_same_json_with_other_tensors_is_remembered_once() -> None:
+    plans = Plans()
+    document = request(binary(8, shape=[1, 2]), parameters={"priority": 2, "binary_data_output": True})
+    for values in ([1, 2], [3, 4], [5, 6]):
+        check(plans, document, floats(values), BATCHED)
+    assert repr(plans) == "<Plans 1>"
+
+
+def test_tensors_are_put_where_the_model_wants_them_whatever_their_order_and_names() -> None:
+    plans = Plans()
+    document = request(binary(4, "INT16", name="x"), binary(8, name="data"))
+    for values in ([1, 2], [3, 4]):
+        check(plans, document, HALVES + floats(values), TWO)
+    assert repr(plans) == "<Plans 1>"
+
+
+def test_a_remembered_request_makes_room_for_its_answer() -> None:
+    signature = Signature((spec("x", "FP32", "n"),), (spec("y", "FP32", "n", SMALLEST),))
+    document, plans = body_of(request(binary(4))), Plans()
+    for _ in range(2):
+        slot = Slot(0)
+        plans.decode(document + b"\0" * 4, len(document), signature, slot, LIMITS)
+        assert slot.inputs(signature, [(1,)])[1].nbytes >= 4 * SMALLEST
+
+
+def test_a_remembered_request_whose_answer_no_memory_holds_is_still_too_large() -> None:
+    signature = Signature((spec("x", "FP32", "n"),), (spec("y", "FP32", *["n"] * 30),))
+    document, plans = body_of(request(binary(40))), Plans()
+    for _ in range(2):
+        with pytest.raises(TooLarge):
+            plans.decode(document + b"\0" * 40, len(document), signature, Slot(0), LIMITS)
+
+
+@pytest.mark.parametrize("tensors", [b"", b"\0" * 7, b"\0" * 9, b"\0" * 16])
+def test_a_remembered_request_with_fewer_or_more_bytes_is_refused(tensors: bytes) -> None:
+    plans = Plans()
+    document = request(binary(8, shape=[1, 2]))
+    check(plans, document, b"\0" * 8, BATCHED)
+    check(plans, document, tensors, BATCHED)
+    check(plans, document, b"\0" * 8, BATCHED)
+    assert repr(plans) == "<Plans 1>"
+
+
+@pytest.mark.parametrize("past", [1, 1000])
+def test_a_remembered_request_whose_header_length_is_past_the_body_is_refused(past: int) -> None:
+    plans = Plans()
+    document = request(binary(0))
+    check(plans, document, b"", model())
+    assert repr(plans) == "<Plans 1>"
+    check(plans, document, b"", model(), past)
+
+
+@pytest.mark.parametrize(
+    ("head", "tensors", "signature"),
+    [
+        (request(binary(5, "BYTES", [1])), b"\x01\0\0\0a", model("BYTES")),
+        (request(binary(1, "BOOL")), b"\x01", model("BOOL")),
+        (request(binary(4), id="7"), b"\0" * 4, model()),
+        (request(tensor([1.0])), b"", model()),
+        (request(tensor([1.0, 2.0], name="data"), binary(4, "INT16")), HALVES, TWO),
+        (ESCAPED, HALVES, Signature((spec("a", "FP32", "n"), *TWO.inputs[1:]), ())),
+        (request(binary(4), parameters={"note": "x" * 5000}), b"\0" * 4, model()),
+    ],
+)
+def test_what_is_to_be_looked_at_each_time_is_not_remembered(head: Any, tensors: bytes, signature: Signature) -> None:
+    plans = Plans()
+    for _ in range(2):
+        check(plans, head, tensors, signature)
+    assert repr(plans) == "<Plans 0>"
+
+
+def test_what_was_refused_is_not_remembered() -> None:
+    plans = Plans()
+    for _ in range(2):
+        check(plans, request(binary(4, "FP64")), b"\0" * 4, model())
+    assert repr(plans) == "<Plans 0>"
+
+
+@pytest.mark.parametrize("header_length", [None, 0])
+def test_json_alone_and_the_raw_form_are_not_remembered(header_length: int | None) -> None:
+    plans, body = Plans(), b"\0" * 4 if header_length == 0 else body_of(request(tensor([1.0])))
+    for _ in range(2):
+        assert outcome(plans.decode, body, header_length, model()) == outcome(decode, body, header_length, model())
+    assert repr(plans) == "<Plans 0>"
+
+
+def test_of_many_different_requests_the_latest_64_are_remembered() -> None:
+    plans = Plans()
+    for number in range(100):
+        check(plans, request(binary(4), parameters={"n": number}), b"\0" * 4, model())
+    assert repr(plans) == "<Plans 64>"
+    check(plans, request(binary(4), parameters={"n": 0}), b"\0" * 4, model())
+
+
+def test_a_request_over_the_limit_of_json_is_refused_each_time() -> None:
+    plans, document = Plans(), body_of(request(binary(4)))
+    for _ in range(2):
+        with pytest.raises(TooLarge):
+            plans.decode(document + b"\0" * 4, len(document), model(), Slot(0), Limits(len(document) - 1, 9))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=13), st.integers(-1, 1)), max_size=8))
+def test_any_sequence_of_requests_comes_out_as_without_a_memory(steps: list[tuple[int, bytes, int]]) -> None:
+    plans = Plans()
+    documents = [
+        request(binary(8, name="data"), binary(4, "INT16")),
+        request(binary(4, "INT16"), binary(8, name="data")),
+        request(tensor([1.0], name="data"), binary(4, "INT16")),
+        request(binary(0, name="data"), binary(4, "INT16")),
+    ]
+    for which, tensors, past in steps:
+        check(plans, documents[which], tensors, TWO, past)
+
+
+def test_a_request_is_remembered_by_its_bytes_not_its_meaning() -> None:
+    plans, document = Plans(), request(binary(4))
+    check(plans, document, b"\0" * 4, model())
+    check(plans, json.dumps(document, indent=1).encode(), b"\0" * 4, model())
+    assert repr(plans) == "<Plans 2>"
+    with pytest.raises(BadRequest):
+        plans.decode(b"", 1, model(), Slot(0), LIMITS)

@@ -1,0 +1,77 @@
+import pytest
+
+from engines import Signature
+from server.errors import BadRequest
+from server.protocol.request import Limits, Wanted
+
+from .messages import (
+    BATCHED,
+    LIMITS,
+    PAIR,
+    floats,
+    model,
+    packed,
+    take_bytes,
+)
+
+
+def raw(body: bytes, signature: Signature) -> tuple[tuple[int, ...], bytes]:
+    """The only tensor of a body in the raw form."""
+    (found,) = take_bytes(body, 0, signature).tensors
+    return found
+
+
+def raw_refusal(body: bytes, signature: Signature, limits: Limits = LIMITS) -> str:
+    with pytest.raises(BadRequest) as caught:
+        take_bytes(body, 0, signature, limits)
+    return str(caught.value)
+
+
+def test_a_raw_body_is_the_only_input_and_is_answered_in_binary() -> None:
+    found = take_bytes(floats([1, 2, 3]), 0, model("FP32", "n"))
+    assert found.tensors == (((3,), floats([1, 2, 3])),)
+    assert found.request.outputs == (Wanted(0, binary=True),)
+
+
+def test_a_raw_body_fills_the_one_dimension_that_varies() -> None:
+    assert raw(floats(range(6)), model("FP32", 2, "n")) == ((2, 3), floats(range(6)))
+    assert raw(floats([7]), model("FP32", 1)) == ((1,), floats([7]))
+    assert raw(floats([7]), model("FP32", 1, 1)) == ((1, 1), floats([7]))
+    assert raw(b"", model("FP32", "n")) == ((0,), b"")
+    assert raw(b"", model("FP32", 0, "n")) == ((0, 0), b"")
+
+
+def test_a_raw_body_is_a_batch_of_1() -> None:
+    assert raw(floats([1, 2]), BATCHED) == ((1, 2), floats([1, 2]))
+    assert raw(floats([1, 2, 3]), model("FP32", "batch", "n", max_batch=2)) == ((1, 3), floats([1, 2, 3]))
+    assert "does not fit input 'x', FP32[-1, 2]" in raw_refusal(floats([1, 2, 3, 4]), BATCHED)
+
+
+def test_a_raw_body_of_bytes_is_one_element_without_its_length() -> None:
+    assert raw(b"abc", model("BYTES", 1)) == ((1,), packed("abc"))
+    assert raw(b"", model("BYTES", "n")) == ((1,), packed(""))
+    assert raw(b"abc", model("BYTES", "batch", 1, max_batch=2)) == ((1, 1), packed("abc"))
+
+
+@pytest.mark.parametrize(
+    ("body", "signature", "told"),
+    [
+        (b"\0" * 8, PAIR, "a raw body needs a model of 1 input; this one has 2"),
+        (b"", Signature((), ()), "a raw body needs a model of 1 input; this one has 0"),
+        (b"\0" * 4, model("FP32", "n", "m"), "a raw body cannot tell the shape of input 'x', [-1, -1]; send its shape"),
+        (b"a", model("BYTES", 2), "a raw body cannot tell the shape of input 'x', [2]; send its shape"),
+        (b"\0" * 4, model("FP32", 2), "a raw body of 4 bytes does not fit input 'x', FP32[2]"),
+        (b"\0" * 12, model("FP32", 2, "n"), "a raw body of 12 bytes does not fit input 'x', FP32[2, -1]"),
+        (b"\0" * 5, model("FP32", "n"), "a raw body of 5 bytes does not fit input 'x', FP32[-1]"),
+        (b"\0", model("FP32", 0, "n"), "a raw body of 1 bytes does not fit input 'x', FP32[0, -1]"),
+        (b"\xff", model("BYTES", 1), "input 'x': BYTES tensor of 1 elements: element 0 is not UTF-8"),
+        (b"\x02", model("BOOL", "n"), "raw body: input 'x' has bytes other than 0 and 1"),
+    ],
+)
+def test_a_raw_body_that_does_not_fit_is_refused(body: bytes, signature: Signature, told: str) -> None:
+    assert raw_refusal(body, signature).startswith(told)
+
+
+def test_a_raw_body_has_no_more_elements_than_any_other() -> None:
+    told = raw_refusal(b"\0" * 12, model("INT8", "n"), Limits(json=1, elements=11))
+    assert told == "shape of the raw body: [12] is more than the 11 elements that a body could carry"

@@ -1,0 +1,272 @@
+import re
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engines import Signature
+from server.errors import BadRequest, TooLarge
+from server.protocol.request import Limits, Wanted, decode
+from server.slots import Slot
+
+from .messages import (
+    LIMITS,
+    PAIR,
+    binary,
+    body_of,
+    elements,
+    model,
+    nested,
+    packed,
+    refusal,
+    request,
+    spec,
+    take,
+    take_bytes,
+    tensor,
+)
+
+
+def test_a_request_without_options_asks_for_every_output_as_json() -> None:
+    found = take(
+        request(tensor([1, 2], "INT32", name="a"), tensor(["x"], "BYTES", name="b")), replace(PAIR, outputs=PAIR.outputs[:1])
+    )
+    assert (found.request.id, found.request.priority, found.request.timeout) == (None, 0, None)
+    assert found.request.shapes == ((2,), (1,))
+    assert found.request.outputs == (Wanted(0, binary=False),)
+
+
+def test_what_a_request_says_beside_its_tensors_is_kept() -> None:
+    document = request(
+        tensor([1]), id="7", parameters={"priority": 3, "timeout": 1500, "mine": "x", "binary_data_output": True}
+    )
+    found = take(document, model()).request
+    assert (found.id, found.priority, found.timeout) == ("7", 3, 0.0015)
+    assert found.outputs == (Wanted(0, binary=True),)
+
+
+def test_a_timeout_of_0_is_none() -> None:
+    assert take(request(tensor([1]), parameters={"timeout": 0}), model()).request.timeout is None
+
+
+def test_inputs_may_come_in_any_order_and_in_both_forms_at_once() -> None:
+    document = request(binary(7, "BYTES", [1], name="b"), tensor([1, 2], "INT32", name="a"), outputs=[{"name": "c"}])
+    found = take(document, PAIR, packed("abc"))
+    assert found.tensors == (((2,), struct.pack("<2i", 1, 2)), ((1,), packed("abc")))
+
+
+def test_binary_tensors_lie_in_the_order_of_the_document_not_of_the_model() -> None:
+    document = request(binary(5, "BYTES", [1], name="b"), binary(8, "INT32", name="a"), outputs=[{"name": "c"}])
+    found = take(document, PAIR, packed("x"), struct.pack("<2i", 3, 4))
+    assert found.tensors == (((2,), struct.pack("<2i", 3, 4)), ((1,), packed("x")))
+
+
+def test_outputs_are_answered_in_the_order_they_were_asked_for() -> None:
+    document = request(
+        tensor([1, 2], "INT32", name="a"),
+        tensor([], "BYTES", name="b"),
+        outputs=[{"name": "d", "parameters": {"binary_data": True}}, {"name": "c", "parameters": {"classification": 0}}],
+    )
+    assert take(document, PAIR).request.outputs == (Wanted(1, binary=True), Wanted(0, binary=False))
+
+
+def test_what_an_output_asks_for_goes_before_what_the_request_does() -> None:
+    outputs = [{"name": "c", "parameters": {"binary_data": False}}, {"name": "d"}]
+    inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
+    found = take(request(*inputs, outputs=outputs, parameters={"binary_data_output": True}), PAIR)
+    assert found.request.outputs == (Wanted(0, binary=False), Wanted(1, binary=True))
+
+
+def test_no_outputs_named_is_every_output() -> None:
+    inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
+    found = take(request(*inputs, outputs=[], parameters={"binary_data_output": True}), PAIR)
+    assert found.request.outputs == (Wanted(0, binary=True), Wanted(1, binary=True))
+
+
+def test_a_model_without_inputs_takes_none() -> None:
+    signature = Signature((), (spec("y", "FP32", 1),))
+    assert take({"inputs": []}, signature).tensors == ()
+    assert "has no input 'x'; it has none" in refusal(request(tensor([1])), signature)
+
+
+def test_an_input_may_be_empty_in_both_forms() -> None:
+    assert take(request(tensor([])), model()).tensors == (((0,), b""),)
+    assert take(request(binary(0)), model(), b"").tensors == (((0,), b""),)
+    assert take(request(tensor([], "BYTES")), model("BYTES")).tensors == (((0,), b""),)
+
+
+@pytest.mark.parametrize("values", [{"data": None}, {"parameters": None}])
+def test_a_field_that_is_null_is_absent(values: dict[str, None]) -> None:
+    document = binary(4) if "data" in values else tensor([0.0])
+    assert take(request(document | values), model(), *([b"\0" * 4] if "data" in values else [])).tensors == (((1,), b"\0" * 4),)
+
+
+def test_every_half_of_64_bits_reaches_the_slot_exactly() -> None:
+    values = [2**63, 2**64 - 1, 0]
+    assert elements(request(tensor(values, "UINT64")), model("UINT64")) == values
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"{", b'{"inputs": [{"name": "\xff"}]}', b'{"inputs": NaN}', b"{}{}"])
+def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
+    assert refusal(body).startswith("the request body is not JSON: ")
+
+
+def test_a_body_that_is_a_json_array_is_refused() -> None:
+    assert refusal(b"[]") == "the request body is an array; expected an object"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"id": "1", "id": "2", "inputs": []}',
+        '{"inputs": [{"name": "x", "name": "x"}]}',
+        '{"inputs": [{"name": "x", "parameters": {"a": 1, "a": 2}}]}',
+        '{"inputs": [{"name": "x", "data": [{"a": 1, "a": 2}]}]}',
+    ],
+)
+def test_a_key_that_stands_twice_is_refused(body: str) -> None:
+    assert re.fullmatch(r'the request body has the key "\w+" twice in one object', refusal(body.encode()))
+
+
+def test_strings_with_colons_repeat_no_key() -> None:
+    found = take(request(tensor(["a:b", "::", '":"'], "BYTES"), id="a:b", parameters={"a:b": ":"}), model("BYTES"))
+    assert found.tensors == (((3,), packed("a:b", "::", '":"')),)
+
+
+@pytest.mark.parametrize("levels", [3, 100, 1000, 100_000])
+@pytest.mark.parametrize("leaf", ["1", '"a:b"', "", "null", "{}"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": %s}]}',
+        '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [[1, %s], 1]}]}',
+        '{"inputs": [{"name": "x", "datatype": "FP32", "shape": %s, "data": [1]}]}',
+        '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1], "parameters": {"a": %s}}]}',
+        '{"inputs": [{"name": %s}]}',
+        '{"inputs": %s}',
+        '{"inputs": [], "parameters": {"a": %s}}',
+        '{"inputs": [], "parameters": {"timeout": %s}}',
+        '{"inputs": [], "id": %s}',
+        '{"inputs": [], "other": %s}',
+        '{"inputs": [], "other": {"data": %s}}',
+    ],
+)
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+def test_nesting_is_refused_in_every_field_however_deep_it_is(body: str, levels: int, leaf: str, datatype: str) -> None:
+    document = (body % nested(levels, leaf)).replace("FP32", datatype).encode()
+    assert refusal(document, model(datatype, "n", "m"))
+
+
+def test_more_json_than_the_limit_is_too_large_and_told_of_binary_tensors() -> None:
+    document = body_of(request(tensor([1.0] * 20)))
+    told = refusal(document, kind=TooLarge, limits=Limits(json=len(document) - 1, elements=100))
+    assert told.startswith(f"{len(document)} bytes of JSON; the limit is {len(document) - 1}. ")
+    assert "binary tensors" in told
+    assert "Inference-Header-Content-Length" in told
+    assert take(document, model(), limits=Limits(json=len(document), elements=100)).tensors
+
+
+def test_binary_tensors_do_not_count_as_json() -> None:
+    document = body_of(request(binary(4000)))
+    assert take(document, model(), b"\0" * 4000, limits=Limits(json=len(document), elements=1000)).tensors
+
+
+def test_a_header_length_past_the_body_is_refused() -> None:
+    with pytest.raises(BadRequest, match=r"^Inference-Header-Content-Length: 10, but the body has 2 bytes$"):
+        take_bytes(b"{}", 10, model())
+
+
+def test_a_header_length_short_of_the_json_is_refused() -> None:
+    document = body_of(request(tensor([1.0])))
+    with pytest.raises(BadRequest, match="the request body is not JSON"):
+        take_bytes(document, len(document) - 1, model())
+
+
+def test_bytes_behind_the_json_without_a_header_length_are_refused() -> None:
+    with pytest.raises(BadRequest, match="the request body is not JSON"):
+        take_bytes(body_of(request(binary(4))) + b"\0\0\0\0", None, model())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        (1, "parameters: 1 is an integer; expected an object"),
+        ({"a": None}, "parameters.a: null is null; expected a string, a number or true or false"),
+        ({"a": [1]}, "parameters.a: [1] is an array; expected a string, a number or true or false"),
+        ({"timeout": -1}, "parameters.timeout: -1 is an integer; expected an integer of at least 0"),
+        ({"timeout": 1.5}, "parameters.timeout: 1.5 is a number; expected an integer of at least 0"),
+        ({"timeout": "1"}, 'parameters.timeout: "1" is a string; expected an integer of at least 0'),
+        ({"priority": True}, "parameters.priority: true is true or false; expected an integer of at least 0"),
+        ({"binary_data_output": 1}, "parameters.binary_data_output: 1 is an integer; expected true or false"),
+        ({"sequence_id": 7}, "parameters.sequence_id: sequences are not served here; every request stands alone"),
+        ({"sequence_id": "a"}, "parameters.sequence_id: sequences are not served here; every request stands alone"),
+        ({"sequence_start": True}, "parameters.sequence_start: sequences are not served here; every request stands alone"),
+        ({"sequence_end": True}, "parameters.sequence_end: sequences are not served here; every request stands alone"),
+        ({"triton_enable": 1}, "parameters.triton_enable: names that begin with triton_ are reserved"),
+    ],
+)
+def test_parameters_that_are_not_served_are_refused_by_name(parameters: Any, told: str) -> None:
+    assert refusal(request(tensor([1]), parameters=parameters)) == told
+
+
+def test_no_sequence_is_what_every_request_is() -> None:
+    parameters = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
+    assert take(request(tensor([1]), parameters=parameters), model()).tensors
+
+
+def test_an_id_is_a_string() -> None:
+    assert refusal(request(tensor([1]), id=7)) == "id: 7 is an integer; expected a string"
+
+
+def test_shared_memory_is_refused_for_inputs_and_outputs() -> None:
+    region = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
+    entry = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": region}
+    told = refusal(request(entry))
+    assert told == "inputs[0].parameters.shared_memory_region: shared memory is not served, since regions have no tenant"
+    told = refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": region}]))
+    assert told == "outputs[0].parameters.shared_memory_region: not served here; ask for the tensor itself"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "told"),
+    [
+        ({}, "outputs: {} is an object; expected an array"),
+        ([1], "outputs[0]: 1 is an integer; expected an object"),
+        ([{}], "outputs[0].name: missing; expected a string"),
+        ([{"name": "z"}], "outputs[0].name: the model has no output 'z'; it has 'y'"),
+        ([{"name": "y"}, {"name": "y"}], "outputs[1].name: 'y' stands twice"),
+    ],
+)
+def test_outputs_that_are_not_the_models_are_refused(outputs: Any, told: str) -> None:
+    assert refusal(request(tensor([1]), outputs=outputs)) == told
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ([], "outputs[0].parameters: [] is an array; expected an object"),
+        ({"a": None}, "outputs[0].parameters.a: null is null; expected a string, a number or true or false"),
+        ({"binary_data": 1}, "outputs[0].parameters.binary_data: 1 is an integer; expected true or false"),
+        ({"classification": 3}, "outputs[0].parameters.classification: not served here; ask for the tensor itself"),
+    ],
+)
+def test_what_an_output_cannot_be_asked_for_is_refused_by_name(parameters: Any, told: str) -> None:
+    assert refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": parameters}])) == told
+
+
+@pytest.mark.parametrize("name", ["FP16", "BF16"])
+def test_half_precision_is_not_answered_as_json(name: str) -> None:
+    signature = Signature(model().inputs, (spec("y", name, "n"),))
+    told = f"output 'y' is {name}, which has no JSON form; ask for a binary tensor"
+    assert refusal(request(tensor([1])), signature).startswith(f"outputs: {told}")
+    assert refusal(request(tensor([1]), outputs=[{"name": "y"}]), signature).startswith(f"outputs[0]: {told}")
+
+
+def test_a_request_that_is_refused_leaves_no_trace_in_the_slot() -> None:
+    slot = Slot(3)
+    slot.view[:] = b"\x05" * slot.capacity
+    document = body_of(request(binary(4), binary(4)))
+    with pytest.raises(BadRequest):
+        decode(document + b"\0" * 8, len(document), model(), slot, LIMITS)
+    assert bytes(slot.view) == b"\x05" * slot.capacity

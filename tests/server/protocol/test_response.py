@@ -1,0 +1,117 @@
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import DATATYPES, Signature
+from server.errors import BadRequest
+from server.protocol.request import InferRequest, Wanted
+from server.protocol.response import InferResponse, encode
+from server.slots import Slot
+from server.ticket import Extent
+
+from .messages import INTEGERS, floats, packed, spec
+
+OUTPUTS = (spec("y", "FP32", "n"), spec("t", "BYTES", "n"), spec("b", "BOOL", "n"), spec("h", "FP16", "n"))
+HALVES = np.array([1, 2], "<f2").tobytes()
+TENSORS = (((2,), floats([1, 2])), ((2,), packed("a", "é")), ((2,), b"\x01\0"), ((2,), HALVES))
+
+
+def answer(
+    *wanted: tuple[int, bool], outputs: tuple[tuple[tuple[int, ...], bytes], ...] = TENSORS, id: str | None = None
+) -> InferResponse:
+    """The answer to a request for these outputs of a model that left these tensors in the slot."""
+    slot, extents, end = Slot(0), [], 0
+    for shape, data in outputs:
+        slot.view[end : end + len(data)] = data
+        extents.append(Extent(shape, end, len(data)))
+        end += 64
+    asked = InferRequest(id, (), tuple(Wanted(position, binary) for position, binary in wanted), 0, None)
+    return encode("m", "2", asked, Signature((), OUTPUTS), slot, extents)
+
+
+def document(response: InferResponse) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(response.body[: response.header_length])
+    return parsed
+
+
+def test_an_answer_names_the_model_and_its_version() -> None:
+    assert document(answer()) == {"model_name": "m", "model_version": "2", "outputs": []}
+
+
+@pytest.mark.parametrize("id", ["", "7", 'é"\n'])
+def test_an_answer_repeats_the_id_of_its_request(id: str) -> None:
+    assert document(answer(id=id))["id"] == id
+
+
+def test_outputs_as_json_are_flat_and_typed() -> None:
+    response = answer((0, False), (1, False), (2, False))
+    assert response.header_length is None
+    assert document(response)["outputs"] == [
+        {"name": "y", "datatype": "FP32", "shape": [2], "data": [1.0, 2.0]},
+        {"name": "t", "datatype": "BYTES", "shape": [2], "data": ["a", "é"]},
+        {"name": "b", "datatype": "BOOL", "shape": [2], "data": [True, False]},
+    ]
+
+
+def test_binary_outputs_follow_the_json_in_the_order_asked_for() -> None:
+    response = answer((3, True), (1, True))
+    assert response.header_length is not None
+    assert response.body[response.header_length :] == HALVES + packed("a", "é")
+    assert document(response)["outputs"] == [
+        {"name": "h", "datatype": "FP16", "shape": [2], "parameters": {"binary_data_size": 4}},
+        {"name": "t", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 11}},
+    ]
+
+
+def test_both_forms_may_be_in_one_answer() -> None:
+    response = answer((2, False), (0, True))
+    first, second = document(response)["outputs"]
+    assert first["data"] == [True, False]
+    assert "data" not in second
+    assert response.body[response.header_length :] == floats([1, 2])
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_an_empty_output_has_no_bytes(binary: bool) -> None:
+    response = answer((0, binary), (1, binary), outputs=(((0, 3), b""), ((0,), b"")))
+    y, t = document(response)["outputs"]
+    assert (y["shape"], t["shape"]) == ([0, 3], [0])
+    if binary:
+        assert response.header_length == len(response.body)
+        assert y["parameters"] == t["parameters"] == {"binary_data_size": 0}
+    else:
+        assert response.header_length is None
+        assert y["data"] == t["data"] == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_json_cannot_carry_is_refused_by_name_and_answered_in_binary(value: float) -> None:
+    outputs = (((2,), floats([1, value])),)
+    with pytest.raises(BadRequest, match=r"^output 'y' has NaN or infinity in it, .* ask for a binary tensor$"):
+        answer((0, False), outputs=outputs)
+    response = answer((0, True), outputs=outputs)
+    assert response.body[response.header_length :] == floats([1, value])
+
+
+def test_bytes_that_are_no_text_are_refused_by_name_and_answered_in_binary() -> None:
+    data = packed("a") + b"\x01\0\0\0\xff"
+    outputs = (((0,), b""), ((2,), data))
+    with pytest.raises(BadRequest, match=r"^output 't': element 1 is not UTF-8 .* ask for a binary tensor$"):
+        answer((1, False), outputs=outputs)
+    response = answer((1, True), outputs=outputs)
+    assert response.body[response.header_length :] == data
+
+
+@pytest.mark.parametrize("name", [*INTEGERS, "FP32", "FP64"])
+def test_the_limits_of_every_type_are_answered_exactly(name: str) -> None:
+    dtype: Any = DATATYPES[name].numpy
+    info = np.iinfo(dtype) if name in INTEGERS else np.finfo(dtype)
+    values = np.array([info.min, info.max], dtype)
+    slot = Slot(0)
+    slot.view[: values.nbytes] = values.tobytes()
+    asked = InferRequest(None, (), (Wanted(0, binary=False),), 0, None)
+    response = encode("m", "1", asked, Signature((), (spec("y", name, 2),)), slot, [Extent((2,), 0, values.nbytes)])
+    np.testing.assert_array_equal(np.array(document(response)["outputs"][0]["data"], dtype), values)

@@ -1,0 +1,91 @@
+import pytest
+
+from engines import EngineError, ExecutionFailed, ModelRefused, TensorMismatch
+from partitions import DoesNotFit, PartitionError
+from server.errors import (
+    BadRequest,
+    ClientGone,
+    Conflict,
+    DeadlineExceeded,
+    Failed,
+    NotFound,
+    QueueFull,
+    RequestError,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    UnsupportedEncoding,
+    WrongMethod,
+    answer,
+    status_of,
+)
+
+SAID: list[tuple[Exception, int, dict[str, str]]] = [
+    (BadRequest("said"), 400, {}),
+    (TensorMismatch("said"), 400, {}),
+    (Unauthorized("said"), 401, {"www-authenticate": "Bearer"}),
+    (NotFound("said"), 404, {}),
+    (Conflict("said"), 409, {}),
+    (DoesNotFit("said"), 409, {}),
+    (TooLarge("said"), 413, {}),
+    (UnsupportedEncoding("said"), 415, {"accept-encoding": "gzip, deflate"}),
+    (QueueFull("said"), 429, {"retry-after": "1"}),
+    (Unavailable("said"), 503, {"retry-after": "1"}),
+    (DeadlineExceeded("said"), 504, {}),
+]
+OURS: list[Exception] = [
+    Failed("said"),
+    EngineError("said"),
+    ModelRefused("said"),
+    ExecutionFailed("said"),
+    PartitionError("said"),
+]
+SECRET = "/srv/models/secret key=abc"
+STRANGERS: list[Exception] = [ValueError(SECRET), KeyError(SECRET), OSError(2, SECRET), MemoryError(SECRET), Exception(SECRET)]
+
+
+@pytest.mark.parametrize(("error", "status", "headers"), SAID, ids=lambda value: type(value).__name__)
+def test_what_a_client_did_has_a_status_and_its_text(error: Exception, status: int, headers: dict[str, str]) -> None:
+    told = answer(error, "r1")
+    assert (told.status, told.text, told.headers) == (status, "said", headers)
+    assert status_of(error) == status
+
+
+@pytest.mark.parametrize("error", OURS, ids=lambda error: type(error).__name__)
+def test_what_went_wrong_here_is_500_with_its_text_and_the_request(error: Exception) -> None:
+    told = answer(error, "r1")
+    assert (told.status, told.text, told.headers) == (500, "said (request r1)", {"x-request-id": "r1"})
+
+
+@pytest.mark.parametrize("error", STRANGERS, ids=lambda error: type(error).__name__)
+def test_a_stranger_is_500_and_keeps_its_text_to_itself(error: Exception) -> None:
+    told = answer(error, "r1")
+    assert (told.status, told.text, told.headers) == (500, "internal error (request r1)", {"x-request-id": "r1"})
+
+
+def test_a_wrong_method_names_the_right_one() -> None:
+    told = answer(WrongMethod("GET", "POST"), "r1")
+    assert (told.status, told.text, told.headers) == (405, "GET is not possible here; use POST", {"allow": "POST"})
+
+
+def test_every_error_for_clients_has_its_own_line_but_the_one_that_nobody_hears() -> None:
+    told = {type(error) for error, _, _ in SAID} | {type(error) for error in OURS} | {WrongMethod}
+    assert set(RequestError.__subclasses__()) - told == {ClientGone}
+
+
+def test_an_error_made_of_another_is_answered_as_that_one() -> None:
+    class OneOfOurs(QueueFull):
+        pass
+
+    assert status_of(OneOfOurs("said")) == 429
+
+
+def test_interruptions_are_strangers() -> None:
+    assert status_of(KeyboardInterrupt()) == 500
+
+
+def test_the_headers_of_one_answer_are_nobody_elses() -> None:
+    first = answer(QueueFull("said"), "r1")
+    assert isinstance(first.headers, dict)
+    first.headers["x-mine"] = "1"
+    assert answer(QueueFull("said"), "r2").headers == {"retry-after": "1"}

@@ -1,0 +1,244 @@
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from server.errors import QueueFull
+from server.scheduler import Scheduler, SchedulerStatistics
+from server.ticket import Ticket
+
+FOREVER = float("inf")
+
+
+def ticket(slot: int) -> Ticket:
+    return Ticket(slot, "m/1#1", ((1,),), FOREVER)
+
+
+def filled(scheduler: Scheduler, *slots: int) -> Scheduler:
+    """A scheduler with these slots waiting, whatever room there is."""
+    for slot in slots:
+        scheduler.add(ticket(slot))
+    return scheduler
+
+
+def taken(scheduler: Scheduler) -> list[int]:
+    return [ticket.slot for ticket in scheduler.take()]
+
+
+def test_tickets_go_in_the_order_they_came_as_far_as_the_credits_reach() -> None:
+    scheduler = filled(Scheduler(limit=8, credits=2), 5, 3, 4)
+    assert taken(scheduler) == [5, 3]
+    assert taken(scheduler) == []
+    assert scheduler.in_flight == {5, 3}
+
+
+def test_a_ticket_that_ends_makes_room_for_the_next() -> None:
+    scheduler = filled(Scheduler(limit=8, credits=1), 1, 2)
+    assert taken(scheduler) == [1]
+    scheduler.finish(1)
+    assert taken(scheduler) == [2]
+
+
+def test_what_is_taken_is_what_was_added() -> None:
+    scheduler = Scheduler(limit=1, credits=1)
+    scheduler.add(Ticket(7, "m/2#3", ((2, 3),), 1.5))
+    assert scheduler.take() == [Ticket(7, "m/2#3", ((2, 3),), 1.5)]
+
+
+def test_the_smallest_priority_goes_first_and_the_default_last() -> None:
+    scheduler = Scheduler(limit=8, credits=8)
+    for slot, priority in enumerate([0, 2, 2**64 - 1, 1, 2, 0]):
+        scheduler.add(ticket(slot), priority)
+    assert taken(scheduler) == [3, 1, 4, 2, 0, 5]
+
+
+def test_one_more_than_the_limit_is_refused_and_not_queued() -> None:
+    scheduler = filled(Scheduler(limit=2, credits=1), 0)
+    assert taken(scheduler) == [0]
+    filled(scheduler, 1, 2)
+    with pytest.raises(QueueFull, match=r"^Exceeds maximum queue size: 2 requests are waiting, and 2 may$"):
+        scheduler.add(ticket(3), priority=1)
+    with pytest.raises(QueueFull):
+        scheduler.check()
+    assert scheduler.statistics() == SchedulerStatistics(waiting=2, in_flight=1, limit=2, credits=1)
+
+
+def test_a_free_credit_lets_one_more_in_and_only_one() -> None:
+    scheduler = filled(Scheduler(limit=1, credits=1), 0, 1)
+    with pytest.raises(QueueFull):
+        scheduler.add(ticket(2))
+    assert taken(scheduler) == [0]
+
+
+def test_a_queue_of_limit_0_still_uses_its_credits() -> None:
+    scheduler = filled(Scheduler(limit=0, credits=1), 0)
+    assert taken(scheduler) == [0]
+    with pytest.raises(QueueFull):
+        scheduler.check()
+
+
+def test_while_paused_nothing_goes_and_nothing_is_lost() -> None:
+    scheduler = Scheduler(limit=2, credits=2)
+    scheduler.paused = True
+    filled(scheduler, 0, 1)
+    assert taken(scheduler) == []
+    with pytest.raises(QueueFull):
+        scheduler.check()
+    scheduler.paused = False
+    assert taken(scheduler) == [0, 1]
+
+
+def test_a_ticket_withdrawn_never_goes_and_frees_its_place() -> None:
+    scheduler = Scheduler(limit=2, credits=1)
+    filled(scheduler, 0)
+    scheduler.take()
+    filled(scheduler, 1, 2)
+    assert scheduler.withdraw(1)
+    assert not scheduler.withdraw(1)
+    filled(scheduler, 3)
+    scheduler.finish(0)
+    assert taken(scheduler) == [2]
+
+
+def test_a_ticket_in_flight_or_unknown_cannot_be_withdrawn() -> None:
+    scheduler = filled(Scheduler(limit=2, credits=1), 0)
+    scheduler.take()
+    assert not scheduler.withdraw(0)
+    assert not scheduler.withdraw(9)
+    assert scheduler.in_flight == {0}
+
+
+def test_what_is_not_in_flight_cannot_finish() -> None:
+    scheduler = filled(Scheduler(limit=2, credits=1), 0)
+    with pytest.raises(KeyError):
+        scheduler.finish(0)
+
+
+def test_fewer_credits_than_are_in_flight_launch_nothing_and_lose_nothing() -> None:
+    scheduler = filled(Scheduler(limit=8, credits=3), 0, 1, 2)
+    scheduler.take()
+    filled(scheduler, 3, 4)
+    scheduler.credits = 1
+    assert taken(scheduler) == []
+    for slot in (0, 1, 2):
+        scheduler.finish(slot)
+    assert taken(scheduler) == [3]
+
+
+def ended(scheduler: Scheduler, *took: int | None) -> Scheduler:
+    """The scheduler after works that ran one by one, each for these nanoseconds."""
+    for duration in took:
+        filled(scheduler, 0).take()
+        scheduler.finish(0, duration)
+    return scheduler
+
+
+def launched(scheduler: Scheduler) -> int:
+    """How many of many are launched at once."""
+    return len(filled(scheduler, *range(50)).take())
+
+
+def test_works_are_launched_ahead_only_as_far_as_the_credits_until_they_proved_short() -> None:
+    assert launched(Scheduler(limit=99, credits=2, horizon=1000)) == 2
+    assert launched(ended(Scheduler(limit=99, credits=2, horizon=1000), None, None)) == 2
+
+
+def test_short_works_are_launched_ahead_as_many_as_end_within_the_horizon() -> None:
+    assert launched(ended(Scheduler(limit=99, credits=2, horizon=1000), *[100] * 40)) == 10
+
+
+def test_a_long_work_ends_that_at_once() -> None:
+    assert launched(ended(Scheduler(limit=99, credits=2, horizon=1000), *[100] * 40, 600)) == 2
+
+
+def test_works_as_long_as_the_horizon_or_a_horizon_of_nothing_leave_the_credits() -> None:
+    assert launched(ended(Scheduler(limit=99, credits=2, horizon=1000), *[1000] * 40)) == 2
+    assert launched(ended(Scheduler(limit=99, credits=2), *[1] * 40)) == 2
+
+
+def test_works_that_take_no_time_at_all_are_launched_ahead_as_far_as_the_queue_reaches() -> None:
+    assert launched(ended(Scheduler(limit=99, credits=1, horizon=1000), *[0] * 99)) == 50
+
+
+def test_while_paused_short_works_wait_too() -> None:
+    scheduler = ended(Scheduler(limit=99, credits=1, horizon=1000), *[1] * 99)
+    scheduler.paused = True
+    assert launched(scheduler) == 0
+
+
+def test_a_scheduler_shows_what_waits_and_flies() -> None:
+    scheduler = filled(Scheduler(limit=4, credits=1), 0, 1)
+    scheduler.take()
+    assert repr(scheduler) == "<Scheduler 1/4 waiting, 1/1 in flight>"
+    scheduler.paused = True
+    assert repr(scheduler) == "<Scheduler 1/4 waiting, 1/1 in flight, paused>"
+
+
+class Model(RuleBasedStateMachine):
+    """The same decisions made by sorting a plain list, beside the scheduler's own."""
+
+    @initialize(limit=st.integers(0, 4), credits=st.integers(1, 3))
+    def begin(self, limit: int, credits: int) -> None:
+        self.scheduler = Scheduler(limit, credits)
+        self.waiting: list[tuple[float, int]] = []
+        self.flying: set[int] = set()
+        self.next_slot = 0
+        self.ended: set[int] = set()
+
+    def free(self) -> int:
+        return 0 if self.scheduler.paused else self.scheduler.credits - len(self.flying)
+
+    @rule(priority=st.sampled_from([0, 0, 1, 2, 2**64 - 1]))
+    def add(self, priority: int) -> None:
+        if len(self.waiting) >= self.scheduler.limit + self.free():
+            with pytest.raises(QueueFull):
+                self.scheduler.add(ticket(self.next_slot), priority)
+            return
+        self.scheduler.check()
+        self.scheduler.add(ticket(self.next_slot), priority)
+        self.waiting.append((priority or FOREVER, self.next_slot))  # Slots are numbered as they come.
+        self.next_slot += 1
+
+    @rule()
+    def take(self) -> None:
+        self.waiting.sort()
+        expected = [slot for _, slot in self.waiting[: self.free()]]
+        assert taken(self.scheduler) == expected
+        self.waiting = self.waiting[len(expected) :]
+        self.flying |= set(expected)
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        slot = data.draw(st.sampled_from(sorted(self.flying)))
+        self.scheduler.finish(slot)
+        self.flying.remove(slot)
+        self.ended.add(slot)
+
+    @rule(slot=st.integers(0, 12))
+    def withdraw(self, slot: int) -> None:
+        waits = slot in [waiting for _, waiting in self.waiting]
+        assert self.scheduler.withdraw(slot) == waits
+        self.waiting = [entry for entry in self.waiting if entry[1] != slot]
+        self.ended |= {slot} if waits else set()
+
+    @rule(paused=st.booleans())
+    def pause_or_resume(self, paused: bool) -> None:
+        self.take()  # As the lane does: what may go, goes at once.
+        self.scheduler.paused = paused
+        self.take()
+
+    @invariant()
+    def credits_and_limit_hold(self) -> None:
+        scheduler = self.scheduler.statistics()
+        assert scheduler.in_flight <= scheduler.credits
+        assert scheduler.waiting <= scheduler.limit + self.free()
+
+    @invariant()
+    def nothing_is_lost_and_nothing_is_twice(self) -> None:
+        assert self.scheduler.in_flight == self.flying
+        assert self.scheduler.statistics().waiting == len(self.waiting)
+        known = [slot for _, slot in self.waiting] + list(self.flying) + list(self.ended)
+        assert sorted(known) == list(range(self.next_slot))
+
+
+TestAgainstAModel = Model.TestCase
