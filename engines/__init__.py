@@ -1,12 +1,16 @@
 """What model: engines loaded once, and executors bound to partitions. Knows no tenants and no HTTP."""
 
+from importlib.util import find_spec
 from pathlib import Path
+
+from partitions import Device
 
 from . import wire
 from .base import Engine, Executor, Room, Tensor, Work
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
 from .signature import Signature, TensorSpec
+from .tensorrt_api import LIBRARIES
 
 __all__ = [
     "DATATYPES",
@@ -23,17 +27,31 @@ __all__ = [
     "TensorMismatch",
     "TensorSpec",
     "Work",
+    "has_tensorrt",
     "load_engine",
     "wire",
 ]
 
 
-def load_engine(path: Path | str) -> Engine:
-    """Load a model file; its suffix says with what: `.onnx` with ONNX Runtime. Blocks. Raises ModelRefused."""
+def load_engine(path: Path | str, device: Device | None = None) -> Engine:
+    """Load a model file for a device, by default the CPU. Blocks. Raises ModelRefused.
+
+    `.onnx` runs on ONNX Runtime on a CPU, and is built for TensorRT on a GPU, once, into a cache beside it. `.plan` is
+    what `engines.build` makes, or a bare TensorRT plan, and needs a GPU.
+    """
     path = Path(path)
-    if path.suffix == ".onnx":
-        return _load_onnx(path)
-    raise ModelRefused(f"{path}: no engine reads {path.suffix or 'files without a suffix'}; this version reads .onnx")
+    if path.suffix not in (".onnx", ".plan"):
+        raise ModelRefused(f"{path}: no engine reads {path.suffix or 'files without a suffix'}; expected .onnx or .plan")
+    if device is not None and device.kind == "cuda":
+        return _load_tensorrt(path, device)
+    if path.suffix == ".plan":
+        raise ModelRefused(f"{path}: a plan needs a GPU, and this is a CPU; serve the ONNX file it was built from")
+    return _load_onnx(path)
+
+
+def has_tensorrt() -> bool:
+    """Whether TensorRT, of either kind, is installed. Imports nothing."""
+    return any(find_spec(name) for names in LIBRARIES.values() for name in names)
 
 
 def _load_onnx(path: Path) -> Engine:
@@ -43,3 +61,12 @@ def _load_onnx(path: Path) -> Engine:
     except ImportError as error:
         raise ModelRefused(f"{path}: ONNX Runtime is not installed; install greenlane[cpu] ({error})") from error
     return load_onnx(path)
+
+
+def _load_tensorrt(path: Path, device: Device) -> Engine:
+    """The one place where TensorRT is, and only when there is a GPU for it."""
+    try:
+        from .tensorrt import load_tensorrt
+    except ImportError as error:
+        raise ModelRefused(f"{path}: serving from a GPU needs greenlane[rtx] or greenlane[tensorrt] ({error})") from error
+    return load_tensorrt(path, device)  # type: ignore[arg-type]  # A device of this kind is a CudaDevice.

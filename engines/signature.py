@@ -23,12 +23,14 @@ class TensorSpec:
     """One input or output of a model.
 
     `dims` are sizes, or names for dynamic ones: the same name is the same size throughout a request, and the empty
-    name is a size of its own each time. Batch dimensions are included.
+    name is a size of its own each time. Batch dimensions are included. `limits` are the least and the most that each
+    dimension may be, where an engine was built for a range.
     """
 
     name: str
     datatype: DataType
     dims: tuple[int | str, ...]
+    limits: tuple[tuple[int, int], ...] = ()
 
     @property
     def shape(self) -> Shape:
@@ -116,6 +118,12 @@ def _check_shape(spec: TensorSpec, shape: Shape, sizes: dict[str, int]) -> None:
                 f"dimension {dim!r} is {expected} elsewhere in the request" if isinstance(dim, str) else f"expected {expected}"
             )
             raise TensorMismatch(f"input {spec.name!r}: dimension {axis} of shape {list(shape)} is {size}; {why}")
+    for axis, (size, (least, most)) in enumerate(zip(shape, spec.limits, strict=False)):
+        if not least <= size <= most:
+            raise TensorMismatch(
+                f"input {spec.name!r}: dimension {axis} of shape {list(shape)} is {size}; "
+                f"the engine was built for {least} to {most}"
+            )
 
 
 def _list(specs: Sequence[TensorSpec]) -> str:

@@ -10,6 +10,13 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
+class Closing(Protocol):
+    """Something to be closed, once."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
 class Partition(Protocol):
     """Granules set aside for one holder. Any thread may call any method unless it says otherwise."""
 
@@ -54,6 +61,12 @@ class Device(Protocol):
 
     def carve(self, granules: Sequence[int]) -> Partition:
         """Set the granules with these indices aside. Raises PartitionError. Who holds what is the manager's account."""
+
+    def pin(self, address: int, nbytes: int) -> Closing:
+        """Let work of every partition read and write this host memory in place, until what is returned is closed.
+
+        Blocks. A device that reaches all host memory does nothing. Raises PartitionError.
+        """
 
     def close(self) -> None:
         """Release the device; every partition must be closed before."""

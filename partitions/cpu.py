@@ -172,6 +172,10 @@ class CpuDevice:
             raise PartitionError(f"cannot carve granules {list(granules)} from {self!r}")
         return CpuPartition(sorted(granules), [self.cores[index] for index in sorted(granules)], self._attached)
 
+    def pin(self, address: int, nbytes: int) -> "CpuDevice":
+        """Nothing to do, nor to undo: cores reach all memory."""
+        return self
+
     def close(self) -> None:
         """Nothing to release: cores stay."""
 

@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from engines import EngineError
+from engines import EngineError, has_tensorrt
 from partitions import Device, PartitionError, open_device
 
 from . import admin, demo, logs, metrics, routes
@@ -39,8 +39,15 @@ _ROUTERS = (routes.router, admin.router, metrics.router)
 
 
 def open_configured(config: Config) -> Device:
-    """The device that a configuration asks for. Raises DeviceUnavailable."""
-    return open_device(config.device.backend, config.device.cores, config.device.index)
+    """The device that a configuration asks for; `auto` is a GPU only where there is TensorRT to serve from it.
+
+    Raises DeviceUnavailable.
+    """
+    backend = config.device.backend
+    if backend == "auto" and not has_tensorrt():
+        log.info("the device is the CPU: TensorRT is not installed")
+        backend = "cpu"
+    return open_device(backend, config.device.cores, config.device.index)
 
 
 class Application:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from partitions import open_device
 
-from .config import Config, ModelsConfig, ServerConfig, TenantConfig
+from .config import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 
 log = logging.getLogger("greenlane.demo")
 
@@ -97,7 +97,7 @@ def build(root: Path) -> None:
 @contextmanager
 def configuration() -> Iterator[Config]:
     """A configuration that serves the demo to two tenants, for as long as it is held; to one where there is one core."""
-    granules = len(open_device("auto").granules)
+    granules = len(open_device("cpu").granules)
     with tempfile.TemporaryDirectory(prefix="greenlane-demo-") as folder:
         build(Path(folder))
         if granules == 1:
@@ -112,6 +112,7 @@ def config(root: Path, granules: int) -> Config:
     tenants = (acme, globex) if granules > 1 else (acme,)
     return Config(
         server=ServerConfig(default_tenant="acme"),
+        device=DeviceConfig(backend="cpu"),
         models=ModelsConfig(repository=root),
         tenants={tenant.name: tenant for tenant in tenants},
         source="demo",

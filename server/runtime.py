@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -45,11 +46,13 @@ class RuntimeStatistics:
 class Runtime:
     """Serves a configuration on a device; `read` makes engines of model files. Every method belongs to the event loop."""
 
-    def __init__(self, config: Config, device: Device, read: Callable[[Path], Engine] = load_engine) -> None:
+    def __init__(self, config: Config, device: Device, read: Callable[[Path], Engine] | None = None) -> None:
         self.config = config
         self.device = device
         self.manager = PartitionManager(device)
-        self.library = Library(Repository(config.models.repository, config.models.max_batches), read)
+        self.library = Library(
+            Repository(config.models.repository, config.models.max_batches), read or partial(load_engine, device=device)
+        )
         self.tenancy = Tenancy([_tenant(c) for c in config.tenants.values()], config.server.default_tenant)
         self.limits = Limits(config.server.max_json_tensor, config.server.max_body)
         self.state: State = "starting"
@@ -75,6 +78,8 @@ class Runtime:
         """Give every tenant its partition and begin to load the models. Raises DoesNotFit or ConfigError."""
         loop = asyncio.get_running_loop()
         self._mailboxes = {tenant.name: Mailbox(loop, tenant.lane.hear) for tenant in self.tenancy}
+        for tenant in self.tenancy:
+            tenant.lane.slots.pin = self.device.pin
         sizes, unit = self.device.granules, self.device.unit
         await self.repartition({t.name: t.config.share(unit, sizes) for t in self.tenancy})
         log.info("%s: %s", self.device.describe(), self._shares())
@@ -170,6 +175,8 @@ class Runtime:
         await self.loaded()
         workers, self._workers = self._workers, {}
         await asyncio.to_thread(_close, list(workers.values()))
+        for tenant in self.tenancy:
+            tenant.lane.slots.close()
         self.manager.close()
         self.device.close()
 

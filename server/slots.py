@@ -7,7 +7,7 @@ whose size no shape tells, is preceded by one such block that begins with its si
 
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,13 @@ import numpy as np
 from engines import Room, Signature, Tensor
 from engines.memory import view
 from engines.signature import ALIGNMENT, align
+from partitions.base import Closing
 
 from .errors import TooLarge
 from .ticket import Extent, Shape
+
+Pin = Callable[[int, int], Closing]
+"""Makes host memory, from an address and so many bytes, reachable for the device."""
 
 _SIZE = struct.Struct("<Q")
 SMALLEST = 64 * 1024
@@ -25,10 +29,15 @@ SMALLEST = 64 * 1024
 
 
 class Slot:
-    """Page-aligned host memory for one request at a time; owned by one side at a time, and by one thread there."""
+    """Page-aligned host memory for one request at a time; owned by one side at a time, and by one thread there.
 
-    def __init__(self, index: int) -> None:
+    `pin` makes the memory reachable for the device, for as long as it is the slot's.
+    """
+
+    def __init__(self, index: int, pin: Pin | None = None) -> None:
         self.index = index
+        self._pin = pin
+        self._pinned: Closing | None = None
         self._map(SMALLEST)
 
     def __repr__(self) -> str:
@@ -39,6 +48,15 @@ class Slot:
         self.capacity = nbytes
         self.view = memoryview(memory)
         self.address = np.frombuffer(memory, np.uint8).ctypes.data
+        self.close()
+        if self._pin:
+            self._pinned = self._pin(self.address, nbytes)
+
+    def close(self) -> None:
+        """Unpin the memory; nothing of the device may use it any more."""
+        if self._pinned:
+            self._pinned.close()
+            self._pinned = None
 
     def reserve(self, nbytes: int, keep: int = 0) -> None:
         """Make room for this many bytes; of what was in a slot that has to grow, the first `keep` bytes stay.
@@ -122,10 +140,12 @@ class SlotStatistics:
 class SlotPool:
     """One tenant's slots, made when first needed and used again, the last one first: its memory is the warmest.
 
-    Memory that large requests left behind is kept up to `keep` bytes in all. Not thread-safe: the HTTP side's.
+    Memory that large requests left behind is kept up to `keep` bytes in all. `pin` is to be set before the first is made.
+    Not thread-safe: the HTTP side's.
     """
 
     def __init__(self, keep: int = 256 << 20) -> None:
+        self.pin: Pin | None = None
         self._keep = keep
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
@@ -144,8 +164,13 @@ class SlotPool:
         """Take a slot; its memory holds whatever was there. How many are out is bounded by the scheduler's queue."""
         if self._free:
             return self._free.pop()
-        self._slots.append(Slot(len(self._slots)))
+        self._slots.append(Slot(len(self._slots), self.pin))
         return self._slots[-1]
+
+    def close(self) -> None:
+        """Unpin every slot; nothing may be in flight."""
+        for slot in self._slots:
+            slot.close()
 
     def release(self, slot: Slot) -> None:
         """Give a slot back; nothing may read or write it any more."""

@@ -192,6 +192,21 @@ class FakePartition:
         self.closed = True
 
 
+class FakePin:
+    """Host memory that was pinned."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<FakePin {self.nbytes} bytes{', closed' if self.closed else ''}>"
+
+    def close(self) -> None:
+        self.closed = True
+
+
 class FakeDevice:
     """Granules of these sizes; see `partitions.base.Device`. `lie`, where set, is what `locate` says instead of the truth."""
 
@@ -203,6 +218,7 @@ class FakeDevice:
         self.script = script or Script()
         self.lie: Callable[[FakePartition], frozenset[int]] | None = None
         self.partitions: list[FakePartition] = []
+        self.pins: list[FakePin] = []
         self.closed = False
 
     def __repr__(self) -> str:
@@ -223,6 +239,10 @@ class FakeDevice:
             raise PartitionError(f"cannot carve granules {list(granules)} from {self!r}")
         self.partitions.append(FakePartition(self, sorted(granules)))
         return self.partitions[-1]
+
+    def pin(self, address: int, nbytes: int) -> "FakePin":
+        self.pins.append(FakePin(address, nbytes))
+        return self.pins[-1]
 
     def close(self) -> None:
         """Raises RuntimeError while partitions are open: the seam calls that a bug."""

@@ -12,6 +12,7 @@ TEXT = "text (string[n] words) => (string[n] same) { same = Identity(words) }"
 ROWS = "rows (float[batch, 3] x) => (float[batch, 3] y) { y = Neg(x) }"
 PICK = "pick (float[4] x, int64[1] at) => (float[1] y) { y = Gather(x, at) }"
 HALF = "half (float16[n] x) => (float16[n] y) { y = Identity(x) }"
+BRAIN = "brain (bfloat16[n] x) => (bfloat16[n] y) { y = Identity(x) }"
 SCALED = "scaled (float[n] x) => (float[n] y) <float[1] by = {FACTOR}> { y = Mul(x, by) }"
 
 SPIN = """spin (int64 turns, float[n, n] x) => (float[n, n] y) <bool go = {1}> {
@@ -20,6 +21,9 @@ SPIN = """spin (int64 turns, float[n, n] x) => (float[n, n] y) <bool go = {1}> {
   }>
 }"""
 """Runs as long as it is told to: `turns` matrix products, one after another."""
+
+ODD_NAME = "50% café"
+"""A model's name that no path can hold as it is."""
 
 
 def write(root: Path, name: str, text: str, version: int = 1, config: str = "") -> Path:
@@ -40,7 +44,9 @@ def standard(root: Path) -> Path:
     write(root, "rows", ROWS, config="max_batch_size: 4")
     write(root, "pick", PICK)
     write(root, "half", HALF)
+    write(root, "brain", BRAIN)
     write(root, "spin", SPIN)
+    write(root, ODD_NAME, IDENTITY)
     for version, factor in ((1, 10), (2, 20), (10, 100)):
         text = SCALED.replace("FACTOR", str(factor))
         write(root, "scaled", text, version, config="version_policy { all {} }")

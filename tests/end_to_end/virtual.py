@@ -52,5 +52,8 @@ class VirtualDevice:
         there = cores()
         return VirtualPartition(sorted(granules), sorted({there[g % len(there)] for g in granules}), self._attached)
 
+    def pin(self, address: int, nbytes: int) -> "VirtualDevice":
+        return self
+
     def close(self) -> None:
         """Nothing to release."""

@@ -87,7 +87,7 @@ async def _all(port: int, request: Request, connections: int, seconds: float) ->
     loop, data, began = asyncio.get_running_loop(), _on_the_wire(request), time.perf_counter()
     made = [await loop.create_connection(lambda: Connection(data), "127.0.0.1", port) for _ in range(connections)]
     latencies: list[float] = []
-    for latency in await asyncio.gather(*(connection.run(seconds) for _, connection in made)):
+    for latency in await asyncio.gather(*(connection.run(transport, seconds) for transport, connection in made)):
         latencies += latency
     latencies.sort()
     count = len(latencies)
@@ -109,17 +109,13 @@ class Connection(asyncio.Protocol):
         self._received = b""
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def run(self, seconds: float) -> list[float]:
+    async def run(self, transport: asyncio.Transport, seconds: float) -> list[float]:
         """Go on for this long; return the seconds that each answer took. Raises LoadFailed."""
-        self._until = time.perf_counter() + seconds
+        self._transport, self._until = transport, time.perf_counter() + seconds
         self._send()
         await self._ended
-        self._transport.abort()
+        transport.abort()
         return self._latencies
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._ended.done():

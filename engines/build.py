@@ -1,0 +1,202 @@
+"""`python -m engines.build`: an ONNX model made into an engine file. The library's half is `engines.builder`."""
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from .builder import DEFAULTS, BuildOptions, build, build_cached
+from .errors import Cancelled, ModelRefused
+from .files import replace_file
+from .profiles import Profile, make_range, parse_shape
+from .progress import Printer, Step
+from .tensorrt_api import LIBRARIES, find_tensorrt
+
+__all__ = ["DEFAULTS", "BuildOptions", "build", "build_cached", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit status: 0 built, 1 refused, 2 wrong usage, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    printer = Printer(sys.stderr)
+    with _notices(printer), _interrupt() as interrupted:
+        try:
+            _build_file(options, printer, interrupted)
+        except Cancelled as error:
+            return _end(printer, str(error), 130)
+        except (ModelRefused, ValueError) as error:
+            return _end(printer, str(error), 1)
+    return 0
+
+
+def _build_file(options: argparse.Namespace, printer: Printer, interrupted: threading.Event) -> None:
+    def progress(step: Step) -> bool:
+        printer(step)
+        return not interrupted.is_set()
+
+    source, output = options.model, options.output or options.model.with_suffix(".plan")
+    begun, api = time.monotonic(), find_tensorrt([options.library] if options.library else tuple(LIBRARIES))
+    data = build(_read(source), _options(options), progress, api=api, path=source)
+    _write(output, data)
+    printer.clear()
+    print(f"{output}: {len(data):,} bytes in {time.monotonic() - begun:.1f} s with {api}")
+
+
+def _read(source: Path) -> bytes:
+    try:
+        return source.read_bytes()
+    except OSError as error:
+        raise ModelRefused(f"{source}: {error.strerror}") from error
+
+
+def _write(output: Path, data: bytes) -> None:
+    try:
+        replace_file(output, data)
+    except OSError as error:
+        raise ModelRefused(f"{output}: cannot be written: {error.strerror}") from error
+
+
+def _end(printer: Printer, text: str, status: int) -> int:
+    printer.clear()
+    print(text, file=sys.stderr)
+    return status
+
+
+def _options(options: argparse.Namespace) -> BuildOptions:
+    return BuildOptions(
+        profiles=tuple(map(_profile, options.profiles or ())),
+        max_batch=options.max_batch,
+        targets=options.target,
+        optimization_level=options.optimization_level,
+        max_aux_streams=options.max_aux_streams,
+        flags=tuple(options.flag),
+    )
+
+
+def _profile(draft: dict[str, dict[str, Any]]) -> Profile:
+    shapes = {word: draft.get(word, {}) for word in ("min", "opt", "max")}
+    names = dict.fromkeys(name for given in shapes.values() for name in given)
+    ranges = {name: make_range(*(given.get(name) for given in shapes.values())) for name in names}
+    return Profile(ranges, draft.get("sms", {}).get("sms"))
+
+
+class _InProfile(argparse.Action):
+    """--min, --opt, --max and --sms belong to the --profile they follow; those before any make one of their own."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        drafts: list[dict[str, dict[str, Any]]] = getattr(namespace, self.dest) or []
+        setattr(namespace, self.dest, drafts)
+        word = str(option).lstrip("-")
+        if word == "profile" or not drafts:
+            drafts.append({})
+        if word != "profile":
+            name, value = values if word != "sms" else ("sms", values)
+            if name in drafts[-1].setdefault(word, {}):
+                parser.error(f"argument {option}: given twice for one profile; --profile begins another")
+            drafts[-1][word][name] = value
+
+
+_EXAMPLES = """examples:
+  python -m engines.build model.onnx
+      a plan for every GPU that the library supports, for batches of 1 to 8 if the first dimension is dynamic
+  python -m engines.build model.onnx -o model.plan --min x:1x3x224x224 --opt x:4x3x224x224 --max x:8x3x512x512
+      sizes of dynamic inputs; what is left out of the three is the next larger one given
+  python -m engines.build model.onnx --profile --sms 48 --max x:8x128 --profile --sms 16 --max x:1x128
+      two profiles, for a partition of 48 SMs and one of 16
+  python -m engines.build model.onnx --target 8.6,12.0
+      a plan for two kinds of GPU only
+
+exit status: 0 built, 1 refused, 2 wrong usage, 130 interrupted; nothing is written unless it is 0
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m engines.build",
+        description="Build an engine file from an ONNX model. TensorRT-RTX needs no GPU for it; TensorRT does.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model; weights in other files must lie beside it")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="engine file; default: the model's name with .plan")
+    parser.add_argument("--library", choices=list(LIBRARIES), help="which library to build with; default: the first installed")
+    _add_profiles(parser.add_argument_group("profiles, repeatable"))
+    parser.add_argument("--target", type=_list, default=(), metavar="8.6,12.0", help="compute capabilities to build for")
+    parser.add_argument("--optimization-level", type=int, metavar="0..5", help="how hard to search; default: the library's, 3")
+    aux = "streams the engine may use beside the caller's; before TensorRT-RTX 1.7 they leave the partition; default: 0"
+    parser.add_argument("--max-aux-streams", type=int, default=0, metavar="N", help=aux)
+    flag = "a builder flag of the library, such as weight_streaming, or no_tf32 to clear one; repeatable"
+    parser.add_argument("--flag", action="append", default=[], metavar="NAME", help=flag)
+    return parser
+
+
+def _add_profiles(group: Any) -> None:
+    profile = {"action": _InProfile, "dest": "profiles"}
+    group.add_argument("--profile", nargs=0, help="begin another profile, to which the options below belong", **profile)
+    for word, which in (("min", "smallest"), ("opt", "usual"), ("max", "largest")):
+        help_ = f"{which} shape of a dynamic input"
+        group.add_argument(f"--{word}", type=_shape, metavar="NAME:1x3x224x224", help=help_, **profile)
+    sms = "the partition the profile is for, in SMs; recorded, and tuned for where library and GPU can"
+    group.add_argument("--sms", type=int, metavar="N", help=sms, **profile)
+    batch = "without --min, --opt and --max: batches of 1 to N; default: 8"
+    group.add_argument("--max-batch", type=int, default=DEFAULTS.max_batch, metavar="N", help=batch)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    try:
+        return parse_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+@contextmanager
+def _notices(printer: Printer) -> Iterator[None]:
+    """Show the log on stderr, for as long as the command runs."""
+    handler = _Notices(printer)
+    logger = logging.getLogger("greenlane")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Notices(logging.Handler):
+    def __init__(self, printer: Printer) -> None:
+        super().__init__()
+        self._printer = printer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._printer.clear()
+        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+
+
+@contextmanager
+def _interrupt() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets: raised inside one of the library's callbacks, a KeyboardInterrupt would be lost."""
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""ONNX models made into engine files: one build, and builds that are kept.
+
+TensorRT-RTX builds on the CPU for every kind of GPU; TensorRT measures on the GPU it builds for. Precision comes from
+the ONNX: neither library changes types any more.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from .artifact import PORTABLE, Artifact, read_plan, this_platform
+from .errors import Cancelled, ModelRefused
+from .files import replace_file
+from .onnxfile import Declared, OnnxFile, read_onnx, source_digest
+from .profiles import Profile, complete
+from .progress import Progress, Watch, monitor
+from .signature import Signature, TensorSpec
+from .tensorrt_api import Message, TensorRT, find_tensorrt, first_error, listening, tidy
+
+log = logging.getLogger("greenlane.engines")
+
+StreamFor = Callable[[int], int]
+"""From a number of SMs to the handle of a stream on such a partition, which must live until the build has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How to build. Raises ValueError naming the field.
+
+    - `profiles`: sizes of dynamic inputs; without any, batches of 1 to `max_batch`.
+    - `targets`: compute capabilities, such as "8.6"; none for the library's default, which for TensorRT-RTX is every
+      GPU from Ampere on.
+    - `optimization_level`: 0 to 5; None for the library's own.
+    - `max_aux_streams`: streams the engine may use beside the caller's. Not every version keeps those on the caller's
+      partition, so by default there are none.
+    - `flags`: the library's builder flags in lower case, such as "weight_streaming", or "no_tf32" to clear one.
+    """
+
+    profiles: tuple[Profile, ...] = ()
+    max_batch: int = 8
+    targets: tuple[str, ...] = ()
+    optimization_level: int | None = None
+    max_aux_streams: int = 0
+    flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_batch < 1:
+            raise ValueError(f"max_batch is {self.max_batch}; expected 1 or more")
+        if self.optimization_level not in (None, *range(6)):
+            raise ValueError(f"optimization_level is {self.optimization_level}; expected 0 to 5")
+        if self.max_aux_streams < 0:
+            raise ValueError(f"max_aux_streams is {self.max_aux_streams}; expected 0 or more")
+
+
+DEFAULTS = BuildOptions()
+
+
+def build(
+    onnx: bytes,
+    options: BuildOptions = DEFAULTS,
+    progress: Progress | None = None,
+    *,
+    api: TensorRT | None = None,
+    path: Path | None = None,
+    stream_for: StreamFor | None = None,
+) -> bytes:
+    """Build a model and return the engine file's bytes. Blocks, seconds to minutes, without the GIL; one build a thread.
+
+    `path` is where the model came from: weights in files of their own are looked for beside it. What is made up for want
+    of options is logged. Raises ModelRefused with the first thing the library said, Cancelled, or what `progress` raised.
+    """
+    where = path or "the model"
+    job = _Job(api or find_tensorrt(), onnx, options, path, stream_for, Watch(progress or (lambda step: True)))
+    try:
+        with listening() as heard:
+            return job.run(heard)
+    except ModelRefused as error:
+        if job.watch.cancelled:
+            raise job.watch.error or Cancelled(f"{where}: the build was cancelled") from None
+        raise ModelRefused(f"{where}: {error}") from error
+
+
+def build_cached(
+    onnx_path: Path,
+    cache_dir: Path,
+    options: BuildOptions = DEFAULTS,
+    progress: Progress | None = None,
+    *,
+    api: TensorRT | None = None,
+    device: str = "",
+) -> Path:
+    """The engine file of a model's file, built unless `cache_dir` has it for this source, these options and this library.
+
+    `device` is what else the plan depends on: the GPU, where the library measures on it. Blocks; of several processes
+    one builds while the others wait. Raises ModelRefused and Cancelled.
+    """
+    api = api or find_tensorrt()
+    try:
+        onnx = onnx_path.read_bytes()
+        path = cache_dir / f"{onnx_path.stem}-{_key(api, source_digest(onnx, onnx_path.parent), options, device)}.plan"
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not _is_whole(path):
+                replace_file(path, build(onnx, options, progress, api=api, path=onnx_path))
+        return path
+    except OSError as error:
+        raise ModelRefused(f"{error.filename or onnx_path}: {error.strerror}") from error
+
+
+def _key(api: TensorRT, source: str, options: BuildOptions, device: str) -> str:
+    platform = "" if api.library in PORTABLE else this_platform()
+    parts = [api.library, api.version, platform, source, device, asdict(options)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _is_whole(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        return read_plan(path).artifact is not None
+    except ModelRefused as error:
+        log.warning("%s", error)
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One build. Its errors do not say which model it is about."""
+
+    api: TensorRT
+    onnx: bytes
+    options: BuildOptions
+    path: Path | None
+    stream_for: StreamFor | None
+    watch: Watch
+
+    def run(self, heard: list[Message]) -> bytes:
+        """`heard` is where the library's words appear."""
+        builder = self.api.module.Builder(self.api.logger)
+        network = builder.create_network(0)
+        parser = self.api.module.OnnxParser(network, self.api.logger)  # It owns the weights, so it lives as long.
+        self._parse(parser, network)
+        signature = self._signature(network, read_onnx(self.onnx))
+        profiles, notes = complete(self.options.profiles, signature.inputs, self.options.max_batch)
+        for note in notes:
+            log.info("%s", note)
+        config = builder.create_builder_config()
+        self._configure(config)
+        profiles = tuple(self._add(builder, config, index, profile) for index, profile in enumerate(profiles))
+        plan = self._make(builder, network, config)
+        if plan is None:
+            raise ModelRefused(first_error(heard))
+        for text in dict.fromkeys(message.text for message in heard if message.severity == "WARNING"):
+            log.info("%s: %s", self.api, tidy(text))
+        return self._artifact(network, config, signature, profiles, plan).pack(plan)
+
+    def _parse(self, parser: Any, network: Any) -> None:
+        done = parser.parse(self.onnx, str(self.path)) if self.path else parser.parse(self.onnx)
+        if not done:
+            raise ModelRefused(_parser_errors([parser.get_error(index) for index in range(parser.num_errors)]))
+        if not network.num_outputs:
+            raise ModelRefused("it has no outputs; is it an ONNX model?")
+
+    def _signature(self, network: Any, file: OnnxFile) -> Signature:
+        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        outputs = [network.get_output(index) for index in range(network.num_outputs)]
+        for tensor in inputs:
+            if tensor.is_shape_tensor:
+                raise ModelRefused(f"the values of input {tensor.name!r} decide shapes; make it a constant of the model")
+        for double in (declared.name for declared in (*file.inputs, *file.outputs) if declared.is_double):
+            log.warning("%r is FP64 in the ONNX; %s serves it as FP32", double, self.api)
+        return Signature(self._specs(inputs, file.inputs), self._specs(outputs, file.outputs))
+
+    def _specs(self, tensors: Sequence[Any], declared: Sequence[Declared]) -> tuple[TensorSpec, ...]:
+        return tuple(self._spec(tensor, declared) for tensor in tensors)
+
+    def _spec(self, tensor: Any, declared: Sequence[Declared]) -> TensorSpec:
+        """Sizes are the library's, which has inferred them; names are the file's."""
+        sizes = tuple(tensor.shape)
+        names = next((value.dims for value in declared if value.name == tensor.name and len(value.dims) == len(sizes)), sizes)
+        dims = (size if size >= 0 else name if isinstance(name, str) else "" for size, name in zip(sizes, names, strict=True))
+        return TensorSpec(tensor.name, self.api.datatype(tensor.name, tensor.dtype), tuple(dims))
+
+    def _configure(self, config: Any) -> None:
+        config.max_aux_streams = self.options.max_aux_streams
+        if self.options.optimization_level is not None:
+            config.builder_optimization_level = self.options.optimization_level
+        for flag in self.options.flags:
+            self._set_flag(config, flag)
+        if self.options.targets:
+            self._set_targets(config)
+
+    def _set_flag(self, config: Any, flag: str) -> None:
+        members = {name.lower(): member for name, member in self.api.module.BuilderFlag.__members__.items()}
+        if (name := flag.removeprefix("no_")) not in members:
+            raise ModelRefused(f"{self.api} has no builder flag {name!r}; it has {', '.join(sorted(members))}")
+        (config.clear_flag if flag.startswith("no_") else config.set_flag)(members[name])
+
+    def _set_targets(self, config: Any) -> None:
+        there = self.api.targets()
+        if missing := [target for target in self.options.targets if target not in there]:
+            have = (
+                f"it has {', '.join(there)}, or its own choice without targets" if there else "it builds for the GPU it runs on"
+            )
+            raise ModelRefused(f"{self.api} has no target {', '.join(missing)}; {have}")
+        config.num_compute_capabilities = len(self.options.targets)
+        for index, target in enumerate(self.options.targets):
+            config.set_compute_capability(there[target], index)
+
+    def _add(self, builder: Any, config: Any, index: int, profile: Profile) -> Profile:
+        """Hand a profile to the library, and return it as it then is. Without dynamic inputs the library makes one by itself,
+        but only one, and the engine is to have as many as its file says.
+        """
+        theirs = builder.create_optimization_profile()
+        for name, range_ in profile.ranges.items():
+            theirs.set_shape(name, *range_)
+        profile = replace(profile, tuned=self._tune(theirs, index, profile.sms))
+        if profile.ranges or profile.tuned or len(self.options.profiles) > 1:
+            config.add_optimization_profile(theirs)
+        return profile
+
+    def _tune(self, theirs: Any, index: int, sms: int | None) -> bool:
+        if sms is None:
+            return False
+        if "profile_stream" in self.api.features and self.stream_for is not None:
+            theirs.profile_stream = self.stream_for(sms)
+            return True
+        why = "no partition to measure on" if "profile_stream" in self.api.features else f"{self.api} cannot"
+        log.warning("profile %d: recorded as meant for %d SMs, but not tuned for them: %s", index, sms, why)
+        return False
+
+    def _make(self, builder: Any, network: Any, config: Any) -> bytes | None:
+        watching = monitor(self.api.module, self.watch)
+        config.progress_monitor = watching
+        memory = builder.build_serialized_network(network, config)
+        return None if memory is None else bytes(memoryview(memory))
+
+    def _artifact(
+        self, network: Any, config: Any, signature: Signature, profiles: tuple[Profile, ...], plan: bytes
+    ) -> Artifact:
+        return Artifact(
+            library=self.api.library,
+            version=self.api.version,
+            targets=self.options.targets,
+            source=source_digest(self.onnx, self.path.parent if self.path else Path()),
+            signature=signature,
+            profiles=profiles,
+            options={
+                "optimization_level": config.builder_optimization_level,
+                "max_aux_streams": config.max_aux_streams,
+                "flags": list(self.options.flags),
+            },
+            layers=network.num_layers,
+            facts=self.api.facts(plan),
+        )
+
+
+def _parser_errors(errors: Sequence[Any]) -> str:
+    texts = [_parser_error(error) for error in errors[:3]]
+    more = len(errors) - len(texts)
+    return "; ".join(texts) + (f"; and {more} more" if more else "")
+
+
+def _parser_error(error: Any) -> str:
+    text = tidy(error.desc())
+    if error.node() < 0:
+        return f"input {error.file()!r}: {text}" if error.func() == "importInput" else text
+    return f"node {error.node_name() or error.node()!r} ({error.node_operator()}): {text}"

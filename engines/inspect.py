@@ -1,0 +1,100 @@
+"""`python -m engines.inspect`: what an engine file says about itself, and what its engine says where a GPU can load it."""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .artifact import Artifact, PlanFile, read_plan
+from .errors import ModelRefused
+from .signature import TensorSpec
+from .tensorrt_api import TensorRT, engine_facts, find_tensorrt
+
+Row = tuple[str, str]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit status: 0 if the file could be read, 1 if not."""
+    options = _parser().parse_args(arguments)
+    try:
+        file = read_plan(options.file)
+    except ModelRefused as error:
+        print(error, file=sys.stderr)
+        return 1
+    rows = [("file", f"{options.file}, {options.file.stat().st_size:,} bytes"), *described(file), *ask(file)]
+    print("\n".join(f"{label:<12} {text}" for label, text in rows))
+    return 0
+
+
+def described(file: PlanFile) -> Iterator[Row]:
+    """What the file says. Asks no library."""
+    if file.artifact is None:
+        yield "plan", f"{len(file.plan):,} bytes, bare: only the library that built it can say what it holds"
+        return
+    yield "plan", f"{len(file.plan):,} bytes"
+    yield from _origin(file.artifact)
+    yield from (("input", _tensor(spec)) for spec in file.artifact.signature.inputs)
+    yield from (("output", _tensor(spec)) for spec in file.artifact.signature.outputs)
+    yield from ((f"profile {index}", str(profile)) for index, profile in enumerate(file.artifact.profiles))
+    yield "at build", _facts(file.artifact.facts) if file.artifact.facts else "no GPU was there to ask the engine"
+
+
+def ask(file: PlanFile) -> Iterator[Row]:
+    """What the library and the engine say, or why they could not be asked."""
+    try:
+        yield from _ask(find_tensorrt(), file)
+    except ModelRefused as error:
+        yield "engine", f"not asked: {error}"
+
+
+def _ask(api: TensorRT, file: PlanFile) -> Iterator[Row]:
+    yield "installed", str(api)
+    verdict, reasons = api.validity(file.plan)
+    yield (
+        "validity",
+        f"{verdict}: {', '.join(reasons)}" if reasons else "not judged: that takes a GPU" if verdict == "INVALID" else verdict,
+    )
+    if file.artifact:
+        file.artifact.check("the file", api.library, api.version)
+    yield from engine_rows(api.deserialize(file.plan, "the plan"))
+
+
+def engine_rows(engine: Any) -> Iterator[Row]:
+    """What a library's engine says of itself."""
+    yield "engine", _facts(engine_facts(engine))
+    for index in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(index)
+        yield (
+            engine.get_tensor_mode(name).name.lower(),
+            f"{name} {engine.get_tensor_dtype(name).name} {list(engine.get_tensor_shape(name))}",
+        )
+
+
+def _origin(artifact: Artifact) -> Iterator[Row]:
+    yield "library", f"{artifact.library} {artifact.version}, on {artifact.platform}"
+    yield "source", f"sha256 {artifact.source}"
+    yield "targets", ", ".join(artifact.targets) or "the library's default set of GPUs"
+    yield "options", ", ".join(f"{name} {value}" for name, value in artifact.options.items())
+    yield "network", f"{artifact.layers} layers"
+
+
+def _tensor(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.datatype} [{', '.join(str(dim) if dim != '' else '?' for dim in spec.dims)}]"
+
+
+def _facts(facts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m engines.inspect",
+        description="Print what an engine file takes, gives, was built from and fits. A GPU is asked if there is one.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.plan", help="an engine file of engines.build, or a bare plan")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""What an ONNX file says that TensorRT's parser keeps to itself, read off the bytes: no ONNX library is needed.
+
+The parser drops the names of outputs' dimensions, by which their sizes are known before a run, and takes doubles for
+floats; and a file may keep its weights in others. Field numbers are from https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+_DOUBLE = 11
+
+Message = Mapping[int, list[int | memoryview]]
+
+
+class Declared(NamedTuple):
+    """An input or output as the file declares it: sizes, names, or "" for each dimension."""
+
+    name: str
+    dims: tuple[int | str, ...]
+    is_double: bool
+
+
+class OnnxFile(NamedTuple):
+    """What was read; empty where the bytes are no ONNX."""
+
+    inputs: tuple[Declared, ...] = ()
+    outputs: tuple[Declared, ...] = ()
+    external: tuple[str, ...] = ()
+
+
+def read_onnx(data: bytes) -> OnnxFile:
+    """Read a model's bytes. What does not parse counts as empty: refusing it is the library's part."""
+    try:
+        graph = next(_messages(_message(memoryview(data)), 7), None)
+        if graph is None:
+            return OnnxFile()
+        inputs, outputs = (tuple(map(_declared, _messages(graph, number))) for number in (11, 12))
+        return OnnxFile(inputs, outputs, tuple(sorted(set(_external(graph)))))
+    except (ValueError, IndexError, RecursionError):
+        return OnnxFile()
+
+
+def source_digest(data: bytes, folder: Path) -> str:
+    """SHA-256 in hexadecimal of a model's bytes, followed by those of the files beside it that hold its weights. Blocks."""
+    digest = hashlib.sha256(data)
+    for name in read_onnx(data).external:
+        path = folder / name
+        if path.is_file():  # Where it is not, the library will say so.
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _declared(value: Message) -> Declared:
+    """ValueInfoProto: name 1, type 2; TypeProto.tensor_type 1: elem_type 1, shape 2; its dims 1: dim_value 1, dim_param 2."""
+    tensor = next((t for kind in _messages(value, 2) for t in _messages(kind, 1)), _NOTHING)
+    dims = [dim for shape in _messages(tensor, 2) for dim in _messages(shape, 1)]
+    return Declared(_text(value, 1), tuple(map(_dimension, dims)), tensor.get(1) == [_DOUBLE])
+
+
+def _dimension(dim: Message) -> int | str:
+    value = dim.get(1, [-1])[-1]
+    return value if isinstance(value, int) and 0 <= value < 1 << 63 else _text(dim, 2)
+
+
+def _external(graph: Message) -> Iterator[str]:
+    """Initializers 5 and, in nodes' 1 attributes 5, tensors 5 and 10 and graphs 6 and 11; external_data 13 of a tensor."""
+    attributes = [a for node in _messages(graph, 1) for a in _messages(node, 5)]
+    tensors = [*_messages(graph, 5), *(t for a in attributes for n in (5, 10) for t in _messages(a, n))]
+    for entry in (e for tensor in tensors for e in _messages(tensor, 13)):
+        if _text(entry, 1) == "location":
+            yield _text(entry, 2)
+    for attribute in attributes:
+        for number in (6, 11):
+            for inner in _messages(attribute, number):
+                yield from _external(inner)
+
+
+def _messages(message: Message, number: int) -> Iterator[Message]:
+    return (_message(value) for value in message.get(number, ()) if isinstance(value, memoryview))
+
+
+def _text(message: Message, number: int) -> str:
+    return next((bytes(v).decode(errors="replace") for v in message.get(number, ()) if isinstance(v, memoryview)), "")
+
+
+def _message(data: memoryview) -> Message:
+    """One protobuf message: the values of each field number, in order. Raises ValueError or IndexError."""
+    values: dict[int, list[int | memoryview]] = {}
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        value: int | memoryview
+        match tag & 7:
+            case 0:
+                value, at = _varint(data, at)
+            case 1:
+                value, at = data[at : at + 8], at + 8
+            case 2:
+                length, at = _varint(data, at)
+                value, at = data[at : at + length], at + length
+            case 5:
+                value, at = data[at : at + 4], at + 4
+            case kind:
+                raise ValueError(f"wire type {kind}")
+        if at > len(data):
+            raise ValueError("a field ends after its message")
+        values.setdefault(tag >> 3, []).append(value)
+    return values
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte, at = data[at], at + 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number of more than ten bytes")
+
+
+_NOTHING: Message = MappingProxyType({})

@@ -1,0 +1,158 @@
+"""What clients send, down to the bytes on a socket, and how to wait for a server without ever sleeping."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.message import Message
+from http.client import parse_headers
+from typing import Any, NamedTuple
+
+import httpx
+
+from .harness import PATIENCE, Served
+
+Document = dict[str, Any]
+
+FOREVER = 10**12
+"""Turns of `spin` that nobody waits for; the work ends when its client hangs up."""
+
+
+def tensor(name: str, datatype: str, shape: list[int], data: Any = None, **parameters: Any) -> Document:
+    """A tensor of a request: with its data, or with the parameters that stand for it."""
+    body = {"data": data} if data is not None else {}
+    return {"name": name, "datatype": datatype, "shape": shape, **body} | ({"parameters": parameters} if parameters else {})
+
+
+def request(*inputs: Document, **fields: Any) -> Document:
+    """An inference request."""
+    return {"inputs": list(inputs), **fields}
+
+
+SMALL = request(tensor("x", "FP32", [1, 2], [1, 2]))
+"""For `identity`."""
+
+
+def spin(turns: int, **fields: Any) -> Document:
+    """For `spin`: about 5 microseconds a turn, and an answer of 64 x 64 numbers."""
+    x = tensor("x", "FP32", [64, 64], [0.1] * 64 * 64)
+    return request(tensor("turns", "INT64", [], [turns]), x, **fields)
+
+
+def binary(document: Document, *tensors: bytes) -> dict[str, Any]:
+    """The `content` and `headers` of a request whose binary tensors follow its JSON."""
+    head = json.dumps(document).encode()
+    return {"content": b"".join([head, *tensors]), "headers": {"Inference-Header-Content-Length": str(len(head))}}
+
+
+def parts(answer: httpx.Response) -> tuple[Document, list[bytes]]:
+    """An answer with binary tensors taken apart."""
+    size = int(answer.headers["Inference-Header-Content-Length"])
+    document, rest = json.loads(answer.content[:size]), answer.content[size:]
+    tensors = []
+    for output in document["outputs"]:
+        nbytes = output.get("parameters", {}).get("binary_data_size", 0)
+        tensors.append(rest[:nbytes])
+        rest = rest[nbytes:]
+    assert rest == b""
+    return document, tensors
+
+
+def infer(http: httpx.Client, model: str, document: Any, **options: Any) -> httpx.Response:
+    """Post a request in JSON; a document may also be the text itself."""
+    content = document if isinstance(document, str | bytes) else json.dumps(document)
+    return http.post(f"/v2/models/{model}/infer", content=content, **options)
+
+
+def statistics(http: httpx.Client, model: str, version: str = "1") -> Document:
+    """What the server counted for a model."""
+    answer = http.get(f"/v2/models/{model}/versions/{version}/stats")
+    assert answer.status_code == 200, answer.text
+    entry: Document = answer.json()["model_stats"][0]
+    return entry
+
+
+def lane(http: httpx.Client, tenant: str = "acme") -> Document:
+    """A tenant as the administration sees it: requests `waiting` and `in_flight`."""
+    found: Document = next(entry for entry in http.get("/admin/tenants").json()["tenants"] if entry["name"] == tenant)
+    return found
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Look again and again until it is so."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+
+
+class Answer(NamedTuple):
+    """A response as it came over a socket."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Connection:
+    """One TCP connection; what is sent goes out at once."""
+
+    def __init__(self, served: Served) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", served.port), PATIENCE)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = self._socket.makefile("rb")
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def answer(self) -> Answer:
+        """The next response, whole."""
+        status = self._file.readline().split()
+        assert status, "the connection was closed instead of an answer"
+        headers = parse_headers(self._file)
+        return Answer(int(status[1]), headers, self._file.read(int(headers.get("content-length", 0))))
+
+    def ended(self) -> bool:
+        """Whether the server closed the connection with nothing left to say."""
+        return self._file.read(1) == b""
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+def post(path: str, body: bytes = b"", *headers: str, length: int | None = None) -> bytes:
+    """The bytes of a POST; `length` is what Content-Length claims, if not the truth."""
+    lines = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body) if length is None else length}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def posted(model: str, document: Document, *headers: str) -> bytes:
+    """The bytes of an inference request in JSON."""
+    return post(f"/v2/models/{model}/infer", json.dumps(document).encode(), *headers)
+
+
+@contextmanager
+def busy(served: Served, http: httpx.Client) -> Iterator[None]:
+    """Keep one more of the tenant's credits taken, by work that ends only when its client goes."""
+    taken, ended = lane(http)["in_flight"], _failures(http)
+    with Connection(served) as connection:
+        connection.send(posted("spin", spin(FOREVER)))
+        until(lambda: lane(http)["in_flight"] == taken + 1)
+        yield
+    until(lambda: _failures(http) > ended and lane(http)["abandoned"] == 0)
+
+
+def _failures(http: httpx.Client) -> int:
+    count: int = statistics(http, "spin")["inference_stats"]["fail"]["count"]
+    return count

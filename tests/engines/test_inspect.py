@@ -1,0 +1,108 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engines.artifact import Artifact, PlanFile, unpack
+from engines.builder import BuildOptions, build
+from engines.datatypes import DATATYPES
+from engines.errors import ModelRefused
+from engines.inspect import ask, described, engine_rows, main
+from engines.profiles import Profile, Range
+from engines.signature import Signature, TensorSpec
+from engines.tensorrt_api import find_tensorrt
+
+from .small import BATCHES, model
+
+SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("batch", 3, "")),), (TensorSpec("y", DATATYPES["INT8"], (2,)),))
+
+
+def artifact(version: str = "1", facts: dict[str, int] | None = None) -> Artifact:
+    profiles = (Profile({"x": Range((1, 3, 1), (2, 3, 2), (4, 3, 4))}, 48),)
+    return Artifact(
+        "tensorrt_rtx", version, ("8.6",), "5ea1", SIGNATURE, profiles, {"max_aux_streams": 0}, 7, facts, "linux x86_64"
+    )
+
+
+def test_everything_that_the_file_says_is_shown() -> None:
+    facts = {"auxiliary_streams": 0, "device_memory": 1_048_576}
+    rows = list(described(PlanFile(memoryview(b"plan"), artifact(facts=facts))))
+    assert rows == [
+        ("plan", "4 bytes"),
+        ("library", "tensorrt_rtx 1, on linux x86_64"),
+        ("source", "sha256 5ea1"),
+        ("targets", "8.6"),
+        ("options", "max_aux_streams 0"),
+        ("network", "7 layers"),
+        ("input", "x FP32 [batch, 3, ?]"),
+        ("output", "y INT8 [2]"),
+        ("profile 0", "x 1x3x1..2x3x2..4x3x4; meant, but not tuned, for 48 SMs"),
+        ("at build", "auxiliary streams 0, device memory 1,048,576"),
+    ]
+
+
+def test_what_could_not_be_asked_at_build_is_said() -> None:
+    assert list(described(PlanFile(memoryview(b""), artifact())))[-1] == ("at build", "no GPU was there to ask the engine")
+
+
+def test_a_bare_plan_says_nothing() -> None:
+    rows = list(described(PlanFile(memoryview(b"plan"), None)))
+    assert rows == [("plan", "4 bytes, bare: only the library that built it can say what it holds")]
+
+
+def test_an_engine_is_shown_with_its_tensors() -> None:
+    engine = SimpleNamespace(
+        num_layers=2,
+        num_io_tensors=1,
+        get_tensor_name=lambda index: "xyz"[index],
+        get_tensor_mode=lambda name: SimpleNamespace(name="INPUT"),
+        get_tensor_dtype=lambda name: SimpleNamespace(name="FLOAT"),
+        get_tensor_shape=lambda name: (-1, 3),
+    )
+    assert list(engine_rows(engine)) == [("engine", "layers 2"), ("input", "x FLOAT [-1, 3]")]
+
+
+@pytest.fixture(scope="module")
+def library() -> str:
+    try:
+        return str(find_tensorrt())
+    except ModelRefused as refusal:
+        pytest.skip(str(refusal))
+
+
+def test_a_real_plan_is_shown_and_why_its_engine_could_not_be_asked(
+    tmp_path: Path, library: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.plan"
+    path.write_bytes(build(model(BATCHES), BuildOptions(max_batch=4)))
+    assert main([str(path)]) == 0
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert shown["file"] == f"{path}, {path.stat().st_size:,} bytes"
+    assert shown["input"] == "x FP32 [batch, 4]"
+    assert shown["output"] == "y FP32 [batch, 4]"
+    assert shown["profile"] == "0    x 1x4..4x4..4x4"
+    assert shown["installed"] == library
+
+
+def test_a_bare_plan_of_another_version_is_judged_by_the_library(library: str) -> None:
+    rows = dict(ask(PlanFile(memoryview(b"junk" * 100), None)))
+    assert rows["validity"] == "INVALID: MALFORMED_ENGINE"
+    assert f"the plan: {library} cannot load it: " in rows["engine"]
+
+
+def test_an_engine_file_of_another_version_is_not_handed_to_the_library(library: str) -> None:
+    data = artifact("0.1").pack(unpack(build(model(BATCHES)), "model").plan)
+    rows = dict(ask(unpack(data, "model.plan")))
+    assert "built with tensorrt_rtx 0.1, but this is" in rows["engine"]
+
+
+def test_without_a_library_it_is_said_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindings"):
+        monkeypatch.setitem(__import__("sys").modules, name, None)
+    rows = dict(ask(PlanFile(memoryview(b"plan"), None)))
+    assert rows["engine"].startswith("not asked: no TensorRT is installed; install greenlane[rtx]")
+
+
+def test_a_file_that_does_not_read_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "model.plan")]) == 1
+    assert "model.plan: No such file" in capsys.readouterr().err
