@@ -77,6 +77,19 @@ class Placement(NamedTuple):
     offset: int
 
 
+class Bound(NamedTuple):
+    """Where a run reads and writes: the library's object, and each output that has a place, None for those without."""
+
+    binding: ort.IOBinding
+    outputs: list[Tensor | None]
+
+
+Key = tuple[object, ...]
+"""The room, and each input's shape and address."""
+
+MOST_KEPT = 64
+
+
 class OnnxExecutor:
     """A session on a partition's cores; see `engines.base.Executor` for the contract."""
 
@@ -85,7 +98,7 @@ class OnnxExecutor:
         self._session = session
         self._stream = partition.stream
         self._signature = engine.signature
-        self._binding = session.io_binding()
+        self._kept: dict[Key, Bound] = {}
         self._texts = any(spec.datatype.kind == "bytes" for spec in (*self._signature.inputs, *self._signature.outputs))
         self._shapes_known = True
         self._placements: dict[tuple[Shape, ...], tuple[Placement | None, ...]] = {}
@@ -101,46 +114,57 @@ class OnnxExecutor:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            del self._binding, self._session
+            del self._kept, self._session
 
     def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
         self._runs += 1
         if self._texts:
             return self._run_values(inputs, options)
-        placements = self._place([tensor.shape for tensor in inputs], room)
+        key = (room, *[tensor[:2] for tensor in inputs])
+        bound = self._kept.get(key) or self._bind(key, inputs, room)
         try:
-            return self._run_bound(inputs, placements, room, options)
+            self._session.run_with_iobinding(bound.binding, options)
         except RuntimeError as error:
             if not _is_wrong_shape(error):
                 raise
-        self._shapes_known = False  # The file declares output shapes that are not so; from now on they are asked for.
-        return self._run_bound(inputs, [None] * len(placements), room, options)
+            self._shapes_known = False  # The file declares output shapes that are not so; from now on they are asked for.
+            self._kept.clear()
+            bound = self._bind(key, inputs, room)
+            self._session.run_with_iobinding(bound.binding, options)
+        return tuple(self._collect(bound))
 
-    def _run_bound(
-        self, inputs: Sequence[Tensor], placements: Sequence[Placement | None], room: Room, options: ort.RunOptions
-    ) -> tuple[Tensor, ...]:
-        bind_input, bind_output = self._binding.bind_input, self._binding.bind_output
+    def _bind(self, key: Key, inputs: Sequence[Tensor], room: Room) -> "Bound":
+        """Tell the session where tensors are. Slots are used again and again, so that is kept where nothing is left open."""
+        binding = self._session.io_binding()
+        outputs: list[Tensor | None] = []
         for spec, tensor in zip(self._signature.inputs, inputs, strict=True):
-            bind_input(spec.name, "cpu", 0, _NUMBERS[spec.datatype.name], tensor.shape, tensor.address)
-        for spec, place in zip(self._signature.outputs, placements, strict=True):
+            binding.bind_input(spec.name, "cpu", 0, _NUMBERS[spec.datatype.name], tensor.shape, tensor.address)
+        for spec, place in zip(self._signature.outputs, self._place([tensor.shape for tensor in inputs], room), strict=True):
             if place is None:
-                bind_output(spec.name, "cpu")
+                binding.bind_output(spec.name, "cpu")
+                outputs.append(None)
             else:
-                number = _NUMBERS[spec.datatype.name]
-                bind_output(spec.name, "cpu", 0, number, place.shape, room.address + place.offset)
-        self._session.run_with_iobinding(self._binding, options)
-        return tuple(self._collect(placements, room))
+                address, number = room.address + place.offset, _NUMBERS[spec.datatype.name]
+                binding.bind_output(spec.name, "cpu", 0, number, place.shape, address)
+                outputs.append(Tensor(place.shape, address, place.nbytes))
+        bound = Bound(binding, outputs)
+        if None not in outputs:
+            self._keep(key, bound)
+        return bound
 
-    def _collect(self, placements: Sequence[Placement | None], room: Room) -> Iterator[Tensor]:
-        own = self._binding.get_outputs() if None in placements else ()
-        for index, (spec, place) in enumerate(zip(self._signature.outputs, placements, strict=True)):
-            if place is not None:
-                yield Tensor(place.shape, room.address + place.offset, place.nbytes)
+    def _keep(self, key: Key, bound: "Bound") -> None:
+        if len(self._kept) >= MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = bound
+
+    def _collect(self, bound: "Bound") -> Iterator[Tensor]:
+        own = bound.binding.get_outputs() if None in bound.outputs else ()
+        for index, (spec, placed) in enumerate(zip(self._signature.outputs, bound.outputs, strict=True)):
+            if placed is not None:
+                yield placed
             else:
                 value, shape = own[index], tuple(own[index].shape())
                 yield Tensor(shape, value.data_ptr(), spec.nbytes(shape), value)
-        if own:
-            self._binding.clear_binding_outputs()
 
     def _place(self, shapes: list[Shape], room: Room) -> list[Placement | None]:
         """Where each output goes, for those whose size is known and that fit in the room."""

@@ -1,7 +1,7 @@
 """Notices clients that go away while their request waits, at next to no cost for those that are answered at once.
 
 Listening to a connection takes a task of its own, which costs more than a short inference. So requests are only noted
-when they begin to wait, and one look every few milliseconds starts to listen for those that are still there.
+when they begin to wait, and one look every few milliseconds starts to listen for those that the look before saw already.
 """
 
 import asyncio
@@ -20,13 +20,15 @@ class Watch:
 
     answer: "asyncio.Future[Any]"
     receive: Receive
+    seen: bool = False
     task: "asyncio.Task[None] | None" = None
 
 
 class Departures:
     """Ends the wait for an answer with ClientGone when the client disconnects. Belongs to the event loop.
 
-    `patience` is how long, in seconds, a request may wait before anyone listens whether its client is still there.
+    `patience` is how long, in seconds, a request may wait before anyone listens whether its client is still there; it may
+    become twice that.
     """
 
     def __init__(self, patience: float = 0.01) -> None:
@@ -49,11 +51,13 @@ class Departures:
         watch = self._waiting.pop(id(answer))
         if watch.task:
             watch.task.cancel()
+            watch.task = None  # It holds the watch as well, and the two would be left to the garbage collector.
 
     def _look(self) -> None:
         for watch in self._waiting.values():
-            if watch.task is None:
+            if watch.seen and watch.task is None:
                 watch.task = asyncio.ensure_future(_listen(watch))
+            watch.seen = True
         self._looking = bool(self._waiting)
         if self._looking:
             asyncio.get_running_loop().call_later(self._patience, self._look)
