@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -14,7 +15,13 @@ from partitions import PartitionError, PartitionManager
 
 from .app import Application, configuration, open_configured
 from .config import Config, ConfigError
+from .front import Front
 from .repository import Repository
+
+
+SWITCH_INTERVAL = 0.001
+"""Seconds after which a thread must let another have the interpreter: what a completion may wait for while the event loop is
+busy. Python's own is 5 ms; shorter than 1 ms the waiting itself costs more, a timer for each."""
 
 
 class Server(uvicorn.Server):
@@ -52,6 +59,7 @@ def _serve(options: argparse.Namespace) -> int:
         path = options.config or os.environ.get("GREENLANE_CONFIG")
         config = _override(stack.enter_context(configuration(path)), options)
         _plan(config)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         server = Server(_uvicorn(config))
         server.run()
         return 0 if server.started else 1
@@ -63,12 +71,13 @@ def _override(config: Config, options: argparse.Namespace) -> Config:
 
 
 def _uvicorn(config: Config) -> uvicorn.Config:
+    application = Application(lambda: nullcontext(config))
     return uvicorn.Config(
-        Application(lambda: nullcontext(config)),
+        application,
         host=config.server.host,
         port=config.server.port,
         loop="uvloop",
-        http="httptools",
+        http=partial(Front, application.infer),  # type: ignore[arg-type]  # Called with what a class would be called with.
         log_config=None,
         access_log=False,
         server_header=False,

@@ -61,7 +61,7 @@ class Application:
         self._source = source
         self._opener = opener
         self._found: Runtime | None = None
-        self._infer = Infer(self.runtime)
+        self.infer = Infer(self.runtime)
         self._web = _web(self)
 
     def __repr__(self) -> str:
@@ -69,7 +69,7 @@ class Application:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_infer(scope["path"]):
-            await self._infer(scope, receive, send)
+            await self.infer(scope, receive, send)
         else:
             await self._web(scope, receive, send)
 

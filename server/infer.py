@@ -1,10 +1,15 @@
-"""`POST /v2/models/NAME[/versions/V]/infer` as a bare ASGI application: from bytes to a ticket without the framework."""
+"""`POST /v2/models/NAME[/versions/V]/infer`, from headers and body to an answer: a bare ASGI application, or less than that.
+
+What it is called by is `Infer.__call__` under any ASGI server, and `server.front` where there is nothing in between.
+"""
 
 import logging
 import time
 import uuid
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
@@ -40,6 +45,28 @@ Headers = dict[bytes, bytes]
 _UNTIMED = b"queue;dur=0, execute;dur=0"
 
 
+class Call(NamedTuple):
+    """A request as its headers tell it, by lower-case name, and how to get the body, which may still be on its way.
+
+    `body` raises ClientGone if it never comes whole, TooLarge once it is over the limit it is given. `receive` tells when the
+    client goes away, as ASGI's does; None where whoever calls cancels the call instead.
+    """
+
+    method: str
+    raw_path: bytes
+    headers: Headers
+    body: Callable[[int], Awaitable[bytes]]
+    receive: Receive | None
+
+
+class Reply(NamedTuple):
+    """A whole answer; `fields` lack only Content-Length."""
+
+    status: int
+    fields: list[tuple[bytes, bytes]]
+    body: bytes
+
+
 class Infer:
     """Serves inference requests of every tenant. `runtime` gives the runtime once there is one."""
 
@@ -51,44 +78,50 @@ class Infer:
         return f"<Infer {self._departures!r}>"
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Answer one request, whatever it is."""
+        """Answer one request as an ASGI application."""
+        headers: Headers = dict(scope["headers"])
+        reply = await self.answer(Call(scope["method"], scope["raw_path"], headers, partial(_body, receive), receive))
+        if reply:
+            fields = [*reply.fields, (b"content-length", b"%d" % len(reply.body))]
+            await send({"type": "http.response.start", "status": reply.status, "headers": fields})
+            await send({"type": "http.response.body", "body": reply.body})
+
+    async def answer(self, call: Call) -> Reply | None:
+        """Answer one request, whatever it is; None if its client is gone."""
         tenant = "-"
         try:
-            headers: Headers = dict(scope["headers"])
-            name, version = _target(scope)
+            name, version = _target(call)
             runtime = self._runtime()
-            who = runtime.tenancy.identify(_text(headers, b"authorization"), _text(headers, b"x-tenant"))
+            who = runtime.tenancy.identify(_text(call.headers, b"authorization"), _text(call.headers, b"x-tenant"))
             tenant = who.name
-            await self._serve(runtime, who, name, version, headers, receive, send)
+            return await self._serve(runtime, who, name, version, call)
         except ClientGone:
-            pass
+            return None
         except Exception as error:
-            await _refuse(error, tenant, send)
+            return _refusal(error, tenant)
 
-    async def _serve(
-        self, runtime: Runtime, tenant: Tenant, name: str, version: str | None, headers: Headers, receive: Receive, send: Send
-    ) -> None:
+    async def _serve(self, runtime: Runtime, tenant: Tenant, name: str, version: str | None, call: Call) -> Reply:
         arrived = time.monotonic_ns()
         served = tenant.catalog.find(name, version)
         try:
             tenant.lane.check()  # Before the body: a flood is turned away at the cost of its headers.
-            body = await _body(headers, receive, runtime.config.server.max_body)
+            body = await _unpacked(call, runtime.config.server.max_body)
             served = tenant.catalog.find(name, version)  # Again: it may have been reloaded while the body came in.
-            response, timing = await self._infer(runtime, tenant, served, headers, body, receive)
-        except Exception as error:
+            response, timing = await self._infer(runtime, tenant, served, call, body)
+        except (Exception, CancelledError) as error:
             served.statistics.failed(time.monotonic_ns() - arrived, _reason(error))
             raise
-        await _respond(response, timing, headers, send)
+        return await _reply(response, timing, call.headers)
 
     async def _infer(
-        self, runtime: Runtime, tenant: Tenant, served: Served, headers: Headers, body: bytes, receive: Receive
+        self, runtime: Runtime, tenant: Tenant, served: Served, call: Call, body: bytes
     ) -> tuple[InferResponse, bytes]:
         arrived = time.monotonic_ns()
         slot = tenant.lane.admit()
         try:
-            request = served.plans.decode(body, _header_length(headers), served.signature, slot, runtime.limits)
+            request = served.plans.decode(body, _header_length(call.headers), served.signature, slot, runtime.limits)
             decoded = time.monotonic_ns()
-            done = await self._wait(tenant, served, slot, request, receive)
+            done = await self._wait(tenant, served, slot, request, call.receive)
             response = encode(served.name, served.version, request, served.signature, slot, done.outputs)
         finally:
             tenant.lane.release(slot)
@@ -97,8 +130,10 @@ class Infer:
         queued, executed = (done.began - decoded) / 1e6, (done.ended - done.began) / 1e6
         return response, b"queue;dur=%.3f, execute;dur=%.3f" % (queued, executed)
 
-    async def _wait(self, tenant: Tenant, served: Served, slot: Slot, request: InferRequest, receive: Receive) -> Done:
+    async def _wait(self, tenant: Tenant, served: Served, slot: Slot, request: InferRequest, receive: Receive | None) -> Done:
         future = tenant.lane.submit(slot, served.key, request.shapes, request.priority, request.timeout)
+        if receive is None:
+            return await future
         self._departures.note(future, receive)
         try:
             return await future
@@ -111,14 +146,14 @@ def is_infer(path: str) -> bool:
     return path.endswith("/infer") and path.startswith("/v2/models/") and path != "/v2/models/infer"
 
 
-def _target(scope: MutableMapping[str, Any]) -> tuple[str, str | None]:
+def _target(call: Call) -> tuple[str, str | None]:
     """The model's name and version. Raises NotFound, or WrongMethod."""
-    parts = scope["raw_path"].split(b"/")  # "", v2, models, NAME[, versions, V], infer
+    parts = call.raw_path.split(b"/")  # "", v2, models, NAME[, versions, V], infer
     versioned = len(parts) == 7 and parts[4] == b"versions" and parts[5].isdigit()
     if not versioned and len(parts) != 5:
-        raise NotFound(f"there is nothing at {scope['path']}")
-    if scope["method"] != "POST":
-        raise WrongMethod(scope["method"], "POST")
+        raise NotFound(f"there is nothing at {unquote(call.raw_path.decode('latin-1'))}")
+    if call.method != "POST":
+        raise WrongMethod(call.method, "POST")
     name = parts[3].decode("latin-1")
     return unquote(name) if "%" in name else name, parts[5].decode() if versioned else None
 
@@ -137,18 +172,24 @@ def _header_length(headers: Headers) -> int | None:
     return int(value)
 
 
-async def _body(headers: Headers, receive: Receive, limit: int) -> bytes:
+async def _unpacked(call: Call, limit: int) -> bytes:
     """The whole body, unpacked. Raises TooLarge as soon as that is known, ClientGone if the rest never comes."""
-    if int(headers.get(b"content-length", 0)) > limit:
-        raise TooLarge(f"a body of {int(headers[b'content-length'])} bytes; the limit is {limit}")
+    if (declared := int(call.headers.get(b"content-length", 0))) > limit:
+        raise TooLarge(f"a body of {declared} bytes; the limit is {limit}")
+    body = await call.body(limit)
+    if (encoding := call.headers.get(b"content-encoding")) is not None:
+        body = await compression.unpack(body, encoding.decode("latin-1").lower(), limit)
+    return body
+
+
+async def _body(receive: Receive, limit: int) -> bytes:
+    """The body of an ASGI request."""
     message = await receive()
     body: bytes = message.get("body", b"")
     if message.get("more_body"):
-        body = await _rest(body, receive, limit)
-    elif message["type"] == "http.disconnect":
+        return await _rest(body, receive, limit)
+    if message["type"] == "http.disconnect":
         raise ClientGone("the client closed its connection before the body was whole")
-    if (encoding := headers.get(b"content-encoding")) is not None:
-        body = await compression.unpack(body, encoding.decode("latin-1").lower(), limit)
     return body
 
 
@@ -166,7 +207,7 @@ async def _rest(first: bytes, receive: Receive, limit: int) -> bytes:
     return bytes(body)
 
 
-async def _respond(response: InferResponse, timing: bytes, headers: Headers, send: Send) -> None:
+async def _reply(response: InferResponse, timing: bytes, headers: Headers) -> Reply:
     body, length = response
     kind = b"application/json" if length is None else b"application/octet-stream"
     fields = [(b"content-type", kind), (b"server-timing", timing)]
@@ -176,28 +217,24 @@ async def _respond(response: InferResponse, timing: bytes, headers: Headers, sen
     if accepted and len(body) >= compression.WORTHWHILE and (encoding := compression.choose(accepted.decode("latin-1"))):
         body = await compression.pack(body, encoding)
         fields += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
-    fields.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": 200, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+    return Reply(200, fields, body)
 
 
-async def _refuse(error: Exception, tenant: str, send: Send) -> None:
+def _refusal(error: Exception, tenant: str) -> Reply:
     request_id = uuid.uuid4().hex
     told = answer(error, request_id)
     if told.status == 500:
         unexpected = error if not isinstance(error, Failed) else None
         log.error("%s", error, exc_info=unexpected, extra={"tenant": tenant, "request_id": request_id})
-    body = orjson.dumps({"error": told.text})
-    fields = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), (b"server-timing", _UNTIMED)]
+    fields = [(b"content-type", b"application/json"), (b"server-timing", _UNTIMED)]
     fields += [(name.encode(), value.encode()) for name, value in told.headers.items()]
-    await send({"type": "http.response.start", "status": told.status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
+    return Reply(told.status, fields, orjson.dumps({"error": told.text}))
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Triton's reason for a failure, as in its metric nv_inference_request_failure."""
     if isinstance(error, QueueFull | DeadlineExceeded | Unavailable):
         return "REJECTED"
-    if isinstance(error, ClientGone):
+    if isinstance(error, ClientGone | CancelledError):
         return "CANCELED"
     return "BACKEND" if status_of(error) == 500 else "OTHER"

@@ -15,9 +15,10 @@ def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository.standard(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="package")
-def served(standard: Path) -> Iterator[Served]:
-    with serving(configuration(standard)) as served:
+@pytest.fixture(scope="package", params=[False, True], ids=["asgi", "front"])
+def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """Both ways in which inference requests reach the server; the answers must be the same."""
+    with serving(configuration(standard), front=request.param) as served:
         yield served
 
 

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import uvicorn
 from partitions import Device
 from server.app import Application, open_configured
 from server.config import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.front import Front
 from server.runtime import Runtime
 
 T = TypeVar("T")
@@ -60,12 +62,16 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(config: Config, device: Device | None = None) -> Iterator[Served]:
-    """Serve a configuration; every model has been tried when this returns, and everything is closed afterwards."""
+def serving(config: Config, device: Device | None = None, front: bool = False) -> Iterator[Served]:
+    """Serve a configuration; every model has been tried when this returns, and everything is closed afterwards.
+
+    `front` is whether inference requests bypass ASGI, as under `python -m server`.
+    """
     opener = (lambda _: device) if device else open_configured
     application = Application(lambda: nullcontext(config), opener)
     served = Served(application)
-    settings = uvicorn.Config(application, port=0, log_config=None, access_log=False, timeout_graceful_shutdown=30)
+    http: Any = partial(Front, application.infer) if front else "httptools"
+    settings = uvicorn.Config(application, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=30)
     server = _Server(settings, served)
     thread = threading.Thread(target=server.run, name="server")
     thread.start()

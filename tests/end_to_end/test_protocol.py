@@ -314,9 +314,7 @@ def test_an_unknown_model_or_version_is_named(http: httpx.Client, suffix: str) -
         ("DELETE", "/admin/partitions", {"GET", "PUT"}),
     ],
 )
-def test_a_wrong_method_is_405_and_told_the_right_ones(
-    http: httpx.Client, method: str, path: str, allowed: set[str]
-) -> None:
+def test_a_wrong_method_is_405_and_told_the_right_ones(http: httpx.Client, method: str, path: str, allowed: set[str]) -> None:
     answer = http.request(method, path)
     assert answer.status_code == 405
     assert set(answer.headers["allow"].split(", ")) == allowed

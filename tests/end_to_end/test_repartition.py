@@ -180,9 +180,7 @@ def test_a_failure_half_way_leaves_the_old_plan_in_force(standard: Path, nth: in
         for name in NAMES:
             infer = http.post("/v2/models/rows/infer", json=request([1, 2, 3]), headers={"X-Tenant": name})
             assert infer.status_code == 200
-        assert [p for p in device.carved if "closed" not in repr(p)] == [
-            served.runtime.manager.held[name] for name in NAMES
-        ]
+        assert [p for p in device.carved if "closed" not in repr(p)] == [served.runtime.manager.held[name] for name in NAMES]
 
 
 def test_the_client_that_asked_may_leave_and_the_change_is_made(moving: Served) -> None:

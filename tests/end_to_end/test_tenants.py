@@ -74,9 +74,7 @@ MODEL_PATHS = [
 
 
 @pytest.mark.parametrize(("method", "path"), MODEL_PATHS)
-def test_a_model_of_another_tenant_looks_like_one_that_does_not_exist(
-    acme: httpx.Client, method: str, path: str
-) -> None:
+def test_a_model_of_another_tenant_looks_like_one_that_does_not_exist(acme: httpx.Client, method: str, path: str) -> None:
     body = json.dumps(SMALL) if "infer" in path else ""
     others = acme.request(method, path.format("rows"), content=body)
     nobodys = acme.request(method, path.format("none"), content=body)

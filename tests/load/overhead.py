@@ -77,12 +77,12 @@ class Experiment:
 
 
 @contextmanager
-def experiment(in_flight: int | None = None) -> Iterator[Experiment]:
-    """Both servers, started; `in_flight` is the tenant's, None the server's default."""
+def experiment(in_flight: int | None = None, asgi: bool = False) -> Iterator[Experiment]:
+    """Both servers, started; `in_flight` is the tenant's, None the server's default; `asgi` as for `servers.greenlane`."""
     with tempfile.TemporaryDirectory(prefix="greenlane-load-") as folder:
         root = Path(folder, "models")
         build(root)
-        with greenlane(root, in_flight) as ours, bare(root) as theirs:
+        with greenlane(root, in_flight, asgi) as ours, bare(root) as theirs:
             yield Experiment(root, ours, theirs)
 
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status."""
     options = _parser().parse_args(arguments)
     cases = [case for case in CASES if options.only in str(case)]
-    with experiment(options.in_flight) as both:
+    with experiment(options.in_flight, options.asgi) as both:
         print(_HEADING)
         results = [_tell(both.compare(case, options.rounds, options.seconds, _progress)) for case in cases]
         images = [result for result in results if result.case.model == "image"]
@@ -125,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     names = ", ".join(map(str, CASES))
     parser.add_argument("--only", default="", metavar="TEXT", help=f"only cases with this in their names: {names}")
     parser.add_argument("--in-flight", type=int, metavar="N", help="the tenant's in_flight; default: the server's")
+    parser.add_argument("--asgi", action="store_true", help="Greenlane as uvicorn server.app:app, not as python -m server")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     return parser
 

@@ -47,18 +47,22 @@ class Server:
 
 
 @contextmanager
-def greenlane(root: Path, in_flight: int | None) -> Iterator[Server]:
-    """Greenlane with one tenant on one granule, every model loaded; `in_flight` None is the server's default."""
+def greenlane(root: Path, in_flight: int | None, asgi: bool = False) -> Iterator[Server]:
+    """Greenlane with one tenant on one granule, every model loaded; `in_flight` None is the server's default.
+
+    `asgi` is whether it runs as `uvicorn server.app:app`, like the bare application, and not as `python -m server`.
+    """
     config = root.parent / "greenlane.toml"
     config.write_text(_config(root, in_flight))
-    with _serve("greenlane", "server.app:app", {"GREENLANE_CONFIG": str(config)}, ["running on", " ready: "]) as server:
+    command = ["uvicorn", "server.app:app", *_UVICORN] if asgi else ["server", "--port", "0"]
+    with _serve("greenlane", command, {"GREENLANE_CONFIG": str(config)}, ["running on", " ready: "]) as server:
         yield server
 
 
 @contextmanager
 def bare(root: Path) -> Iterator[Server]:
     """The bare application, every model loaded."""
-    with _serve("bare", "tests.load.bare:app", {REPOSITORY: str(root)}, ["running on"]) as server:
+    with _serve("bare", ["uvicorn", "tests.load.bare:app", *_UVICORN], {REPOSITORY: str(root)}, ["running on"]) as server:
         yield server
 
 
@@ -68,9 +72,9 @@ def _config(root: Path, in_flight: int | None) -> str:
 
 
 @contextmanager
-def _serve(name: str, app: str, environment: Mapping[str, str], signs: Sequence[str]) -> Iterator[Server]:
+def _serve(name: str, command: Sequence[str], environment: Mapping[str, str], signs: Sequence[str]) -> Iterator[Server]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", app, *_UVICORN],
+        [sys.executable, "-m", *command],
         env=os.environ | environment,
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
