@@ -18,7 +18,6 @@ from .config import Config, ConfigError
 from .front import Front
 from .repository import Repository
 
-
 SWITCH_INTERVAL = 0.001
 """Seconds after which a thread must let another have the interpreter: what a completion may wait for while the event loop is
 busy. Python's own is 5 ms; shorter than 1 ms the waiting itself costs more, a timer for each."""
