@@ -16,6 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from .body import LINGER, SPARED
 from .errors import ClientGone
 from .infer import Call, Infer, Reply, is_infer
 
@@ -182,9 +183,11 @@ class Front(asyncio.Protocol):
         self._task = None
         if reply is None or self._transport.is_closing():
             return
-        self._write(reply)
         self._skip_body(head)
-        if self._closing:
+        self._write(reply)
+        if self._discard and self._closing:
+            self._loop.call_later(LINGER, self._transport.close)
+        elif self._closing:
             self._transport.close()
         else:
             self._transport.resume_reading()
@@ -200,16 +203,20 @@ class Front(asyncio.Protocol):
         self._transport.write(b"".join(parts))
 
     def _skip_body(self, head: Head) -> None:
-        """A request that was refused early may still be sending its body: read it and forget it."""
+        """A request that was refused early may still be sending its body: forget what comes, and hang up if it is much."""
         if self._body is not None:
             self._body.cancel()
             self._body = None
             self._discard = self._start + head.length
             self._buffer = bytearray(self._drop(bytes(self._buffer)))
+            if self._discard > SPARED:
+                self._closing, self._discard = True, SPARED
 
     def _drop(self, data: bytes) -> bytes:
         dropped = min(len(data), self._discard)
         self._discard -= dropped
+        if self._closing and not self._discard:
+            self._transport.close()
         return data[dropped:]
 
     def _hand_over(self) -> None:

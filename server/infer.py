@@ -8,13 +8,13 @@ import time
 import uuid
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, MutableMapping
-from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import orjson
 
 from . import compression
+from .body import Body
 from .catalog import Served
 from .departures import Departures, Receive
 from .errors import (
@@ -80,11 +80,10 @@ class Infer:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request as an ASGI application."""
         headers: Headers = dict(scope["headers"])
-        reply = await self.answer(Call(scope["method"], scope["raw_path"], headers, partial(_body, receive), receive))
+        body = Body(headers, receive)
+        reply = await self.answer(Call(scope["method"], scope["raw_path"], headers, body.read, receive))
         if reply:
-            fields = [*reply.fields, (b"content-length", b"%d" % len(reply.body))]
-            await send({"type": "http.response.start", "status": reply.status, "headers": fields})
-            await send({"type": "http.response.body", "body": reply.body})
+            await _send(reply, body, send)
 
     async def answer(self, call: Call) -> Reply | None:
         """Answer one request, whatever it is; None if its client is gone."""
@@ -182,31 +181,6 @@ async def _unpacked(call: Call, limit: int) -> bytes:
     return body
 
 
-async def _body(receive: Receive, limit: int) -> bytes:
-    """The body of an ASGI request."""
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message.get("more_body"):
-        return await _rest(body, receive, limit)
-    if message["type"] == "http.disconnect":
-        raise ClientGone("the client closed its connection before the body was whole")
-    return body
-
-
-async def _rest(first: bytes, receive: Receive, limit: int) -> bytes:
-    body = bytearray(first)
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone("the client closed its connection before the body was whole")
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise TooLarge(f"a body of more than {limit} bytes, which is the limit")
-        more = message.get("more_body", False)
-    return bytes(body)
-
-
 async def _reply(response: InferResponse, timing: bytes, headers: Headers) -> Reply:
     body, length = response
     kind = b"application/json" if length is None else b"application/octet-stream"
@@ -218,6 +192,17 @@ async def _reply(response: InferResponse, timing: bytes, headers: Headers) -> Re
         body = await compression.pack(body, encoding)
         fields += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
     return Reply(200, fields, body)
+
+
+async def _send(reply: Reply, body: Body, send: Send) -> None:
+    fields = [*reply.fields, (b"content-length", b"%d" % len(reply.body))]
+    if unwanted := body.unwanted:
+        fields.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": fields})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": unwanted})
+    if unwanted:
+        await body.discard()
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _refusal(error: Exception, tenant: str) -> Reply:

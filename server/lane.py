@@ -6,6 +6,7 @@ A request owns a slot. Whatever ends its wait (the completion, its deadline, its
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -57,6 +58,11 @@ class Lane:
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
         return LaneStatistics(scheduler.waiting, scheduler.in_flight, len(self._abandoned), self._rejected)
+
+    def backlog(self) -> Counter[ModelKey]:
+        """How many requests for each model wait for their turn."""
+        begun = self._scheduler.in_flight
+        return Counter(p.ticket.model for p in self._pending.values() if not p.ended and p.slot.index not in begun)
 
     def check(self) -> None:
         """Raise QueueFull, or Unavailable while draining, if a request that came now would be refused."""

@@ -48,8 +48,12 @@ class Library:
         return f"<Library {self._repository!r}, {len(self._engines)} engines>"
 
     def names(self) -> list[str]:
-        """Every model directory of the repository, sorted."""
-        return self._repository.names()
+        """Every model directory of the repository, sorted; none where it cannot be read, which the log tells."""
+        try:
+            return self._repository.names()
+        except OSError as error:
+            log.error("the model repository cannot be read, so it counts as empty: %s", error)
+            return []
 
     def load(self, name: str, partition: Partition, override: str | None = None) -> Loaded:
         """Load every version of a model that its policy selects and bind it to the partition; what fails is a problem.
@@ -75,7 +79,9 @@ class Library:
         except Exception as error:
             if not isinstance(error, EngineError):
                 log.exception("model %s %s: the library went wrong", file.name, version)
-            loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", str(error)))
+            # Clients read this, and where the repository lies is not theirs to know.
+            reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.path.name}")
+            loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
             return
         config = describe(file.name, file.config.versions, signature, engine.platform)
         key = f"{file.name}/{version}#{next(self._loads)}"

@@ -47,6 +47,7 @@ class RuntimeCollector(Collector):
         yield from _counts(served)
         yield from _durations(served)
         yield from _failures(served)
+        yield self._pending()
         yield from self._lanes()
         yield from self._granules()
 
@@ -56,6 +57,14 @@ class RuntimeCollector(Collector):
     def _partition(self, tenant: Tenant) -> str:
         held = self._runtime.manager.held.get(tenant.name)
         return "-".join(map(str, held.granules)) if held else ""
+
+    def _pending(self) -> Metric:
+        family = GaugeMetricFamily("nv_inference_pending_request_count", "Requests waiting for their turn", labels=_LABELS)
+        for tenant in self._runtime.tenancy:
+            backlog = tenant.lane.backlog()
+            for served in tenant.catalog.served():
+                family.add_metric(self._labels(tenant, served), backlog[served.key])
+        return family
 
     def _lanes(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("greenlane_waiting_requests", "Requests waiting for a credit", labels=["tenant"])

@@ -51,3 +51,27 @@ def standard(root: Path) -> Path:
         text = SCALED.replace("FACTOR", str(factor))
         write(root, "scaled", text, version, config="version_policy { all {} }")
     return root
+
+
+def replace(root: Path, name: str, text: str, version: int = 1) -> None:
+    """Put another model in a model's place in one step, as whoever serves from the file should."""
+    new = write(root, ".new", text)
+    new.replace(root / name / str(version) / "model.onnx")
+
+
+def broken(root: Path) -> Path:
+    """A repository in which little is as it should be."""
+    write(root, "whole", IDENTITY)
+    path = write(root, "truncated", IDENTITY)
+    path.write_bytes(path.read_bytes()[:-20])
+    for name, content in (("garbage", b"no model" * 99), ("void", b"")):
+        write(root, name, IDENTITY).write_bytes(content)
+    for name in ("word", "mixed"):
+        write(root, name, IDENTITY)
+        (root / name / "1").rename(root / name / "one")
+    write(root, "mixed", IDENTITY, version=2)
+    (root / "bare").mkdir()
+    write(root, "contradicted", IDENTITY, config='input [ { name: "x" data_type: TYPE_INT32 dims: [ -1, -1 ] } ]')
+    write(root, "prose", IDENTITY, config="This is no configuration but a sentence.")
+    write(root, "tritons", IDENTITY, config="instance_group [ { count: 2 kind: KIND_CPU } ]\ndynamic_batching { }")
+    return root

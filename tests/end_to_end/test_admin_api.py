@@ -1,0 +1,293 @@
+"""Administration over HTTP: who may, what it shows, what it refuses, and draining."""
+
+import hashlib
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Request
+
+from server import caller
+from server.app import Application
+from server.app import configuration as demo
+from server.config import TenantConfig
+from server.errors import Unauthorized
+
+from .harness import Served, configuration, cores, serving
+from .virtual import VirtualDevice
+from .wire import SMALL, Connection, busy, infer, lane, posted, until
+
+GRANULES = 8
+PATHS = [
+    ("GET", "/admin/device"),
+    ("GET", "/admin/partitions"),
+    ("GET", "/admin/partitions?probe=1"),
+    ("PUT", "/admin/partitions"),
+    ("GET", "/admin/tenants"),
+    ("POST", "/admin/drain"),
+    ("GET", "/metrics"),
+]
+
+
+def sha(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def pair(standard: Path) -> Iterator[Served]:
+    """Two tenants on a device with granules to spare."""
+    acme = TenantConfig(name="acme", granules=2, models=("identity", "spin"), queue=7, in_flight=3)
+    globex = TenantConfig(name="globex", granules=3, models=("rows", "absent"))
+    with serving(configuration(standard, acme, globex), VirtualDevice(GRANULES)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def admin(pair: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=pair.url, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def locked(standard: Path) -> Iterator[httpx.Client]:
+    """A server with an admin key, and with a tenant that has one."""
+    acme = TenantConfig(name="acme", granules=1, models=("identity",), keys_sha256=(sha("acme's"),))
+    with (
+        serving(configuration(standard, acme, admin_key_sha256=sha("the admin's"))) as served,
+        httpx.Client(base_url=served.url, timeout=30) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(params=[False, True], ids=["asgi", "front"])
+def draining(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A server that one may drain, one request at a time."""
+    one_by_one = TenantConfig(name="acme", granules=1, models=("identity", "spin"), in_flight=1)
+    with serving(configuration(standard, one_by_one), front=request.param) as served:
+        yield served
+
+
+def test_the_device_lists_its_granules(http: httpx.Client) -> None:
+    device = http.get("/admin/device").json()
+    assert (device["kind"], device["unit"]) == ("cpu", "core")
+    assert device["granules"] == [{"index": index, "size": 1} for index in range(len(cores()))]
+    assert device["description"].startswith(f"CPU, {len(cores())} core")
+
+
+def test_partitions_say_who_holds_what_and_what_is_free(admin: httpx.Client) -> None:
+    assert admin.get("/admin/partitions").json() == {
+        "unit": "core",
+        "granules": GRANULES,
+        "free": 3,
+        "partitions": {"acme": {"granules": [0, 1], "size": 2}, "globex": {"granules": [2, 3, 4], "size": 3}},
+    }
+
+
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_a_probe_says_where_the_partitions_work_ran(admin: httpx.Client, value: str) -> None:
+    plain, probed = admin.get("/admin/partitions?probe=0").json(), admin.get(f"/admin/partitions?probe={value}").json()
+    assert {name: partition.pop("located") for name, partition in probed["partitions"].items()} == {
+        "acme": [0, 1],
+        "globex": [2, 3, 4],
+    }
+    assert probed.pop("overlaps") == []
+    assert probed == plain
+
+
+def test_a_probe_tells_whose_work_ran_in_one_place(standard: Path) -> None:
+    tenants = [TenantConfig(name=name, granules=1, models=("identity",)) for name in ("one", "two")]
+    device = VirtualDevice(2)
+    with serving(configuration(standard, *tenants), device) as served, httpx.Client(base_url=served.url) as http:
+        for partition in device.carved:
+            partition.locate = lambda: frozenset({1})  # type: ignore[method-assign]
+        answer = http.get("/admin/partitions?probe=1").json()
+    assert answer["overlaps"] == [{"tenants": ["one", "two"], "units": [1]}]
+
+
+def test_tenants_show_their_models_their_limits_and_what_they_have_going(admin: httpx.Client) -> None:
+    idle = {"waiting": 0, "in_flight": 0, "abandoned": 0, "rejected": 0}
+    ready = {"version": "1", "state": "READY"}
+    absent = {"name": "absent", "state": "UNAVAILABLE", "reason": "not in the repository"}
+    acme = {"name": "acme", "queue": 7, "credits": 3, "models": [{"name": "identity", **ready}, {"name": "spin", **ready}]}
+    globex = {"name": "globex", "queue": 64, "credits": 2, "models": [absent, {"name": "rows", **ready}]}
+    assert admin.get("/admin/tenants").json() == {"tenants": [acme | idle, globex | idle]}
+
+
+BAD_PLANS: list[tuple[str | bytes, int, str]] = [
+    ('{"acme": 6}', 409, "acme 6 + globex 3 = 9 granules, but the device has 8: 1 too many"),
+    ('{"acme": 5, "globex": 4}', 409, "acme 5 + globex 4 = 9 granules, but the device has 8: 1 too many"),
+    ('{"initech": 1}', 400, "initech: there is no such tenant; there are acme, globex"),
+    ('{"acme": 3, "initech": 1}', 400, "initech: there is no such tenant; there are acme, globex"),
+    ('{"acme": 0}', 400, "acme: 0 granules; expected an integer of at least 1"),
+    ('{"acme": -1}', 400, "acme: -1 granules; expected an integer of at least 1"),
+    ('{"acme": true}', 400, "acme: True granules; expected an integer of at least 1"),
+    ('{"acme": "2"}', 400, "acme: '2' granules; expected an integer of at least 1"),
+    ('{"acme": 2.0}', 400, "acme: 2.0 granules; expected an integer of at least 1"),
+    ('{"acme": null}', 400, "acme: None granules; expected an integer of at least 1"),
+    ('{"acme": [1]}', 400, "acme: [1] granules; expected an integer of at least 1"),
+    ('{"acme": 3, "acme": 4}', 400, 'the request body has the key "acme" twice in one object'),
+    ('["acme"]', 400, "the request body is an array; expected an object"),
+    ("3", 400, "the request body is an integer; expected an object"),
+    ('{"acme": 3', 400, "the request body is not JSON: "),
+    ('{"acme": NaN}', 400, "the request body is not JSON: "),
+    ('{"acme":' + "[" * 250_000, 400, "the request body is not JSON: "),
+    (b"\xff", 400, "the request body is not JSON: "),
+    (b" " * 2_000_000, 413, "a body of more than 1048576 bytes"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "text"), BAD_PLANS, ids=count())
+def test_a_plan_that_cannot_be_is_refused_with_the_reason(
+    admin: httpx.Client, body: str | bytes, status: int, text: str
+) -> None:
+    before = admin.get("/admin/partitions").json()
+    answer = admin.put("/admin/partitions", content=body)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert answer.json()["error"].startswith(text)
+    assert admin.get("/admin/partitions").json() == before
+
+
+@pytest.mark.parametrize("body", ["", "{}", '{"acme": 2}', '{"globex": 3, "acme": 2}'])
+def test_a_plan_that_is_in_force_already_moves_nobody(pair: Served, admin: httpx.Client, body: str) -> None:
+    before, workers = admin.get("/admin/partitions").json(), dict(pair.runtime._workers)
+    answer = admin.put("/admin/partitions", content=body)
+    assert (answer.status_code, answer.json()) == (200, before | {"moved": []})
+    assert pair.runtime._workers == workers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/admin/device", "GET"),
+        ("DELETE", "/admin/partitions", "GET, PUT"),
+        ("POST", "/admin/partitions", "GET, PUT"),
+        ("PUT", "/admin/tenants", "GET"),
+        ("GET", "/admin/drain", "POST"),
+        ("POST", "/metrics", "GET"),
+    ],
+)
+def test_a_wrong_method_is_405_and_told_every_right_one(admin: httpx.Client, method: str, path: str, allowed: str) -> None:
+    answer = admin.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json() == {"error": f"{method} is not possible here; use {allowed}"}
+
+
+@pytest.mark.parametrize("path", ["/admin", "/admin/", "/admin/nope", "/admin/device/", "/admin/partitions/acme", "/metrics/"])
+def test_a_path_to_nothing_is_404(admin: httpx.Client, path: str) -> None:
+    answer = admin.get(path)
+    assert (answer.status_code, answer.json()) == (404, {"error": f"there is nothing at {path}"})
+
+
+def test_a_query_parameter_that_makes_no_sense_is_400_and_named(admin: httpx.Client) -> None:
+    answer = admin.get("/admin/partitions?probe=banana")
+    assert (answer.status_code, list(answer.json())) == (400, ["error"])
+    assert answer.json()["error"].startswith("query.probe: ")
+
+
+@pytest.mark.parametrize(("method", "path"), PATHS)
+@pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer wrong", "Bearer acme's", "Basic the admin's"])
+def test_with_an_admin_key_nobody_passes_without_it(locked: httpx.Client, method: str, path: str, authorization: str) -> None:
+    answer = locked.request(method, path, headers={"Authorization": authorization})
+    assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert answer.json() == {"error": "send Authorization: Bearer KEY with the admin key"}
+    assert locked.get("/v2/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path"), [pair for pair in PATHS if pair[1] != "/admin/drain"])
+@pytest.mark.parametrize("authorization", ["Bearer the admin's", "bearer the admin's"])
+def test_the_admin_key_opens_everything_that_is_the_admins(
+    locked: httpx.Client, method: str, path: str, authorization: str
+) -> None:
+    assert locked.request(method, path, headers={"Authorization": authorization}).status_code == 200
+
+
+def test_the_admin_key_is_no_tenants_key(locked: httpx.Client) -> None:
+    answer = infer(locked, "identity", SMALL, headers={"Authorization": "Bearer the admin's"})
+    assert (answer.status_code, answer.json()["error"]) == (401, "Authorization: no tenant has this key")
+    assert infer(locked, "identity", SMALL, headers={"Authorization": "Bearer acme's"}).status_code == 200
+
+
+def from_client(client: tuple[str, int] | None, key: str | None = None, **headers: str) -> Request:
+    """A request from this address to a server with this admin key."""
+    runtime = SimpleNamespace(config=configuration(Path(), admin_key_sha256=sha(key) if key else None))
+    app: Any = SimpleNamespace(state=SimpleNamespace(runtime=lambda: runtime))
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "client": client, "headers": raw, "app": app})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+def test_without_an_admin_key_whoever_is_on_this_machine_may(host: str) -> None:
+    caller.admin(from_client((host, 5)))
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "192.168.0.1", "0.0.0.0", "::", "fe80::1", "2001:db8::1", "testclient", "", None])
+def test_without_an_admin_key_nobody_else_may(host: str | None) -> None:
+    with pytest.raises(Unauthorized, match=r"without server\.admin_key_sha256 .* loopback"):
+        caller.admin(from_client(host if host is None else (host, 5)))
+
+
+def test_with_an_admin_key_the_address_means_nothing() -> None:
+    caller.admin(from_client(("10.0.0.1", 5), "key", authorization="Bearer key"))
+    with pytest.raises(Unauthorized, match="admin key"):
+        caller.admin(from_client(("127.0.0.1", 5), "key"))
+
+
+def is_draining(http: httpx.Client) -> bool:
+    return http.get("/v2/health/ready").status_code == 503
+
+
+def test_draining_finishes_what_is_in_and_refuses_what_comes(draining: Served) -> None:
+    with httpx.Client(base_url=draining.url, timeout=30) as http, Connection(draining) as asking:
+        with busy(draining, http):
+            asking.send(posted("identity", SMALL))
+            until(lambda: lane(http)["waiting"] + lane(http)["in_flight"] == 2)
+            for _ in range(2):  # Asking twice changes nothing.
+                answer = http.post("/admin/drain")
+                assert (answer.status_code, answer.json()) == (202, {"state": "draining"})
+            until(lambda: infer(http, "identity", SMALL).status_code == 503)
+            for refused in (infer(http, "identity", SMALL), http.get("/v2/health/ready")):
+                assert (refused.status_code, refused.json()) == (503, {"error": "the server is draining"})
+                assert refused.headers["retry-after"]
+            assert http.get("/v2/health/live").status_code == 200
+            assert lane(http)["waiting"] + lane(http)["in_flight"] == 2
+        assert asking.answer().status == 200
+
+
+def test_new_work_is_taken_until_the_grace_is_over(standard: Path) -> None:
+    with (
+        serving(configuration(standard, drain_grace=1.0)) as served,
+        httpx.Client(base_url=served.url, timeout=30) as http,
+    ):
+        assert http.post("/admin/drain").status_code == 202
+        assert is_draining(http)
+        answers: list[int] = []
+        until(lambda: answers.append(infer(http, "identity", SMALL).status_code) or answers[-1] != 200)  # type: ignore[func-returns-value]
+    assert len(answers) > 1
+    assert answers == [200] * (len(answers) - 1) + [503]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [*PATHS, ("GET", "/v2/health/ready"), ("GET", "/v2/models/x"), ("POST", "/v2/models/x/infer")]
+)
+async def test_before_there_is_a_runtime_all_that_needs_one_is_503(method: str, path: str) -> None:
+    transport = httpx.ASGITransport(Application(lambda: demo(None)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        answer = await http.request(method, path)
+        assert (answer.status_code, answer.json()) == (503, {"error": "the server is starting"})
+        assert answer.headers["retry-after"]
+        assert (await http.get("/v2/health/live")).json() == {"live": True}
+
+
+def test_an_application_shows_its_runtime(pair: Served) -> None:
+    assert repr(pair.application).startswith("<Application <Runtime serving")
+    assert repr(Application(lambda: demo(None))) == "<Application None>"
+
+
+def test_a_web_page_on_this_machine_is_no_administrator(http: httpx.Client) -> None:
+    answer = http.post("/admin/drain", headers={"Origin": "https://elsewhere.example"})
+    assert answer.status_code == 401
+    assert http.get("/v2/health/ready").status_code == 200

@@ -1,0 +1,230 @@
+"""A repository with everything wrong in it: what is told about each model, to whom, and what is served all the same."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.config import TenantConfig
+
+from . import repository
+from .harness import Served, configuration, serving
+from .wire import SMALL, infer, tensor
+from .wire import request as asked
+
+TRITONS = "tritons/config.pbtxt: ignored, as they mean nothing here: instance_group, dynamic_batching"
+NO_VERSION = "not a version: expected a number above 0 without leading zeros"
+
+REASONS = {
+    "absent": "not in the repository",
+    "bare": "no version in it; expected bare/1/model.onnx",
+    "contradicted": "contradicted/config.pbtxt contradicts the model: 'x' is TYPE_INT32, but TYPE_FP32 in the model",
+    "garbage": "garbage/1/model.onnx: failed to load: ",
+    "prose": "prose/config.pbtxt:1:1 : Message type",
+    "truncated": "truncated/1/model.onnx: failed to load: ",
+    "void": "void/1/model.onnx: failed to load: ",
+    "word": NO_VERSION,
+}
+"""How the reason of each model that is not served begins."""
+
+
+class Listener(logging.Handler):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@contextmanager
+def heard(name: str) -> Iterator[list[logging.LogRecord]]:
+    """What a logger is told from now on; those of Greenlane hand nothing up to where pytest listens."""
+    listener = Listener()
+    logging.getLogger(name).addHandler(listener)
+    try:
+        yield listener.records
+    finally:
+        logging.getLogger(name).removeHandler(listener)
+
+
+@pytest.fixture(scope="module")
+def broken_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return repository.broken(tmp_path_factory.mktemp("broken"))
+
+
+@pytest.fixture(scope="module")
+def records(broken_root: Path) -> Iterator[list[logging.LogRecord]]:
+    with heard("greenlane.models") as records:
+        yield records
+
+
+@pytest.fixture(scope="module")
+def broken_served(broken_root: Path, records: list[logging.LogRecord]) -> Iterator[Served]:
+    everything_and_more = TenantConfig(name="acme", granules=1, models=("*", "absent"))
+    with serving(configuration(broken_root, everything_and_more)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def broken(broken_served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=broken_served.url, timeout=30) as client:
+        yield client
+
+
+def index(http: httpx.Client, body: str = "") -> list[dict[str, str]]:
+    answer = http.post("/v2/repository/index", content=body)
+    assert answer.status_code == 200, answer.text
+    entries: list[dict[str, str]] = answer.json()
+    return entries
+
+
+def data(answer: httpx.Response) -> list[float]:
+    assert answer.status_code == 200, answer.text
+    numbers: list[float] = answer.json()["outputs"][0]["data"]
+    return numbers
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_index_says_why_a_model_is_not_served(broken: httpx.Client, name: str) -> None:
+    (entry,) = [entry for entry in index(broken) if entry["name"] == name]
+    assert entry["state"] == "UNAVAILABLE"
+    assert entry["reason"].startswith(REASONS[name])
+
+
+def test_whoever_reads_a_reason_does_not_learn_where_the_repository_lies(broken: httpx.Client, broken_root: Path) -> None:
+    assert str(broken_root) not in broken.post("/v2/repository/index").text
+
+
+@pytest.mark.parametrize("name", ["whole", "mixed", "tritons"])
+def test_what_is_whole_is_served_next_to_what_is_broken(broken: httpx.Client, name: str) -> None:
+    assert broken.get("/v2/health/ready").status_code == 200
+    assert data(infer(broken, name, SMALL)) == [1, 2]
+
+
+def test_a_model_with_one_bad_version_is_served_at_the_good_one(broken: httpx.Client) -> None:
+    assert [entry for entry in index(broken) if entry["name"] == "mixed"] == [
+        {"name": "mixed", "version": "2", "state": "READY"},
+        {"name": "mixed", "version": "one", "state": "UNAVAILABLE", "reason": NO_VERSION},
+    ]
+
+
+@pytest.mark.parametrize("name", REASONS)
+@pytest.mark.parametrize("suffix", ["", "/ready", "/config", "/stats", "/infer"])
+def test_whoever_asks_for_a_broken_model_is_told_the_reason(broken: httpx.Client, name: str, suffix: str) -> None:
+    answer = broken.request("POST" if suffix == "/infer" else "GET", f"/v2/models/{name}{suffix}")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    assert answer.json()["error"].startswith(f"model '{name}' is unavailable: {REASONS[name]}")
+
+
+def test_fields_that_are_not_read_are_named_in_one_warning(broken: httpx.Client, records: list[logging.LogRecord]) -> None:
+    told = [(record.levelname, record.getMessage()) for record in records if "tritons" in record.getMessage()]
+    assert told == [("WARNING", TRITONS)]
+
+
+def test_every_problem_is_in_the_log_once(broken: httpx.Client, records: list[logging.LogRecord]) -> None:
+    for name, reason in {**REASONS, "mixed": NO_VERSION}.items():
+        told = [r for r in records if re.match(rf"model {name} \S* ?is unavailable: {re.escape(reason)}", r.getMessage())]
+        assert [record.levelname for record in told] == ["WARNING"], name
+
+
+def test_the_index_may_be_of_what_is_ready_only(broken: httpx.Client) -> None:
+    whole = index(broken)
+    assert [entry["name"] for entry in index(broken, '{"ready": true}')] == ["mixed", "tritons", "whole"]
+    assert index(broken, '{"ready": false}') == index(broken, "{}") == index(broken, " \r\n") == whole
+    assert [entry["name"] for entry in whole] == sorted(entry["name"] for entry in whole)
+
+
+BAD_EVERYWHERE: list[tuple[str | bytes, str]] = [
+    ("[" * 250_000, "the request body is not JSON: depth limit exceeded"),
+    ('{"ready":' + "[" * 250_000, "the request body is not JSON: depth limit exceeded"),
+    ("{", "the request body is not JSON"),
+    (b"\xff{}", "the request body is not JSON"),
+    ("[]", "the request body is an array; expected an object"),
+    ("null", "the request body is null; expected an object"),
+    ('{"ready": true, "ready": false}', 'the request body has the key "ready" twice'),
+]
+BAD_INDEX = [
+    ('{"ready": "yes"}', 'ready: "yes" is a string; expected true or false'),
+    ('{"ready": 1}', "ready: 1 is an integer; expected true or false"),
+    (json.dumps({"ready": [1] * 1000}), "ready: [1, 1, 1"),
+]
+BAD_PARAMETERS = [
+    ('{"parameters": []}', "parameters: [] is an array; expected an object"),
+    ('{"parameters": {"config": {}}}', "parameters.config: {} is an object; expected a string, a number or true or false"),
+    ('{"parameters": {"unload_dependents": null}}', "parameters.unload_dependents: null is null; expected a string"),
+]
+BAD_LOAD = [
+    ('{"parameters": {"config": 1}}', "parameters.config: 1 is an integer; expected a string"),
+    ('{"parameters": {"config": "{"}}', "failed to load 'whole': the config parameter: "),
+    ('{"parameters": {"config": "[]"}}', "failed to load 'whole': the config parameter: expected a JSON object, got list"),
+    (json.dumps({"parameters": {"config": "[" * 250_000}}), "failed to load 'whole': the config parameter: depth limit"),
+    ('{"parameters": {"file:1/model.onnx": "aGVsbG8="}}', "parameters.file:1/model.onnx: failed to load: put files into"),
+    (json.dumps({"parameters": {"file:" + "a" * 256: ""}}), "parameters.file:aaaa"),
+]
+INDEX, LOAD, UNLOAD = (f"/v2/repository/{what}" for what in ("index", "models/whole/load", "models/whole/unload"))
+BAD = [
+    *((path, body, text) for path in (INDEX, LOAD, UNLOAD) for body, text in BAD_EVERYWHERE),
+    *((INDEX, body, text) for body, text in BAD_INDEX),
+    *((path, body, text) for path in (LOAD, UNLOAD) for body, text in BAD_PARAMETERS),
+    *((LOAD, body, text) for body, text in BAD_LOAD),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "text"), BAD, ids=count())
+def test_a_bad_body_is_400_with_the_place_and_changes_nothing(
+    broken: httpx.Client, path: str, body: str | bytes, text: str
+) -> None:
+    answer = broken.post(path, content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(text)
+    assert data(infer(broken, "whole", SMALL)) == [1, 2]
+
+
+@pytest.mark.parametrize("path", [INDEX, LOAD, UNLOAD])
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_a_body_of_two_megabytes_is_413(broken: httpx.Client, path: str, in_chunks: bool) -> None:
+    body = [b" " * 65536] * 32
+    answer = broken.post(path, content=iter(body) if in_chunks else b"".join(body))
+    assert (answer.status_code, list(answer.json())) == (413, ["error"])
+    assert data(infer(broken, "whole", SMALL)) == [1, 2]
+
+
+def test_a_repository_that_is_not_there_at_the_start_is_told_and_served_as_empty(tmp_path: Path) -> None:
+    named = TenantConfig(name="acme", granules=1, models=("identity",))
+    with (
+        heard("greenlane.models") as told,
+        serving(configuration(tmp_path / "gone", named)) as served,
+        httpx.Client(base_url=served.url) as http,
+    ):
+        assert http.get("/v2/health/ready").status_code == 200
+        assert index(http) == [{"name": "identity", "state": "UNAVAILABLE", "reason": "not in the repository"}]
+    assert [record.levelname for record in told] == ["ERROR", "WARNING"]
+    assert str(tmp_path / "gone") in told[0].getMessage()
+
+
+def test_a_model_that_raises_is_500_with_a_number_to_look_for_in_the_log(http: httpx.Client) -> None:
+    def pick(at: int) -> httpx.Response:
+        return infer(http, "pick", asked(tensor("x", "FP32", [4], [1, 2, 3, 4]), tensor("at", "INT64", [1], [at])))
+
+    with heard("greenlane.infer") as told:
+        answer = pick(9)
+    assert answer.status_code == 500
+    text, request_id = answer.json()["error"], answer.headers["x-request-id"]
+    assert text.startswith("the model raised: ")
+    assert "out of data bounds" in text
+    assert text.endswith(f"(request {request_id})")
+    assert not re.search(r"Traceback|\.py|File ", answer.text)
+    (record,) = told
+    assert (record.levelname, getattr(record, "request_id", "")) == ("ERROR", request_id)
+    assert data(pick(2)) == [3], "the lane goes on"
+    assert pick(9).headers["x-request-id"] != request_id

@@ -1,0 +1,231 @@
+"""gzip and deflate over HTTP: what clients send packed, what they ask to have packed, and what only looks like it."""
+
+import gzip
+import json
+import struct
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
+from tritonclient.utils import InferenceServerException
+
+from .harness import Served, configuration, serving
+from .wire import SMALL, Connection, binary, infer, parts, post, request, statistics, tensor
+
+PATH = "/v2/models/identity/infer"
+LIMIT = 2**16
+PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
+UNPACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
+FLOATS = struct.pack("<2000f", *range(2000))
+LARGE = request(tensor("x", "FP32", [2000, 1], binary_data_size=len(FLOATS)), parameters={"binary_data_output": True})
+
+both = pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+def narrow(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A server that takes bodies of 64 KiB."""
+    with serving(configuration(standard, max_body=LIMIT), front=request.param) as served:
+        yield served
+
+
+@pytest.fixture
+def limited(narrow: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=narrow.url) as client:
+        yield client
+
+
+def sent(http: httpx.Client, body: bytes, **headers: str) -> httpx.Response:
+    """The answer to a body for `identity`; underscores in the names of headers are hyphens."""
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return http.post(PATH, content=body, headers=fields)
+
+
+def check(answer: httpx.Response) -> None:
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["outputs"][0]["data"] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["gzip", "x-gzip", "GZIP", "deflate", "Deflate"])
+def test_a_request_may_come_packed(http: httpx.Client, name: str) -> None:
+    pack = gzip.compress if "gzip" in name.lower() else zlib.compress
+    check(sent(http, pack(json.dumps(SMALL).encode()), content_encoding=name))
+
+
+def test_a_request_may_say_that_it_is_not_packed(http: httpx.Client) -> None:
+    check(sent(http, json.dumps(SMALL).encode(), content_encoding="identity"))
+
+
+@both
+def test_the_header_length_of_a_packed_request_counts_the_json_as_it_was(http: httpx.Client, encoding: str) -> None:
+    plain = binary(LARGE, FLOATS)
+    fields = {**plain["headers"], "Content-Encoding": encoding}
+    answer = http.post(PATH, content=PACK[encoding](plain["content"]), headers=fields)
+    assert parts(answer)[1] == [FLOATS]
+
+
+@both
+def test_a_packed_request_may_come_in_chunks(http: httpx.Client, encoding: str) -> None:
+    packed = PACK[encoding](json.dumps(SMALL).encode())
+    chunks = (packed[at : at + 1] for at in range(len(packed)))
+    check(http.post(PATH, content=chunks, headers={"Content-Encoding": encoding}))
+
+
+@both
+def test_a_large_answer_is_packed_as_asked(served: Served, encoding: str) -> None:
+    plain = binary(LARGE, FLOATS)
+    fields = [f"{name}: {value}" for name, value in plain["headers"].items()]
+    with Connection(served) as connection:
+        connection.send(post(PATH, plain["content"], *fields))
+        before = connection.answer()
+        connection.send(post(PATH, plain["content"], *fields, f"Accept-Encoding: {encoding}"))
+        packed = connection.answer()
+    assert before.headers["content-encoding"] is None
+    assert (packed.headers["content-encoding"], packed.headers["vary"]) == (encoding, "accept-encoding")
+    assert len(packed.body) < len(before.body)
+    assert UNPACK[encoding](packed.body) == before.body
+    for name in ("inference-header-content-length", "content-type"):
+        assert packed.headers[name] == before.headers[name]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip, deflate, br", "gzip"),
+        ("deflate;q=1.0, gzip;q=0.5", "deflate"),
+        ("gzip;q=0", None),
+        ("identity", None),
+        ("br", None),
+        ("*", None),
+        ("", None),
+        ("gzip;q=much", None),
+    ],
+)
+def test_what_the_client_likes_best_of_what_is_spoken_is_chosen(
+    http: httpx.Client, accepted: str, encoding: str | None
+) -> None:
+    plain = binary(LARGE, FLOATS)
+    answer = http.post(PATH, content=plain["content"], headers={**plain["headers"], "Accept-Encoding": accepted})
+    assert answer.headers.get("content-encoding") == encoding
+    assert parts(answer)[1] == [FLOATS]
+
+
+def test_a_large_answer_in_json_is_packed_as_well(http: httpx.Client) -> None:
+    numbers = [float(n) for n in range(2000)]
+    answer = infer(http, "identity", request(tensor("x", "FP32", [1, 2000], numbers)), headers={"Accept-Encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert answer.json()["outputs"][0]["data"] == numbers
+
+
+def test_small_answers_and_errors_are_not_packed(http: httpx.Client) -> None:
+    for document, status in ((SMALL, 200), (request(), 400)):
+        answer = infer(http, "identity", document, headers={"Accept-Encoding": "gzip, deflate"})
+        assert answer.status_code == status
+        assert "content-encoding" not in answer.headers
+
+
+def test_a_body_that_unpacks_to_the_limit_is_taken(limited: httpx.Client) -> None:
+    check(sent(limited, gzip.compress(json.dumps(SMALL).encode().ljust(LIMIT)), content_encoding="gzip"))
+
+
+@both
+def test_a_bomb_is_413_and_executes_nothing(limited: httpx.Client, encoding: str) -> None:
+    before = statistics(limited, "identity")["execution_count"]
+    for size in (LIMIT + 1, LIMIT * 500):
+        answer = sent(limited, PACK[encoding](json.dumps(SMALL).encode().ljust(size)), content_encoding=encoding)
+        assert (answer.status_code, answer.json()["error"]) == (
+            413,
+            f"the body unpacks to more than {LIMIT} bytes, which is the limit",
+        )
+    check(infer(limited, "identity", SMALL))
+    assert statistics(limited, "identity")["execution_count"] == before + 1
+
+
+@both
+def test_a_packed_body_that_is_too_large_is_413_without_looking_into_it(limited: httpx.Client, encoding: str) -> None:
+    answer = sent(limited, bytes(LIMIT + 1), content_encoding=encoding)
+    assert (answer.status_code, answer.json()["error"]) == (413, f"a body of {LIMIT + 1} bytes; the limit is {LIMIT}")
+    check(infer(limited, "identity", SMALL))
+
+
+@both
+@pytest.mark.parametrize("damage", ["cut", "nothing", "rubbish", "longer", "twice", "flipped"])
+def test_a_damaged_body_is_400_and_executes_nothing(http: httpx.Client, encoding: str, damage: str) -> None:
+    packed = PACK[encoding](json.dumps(SMALL).encode())
+    body = {
+        "cut": packed[:-1],
+        "nothing": b"",
+        "rubbish": json.dumps(SMALL).encode(),
+        "longer": packed + b"x",
+        "twice": packed + packed,
+        "flipped": packed[:-1] + bytes([packed[-1] ^ 1]),
+    }[damage]
+    before = statistics(http, "identity")["execution_count"]
+    answer = sent(http, body, content_encoding=encoding)
+    assert answer.status_code == 400
+    expected = encoding if damage in ("flipped", "rubbish") else f"one whole {encoding} stream"
+    assert answer.json()["error"].startswith(f"the body is not {expected}")
+    check(infer(http, "identity", SMALL))
+    assert statistics(http, "identity")["execution_count"] == before + 1
+
+
+@pytest.mark.parametrize("name", ["br", "zstd", "gzip, gzip", "compress"])
+def test_another_encoding_is_415_and_told_those_that_are_spoken(http: httpx.Client, name: str) -> None:
+    answer = sent(http, json.dumps(SMALL).encode(), content_encoding=name)
+    assert answer.status_code == 415
+    assert answer.headers["accept-encoding"] == "gzip, deflate"
+    assert answer.json()["error"] == f"Content-Encoding: {name!r}; expected gzip, deflate or identity"
+    check(infer(http, "identity", SMALL))
+
+
+NAMES = [None, "gzip", "deflate"]
+X = np.arange(2000, dtype=np.float32).reshape(40, 50)
+
+
+def given(binary: bool) -> list[triton.InferInput]:
+    x = triton.InferInput("x", list(X.shape), "FP32")
+    return [x.set_data_from_numpy(X, binary_data=binary)]
+
+
+def options(packed: str | None, wanted: str | None, binary: bool) -> dict[str, Any]:
+    outputs = [triton.InferRequestedOutput("y", binary_data=binary)]
+    return {"outputs": outputs, "request_compression_algorithm": packed, "response_compression_algorithm": wanted}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("wanted", NAMES)
+@pytest.mark.parametrize("packed", NAMES)
+def test_tritons_client_packs_and_unpacks(served: Served, packed: str | None, wanted: str | None, binary: bool) -> None:
+    with triton.InferenceServerClient(served.address) as client:
+        result = client.infer("identity", given(binary), **options(packed, wanted, binary))
+        assert (result.as_numpy("y") == X).all()
+
+
+@pytest.fixture
+async def aio(served: Served) -> AsyncIterator[triton_aio.InferenceServerClient]:
+    async with triton_aio.InferenceServerClient(served.address) as client:
+        yield client
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("wanted", NAMES)
+@pytest.mark.parametrize("packed", NAMES)
+async def test_tritons_asynchronous_client_packs_and_unpacks(
+    aio: triton_aio.InferenceServerClient, packed: str | None, wanted: str | None, binary: bool
+) -> None:
+    result = await aio.infer("identity", given(binary), **options(packed, wanted, binary))
+    assert (result.as_numpy("y") == X).all()
+
+
+def test_tritons_client_reads_the_refusal_of_a_packed_request(narrow: Served) -> None:
+    x = triton.InferInput("x", [LIMIT, 1], "FP32")
+    x.set_data_from_numpy(np.zeros((LIMIT, 1), np.float32))
+    with triton.InferenceServerClient(narrow.address) as client, pytest.raises(InferenceServerException) as told:
+        client.infer("identity", [x], request_compression_algorithm="gzip")
+    assert str(told.value) == f"[413] the body unpacks to more than {LIMIT} bytes, which is the limit"

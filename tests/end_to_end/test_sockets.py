@@ -1,0 +1,381 @@
+"""What a server must bear at its sockets: clients that are slow, odd, wrong, or gone."""
+
+import json
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.config import TenantConfig
+
+from .harness import PATIENCE, Served, configuration, serving
+from .wire import (
+    FOREVER,
+    SMALL,
+    Connection,
+    Document,
+    binary,
+    busy,
+    infer,
+    lane,
+    parts,
+    post,
+    posted,
+    request,
+    spin,
+    statistics,
+    tensor,
+    until,
+)
+
+PATH = "/v2/models/identity/infer"
+BODY = json.dumps(SMALL).encode()
+LIMIT = 2**16
+ENDLESS = 2**40
+"""What Content-Length claims where nobody is going to send it all."""
+BLOCK = bytes(2**18)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+def single(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A server that runs one request at a time, lets one wait, and takes bodies of 64 KiB."""
+    acme = TenantConfig(name="acme", granules=1, models=("*",), queue=1, in_flight=1)
+    with serving(configuration(standard, acme, max_body=LIMIT), front=request.param) as served:
+        yield served
+
+
+@pytest.fixture
+def one(single: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=single.url, timeout=30) as client:
+        yield client
+
+
+def executions(http: httpx.Client, model: str) -> int:
+    count: int = statistics(http, model)["execution_count"]
+    return count
+
+
+def failures(http: httpx.Client, model: str = "identity") -> int:
+    count: int = statistics(http, model)["inference_stats"]["fail"]["count"]
+    return count
+
+
+def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
+    """The bytes of a POST whose body comes in these chunks."""
+    head = f"POST {PATH} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
+
+
+def check(answer: Document) -> None:
+    assert answer["outputs"][0]["data"] == [1, 2]
+
+
+@pytest.mark.parametrize("part", [1, 20, 60, -len(BODY) - 1, -len(BODY), -len(BODY) + 1, -1])
+def test_a_request_that_stops_half_way_is_not_executed(served: Served, http: httpx.Client, part: int) -> None:
+    whole = posted("identity", SMALL)
+    before, failed = executions(http, "identity"), failures(http)
+    with Connection(served) as connection:
+        connection.send(whole[:part])
+    if -len(BODY) <= part < 0:  # Whoever has seen the headers counts the failure.
+        until(lambda: failures(http) == failed + 1)
+    check(infer(http, "identity", SMALL).json())
+    assert executions(http, "identity") == before + 1
+
+
+def test_a_body_shorter_than_its_content_length_is_not_executed(served: Served, http: httpx.Client) -> None:
+    before, failed = executions(http, "identity"), failures(http)
+    with Connection(served) as connection:
+        connection.send(post(PATH, BODY, length=len(BODY) + 1))
+    until(lambda: failures(http) == failed + 1)
+    assert executions(http, "identity") == before
+
+
+def test_a_body_longer_than_its_content_length_is_no_part_of_the_request(served: Served) -> None:
+    with Connection(served) as connection:
+        connection.send(post(PATH, BODY + b"\x00", length=len(BODY)))
+        answer = connection.answer()  # Of what came as a whole, or of what did not make sense.
+        assert answer.status in (200, 400)
+
+
+def test_a_request_may_come_byte_by_byte(served: Served, http: httpx.Client) -> None:
+    with Connection(served) as connection:
+        for byte in posted("identity", SMALL):
+            connection.send(bytes([byte]))
+        check(connection.answer().json)
+
+
+def test_many_slow_clients_hold_up_nobody(served: Served, http: httpx.Client) -> None:
+    whole = posted("identity", SMALL)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(Connection(served)) for _ in range(50)]
+        for connection in slow:
+            connection.send(whole[:-1])
+        check(infer(http, "identity", SMALL).json())
+        assert used(served) == 0, "a slot is taken before the request is there"
+        for connection in slow:
+            connection.send(whole[-1:])
+        for connection in slow:
+            check(connection.answer().json)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"hello\r\n\r\n",
+        b"GET /v2 HTTP/9.9\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nX: a\x00b\r\n\r\n",
+        post(PATH, BODY).replace(b"Content-Length: ", b"Content-Length: -"),
+        post(PATH, BODY, length=10**30),
+        post(PATH, BODY, "Content-Length: 1"),
+        post(PATH, BODY, "Transfer-Encoding: chunked"),
+        chunked(end=b"zz\r\n"),
+        chunked(BODY, end=b"-1\r\n"),
+        chunked(end=b"fffffffffffffffff\r\n"),
+    ],
+)
+def test_what_is_not_http_is_told_so_and_cut_off(served: Served, http: httpx.Client, data: bytes) -> None:
+    before = executions(http, "identity")
+    with Connection(served) as connection:
+        connection.send(data)
+        assert connection.answer().status == 400
+        assert connection.ended()
+    assert executions(http, "identity") == before
+    check(infer(http, "identity", SMALL).json())
+
+
+def test_requests_sent_ahead_on_one_connection_are_answered_in_order(served: Served) -> None:
+    turns = [2000, 0, 300, 0, 1, 500]
+    with Connection(served) as connection:
+        ahead = [posted("spin", spin(count, id=f"r{n}")) if count else b"" for n, count in enumerate(turns)]
+        bad = posted("identity", request(id="bad"))
+        connection.send(b"".join(data or bad for data in ahead))
+        answers = [connection.answer() for _ in turns]
+    assert [answer.status for answer in answers] == [200 if count else 400 for count in turns]
+    assert [answer.json.get("id") for answer in answers] == ["r0", None, "r2", None, "r4", "r5"]
+
+
+@pytest.mark.parametrize("served", [True], indirect=True, ids=["front"])
+def test_a_client_that_leaves_with_requests_sent_ahead_stops_the_one_that_runs(served: Served, http: httpx.Client) -> None:
+    """Not under ASGI: uvicorn tells only the newest of a connection's requests that its client is gone."""
+    before, failed, cancelled = executions(http, "identity"), failures(http, "spin"), cancellations(http)
+    with Connection(served) as connection:
+        connection.send(posted("spin", spin(FOREVER, parameters={"timeout": 2_000_000})) + posted("identity", SMALL))
+        until(lambda: lane(http)["in_flight"] == 1)
+    until(lambda: failures(http, "spin") == failed + 1 and lane(http)["abandoned"] == 0)
+    assert cancellations(http) == cancelled + 1, "it was its deadline that stopped it"
+    assert executions(http, "identity") == before
+
+
+def cancellations(http: httpx.Client) -> float:
+    """Requests for `spin` that ended because their clients went away."""
+    pattern = r'nv_inference_request_failure{.*model="spin".*reason="CANCELED".*} (\S+)'
+    found = re.search(pattern, http.get("/metrics").text)
+    return float(found[1]) if found else 0
+
+
+def test_a_client_that_expects_100_gets_it_before_it_sends_its_body(served: Served) -> None:
+    with Connection(served) as connection:
+        connection.send(post(PATH, b"", "Expect: 100-continue", length=len(BODY)))
+        assert connection.answer().status == 100
+        connection.send(BODY)
+        check(connection.answer().json)
+
+
+@pytest.mark.parametrize(("headers", "status"), [(["X-Tenant: nobody"], 401), ([], 413)])
+def test_a_client_that_expects_100_is_refused_before_it_sends_its_body(single: Served, headers: list[str], status: int) -> None:
+    with Connection(single) as connection:
+        connection.send(post(PATH, b"", "Expect: 100-continue", *headers, length=ENDLESS))
+        answer = connection.answer()
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+
+
+def test_an_expected_100_that_did_not_come_leaves_no_connection_that_waits_for_a_body(served: Served) -> None:
+    with Connection(served) as connection:
+        connection.send(post(PATH, b"", "Expect: 100-continue", "X-Tenant: nobody", length=len(BODY)))
+        answer = connection.answer()
+        assert (answer.status, answer.headers["connection"]) == (401, "close")
+
+
+def test_a_body_may_come_in_thousands_of_chunks_of_one_byte(served: Served) -> None:
+    body = BODY.ljust(5000)
+    with Connection(served) as connection:
+        for _ in range(2):
+            connection.send(chunked(*(body[at : at + 1] for at in range(len(body)))))
+            check(connection.answer().json)
+
+
+def test_a_chunked_body_that_stops_half_way_is_not_executed(served: Served, http: httpx.Client) -> None:
+    before, failed = executions(http, "identity"), failures(http)
+    with Connection(served) as connection:
+        connection.send(chunked(BODY, end=b""))
+    until(lambda: failures(http) == failed + 1)
+    assert executions(http, "identity") == before
+
+
+def test_a_chunked_body_may_be_as_large_as_the_limit_and_no_larger(single: Served) -> None:
+    for size, status in ((LIMIT, 200), (LIMIT + 1, 413), (LIMIT + 2**20, 413)):
+        with Connection(single) as connection:
+            body = BODY.ljust(size)
+            connection.send(chunked(body[: LIMIT // 2], body[LIMIT // 2 :]))
+            assert connection.answer().status == status
+
+
+def test_a_body_may_be_as_large_as_the_limit_and_no_larger(single: Served) -> None:
+    for size, status in ((LIMIT, 200), (LIMIT + 1, 413)):
+        with Connection(single) as connection:
+            connection.send(post(PATH, BODY.ljust(size)))
+            assert connection.answer().status == status
+
+
+LARGE = {
+    401: post(PATH, b"", "X-Tenant: nobody", length=ENDLESS),
+    404: post("/v2/models/nope/infer", b"", length=ENDLESS),
+    405: post(PATH, b"", length=ENDLESS).replace(b"POST", b"PUT"),
+    413: post(PATH, b"", length=ENDLESS),
+}
+"""The headers of requests that need not be read any further, by what they are told."""
+
+
+@pytest.mark.parametrize("status", LARGE)
+def test_the_answer_to_a_large_body_comes_before_all_of_it_was_sent(single: Served, status: int) -> None:
+    with Connection(single) as connection:
+        connection.send(LARGE[status] + BLOCK)
+        answer = connection.answer()
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert answer.json["error"]
+        assert not endures(connection)
+
+
+def test_a_full_queue_is_told_before_a_large_body_was_sent(single: Served, one: httpx.Client) -> None:
+    with busy(single, one), Connection(single) as waiting, Connection(single) as connection:
+        waiting.send(posted("identity", SMALL))
+        until(lambda: lane(one)["waiting"] == 1)
+        connection.send(post(PATH, BLOCK, length=ENDLESS))
+        answer = connection.answer()
+        assert (answer.status, answer.headers["connection"]) == (429, "close")
+        assert not endures(connection)
+
+
+def test_the_answer_to_a_chunked_body_that_is_too_large_comes_before_all_of_it_was_sent(single: Served) -> None:
+    with Connection(single) as connection:
+        connection.send(chunked(*[BLOCK] * (LIMIT // len(BLOCK) + 1), end=b""))
+        answer = connection.answer()
+        assert (answer.status, answer.headers["connection"]) == (413, "close")
+        assert not endures(connection, b"%x\r\n%b\r\n" % (len(BLOCK), BLOCK))
+
+
+@pytest.mark.parametrize("status", LARGE)
+def test_a_client_that_reads_only_once_it_cannot_send_finds_the_answer(single: Served, status: int) -> None:
+    with Connection(single) as connection:
+        connection.send(LARGE[status])
+        assert not endures(connection)
+        assert connection.answer().status == status
+
+
+def test_a_client_that_was_refused_and_says_nothing_more_is_hung_up_on(single: Served) -> None:
+    with Connection(single) as connection:
+        connection.send(LARGE[413])
+        assert connection.answer().status == 413
+        assert connection.ended()
+
+
+def test_a_client_that_was_refused_may_leave_at_once(single: Served, one: httpx.Client) -> None:
+    for _ in range(20):
+        with Connection(single) as connection:
+            connection.send(LARGE[404])
+    check(infer(one, "identity", SMALL).json())
+
+
+def endures(connection: Connection, block: bytes = BLOCK) -> bool:
+    """Whether the server takes half a gigabyte that it has no use for."""
+    try:
+        for _ in range(2**29 // len(block)):
+            connection.send(block)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+def test_a_connection_lives_on_after_errors(single: Served) -> None:
+    ahead = [
+        (400, posted("identity", request())),
+        (400, post(PATH, b"{")),
+        (404, posted("nope", SMALL)),
+        (401, posted("identity", SMALL, "X-Tenant: nobody")),
+        (405, b"GET /v2/models/identity/infer HTTP/1.1\r\nHost: test\r\n\r\n"),
+        (404, post("/v2/models/nope/infer", b" " * 100_000)),
+        (415, posted("identity", SMALL, "Content-Encoding: br")),
+        (504, posted("spin", spin(FOREVER, parameters={"timeout": 1000}))),
+        (200, posted("identity", SMALL)),
+    ]
+    with Connection(single) as connection:
+        for status, data in ahead:
+            connection.send(data)
+            assert connection.answer().status == status
+
+
+def test_a_client_that_asks_to_close_is_closed_after_its_answer(served: Served) -> None:
+    with Connection(served) as connection:
+        connection.send(posted("identity", SMALL, "Connection: close"))
+        check(connection.answer().json)
+        assert connection.ended()
+
+
+def test_a_client_that_leaves_while_its_request_waits_does_not_get_it_executed(single: Served, one: httpx.Client) -> None:
+    before, failed = executions(one, "identity"), failures(one)
+    with busy(single, one):
+        with Connection(single) as connection:
+            connection.send(posted("identity", SMALL))
+            until(lambda: lane(one)["waiting"] == 1)
+        until(lambda: lane(one)["waiting"] == 0)
+        assert failures(one) == failed + 1
+        assert lane(one)["in_flight"] == 1
+    check(infer(one, "identity", SMALL).json())
+    assert executions(one, "identity") == before + 1
+
+
+def test_a_client_that_leaves_while_its_request_runs_has_it_stopped(single: Served, one: httpx.Client) -> None:
+    before, failed = executions(one, "spin"), failures(one, "spin")
+    with Connection(single) as connection:
+        connection.send(posted("spin", spin(FOREVER)))
+        until(lambda: lane(one)["in_flight"] == 1)
+    until(lambda: failures(one, "spin") == failed + 1 and lane(one)["abandoned"] == 0)
+    assert lane(one)["in_flight"] == 0
+    assert executions(one, "spin") == before
+    assert used(single) == 0
+
+
+def test_clients_that_reset_their_connections_leave_nothing_behind(single: Served, one: httpx.Client) -> None:
+    for _ in range(20):
+        with Connection(single) as connection:
+            connection._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.send(posted("spin", spin(FOREVER)))
+    until(lambda: lane(one)["in_flight"] == lane(one)["waiting"] == lane(one)["abandoned"] == 0)
+    assert infer(one, "spin", spin(1)).status_code == 200
+    assert used(single) == 0
+
+
+def test_a_client_that_does_not_read_its_large_answer_holds_up_nobody(served: Served, http: httpx.Client) -> None:
+    data = bytes(range(256)) * (2**24 // 256)
+    document = request(tensor("x", "FP32", [len(data) // 4, 1], binary_data_size=len(data)))
+    sent = binary(document | {"parameters": {"binary_data_output": True}}, data)
+    before = executions(http, "identity")
+    with httpx.Client(base_url=served.url, timeout=PATIENCE) as slow, slow.stream("POST", PATH, **sent) as answer:
+        assert executions(http, "identity") == before + 1
+        assert used(served) == 0, "its slot is held by an answer that nobody reads"
+        check(infer(http, "identity", SMALL).json())
+        answer.read()
+        assert parts(answer)[1] == [data]
+
+
+def used(served: Served) -> int:
+    """Slots that some request holds."""
+    (tenant,) = served.runtime.tenancy
+    return tenant.lane.slots.statistics().used
