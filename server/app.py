@@ -5,6 +5,7 @@ else goes to the framework.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -89,14 +90,23 @@ class Application:
             self._found = runtime = Runtime(config, self._opener(config))
             await runtime.start()
             restore = _drain_on_sigterm(runtime)
+            freezing = asyncio.create_task(_freeze(runtime))
             try:
                 yield
             finally:
                 restore()
                 await runtime.close()
+                await freezing
         finally:
             self._found = None
             await asyncio.to_thread(source.__exit__, None, None, None)
+
+
+async def _freeze(runtime: Runtime) -> None:
+    """Once everything is loaded, keep the garbage collector off it: a full collection would stop every tenant for 35 ms."""
+    await runtime.loaded()
+    gc.collect()
+    gc.freeze()
 
 
 def configuration(path: str | None) -> AbstractContextManager[Config]:

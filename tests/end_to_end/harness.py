@@ -1,6 +1,7 @@
 """A whole server on a loopback port, in a thread of the test's own process."""
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Coroutine, Iterator
@@ -83,6 +84,7 @@ def serving(config: Config, device: Device | None = None, front: bool = False) -
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
+        gc.unfreeze()  # A server freezes what is there when it is ready, for the process's life; this one lives on.
     assert not thread.is_alive(), "the server did not stop"
 
 
