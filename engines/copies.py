@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from cuda.core import Buffer, Device, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, Stream, launch
 
+from partitions import PartitionError
 from partitions.faults import translated
 
 from .memory import view
@@ -84,9 +85,12 @@ class Copier:
 
 def compile_kernels(device: Device) -> tuple[Kernel, Kernel]:
     """Compile the two kernels for a device, which must be current in this thread. Blocks. Raises PartitionError."""
-    with translated("compiling the copy kernels"):
-        code = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("cubin")
-        return code.get_kernel("bring_in"), code.get_kernel("take_out")
+    try:
+        with translated("compiling the copy kernels"):
+            code = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("cubin")
+            return code.get_kernel("bring_in"), code.get_kernel("take_out")
+    except RuntimeError as error:  # libnvrtc was not found
+        raise PartitionError(f"compiling the copy kernels needs NVRTC, pip install nvidia-cuda-nvrtc: {error}") from error
 
 
 def open_copier(device: Device, stream: Stream, kernels: tuple[Kernel, Kernel], inputs: int, rows: int) -> Copier:

@@ -1,7 +1,8 @@
 """TensorRT plans on a GPU: deserialised once, bound to green contexts, run by `engines.tensorrt_run`."""
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from partitions import DeviceLost, Partition, PartitionError
 from partitions.cuda import CudaDevice, CudaPartition
 from partitions.faults import translated
 
-from .artifact import read_plan
+from .artifact import PORTABLE, read_plan
 from .builder import build_cached
 from .copies import LENGTH, compile_kernels, open_copier
-from .errors import ModelRefused
+from .errors import ExecutionFailed, ModelRefused
 from .profiles import Profile, Range
 from .settings import RuntimeSettings
 from .signature import Shape, Signature, TensorSpec
@@ -49,12 +50,8 @@ class TensorRTEngine:
     def bind(self, partition: Partition) -> TensorRTExecutor:
         if not isinstance(partition, CudaPartition):
             raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
-        try:
+        with _refusing(f"binding {self.path} to {partition!r}"):
             return partition.run(lambda: self._open(partition))
-        except DeviceLost:
-            raise
-        except PartitionError as error:
-            raise ModelRefused(str(error)) from error
 
     def close(self) -> None:
         """Free the plan's weights; its executors must be closed before."""
@@ -62,7 +59,7 @@ class TensorRTEngine:
 
     def _open(self, partition: CudaPartition) -> TensorRTExecutor:
         """On a thread attached to the partition."""
-        with translated(f"binding {self.path} to {partition!r}"), ExitStack() as made:
+        with ExitStack() as made:
             device = partition.device.make_current()
             context = self._context()
             buffers = [self._buffer(context, spec, partition, made) for spec in self._specs]
@@ -95,10 +92,10 @@ class TensorRTEngine:
     def _runtime_config(self) -> tuple[Any, ...]:
         if "runtime_config" not in self.api.features:
             return ()
-        settings, config = self.settings.effective(str(self.api), self.api.features), self._plan.create_runtime_config()
+        config = self._plan.create_runtime_config()
         for name, kind in _STRATEGIES.items():
             if name in self.api.features:
-                setattr(config, name, getattr(getattr(self.api.module, kind), getattr(settings, name).upper()))
+                setattr(config, name, getattr(getattr(self.api.module, kind), getattr(self.settings, name).upper()))
         return (config,)
 
     def _buffer(self, context: Any, spec: TensorSpec, partition: CudaPartition, made: ExitStack) -> Buffer:
@@ -124,22 +121,41 @@ _STRATEGIES = {
 }
 
 
-def load_tensorrt(path: Path, device: CudaDevice, settings: RuntimeSettings = SERVING) -> TensorRTEngine:
-    """Load a plan, or build one of an ONNX file into a cache beside it. Blocks. Raises ModelRefused, DeviceLost."""
+def load_tensorrt(path: Path, device: CudaDevice, settings: RuntimeSettings | None = None) -> TensorRTEngine:
+    """Load a plan, or build one of an ONNX file into a cache beside it. Blocks. Raises ModelRefused, DeviceLost.
+
+    Warns of `settings` that have no effect with the library that is installed; by default they are SERVING.
+    """
     api = find_tensorrt()
+    with _refusing(f"loading {path}"):
+        capability = _capability(device)
     if path.suffix == ".onnx":
-        path = build_cached(path, path.parent / ".greenlane", api=api)
+        measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
+        path = build_cached(path, path.parent / ".greenlane", api=api, device=measured)
     file = read_plan(path)
-    capability = _capability(device)
     if file.artifact:
         file.artifact.check(str(path), api.library, api.version, capability)
     plan = api.deserialize(file.plan, str(path))
     signature = file.artifact.signature if file.artifact else _signature(plan, api)
     profile = file.artifact.profiles[0] if file.artifact else _profile(plan, signature)
+    settings = settings.effective(str(api), api.features) if settings else SERVING
     return TensorRTEngine(path, api, plan, _limited(signature, profile), profile, settings)
 
 
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """What CUDA and a first run say as ModelRefused, but for errors after which nothing works: DeviceLost."""
+    try:
+        with translated(what):
+            yield
+    except DeviceLost:
+        raise
+    except (PartitionError, ExecutionFailed) as error:
+        raise ModelRefused(str(error)) from error
+
+
 def _capability(device: CudaDevice) -> str:
+    """Leaves the device current in this thread, which the library needs to build or load."""
     major, minor = device.make_current().compute_capability
     return f"{major}.{minor}"
 

@@ -9,9 +9,11 @@ Completion is an event that a thread waits for while it spins, without the GIL: 
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from ctypes import memmove
+from threading import Lock
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 from cuda.bindings import driver
@@ -77,6 +79,7 @@ class TensorRTExecutor:
         events: Sequence[Event],
     ) -> None:
         self.engine = engine
+        self._device = partition.device
         self._stream = partition.stream
         self._handle = partition.handle
         self._context = context
@@ -85,12 +88,13 @@ class TensorRTExecutor:
         self._copier = copier
         self._events = list(events)
         self._staging: dict[int, Buffer] = {}
+        self._staged: dict[int, ref[StagedWork]] = {}
         self._prepared: OrderedDict[tuple[Shape, ...], Prepared] = OrderedDict()
         self._shapes: tuple[Shape, ...] | None = None
         self._sequence = 0
         self._captures = 0
         self._capturable = True
-        self._staged = False
+        self._said = True  # until it is warm: those inputs are not the caller's
         self._closed = False
 
     def __repr__(self) -> str:
@@ -99,15 +103,23 @@ class TensorRTExecutor:
 
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "TensorRTWork":
         place = self._sequence % LENGTH
+        event = self._events[place]
         with _failing(f"running {self.engine.path.name}"):
-            self._events[place].sync()  # What used this table before has ended long ago, unless the ring is full.
-            prepared = self._prepare(tuple([tensor.shape for tensor in inputs]))
+            event.sync()  # What used this table before has ended long ago, unless the ring is full.
+            if (before := self._staged.pop(place, None)) and (work := before()):
+                work.collect()
+            shapes = tuple([tensor.shape for tensor in inputs])
+            prepared = self._prepare(shapes)
             sources = [self._source(place, index, tensor) for index, tensor in enumerate(inputs)]
             outputs, staged = self._destinations(place, prepared, room)
             self._copier.write(self._sequence, self._spans(sources, inputs, outputs))
-            self._submit(prepared)
-            self._stream.record(self._events[place])
-        return TensorRTWork(self._events[place], outputs, staged)
+            try:
+                self._submit(prepared)
+                self._stream.record(event)
+            except BaseException:
+                self._recover(shapes, prepared)
+                raise
+        return self._lend(place, outputs) if staged else TensorRTWork(event, outputs)
 
     def warm_up(self, shapes: Sequence[Shape]) -> None:
         """Run these shapes until a graph of them was launched. Zeros go in. Blocks. Raises ExecutionFailed."""
@@ -115,18 +127,24 @@ class TensorRTExecutor:
         inputs = [Tensor(shape, blank.ctypes.data, blank.nbytes, blank) for shape, blank in zip(shapes, blanks, strict=True)]
         for _ in range(3):
             self.enqueue(inputs).wait()
+        self._said = False
 
     def close(self) -> None:
-        """Wait for the stream, then free graphs, context and memory, in this order."""
+        """Wait for the stream, then free graphs, context and memory, in this order, whatever fails. Any thread.
+
+        Raises ExecutionFailed, DeviceLost.
+        """
         if self._closed:
             return
         self._closed = True
-        self._stream.sync()
-        for prepared in self._prepared.values():
-            prepared.close()
-        self._context = None
-        for thing in (self._copier, *self._buffers, *self._staging.values(), *self._events):
-            thing.close()
+        with _failing(f"closing {self!r}"), ExitStack() as left:
+            for thing in (*self._events, *self._staging.values(), *self._buffers, self._copier):
+                left.callback(thing.close)
+            left.callback(self._drop)
+            for prepared in self._prepared.values():
+                left.callback(prepared.close)
+            self._device.make_current()
+            self._stream.sync()
 
     @property
     def _specs(self) -> tuple[Any, Any]:
@@ -147,10 +165,9 @@ class TensorRTExecutor:
         return found
 
     def _forget(self) -> None:
+        """Nothing is in flight: the shape that makes this one too many has been set."""
         if len(self._prepared) > MOST_GRAPHS:
-            _, oldest = self._prepared.popitem(last=False)
-            self._stream.sync()
-            oldest.close()
+            self._prepared.popitem(last=False)[1].close()
 
     def _set_shapes(self, shapes: tuple[Shape, ...]) -> None:
         """Tell the context, of which nothing may be in flight."""
@@ -162,29 +179,45 @@ class TensorRTExecutor:
             with listening() as heard:
                 if not self._context.set_input_shape(spec.name, shape):
                     raise ExecutionFailed(f"input {spec.name!r} of shape {list(shape)}: {first_error(heard)}")
-        if unknown := self._context.infer_shapes():
+        if unknown := self._unknown():
             raise ExecutionFailed(f"no shape is known for {', '.join(unknown)}")
         self._shapes = shapes
+
+    def _unknown(self) -> list[str]:
+        try:
+            return list(self._context.infer_shapes())
+        except RuntimeError as error:
+            raise ExecutionFailed(f"running {self.engine.path.name}: {error}") from error
 
     def _output_shapes(self) -> tuple[Shape, ...]:
         return tuple(tuple(self._context.get_tensor_shape(spec.name)) for spec in self._specs[1])
 
     def _capture(self, prepared: Prepared) -> None:
-        """Record one inference as a graph; if that cannot be, run without from now on and say so once."""
+        """Make a graph of one inference; if that cannot be, run without from now on and say so once."""
         self._stream.sync()
-        handle_return(driver.cuStreamBeginCapture(self._handle, _THREAD_LOCAL))
         try:
-            done = self._launch()
-        finally:
-            error, graph = driver.cuStreamEndCapture(self._handle)
-        if done and error == _SUCCESS:
-            prepared.graph = handle_return(driver.cuGraphInstantiate(graph, 0))
+            with _failing("capturing"):
+                prepared.graph = self._record()
             self._captures += 1
-        else:
+        except ExecutionFailed as error:
             self._capturable = False
-            log.warning("%s: cannot be captured as a graph (%s), so each inference costs more", self.engine.path, error)
-        if int(graph):
-            handle_return(driver.cuGraphDestroy(graph))
+            text = "%s: cannot be captured as a graph (%s), so each inference costs more"
+            log.warning(text, self.engine.path, str(error))  # Whoever keeps the error keeps the context.
+
+    def _record(self) -> Any:
+        """An executable graph. Raises CUDAError, ExecutionFailed, with the capture ended."""
+        handle_return(driver.cuStreamBeginCapture(self._handle, _THREAD_LOCAL))
+        with ExitStack() as after:
+            try:
+                with listening() as heard:
+                    done = self._launch()
+            finally:
+                ended = driver.cuStreamEndCapture(self._handle)
+                if ended[1] is not None:
+                    after.callback(driver.cuGraphDestroy, ended[1])
+            if not done:
+                raise ExecutionFailed(first_error(heard))
+            return handle_return(driver.cuGraphInstantiate(handle_return(ended), 0))
 
     def _submit(self, prepared: Prepared) -> None:
         """Both ways count the inference, on the device by its last copy and here: the two have to agree on the table."""
@@ -196,8 +229,13 @@ class TensorRTExecutor:
             done = self._launch()
         self._sequence += 1
         if not done:
-            self._stream.sync()
-            raise ExecutionFailed(first_error(heard))
+            raise ExecutionFailed(f"running {self.engine.path.name}: {first_error(heard)}")
+
+    def _recover(self, shapes: tuple[Shape, ...], prepared: Prepared) -> None:
+        """Wait for what was submitted of a failed inference, whose memory is the caller's again; its shape counts as new."""
+        if prepared.graph is None:
+            del self._prepared[shapes]
+        self._stream.sync()
 
     def _launch(self) -> bool:
         """Everything of one inference onto the stream, or into the graph that is being captured; False if it was refused."""
@@ -210,9 +248,6 @@ class TensorRTExecutor:
         """An address from which the GPU can read this input: its own, or its copy in pinned memory."""
         if not tensor.nbytes or _is_reachable(tensor.address):
             return tensor.address
-        if not self._staged:
-            self._staged = True
-            log.info("%s: inputs or outputs are staged through the host, as their memory is not pinned", self.engine.path.name)
         at = int(self._stage(place).handle) + self._offsets[index]
         memmove(at, tensor.address, tensor.nbytes)
         return at
@@ -227,12 +262,11 @@ class TensorRTExecutor:
         return outputs, True
 
     def _lay_out(self, prepared: Prepared, address: int) -> tuple[list[Tensor], int]:
-        tensors = []
+        tensors, end = [], address
         for spec, shape in zip(self._specs[1], prepared.outputs, strict=True):
-            nbytes = spec.nbytes(shape)
-            tensors.append(Tensor(shape, address, nbytes))
-            address = align(address + nbytes)
-        return tensors, address
+            tensors.append(Tensor(shape, align(end), spec.nbytes(shape)))
+            end = align(end) + tensors[-1].nbytes
+        return tensors, end
 
     def _spans(self, sources: Sequence[int], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[tuple[int, int, int]]:
         count = len(inputs)
@@ -249,21 +283,31 @@ class TensorRTExecutor:
         return offsets
 
     def _stage(self, place: int) -> Buffer:
+        if not self._said:
+            self._said = True
+            log.info("%s: inputs or outputs are staged through the host, as their memory is not pinned", self.engine.path.name)
         if place not in self._staging:
             size = sum(align(buffer.size) for buffer in self._buffers)
             self._staging[place] = LegacyPinnedMemoryResource().allocate(size)
         return self._staging[place]
 
+    def _lend(self, place: int, outputs: list[Tensor]) -> "StagedWork":
+        work = StagedWork(self._events[place], outputs)
+        self._staged[place] = ref(work)
+        return work
+
+    def _drop(self) -> None:
+        self._context = None
+
 
 class TensorRTWork:
     """One inference on a partition's stream; see `engines.base.Work`. What is on a GPU's stream cannot be cancelled."""
 
-    __slots__ = ("_event", "_outputs", "_staged")
+    __slots__ = ("_event", "_outputs")
 
-    def __init__(self, event: Event, outputs: list[Tensor], staged: bool) -> None:
+    def __init__(self, event: Event, outputs: list[Tensor]) -> None:
         self._event = event
         self._outputs = outputs
-        self._staged = staged
 
     def __repr__(self) -> str:
         return f"<TensorRTWork {'done' if self._event.is_done else 'in flight'}>"
@@ -271,10 +315,34 @@ class TensorRTWork:
     def wait(self) -> tuple[Tensor, ...]:
         with _failing("waiting for the GPU"):
             self._event.sync()
-        return tuple(map(_own, self._outputs)) if self._staged else tuple(self._outputs)
+        return tuple(self._outputs)
 
     def cancel(self) -> None:
         """Nothing: a graph that was launched runs to its end."""
+
+
+class StagedWork(TensorRTWork):
+    """One whose outputs lie where a later inference's will, until they are collected."""
+
+    __slots__ = ("__weakref__", "_collected", "_collecting")
+
+    def __init__(self, event: Event, outputs: list[Tensor]) -> None:
+        super().__init__(event, outputs)
+        self._collected = False
+        self._collecting = Lock()
+
+    def wait(self) -> tuple[Tensor, ...]:
+        if not self._collected:
+            super().wait()
+        return self.collect()
+
+    def collect(self) -> tuple[Tensor, ...]:
+        """Copies of the outputs, made once it has ended and before its place in the ring is used again."""
+        with self._collecting:
+            if not self._collected:
+                self._outputs = [_own(tensor) for tensor in self._outputs]
+                self._collected = True
+            return tuple(self._outputs)
 
 
 def _own(tensor: Tensor) -> Tensor:

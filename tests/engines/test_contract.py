@@ -1,17 +1,31 @@
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
 
-from engines import DATATYPES, Cancelled, Engine, ExecutionFailed, Executor, Signature, Tensor, TensorSpec, load_engine
+from engines import (
+    DATATYPES,
+    Cancelled,
+    Engine,
+    ExecutionFailed,
+    Executor,
+    ModelRefused,
+    Signature,
+    Tensor,
+    TensorSpec,
+    load_engine,
+)
 from partitions import Partition
 from partitions.cpu import open_cpu
 from tests import models
-from tests.contract import Contract, Stall
-from tests.engines.tensors import array
+from tests.contract import ONE, OTHER, Contract, Stall, in_a_thread
+from tests.engines.simulated import Bench, opened
+from tests.engines.tensors import array, run
 from tests.fakes import FakeDevice, FakeEngine, FakeExecutor, Gate, Script
 
 FP32 = DATATYPES["FP32"]
@@ -88,6 +102,47 @@ class CpuSubject:
         return CpuStall(self._latch.bind(partition))
 
 
+class CudaStall:
+    def __init__(self, executor: Executor, partition: Any) -> None:
+        self._executor = executor
+        self._gate = Script().hold("run")
+        partition.stream._stream.pending.append(lambda: self._gate.hold(lambda: False))
+        self.work = executor.enqueue([Tensor.of(ONE)])
+
+    def release(self) -> None:
+        self._gate.open()
+
+    def wait_until_running(self, thread: Thread) -> None:
+        self._gate.wait_for_arrival()
+
+    def gave_up(self) -> bool:
+        return "shut" in repr(self._gate)
+
+    def close(self) -> None:
+        _end(self)
+        self._executor.close()
+
+
+class CudaSubject:
+    """On a simulated GPU. What it refuses at once, or cannot do, TestCuda says."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.device = bench.device
+        self.identity = bench.load(bench.plan(models.identity(), {"x": [(0, 1), ONE.shape, (8, 8)]}))
+
+    @property
+    def surprising(self) -> Engine:
+        return self.bench.load(self.bench.plan(models.DISTINCT, {"x": [(1,), (5,), (9,)]}))
+
+    @property
+    def fussy(self) -> Engine:
+        raise NotImplementedError("a plan does not raise")
+
+    def stall(self, partition: Partition) -> CudaStall:
+        return CudaStall(self.identity.bind(partition), partition)
+
+
 class TestFake(Contract):
     @pytest.fixture
     def subject(self) -> FakeSubject:
@@ -98,6 +153,61 @@ class TestCpu(Contract):
     @pytest.fixture
     def subject(self, tmp_path: Path) -> CpuSubject:
         return CpuSubject(tmp_path)
+
+
+class TestCuda(Contract):
+    """Where a GPU differs: rooms have to be pinned, nothing is cancelled, and a model does not raise."""
+
+    @pytest.fixture
+    def subject(self, tmp_path: Path) -> Iterator[CudaSubject]:
+        with opened(tmp_path) as bench:
+            yield CudaSubject(bench)
+
+    @pytest.fixture(autouse=True)
+    def pinned(self, subject: CudaSubject, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tests.contract.Memory", subject.bench.memory)
+
+    def test_outputs_of_unknown_size_own_memory_that_later_works_leave_alone(
+        self, subject: CudaSubject, partition: Partition
+    ) -> None:
+        with pytest.raises(ModelRefused, match="depends on data"):
+            subject.surprising.bind(partition)
+
+    def test_an_executor_is_closed_while_another_one_s_work_is_in_flight(
+        self, subject: CudaSubject, partition: Partition, executor: Executor
+    ) -> None:
+        with closing(subject.identity.bind(partition)) as other:
+            works = [other.enqueue([Tensor.of(data)]) for data in (ONE, OTHER)]
+            executor.close()
+            assert [array(work.wait()[0]).tolist() for work in works] == [ONE.tolist(), OTHER.tolist()]
+
+    def test_a_work_cancelled_before_it_began_ends_as_cancelled(self, executor: Executor, stall: CudaStall) -> None:
+        """No: it ends as it would have."""
+        cancelled, later = (executor.enqueue([Tensor.of(data)]) for data in (ONE, OTHER))
+        cancelled.cancel()
+        stall.release()
+        assert [array(work.wait()[0]).tolist() for work in (cancelled, later)] == [ONE.tolist(), OTHER.tolist()]
+
+    def test_a_work_cancelled_while_it_runs_ends_as_cancelled(
+        self, partition: Partition, executor: Executor, stall: CudaStall
+    ) -> None:
+        """No: it ends once it is released."""
+        thread, ended = in_a_thread(stall.work.wait)
+        stall.wait_until_running(thread)
+        stall.work.cancel()
+        assert not ended.done()
+        stall.release()
+        assert array(ended.result(30)[0]).tolist() == ONE.tolist()
+
+    def test_what_the_model_raises_fails_its_work_and_not_the_next(self, subject: CudaSubject, partition: Partition) -> None:
+        """What the library refuses does."""
+        subject.bench.gpu.capturable = False
+        with closing(subject.identity.bind(partition)) as executor:
+            for _ in range(2):
+                subject.bench.gpu.fail("IExecutionContext.execute_async_v3")
+                with pytest.raises(ExecutionFailed, match=r"\w"):
+                    executor.enqueue([Tensor.of(ONE)])
+                assert run(executor, ONE)[0].tolist() == ONE.tolist()
 
 
 def _signature(takes: tuple[str, ...], gives: tuple[str, ...]) -> Signature:

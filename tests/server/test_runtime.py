@@ -302,5 +302,3 @@ async def test_a_server_that_is_stopped_while_it_loads_loads_no_more(root: Path)
 async def test_the_probe_says_where_everyone_ran(root: Path) -> None:
     async with serving(root) as site:
         assert await site.runtime.probe() == {"acme": {0, 1}, "globex": {2, 3}}
-
-

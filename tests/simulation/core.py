@@ -1,12 +1,18 @@
 """`cuda.core` for a simulated GPU. What begins with an underscore is the simulation's own."""
 
-import ctypes
+import re
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import gpu as hardware
-from .gpu import CUDAError, Gpu, Misuse
+from . import streams
+from .errors import CUDAError, Misuse
+from .gpu import Gpu
+from .kernels import KERNELS
+from .streams import Operation
 
 
 class Device:
@@ -35,6 +41,11 @@ class Device:
         return self._gpu.arch
 
     @property
+    def compute_capability(self) -> hardware.Capability:
+        self._gpu.enter("Device.compute_capability", current=True)
+        return hardware.Capability(int(self._gpu.arch[:-1]), int(self._gpu.arch[-1]))
+
+    @property
     def resources(self) -> "DeviceResources":
         return DeviceResources(self._gpu, self._gpu.whole())
 
@@ -46,6 +57,14 @@ class Device:
         self._gpu.enter("Device.create_context", current=True)
         sms = self._gpu.merge([resource._resource for resource in options.resources])
         return Context(self._gpu, self._gpu.create_context(sms))
+
+    def create_event(self, options: None = None) -> "Event":
+        self._gpu.enter("Device.create_event", current=True)
+        return Event._of(self._gpu)
+
+    def allocate(self, size: int, *, stream: "Stream") -> "Buffer":
+        self._gpu.enter("Device.allocate", current=True, safe=False)
+        return Buffer(self._gpu, size, stream._stream)
 
 
 class DeviceResources:
@@ -136,7 +155,14 @@ class Stream:
 
     def sync(self) -> None:
         self._gpu.enter("Stream.sync", current=True)
-        self._gpu.synchronise(self._stream)
+        self._stream.wait()
+
+    def record(self, event: "Event | None" = None, options: None = None) -> "Event":
+        if event is None:
+            raise Misuse("an event made for every inference costs more than the record")
+        self._gpu.enter("Stream.record", current=True)
+        event._here.record(self._stream)
+        return event
 
     def close(self) -> None:
         """Destroying never raises: what is wrong by now was said before."""
@@ -146,31 +172,76 @@ class Stream:
         self._gpu.destroy_stream(self._stream)
 
 
+class Event:
+    _gpu: Gpu
+    _event: streams.Event | None
+
+    @classmethod
+    def _of(cls, gpu: Gpu) -> "Event":
+        self = object.__new__(cls)
+        self._gpu, self._event = gpu, streams.Event()
+        gpu.events.add(self._event)
+        return self
+
+    @property
+    def _here(self) -> streams.Event:
+        if self._event is None:
+            raise Misuse("an event was used after it was closed")
+        return self._event
+
+    @property
+    def is_done(self) -> bool:
+        self._gpu.enter("Event.is_done")
+        return self._here.done
+
+    def sync(self) -> None:
+        self._gpu.enter("Event.sync")
+        self._here.wait()
+
+    def close(self) -> None:
+        self._gpu.log.append("Event.close")
+        self._gpu.events.discard(self._event)
+        self._event = None
+
+
 class Buffer:
-    def __init__(self, gpu: Gpu, memory: "ctypes.Array[ctypes.c_char]") -> None:
+    """Freed when it is closed, or forgotten. The real one says nothing if that fails."""
+
+    def __init__(self, gpu: Gpu, size: int, stream: streams.Stream | None = None) -> None:
+        """What was allocated on a stream is freed when the stream comes to it."""
         self._gpu = gpu
-        self._memory = memory
-        gpu.allocated[self.handle] = memory
+        self._handle = gpu.allocate(size)
+        self._size = size
+        self._free = weakref.finalize(self, gpu.release_on, stream, self._handle)
 
     @property
     def handle(self) -> int:
-        return ctypes.addressof(self._memory)
+        if not self._free.alive:
+            raise Misuse("memory was used after it was closed")
+        return self._handle
 
     @property
     def size(self) -> int:
-        return len(self._memory)
+        return self._size if self._free.alive else 0
+
+    def fill(self, value: int, *, stream: Stream) -> None:
+        self._gpu.enter("Buffer.fill", current=True)
+        data = bytes([value]) * self.size
+        stream._stream.put(Operation(partial(self._gpu.write, self.handle, data)))
 
     def close(self) -> None:
-        self._gpu.enter("Buffer.close", current=True)
-        del self._gpu.allocated[self.handle]
+        self._gpu.log.append("Buffer.close")
+        if not getattr(self._gpu.here, "current", False):
+            raise Misuse("memory is not freed in a thread without a context, and nobody is told")
+        self._free()
 
 
 class LegacyPinnedMemoryResource:
     _gpu: Gpu
 
     def allocate(self, size: int) -> Buffer:
-        self._gpu.enter("LegacyPinnedMemoryResource.allocate", current=True)
-        return Buffer(self._gpu, ctypes.create_string_buffer(size))
+        self._gpu.enter("LegacyPinnedMemoryResource.allocate", current=True, safe=False)
+        return Buffer(self._gpu, size)
 
 
 @dataclass
@@ -199,16 +270,31 @@ class ObjectCode:
         self._target_type = target_type
 
     def get_kernel(self, name: str) -> "Kernel":
-        if self._target_type != "cubin" or f"__global__ void {name}(" not in self._code:
+        declared = re.search(rf"__global__ void {name}\((.*)\)", self._code)
+        if self._target_type != "cubin" or not declared:
             raise CUDAError("CUDA_ERROR_NOT_FOUND: no such kernel")
-        return Kernel(name)
+        return Kernel(name, declared[1].split(", "))
 
 
 class Kernel:
-    """Runs as what its name says: `where_am_i(seen, cycles)` has each block write its SM."""
+    """Runs as what tests.simulation.kernels has under its name."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, parameters: Sequence[str]) -> None:
         self._name = name
+        self._parameters = parameters
+
+    def _check(self, arguments: Sequence[Any]) -> None:
+        """Nobody else checks an argument against what the kernel declares: too few bytes are read from beyond."""
+        if (given := list(map(_declared, arguments))) != (wanted := [_type(text) for text in self._parameters]):
+            raise Misuse(f"{self._name} takes {wanted}, but was given {given}")
+
+
+def _type(text: str) -> str:
+    return "pointer" if "*" in text else text.rpartition(" ")[0]
+
+
+def _declared(argument: Any) -> str:
+    return "pointer" if isinstance(argument, Buffer) else {"uint32": "unsigned", "int": "long long"}[type(argument).__name__]
 
 
 @dataclass
@@ -225,14 +311,8 @@ class Launch:
 
     def __call__(self, stream: Stream, config: LaunchConfig, kernel: Kernel, *kernel_args: Any) -> None:
         self._gpu.enter("launch", current=True)
-        seen, cycles = kernel_args
-        if seen.size < 4 * config.grid or cycles <= 0 or config.block > 1024:
-            raise Misuse(f"{kernel._name} writes beyond its memory, or does not fill an SM")
-
-        def execute() -> None:
-            if seen.handle not in self._gpu.allocated:
-                raise Misuse("the device wrote to memory that was freed")
-            placed = self._gpu.run_blocks(stream._stream, config.grid)
-            ctypes.memmove(seen.handle, (ctypes.c_uint32 * config.grid)(*placed), 4 * config.grid)
-
-        stream._stream.pending.append(execute)
+        kernel._check(kernel_args)
+        if config.block > 1024:
+            raise CUDAError("CUDA_ERROR_INVALID_VALUE: a block has 1024 threads at most")
+        values = [argument.handle if isinstance(argument, Buffer) else int(argument) for argument in kernel_args]
+        stream._stream.put(Operation(KERNELS[kernel._name](self._gpu, stream._stream, config.grid, *values)))

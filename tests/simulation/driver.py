@@ -5,11 +5,27 @@ from enum import IntEnum
 from typing import Any
 
 from . import gpu as hardware
-from .gpu import CUDAError, Gpu
+from .errors import CUDAError
+from .gpu import Gpu
+from .streams import Graph
 
 CU_MEMHOSTREGISTER_PORTABLE = 1
 CU_MEMHOSTREGISTER_DEVICEMAP = 2
-SUCCESS = "CUDA_SUCCESS"
+
+
+class CUresult(IntEnum):
+    """Failures are their names, with an explanation."""
+
+    CUDA_SUCCESS = 0
+
+
+class CUstreamCaptureMode(IntEnum):
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+
+
+class CUpointer_attribute(IntEnum):
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
 
 
 class CUdevResourceType(IntEnum):
@@ -37,7 +53,7 @@ class CUdevResource:
 
 def handle_return(result: tuple[Any, ...]) -> Any:
     """As cuda.core's: raise for a result that is not success, else return what comes after it."""
-    if result[0] != SUCCESS:
+    if result[0] != CUresult.CUDA_SUCCESS:
         raise CUDAError(result[0])
     return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
 
@@ -48,13 +64,15 @@ class Driver:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
-    def _call(self, name: str, body: Callable[[], Any], current: bool = False) -> tuple[Any, ...]:
+    def _call(self, name: str, body: Callable[[], Any], current: bool = False, gives: bool = False) -> tuple[Any, ...]:
+        """A call that `gives` something gives None where it fails."""
+        success = CUresult.CUDA_SUCCESS
         try:
             self._gpu.enter(name, current)
             result = body()
         except CUDAError as error:
-            return (str(error),)
-        return (SUCCESS,) if result is None else (SUCCESS, *result) if isinstance(result, tuple) else (SUCCESS, result)
+            return (str(error), None) if gives else (str(error),)
+        return (success,) if result is None else (success, *result) if isinstance(result, tuple) else (success, result)
 
     def cuDeviceGetDevResource(self, device: int, typename: int) -> tuple[Any, ...]:
         return self._call("cuDeviceGetDevResource", lambda: CUdevResource(self._gpu.whole()))
@@ -96,3 +114,36 @@ class Driver:
 
     def cuMemHostUnregister(self, p: int) -> tuple[Any, ...]:
         return self._call("cuMemHostUnregister", lambda: self._gpu.unpin(p), current=True)
+
+    def cuPointerGetAttribute(self, attribute: CUpointer_attribute, ptr: int) -> tuple[Any, ...]:
+        def body() -> int:
+            if not self._gpu.is_reachable(ptr):
+                raise CUDAError("CUDA_ERROR_INVALID_VALUE: not a pointer of CUDA's")
+            return 1  # CU_MEMORYTYPE_HOST
+
+        return self._call("cuPointerGetAttribute", body, current=True, gives=True)
+
+    def cuStreamBeginCapture(self, hStream: int, mode: CUstreamCaptureMode) -> tuple[Any, ...]:
+        thread_local = mode == CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        stream = self._gpu.find_stream(hStream)
+        return self._call("cuStreamBeginCapture", lambda: self._gpu.begin_capture(stream, thread_local), current=True)
+
+    def cuStreamEndCapture(self, hStream: int) -> tuple[Any, ...]:
+        """The capture has ended even where this fails."""
+        stream = self._gpu.find_stream(hStream)
+        answer = self._call("cuStreamEndCapture", lambda: self._gpu.end_capture(stream), current=True, gives=True)
+        stream.capture = self._gpu.here.capture = None
+        return answer
+
+    def cuGraphInstantiate(self, hGraph: Graph, flags: int) -> tuple[Any, ...]:
+        return self._call("cuGraphInstantiate", lambda: self._gpu.instantiate(hGraph), current=True, gives=True)
+
+    def cuGraphLaunch(self, hGraphExec: Graph, hStream: int) -> tuple[Any, ...]:
+        stream = self._gpu.find_stream(hStream)
+        return self._call("cuGraphLaunch", lambda: self._gpu.launch_graph(hGraphExec, stream), current=True)
+
+    def cuGraphExecDestroy(self, hGraphExec: Graph) -> tuple[Any, ...]:
+        return self._call("cuGraphExecDestroy", lambda: self._gpu.destroy_graph(hGraphExec), current=True)
+
+    def cuGraphDestroy(self, hGraph: Graph) -> tuple[Any, ...]:
+        return self._call("cuGraphDestroy", lambda: self._gpu.destroy_graph(hGraph), current=True)

@@ -1,21 +1,21 @@
-"""The simulated GPU: SMs, splits, green contexts, streams, pinned memory, a log of every call, and faults on demand."""
+"""The simulated GPU: SMs, splits, green contexts, memory, graphs, a log of every call, and faults on demand."""
 
+import ctypes
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
+from typing import NamedTuple
+from weakref import WeakSet
+
+from .errors import CUDAError, Misuse
+from .memory import FREED, Region, new_region
+from .streams import Capture, Graph, Operation, Stream
 
 MIB = 1 << 20
 STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ECC_UNCORRECTABLE"}
-
-
-class CUDAError(Exception):
-    """As cuda.core's: the name of the result, a colon, an explanation."""
-
-
-class Misuse(AssertionError):
-    """What the real driver answers with a leak, a crash or nothing at all."""
 
 
 @dataclass
@@ -26,14 +26,11 @@ class Resource:
     split: int
 
 
-@dataclass
-class Stream:
-    """Work that runs when somebody waits for it."""
+class Capability(NamedTuple):
+    """A compute capability."""
 
-    context: "Context"
-    handle: int
-    pending: deque[Callable[[], None]] = field(default_factory=deque)
-    closed: bool = False
+    major: int
+    minor: int
 
 
 @dataclass
@@ -67,7 +64,20 @@ class Gpu:
         self.free = 80 * 1024 * MIB
         self.contexts: list[Context] = []
         self.pinned: dict[int, int] = {}
-        self.allocated: dict[int, object] = {}
+        self.allocated: dict[int, Region] = {}
+        self.freed: list[Region] = []
+        self.graphs: list[Graph] = []
+        """Those not destroyed, executable ones included."""
+        self.events: WeakSet[object] = WeakSet()
+        """Those not closed."""
+        self.executions: WeakSet[object] = WeakSet()
+        """TensorRT's execution contexts."""
+        self.plans: dict[bytes, bytes] = {}
+        """The ONNX of plans that do not carry theirs."""
+        self.capturable = True
+        """Whether TensorRT's work can be captured."""
+        self.unresolved: list[str] = []
+        """Tensors of which TensorRT says that it lacks something to know their shape."""
         self.nvrtc = True
         self.confines = True
         """Whether streams stay on their context's SMs; if not, blocks run anywhere."""
@@ -82,8 +92,11 @@ class Gpu:
         """Make the n-th call of this name from now fail; a sticky error loses the device."""
         self._faults[call, self._calls[call] + nth] = error
 
-    def enter(self, call: str, current: bool = False) -> None:
-        """Every call comes by: log it, and raise what was asked for or what is due. `current`: it needs a context."""
+    def enter(self, call: str, current: bool = False, safe: bool = True) -> None:
+        """Every call comes by: log it, and raise what was asked for or what is due.
+
+        `current`: it needs a context; not `safe`: it spoils a capture that its thread has begun.
+        """
         self._calls[call] += 1
         self.log.append(call)
         if fault := self._faults.pop((call, self._calls[call]), ""):
@@ -93,6 +106,13 @@ class Gpu:
             raise CUDAError(f"{self.lost}: and ever after")
         if current and not getattr(self.here, "current", False):
             raise CUDAError("CUDA_ERROR_INVALID_CONTEXT: this thread has no context")
+        if not safe and (capture := getattr(self.here, "capture", None)):
+            raise capture.spoil()
+
+    def lose(self, error: str) -> CUDAError:
+        """What comes of work that went wrong on the device: an error now, and ever after."""
+        self.lost = error
+        return CUDAError(f"{error}: on the device")
 
     def whole(self) -> Resource:
         return Resource(tuple(range(self.sms)), 0)
@@ -134,12 +154,6 @@ class Gpu:
         (stream,) = [stream for context in self.contexts for stream in context.streams if stream.handle == handle]
         return stream
 
-    def synchronise(self, stream: Stream) -> None:
-        if stream.closed:
-            raise Misuse("a destroyed stream was waited for")
-        while stream.pending:
-            stream.pending.popleft()()
-
     def destroy_stream(self, stream: Stream) -> None:
         if stream.closed or stream.context.closed:
             raise Misuse("a stream was destroyed twice, or after its context")
@@ -150,6 +164,8 @@ class Gpu:
     def destroy_context(self, context: Context) -> None:
         if context.closed or any(not stream.closed for stream in context.streams):
             raise Misuse("a context was destroyed twice, or before its streams")
+        if any(graph.context is context for graph in self.graphs) and not self.lost:
+            raise Misuse("a context was destroyed before its graphs")
         context.closed = True
         self.contexts.remove(context)
         self.free += 5 * MIB
@@ -164,6 +180,84 @@ class Gpu:
         if address not in self.pinned:
             raise CUDAError("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: or not from its start")
         del self.pinned[address]
+
+    def allocate(self, nbytes: int) -> int:
+        region = new_region(nbytes)
+        self.allocated[region.address] = region
+        self.free -= nbytes
+        return region.address
+
+    def release(self, address: int) -> None:
+        region = self.allocated.pop(address)
+        region.poison(FREED)
+        self.freed.append(region)
+        self.free += region.nbytes
+
+    def release_on(self, stream: Stream | None, address: int) -> None:
+        """Once what is on the stream has run; at once without one, or when nothing runs any more."""
+        if stream and stream.pending and not self.lost:
+            stream.put(Operation(partial(self.release, address)))
+        else:
+            self.release(address)
+
+    def is_reachable(self, address: int, nbytes: int = 1) -> bool:
+        """Whether the device may use this memory: it was allocated, or is pinned."""
+        pinned = any(start <= address and address + nbytes <= start + size for start, size in self.pinned.items())
+        return pinned or any(region.holds(address, nbytes) for region in self.allocated.values())
+
+    def reach(self, address: int, nbytes: int) -> int:
+        """For work on the device: use this memory."""
+        if any(region.holds(address, 1) for region in self.freed):
+            raise Misuse("the device used memory that was freed")
+        if not self.is_reachable(address, nbytes):
+            raise self.lose("CUDA_ERROR_ILLEGAL_ADDRESS")
+        return address
+
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """For work on the device."""
+        if nbytes:
+            ctypes.memmove(self.reach(target, nbytes), self.reach(source, nbytes), nbytes)
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """For work on the device."""
+        return ctypes.string_at(self.reach(address, nbytes), nbytes)
+
+    def write(self, address: int, data: bytes) -> None:
+        """For work on the device."""
+        ctypes.memmove(self.reach(address, len(data)), data, len(data))
+
+    def begin_capture(self, stream: Stream, thread_local: bool) -> None:
+        if stream.capture:
+            raise CUDAError("CUDA_ERROR_ILLEGAL_STATE: captured already")
+        stream.capture = Capture(thread_local)
+        self.here.capture = stream.capture if thread_local else None
+
+    def end_capture(self, stream: Stream) -> Graph:
+        capture = stream.capture
+        if not capture or capture.thread != threading.get_ident():
+            raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: or none")
+        if capture.spoilt:
+            raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: by an earlier call")
+        return self.add_graph(Graph(stream.context, capture.operations, next(self._handles)))
+
+    def instantiate(self, graph: Graph) -> Graph:
+        if graph not in self.graphs:
+            raise Misuse("a destroyed graph was instantiated")
+        return self.add_graph(Graph(graph.context, graph.operations, next(self._handles)))
+
+    def add_graph(self, graph: Graph) -> Graph:
+        self.graphs.append(graph)
+        return graph
+
+    def launch_graph(self, graph: Graph, stream: Stream) -> None:
+        if graph not in self.graphs:
+            raise Misuse("a destroyed graph was launched")
+        graph.launch(stream)
+
+    def destroy_graph(self, graph: Graph) -> None:
+        if graph not in self.graphs or (graph.in_flight and not self.lost):
+            raise Misuse("a graph was destroyed twice, or in flight")
+        self.graphs.remove(graph)
 
     def run_blocks(self, stream: Stream, blocks: int) -> list[int]:
         """The SM of each block, when it comes to it: in turn over those of the stream's context."""

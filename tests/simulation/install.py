@@ -1,4 +1,4 @@
-"""Puts the simulation where `import cuda.core` finds it, and imports the real partitions.cuda on top of it."""
+"""Puts the simulation where imports find it, and imports the real partitions.cuda and engines.tensorrt on top of it."""
 
 import importlib
 import sys
@@ -10,17 +10,25 @@ from typing import Any
 import pytest
 
 from . import core, driver
-from .gpu import CUDAError, Gpu
+from .errors import CUDAError
+from .gpu import Gpu
 
 OURS = ("partitions.cuda", "partitions.faults", "partitions.green", "partitions.smid")
+OURS += ("engines.tensorrt", "engines.tensorrt_run", "engines.copies")
+TENSORRT = ("tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindings")
 
 
 @contextmanager
-def installed(gpu: Gpu) -> Iterator[Any]:
-    """While the block runs, this is the machine's only GPU; gives the module partitions.cuda as imported there."""
+def installed(gpu: Gpu, library: ModuleType | None = None) -> Iterator[Any]:
+    """While the block runs, this is the machine's only GPU; gives the module partitions.cuda as imported there.
+
+    `library`, where given, is its only TensorRT: what `tensorrt.library` makes.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, module in _modules(gpu).items():
             patch.setitem(sys.modules, name, module)
+        for name in TENSORRT if library else ():
+            patch.setitem(sys.modules, name, library if name == library.__name__ else None)
         for name in OURS:
             patch.setitem(sys.modules, name, ModuleType(name))
             del sys.modules[name]
@@ -36,29 +44,32 @@ def public(module: ModuleType) -> dict[str, Any]:
     }
 
 
+def bound(module: ModuleType, gpu: Gpu) -> dict[str, Any]:
+    """The same, where a class that is not made by another one learns its GPU."""
+    return {name: _bound(value, gpu) for name, value in public(module).items()}
+
+
 def _modules(gpu: Gpu) -> dict[str, ModuleType]:
     functions = driver.Driver(gpu)
     calls = {name: getattr(functions, name) for name in dir(functions) if name.startswith("cu")}
-    bindings = _module("cuda.bindings.driver", {**public(driver), **calls})
-    classes = {name: _bound(value, gpu) for name, value in public(core).items()}
-    errors = _module("cuda.core._utils.cuda_utils", {"CUDAError": CUDAError, "handle_return": driver.handle_return})
+    bindings = make_module("cuda.bindings.driver", {**public(driver), **calls})
+    errors = make_module("cuda.core._utils.cuda_utils", {"CUDAError": CUDAError, "handle_return": driver.handle_return})
     found = [
-        _module("cuda", {}),
-        _module("cuda.bindings", {"driver": bindings}),
+        make_module("cuda", {}),
+        make_module("cuda.bindings", {"driver": bindings}),
         bindings,
-        _module("cuda.core", {**classes, "launch": core.Launch(gpu)}),
-        _module("cuda.core._utils", {"cuda_utils": errors}),
+        make_module("cuda.core", {**bound(core, gpu), "launch": core.Launch(gpu)}),
+        make_module("cuda.core._utils", {"cuda_utils": errors}),
         errors,
     ]
     return {module.__name__: module for module in found}
 
 
 def _bound(value: Any, gpu: Gpu) -> Any:
-    """A class that is not made by another one learns its GPU here."""
     return type(value.__name__, (value,), {"_gpu": gpu}) if "_gpu" in vars(value).get("__annotations__", {}) else value
 
 
-def _module(name: str, contents: dict[str, Any]) -> ModuleType:
+def make_module(name: str, contents: dict[str, Any]) -> ModuleType:
     module = ModuleType(name)
     vars(module).update(contents)
     return module

@@ -1,0 +1,110 @@
+"""A partition of a simulated GPU with a simulated TensorRT, for tests of engines.tensorrt and its neighbours."""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from engines import Room, Tensor, load_engine
+from engines.artifact import Artifact
+from engines.profiles import Profile, Range
+from tests.engines.small import model
+from tests.engines.tensors import Array, Memory
+from tests.simulation import Gpu, installed
+from tests.simulation.tensorrt import Ranges, library, make_plan
+
+AFFINE = "affine (float[n, 3] x) => (float[n, 3] y) <float three = {3}> { t = Add(x, x) y = Sub(t, three) }"
+ROWS: Ranges = {"x": [(0, 3), (2, 3), (8, 3)]}
+
+SEVERAL = """several (float[n, 3] a, int64[n] b) => (float[n, 3] sum, int64[n] more, float[n, 6] both)
+{ sum = Add(a, a) more = Add(b, b) both = Concat<axis = 1>(a, sum) }"""
+TWO: Ranges = {"a": [(1, 3), (2, 3), (5, 3)], "b": [(1,), (2,), (5,)]}
+
+
+class Bench:
+    """The calling thread is attached to the partition."""
+
+    def __init__(self, gpu: Gpu, cuda: Any, folder: Path) -> None:
+        self.gpu = gpu
+        self.cuda = cuda
+        self.folder = folder
+        self.device = cuda.open_cuda()
+        self.partition = self.device.carve([0])
+        self.partition.attach()
+        self.tensorrt = importlib.import_module("engines.tensorrt")
+        self.copies = importlib.import_module("engines.copies")
+        self._pins: list[Any] = []
+        self._plans = 0
+
+    def plan(self, text: str = AFFINE, ranges: Ranges = ROWS, **facts: Any) -> Path:
+        """A bare plan."""
+        self._plans += 1
+        path = self.folder / f"{text.split()[0]}{self._plans}.plan"
+        path.write_bytes(make_plan(model(text), ranges, **facts))
+        return path
+
+    def artifact(self, text: str = AFFINE, ranges: Ranges = ROWS, **fields: Any) -> Path:
+        """An engine file."""
+        path = self.plan(text, ranges)
+        onnx = path.with_suffix(".onnx")
+        onnx.write_bytes(model(text))
+        profile = Profile({name: Range(*(tuple(shape) for shape in shapes)) for name, shapes in ranges.items()})
+        given = {"library": "tensorrt_rtx", "version": "1.6.1.120", "targets": (), "source": "5ea1", **fields}
+        path.write_bytes(Artifact(signature=load_engine(onnx).signature, profiles=(profile,), **given).pack(path.read_bytes()))
+        return path
+
+    def load(self, path: Path) -> Any:
+        return load_engine(path, self.device)
+
+    def bind(self, text: str = AFFINE, ranges: Ranges = ROWS) -> Any:
+        return self.load(self.plan(text, ranges)).bind(self.partition)
+
+    def pinned(self, *arrays: Array) -> list[Tensor]:
+        """The arrays in memory that the GPU reads."""
+        tensors = []
+        for array in arrays:
+            memory = self.memory(max(1, array.nbytes))
+            memory.bytes[: array.nbytes] = np.frombuffer(array.tobytes(), np.uint8)
+            tensors.append(Tensor(array.shape, memory.room.address, array.nbytes))
+        return tensors
+
+    def room(self, nbytes: int = 4096) -> Room:
+        """Memory that the GPU writes to."""
+        return self.memory(nbytes).room
+
+    def memory(self, nbytes: int) -> Memory:
+        """Pinned memory, which is there as long as the bench."""
+        memory = Memory(nbytes)
+        self._pins.append((memory, self.device.pin(*memory.room)))
+        return memory
+
+    def holdings(self) -> tuple[int, int, int, int, int]:
+        """How much there is of what has to be freed: memory, graphs, events, execution contexts, bytes."""
+        gpu = self.gpu
+        return len(gpu.allocated), len(gpu.graphs), len(gpu.events), len(gpu.executions), gpu.free
+
+    def close(self) -> None:
+        """A lost device is left as it is."""
+        if self.gpu.lost:
+            return
+        for _, pin in self._pins:
+            pin.close()
+        self.partition.close()
+        self.device.close()
+
+
+@contextmanager
+def opened(folder: Path, module: ModuleType | None = None, gpu: Gpu | None = None) -> Iterator[Bench]:
+    """A bench on a new GPU; `module` is its TensorRT."""
+    gpu = gpu or Gpu()
+    with installed(gpu, module or library(gpu)) as cuda:
+        yield Bench(gpu, cuda, folder)
+
+
+def affine(array: Array) -> Array:
+    """What AFFINE computes."""
+    return 2 * array - 3

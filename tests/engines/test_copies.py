@@ -1,0 +1,165 @@
+"""The two copy kernels' host side, on a simulated GPU; what the kernels themselves do is tried in tests/gpu."""
+
+from collections.abc import Iterator
+from ctypes import c_uint32
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from partitions import DeviceLost, PartitionError
+from tests.engines.simulated import Bench, opened
+from tests.engines.tensors import UNTOUCHED, Memory
+from tests.simulation import Misuse
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with opened(tmp_path) as bench:
+        yield bench
+        bench.close()
+
+
+@pytest.fixture
+def copier(bench: Bench) -> Iterator[Any]:
+    """One input and one output."""
+    copier = open_copier(bench, 1, 2)
+    yield copier
+    copier.close()
+
+
+def open_copier(bench: Bench, inputs: int, rows: int) -> Any:
+    device = bench.device.make_current()
+    return bench.copies.open_copier(device, bench.partition.stream, bench.copies.compile_kernels(device), inputs, rows)
+
+
+class Lane:
+    """Pinned memory that goes in, and pinned memory that comes out, through memory of the device."""
+
+    def __init__(self, bench: Bench, nbytes: int, seed: int) -> None:
+        self.nbytes = nbytes
+        self.source, self.target = Memory(max(1, nbytes)), Memory(max(1, nbytes))
+        self.source.bytes[:] = np.random.default_rng(seed).integers(0, 255, len(self.source.bytes))
+        self.pins = [bench.device.pin(*memory.room) for memory in (self.source, self.target)]
+
+    def spans(self, device: int) -> list[tuple[int, int, int]]:
+        return [(self.source.room.address, device, self.nbytes), (device, self.target.room.address, self.nbytes)]
+
+    def arrived(self) -> bool:
+        return bytes(self.target.bytes[: self.nbytes]) == bytes(self.source.bytes[: self.nbytes])
+
+    def close(self) -> None:
+        for pin in self.pins:
+            pin.close()
+
+
+def push(bench: Bench, copier: Any, sequence: int, lane: Lane, device: int) -> None:
+    copier.write(sequence, lane.spans(device))
+    copier.bring_in(bench.partition.stream)
+    copier.take_out(bench.partition.stream)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 15, 16, 4097])
+def test_an_input_goes_to_the_device_and_an_output_comes_back(bench: Bench, copier: Any, nbytes: int) -> None:
+    middle = bench.device.make_current().allocate(8192, stream=bench.partition.stream)
+    lane = Lane(bench, nbytes, 1)
+    push(bench, copier, 0, lane, int(middle.handle))
+    assert (lane.target.bytes == UNTOUCHED).all()
+    bench.partition.stream.sync()
+    assert lane.arrived()
+    middle.close()
+    lane.close()
+
+
+def test_every_inference_in_flight_has_a_table_of_its_own_and_the_ring_goes_round(bench: Bench, copier: Any) -> None:
+    middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
+    length = bench.copies.LENGTH
+    lanes = [Lane(bench, 48, seed) for seed in range(3 * length)]
+    for start in range(0, len(lanes), length):
+        for sequence in range(start, start + length):
+            push(bench, copier, sequence, lanes[sequence], int(middle.handle))
+        bench.partition.stream.sync()
+    assert all(lane.arrived() for lane in lanes)
+    middle.close()
+    for lane in lanes:
+        lane.close()
+
+
+def test_the_count_of_inferences_goes_round_in_step_with_the_host_s(bench: Bench, copier: Any) -> None:
+    """The device counts in 32 bits, of which the ring's length is a divisor; the host does not end."""
+    middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
+    bench.partition.stream.sync()
+    c_uint32.from_address(int(copier._state.handle)).value = 2**32 - 1
+    for sequence in range(2**32 - 1, 2**32 + 2):
+        lane = Lane(bench, 32, sequence)
+        push(bench, copier, sequence, lane, int(middle.handle))
+        bench.partition.stream.sync()
+        assert lane.arrived()
+        lane.close()
+    middle.close()
+
+
+def test_a_table_that_is_written_over_too_early_is_found_out(bench: Bench, copier: Any) -> None:
+    """The simulation reads a table when the stream comes to it, as the device does."""
+    middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
+    early, late = (Lane(bench, 48, seed) for seed in range(2))
+    push(bench, copier, 0, early, int(middle.handle))
+    copier.write(bench.copies.LENGTH, late.spans(int(middle.handle)))
+    bench.partition.stream.sync()
+    assert late.arrived()
+    assert (early.target.bytes == UNTOUCHED).all()
+    middle.close()
+    for lane in (early, late):
+        lane.close()
+
+
+def test_a_copier_describes_itself_and_frees_its_memory(bench: Bench) -> None:
+    before = bench.holdings()
+    copier = open_copier(bench, 2, 5)
+    assert repr(copier) == "<Copier of 5 tensors>"
+    assert bench.holdings()[0] == before[0] + 2
+    copier.close()
+    copier.close()
+    assert bench.holdings() == before
+
+
+def test_a_table_has_a_row_for_every_tensor(copier: Any) -> None:
+    with pytest.raises(ValueError, match="broadcast"):
+        copier.write(0, [(1, 2, 3)] * 3)
+
+
+@pytest.mark.parametrize("call", ["LegacyPinnedMemoryResource.allocate", "Device.allocate", "Buffer.fill", "Stream.sync"])
+def test_a_ring_that_cannot_be_made_leaves_nothing_behind(bench: Bench, call: str) -> None:
+    before = bench.holdings()
+    bench.gpu.fail(call)
+    with pytest.raises(PartitionError, match="making the ring of copies: CUDA_ERROR_OUT_OF_MEMORY") as caught:
+        open_copier(bench, 1, 2)
+    assert not isinstance(caught.value, DeviceLost)
+    del caught
+    bench.partition.stream.sync()
+    assert bench.holdings() == before
+    bench.gpu.fail(call, error="CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(DeviceLost):
+        open_copier(bench, 1, 2)
+
+
+def test_kernels_that_cannot_be_compiled_are_said_to_be(bench: Bench) -> None:
+    device = bench.device.make_current()
+    bench.gpu.fail("Program", error="NVRTC_ERROR_COMPILATION")
+    with pytest.raises(PartitionError, match="compiling the copy kernels: NVRTC_ERROR_COMPILATION"):
+        bench.copies.compile_kernels(device)
+
+
+def test_without_nvrtc_the_package_to_install_is_named(bench: Bench) -> None:
+    device = bench.device.make_current()
+    bench.gpu.nvrtc = False
+    with pytest.raises(PartitionError, match="compiling the copy kernels needs NVRTC, pip install nvidia-cuda-nvrtc"):
+        bench.copies.compile_kernels(device)
+
+
+def test_the_simulation_holds_arguments_against_what_the_kernel_declares(bench: Bench, copier: Any) -> None:
+    ring, length, *others = copier._arguments
+    copier._arguments = (ring, int(length), *others)
+    with pytest.raises(Misuse, match=r"bring_in takes \['pointer', 'unsigned', .*but was given \['pointer', 'long long'"):
+        copier.bring_in(bench.partition.stream)

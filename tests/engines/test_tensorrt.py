@@ -1,0 +1,309 @@
+"""Plans that are loaded, refused, and bound to partitions of a simulated GPU."""
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import ModelRefused, TensorMismatch, load_engine
+from engines.settings import RuntimeSettings
+from engines.tensorrt_api import LIBRARIES, find_tensorrt
+from partitions import DeviceLost
+from partitions.cpu import open_cpu
+from tests.engines.simulated import AFFINE, SEVERAL, TWO, Bench, affine, opened
+from tests.engines.small import model
+from tests.engines.tensors import run
+from tests.models import DISTINCT
+from tests.simulation import Gpu
+from tests.simulation.building import building
+from tests.simulation.tensorrt import CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy, library
+
+DATA = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with opened(tmp_path) as bench:
+        yield bench
+        bench.close()
+
+
+def test_a_bare_plan_says_itself_what_it_takes_and_gives(bench: Bench) -> None:
+    path = bench.plan(SEVERAL, TWO)
+    engine = bench.load(path)
+    assert engine.platform == "tensorrt_plan"
+    assert repr(engine) == (
+        f"<TensorRTEngine {path.name} <Signature a FP32[-1, 3], b INT64[-1] -> "
+        "sum FP32[-1, 3], more INT64[-1], both FP32[-1, 6], batch none>, TensorRT-RTX 1.6.1.120>"
+    )
+    assert engine.signature.inputs[1].limits == ((1, 5),)
+    assert engine.signature.max_batch == 0
+
+
+def test_an_engine_file_remembers_the_names_of_sizes(bench: Bench) -> None:
+    engine = bench.load(bench.artifact(SEVERAL, TWO))
+    assert [spec.dims for spec in engine.signature.inputs] == [("n", 3), ("n",)]
+    assert [spec.limits for spec in engine.signature.inputs] == [((1, 5), (3, 3)), ((1, 5),)]
+    with pytest.raises(TensorMismatch, match=r"input 'b': dimension 0 of shape .* is 3; dimension 'n' is 2 elsewhere"):
+        engine.signature.check([(2, 3), (3,)])
+    with pytest.raises(TensorMismatch, match=r"input 'a': dimension 0 of shape .* is 6; the engine was built for 1 to 5"):
+        engine.signature.check([(6, 3), (6,)])
+
+
+def test_an_engine_without_dynamic_sizes_has_no_limits(bench: Bench) -> None:
+    engine = bench.load(bench.plan("fixed (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }", {}))
+    assert engine.signature.inputs[0].limits == ()
+    executor = engine.bind(bench.partition)
+    assert run(executor, DATA)[0].tolist() == (2 * DATA).tolist()
+    executor.close()
+    engine.close()
+
+
+@pytest.mark.parametrize("make", [Bench.plan, Bench.artifact])
+def test_bound_it_computes_and_closed_it_holds_nothing(bench: Bench, make: Callable[..., Path]) -> None:
+    engine, before = bench.load(make(bench)), bench.holdings()
+    executor = engine.bind(bench.partition)
+    assert executor.engine is engine
+    assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
+    executor.close()
+    engine.close()
+    assert bench.holdings() == before
+
+
+def test_binding_runs_the_best_shape_until_its_graph_was_launched(bench: Bench) -> None:
+    executor = bench.bind(AFFINE, {"x": [(1, 3), (5, 3), (8, 3)]})
+    launched, captured = bench.gpu.log.count("cuGraphLaunch"), bench.gpu.log.count("cuGraphInstantiate")
+    assert (launched, captured) == (2, 1)
+    run(executor, np.zeros((5, 3), np.float32))
+    assert bench.gpu.log.count("cuGraphLaunch") == 3
+    assert bench.gpu.log.count("cuGraphInstantiate") == 1
+    executor.close()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"version": "1.7.1.116"}, "built with tensorrt_rtx 1.7.1.116, but this is tensorrt_rtx 1.6.1.120"),
+        ({"library": "tensorrt"}, "the plan is for tensorrt 1.6.1.120, but this is tensorrt_rtx 1.6.1.120"),
+        ({"targets": ("8.6", "12.0")}, "built for compute capabilities 8.6, 12.0, but the GPU has 9.0"),
+    ],
+)
+def test_an_engine_file_for_something_else_is_refused_before_the_library_sees_it(
+    bench: Bench, fields: dict[str, Any], why: str
+) -> None:
+    """F70, F78."""
+    with pytest.raises(ModelRefused, match=rf"affine1.plan: {why}"):
+        bench.load(bench.artifact(**fields))
+    assert "Runtime.deserialize_cuda_engine" not in bench.gpu.log
+
+
+def test_a_plan_that_the_library_cannot_load_is_refused_with_its_words(bench: Bench) -> None:
+    """F78."""
+    path = bench.folder / "junk.plan"
+    path.write_bytes(b"junk")
+    with pytest.raises(ModelRefused, match=r"junk\.plan: TensorRT-RTX 1\.6\.1\.120 cannot load it: Serialization"):
+        bench.load(path)
+    with pytest.raises(ModelRefused, match="No such file"):
+        bench.load(bench.folder / "absent.plan")
+
+
+def test_a_plan_with_streams_of_its_own_is_refused(bench: Bench) -> None:
+    """F75: before TensorRT-RTX 1.7 they leave the partition."""
+    engine = bench.load(bench.plan(aux_streams=2))
+    with pytest.raises(ModelRefused, match=r"affine1\.plan: the plan uses 2 streams of its own; .* max_aux_streams 0"):
+        engine.bind(bench.partition)
+
+
+def test_an_output_whose_size_depends_on_data_is_refused(bench: Bench) -> None:
+    """F32, F67."""
+    engine, before = bench.load(bench.plan(DISTINCT, {"x": [(1,), (5,), (9,)]})), bench.holdings()
+    with pytest.raises(ModelRefused, match="the size of output 'y' depends on data, which is not served"):
+        engine.bind(bench.partition)
+    gc.collect()
+    assert bench.holdings() == before
+
+
+def test_a_partition_of_a_cpu_is_refused(bench: Bench) -> None:
+    engine, partition = bench.load(bench.plan()), open_cpu().carve([0])
+    with pytest.raises(ModelRefused, match=r"affine1\.plan: TensorRT serves partitions of a GPU, not <CpuPartition"):
+        engine.bind(partition)
+    partition.close()
+
+
+def test_a_partition_that_was_closed_is_refused(bench: Bench) -> None:
+    engine, partition = bench.load(bench.plan()), bench.device.carve([1])
+    partition.close()
+    with pytest.raises(ModelRefused, match="cannot take another thread"):
+        engine.bind(partition)
+
+
+def test_a_context_that_the_library_does_not_give_is_refused_with_its_words(bench: Bench) -> None:
+    engine = bench.load(bench.plan())
+    bench.gpu.fail("ICudaEngine.create_execution_context")
+    with pytest.raises(ModelRefused, match=r"TensorRT-RTX 1\.6\.1\.120 gives no context: CUDA_ERROR_OUT_OF_MEMORY"):
+        engine.bind(bench.partition)
+
+
+# What goes wrong.
+
+
+def steps(folder: Path) -> list[tuple[str, int]]:
+    """Every call that binding makes, and the how-manieth of its name it is."""
+    with opened(folder) as bench:
+        engine, begun = bench.load(bench.plan()), len(bench.gpu.log)
+        engine.bind(bench.partition).close()
+        calls = bench.gpu.log[begun:]
+    end = calls.index("cuGraphExecDestroy") - 3  # From there on it is closed.
+    told = [call for call in calls[:end] if call not in ("Buffer.close", "Event.close", "IExecutionContext.__del__")]
+    return [(call, told[: index + 1].count(call)) for index, call in enumerate(told)]
+
+
+def outcome(engine: Any, partition: Any) -> str:
+    """What comes of binding and closing: the kind of the error and its text, or nothing."""
+    try:
+        engine.bind(partition).close()
+    except (ModelRefused, DeviceLost) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_binding_that_fails_at_any_step_frees_what_it_made(tmp_path: Path, bench: Bench) -> None:
+    """Or it gets by without that step; and the next one is right."""
+    engine, before, refused = bench.load(bench.plan()), bench.holdings(), set()
+    for call, nth in steps(tmp_path):
+        if call == "cuGraphDestroy":
+            continue  # What cannot be destroyed stays.
+        bench.gpu.fail(call, nth)
+        if said := outcome(engine, bench.partition):
+            assert said.startswith("ModelRefused: "), call
+            assert "CUDA_ERROR_OUT_OF_MEMORY: as told" in said, call
+            refused.add(call)
+        bench.partition.stream.sync()
+        if bench.holdings() != before:
+            gc.collect()  # The error's traceback held something.
+        assert bench.holdings() == before, call
+    assert refused >= {
+        "Device.set_current", "ICudaEngine.create_runtime_config", "ICudaEngine.create_execution_context", "Device.allocate",
+        "Program", "LegacyPinnedMemoryResource.allocate", "Buffer.fill", "Stream.sync", "Device.create_event", "launch",
+        "IExecutionContext.infer_shapes", "IExecutionContext.execute_async_v3", "Stream.record", "Event.sync", "cuGraphLaunch",
+    }  # fmt: skip
+    executor = engine.bind(bench.partition)
+    assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
+    executor.close()
+
+
+def test_a_device_that_is_lost_at_any_step_of_a_binding_is_said_to_be(tmp_path: Path) -> None:
+    """Once in every call; but where the library gives nothing, its words are all there is."""
+    for call, nth in dict(steps(tmp_path)).items():
+        with opened(tmp_path) as bench:
+            engine = bench.load(bench.plan())
+            bench.gpu.fail(call, nth, "CUDA_ERROR_ECC_UNCORRECTABLE")
+            said = outcome(engine, bench.partition)
+            assert said.startswith("ModelRefused" if call == "ICudaEngine.create_execution_context" else "DeviceLost"), call
+            assert "CUDA_ERROR_ECC_UNCORRECTABLE: " in said, call
+
+
+@pytest.mark.parametrize("call", ["Device.set_current", "Device.compute_capability"])
+def test_a_device_that_cannot_be_asked_refuses_the_model_or_is_lost(bench: Bench, call: str) -> None:
+    path = bench.plan()
+    bench.gpu.fail(call)
+    with pytest.raises(ModelRefused, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        bench.load(path)
+    bench.gpu.fail(call, error="CUDA_ERROR_ILLEGAL_ADDRESS")
+    with pytest.raises(DeviceLost, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        bench.load(path)
+
+
+# How it is run.
+
+
+def configured(bench: Bench, settings: RuntimeSettings | None = None) -> Any:
+    """The configuration of the context that an engine with these settings is bound with."""
+    engine = bench.tensorrt.load_tensorrt(bench.plan(), bench.device, settings)
+    executor = engine.bind(bench.partition)
+    (context,) = bench.gpu.executions
+    executor.close()
+    return context.get_runtime_config()
+
+
+def test_kernels_are_made_before_a_shape_runs_so_that_graphs_keep_the_best(bench: Bench) -> None:
+    """F63."""
+    config = configured(bench)
+    assert config.dynamic_shapes_kernel_specialization_strategy is DynamicShapesKernelSpecializationStrategy.EAGER
+    assert config.cuda_graph_strategy is CudaGraphStrategy.DISABLED
+
+
+def test_strategies_are_those_that_were_asked_for(bench: Bench) -> None:
+    """F39, F45: whenever a context is made."""
+    settings = RuntimeSettings(cuda_graph_strategy="whole_graph_capture", dynamic_shapes_kernel_specialization_strategy="none")
+    for _ in range(2):
+        config = configured(bench, settings)
+        assert config.dynamic_shapes_kernel_specialization_strategy is DynamicShapesKernelSpecializationStrategy.NONE
+        assert config.cuda_graph_strategy is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+
+
+class Plain:
+    """The configuration of a library without strategies."""
+
+
+@pytest.mark.parametrize("lacking", [None, Plain])
+def test_a_library_without_strategies_is_not_asked_for_any(tmp_path: Path, lacking: type | None) -> None:
+    """F46; and nobody is warned of what nobody asked for."""
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, IRuntimeConfig=lacking), gpu) as bench:
+        executor = bench.bind()
+        assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
+        assert bench.gpu.log.count("ICudaEngine.create_runtime_config") == (lacking is not None)
+        executor.close()
+        with pytest.warns(UserWarning, match="has no cuda_graph_strategy: 'whole_graph_capture' has no effect"):
+            configured(bench, RuntimeSettings(cuda_graph_strategy="whole_graph_capture"))
+        bench.close()
+
+
+# ONNX.
+
+
+@pytest.fixture
+def rtx() -> Any:
+    try:
+        return find_tensorrt(["tensorrt_rtx"]).module
+    except ModelRefused as refusal:
+        pytest.skip(str(refusal))
+
+
+def test_an_onnx_file_is_built_once_into_a_folder_beside_it(tmp_path: Path, rtx: Any) -> None:
+    path, gpu = tmp_path / "double.onnx", Gpu()
+    path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
+    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+        engine = load_engine(path, bench.device)
+        assert engine.path.parent == tmp_path / ".greenlane"
+        made = os.stat(engine.path).st_mtime_ns
+        executor = engine.bind(bench.partition)
+        assert run(executor, DATA)[0].tolist() == (2 * DATA).tolist()
+        executor.close()
+        assert os.stat(bench.load(path).path).st_mtime_ns == made
+        bench.close()
+
+
+def test_a_library_that_measures_builds_for_each_kind_of_gpu(tmp_path: Path, rtx: Any) -> None:
+    path = tmp_path / "double.onnx"
+    path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
+    built = set()
+    for name, arch in (("one", "90"), ("another", "90"), ("one", "100")):
+        gpu = Gpu()
+        gpu.name, gpu.arch = name, arch
+        with opened(tmp_path, library(gpu, "tensorrt", **building(gpu, rtx)), gpu) as bench:
+            built |= {bench.load(path).path, bench.load(path).path}
+            bench.close()
+    assert len(built) == 3
+
+
+def test_the_simulated_library_goes_by_one_of_the_real_names() -> None:
+    assert library(Gpu()).__name__ in LIBRARIES["tensorrt_rtx"]

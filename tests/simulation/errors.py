@@ -1,0 +1,9 @@
+"""What the simulation raises."""
+
+
+class CUDAError(Exception):
+    """As cuda.core's: the name of the result, a colon, an explanation."""
+
+
+class Misuse(AssertionError):
+    """What the real driver answers with a leak, a crash or nothing at all."""

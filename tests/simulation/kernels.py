@@ -1,0 +1,56 @@
+"""The project's kernels in Python: each takes the GPU, the stream, the blocks and its arguments, and gives what runs."""
+
+from collections.abc import Callable, Mapping
+from ctypes import c_uint32, c_uint64
+from typing import Any
+
+from .errors import Misuse
+from .gpu import Gpu
+from .streams import Stream
+
+ROW = 24
+"""Bytes of an address from, an address to, and a number of bytes."""
+
+
+def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, cycles: int) -> Callable[[], None]:
+    """Each block writes its SM."""
+    if cycles <= 0:
+        raise Misuse("blocks that end at once do not fill an SM")
+
+    def run() -> None:
+        (c_uint32 * blocks).from_address(gpu.reach(seen, 4 * blocks))[:] = gpu.run_blocks(stream, blocks)
+
+    return run
+
+
+def bring_in(
+    gpu: Gpu, stream: Stream, blocks: int, ring: int, length: int, rows: int, inputs: int, state: int
+) -> Callable[[], None]:
+    """The first `inputs` rows of the table whose turn it is."""
+    return lambda: _copy(gpu, ring + _count(gpu, state).value % length * rows * ROW, range(inputs))
+
+
+def take_out(
+    gpu: Gpu, stream: Stream, blocks: int, ring: int, length: int, rows: int, inputs: int, state: int
+) -> Callable[[], None]:
+    """The other rows, and the next table's turn."""
+
+    def run() -> None:
+        count = _count(gpu, state)
+        _copy(gpu, ring + count.value % length * rows * ROW, range(inputs, rows))
+        count.value += 1
+
+    return run
+
+
+def _count(gpu: Gpu, state: int) -> c_uint32:
+    return c_uint32.from_address(gpu.reach(state, 8))
+
+
+def _copy(gpu: Gpu, table: int, rows: range) -> None:
+    for row in rows:
+        source, target, nbytes = (c_uint64 * 3).from_address(gpu.reach(table + row * ROW, ROW))
+        gpu.copy(source, target, nbytes)
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = {"where_am_i": where_am_i, "bring_in": bring_in, "take_out": take_out}

@@ -1,0 +1,30 @@
+"""Simulated memory: what is new or was freed is full of poison, and what the device may not reach loses it the device."""
+
+import ctypes
+from dataclasses import dataclass
+
+NEW, FREED = 0xDB, 0xDD
+PAGE = 256
+
+
+@dataclass
+class Region:
+    """Allocated memory. Once freed it stays where it is, so that nothing else gets its address."""
+
+    address: int
+    nbytes: int
+    owner: object
+
+    def poison(self, byte: int) -> None:
+        ctypes.memset(self.address, byte, self.nbytes)
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        return self.address <= address and address + nbytes <= self.address + self.nbytes
+
+
+def new_region(nbytes: int) -> Region:
+    """Memory at a multiple of PAGE, as the driver gives it."""
+    owner = ctypes.create_string_buffer(nbytes + PAGE)
+    region = Region(-(-ctypes.addressof(owner) // PAGE) * PAGE, nbytes, owner)
+    region.poison(NEW)
+    return region

@@ -1,0 +1,130 @@
+"""Simulated streams: operations that run when somebody waits for them, events between them, captures and graphs of them.
+
+Nothing runs before it is waited for, so whoever reads or overwrites too early gets wrong numbers, and gets them every time.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from threading import RLock, get_ident
+from typing import Any
+
+from .errors import CUDAError, Misuse
+
+
+class Operation:
+    """Something on a stream or in a graph. What it is `of` counts it in `in_flight` from when it is queued until it ran."""
+
+    def __init__(self, body: Callable[[], None], of: Any = None) -> None:
+        self._body = body
+        self._of = of
+
+    def queue(self) -> "Operation":
+        if self._of is not None:
+            self._of.in_flight += 1
+        return self
+
+    def __call__(self) -> None:
+        try:
+            self._body()
+        finally:
+            if self._of is not None:
+                self._of.in_flight -= 1
+
+
+class Capture:
+    """What was submitted to a stream since its capture began, unless that is spoilt."""
+
+    def __init__(self, thread_local: bool) -> None:
+        self.thread_local = thread_local
+        self.thread = get_ident()
+        self.operations: list[Operation] = []
+        self.spoilt = False
+
+    def take(self, operation: Operation) -> None:
+        if self.spoilt:
+            raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: by an earlier call")
+        self.operations.append(operation)
+
+    def spoil(self) -> CUDAError:
+        self.spoilt = True
+        return CUDAError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: not while a stream is captured")
+
+
+@dataclass(eq=False)
+class Stream:
+    """A queue. Any thread that waits runs what is at its head; one at a time."""
+
+    context: Any
+    handle: int
+    pending: deque[Callable[[], None]] = field(default_factory=deque)
+    closed: bool = False
+    capture: Capture | None = None
+    turn: Any = field(default_factory=RLock)
+
+    def put(self, operation: Operation) -> None:
+        if self.closed:
+            raise Misuse("work for a destroyed stream")
+        if self.capture:
+            self.capture.take(operation)
+        else:
+            self.pending.append(operation.queue())
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        with self.turn:
+            while self.pending and not until():
+                self.pending.popleft()()
+
+    def wait(self) -> None:
+        if self.closed:
+            raise Misuse("a destroyed stream was waited for")
+        if self.capture:
+            raise self.capture.spoil()
+        self.run()
+
+
+@dataclass(eq=False)
+class Event:
+    """The place on a stream where it was recorded last; one that never was is done."""
+
+    stream: Stream | None = None
+    mark: list[bool] = field(default_factory=lambda: [True])
+
+    @property
+    def done(self) -> bool:
+        return self.mark[0]
+
+    def record(self, stream: Stream) -> None:
+        mark = [False]
+        stream.put(Operation(lambda: mark.__setitem__(0, True)))
+        self.stream, self.mark = stream, mark
+
+    def wait(self) -> None:
+        mark = self.mark
+        if self.stream and not mark[0]:
+            self.stream.run(until=lambda: mark[0])
+
+
+class Graph:
+    """Operations that were captured on a green context's stream; an executable one counts its launches in flight."""
+
+    def __init__(self, context: Any, operations: Iterable[Operation], handle: int) -> None:
+        self.context = context
+        self.operations = list(operations)
+        self.handle = handle
+        self.in_flight = 0
+
+    def __int__(self) -> int:
+        return self.handle
+
+    def launch(self, stream: Stream) -> None:
+        """What a graph may do on another context's stream is run elsewhere than there."""
+        if stream.context is not self.context:
+            raise Misuse("a graph was launched on a stream of another context than it was captured on")
+        for operation in self.operations:
+            operation.queue()
+        stream.put(Operation(self._run, of=self))
+
+    def _run(self) -> None:
+        for operation in self.operations:
+            operation()
