@@ -85,7 +85,7 @@ class Bound(NamedTuple):
 
 
 Key = tuple[object, ...]
-"""The room, and each input's shape and address."""
+"""The room, and each input's shape, address and size."""
 
 MOST_KEPT = 64
 
@@ -120,7 +120,7 @@ class OnnxExecutor:
         self._runs += 1
         if self._texts:
             return self._run_values(inputs, options)
-        key = (room, *[tensor[:2] for tensor in inputs])
+        key = (room, *[tensor[:3] for tensor in inputs])
         bound = self._kept.get(key) or self._bind(key, inputs, room)
         try:
             self._session.run_with_iobinding(bound.binding, options)
@@ -138,6 +138,9 @@ class OnnxExecutor:
         binding = self._session.io_binding()
         outputs: list[Tensor | None] = []
         for spec, tensor in zip(self._signature.inputs, inputs, strict=True):
+            if tensor.nbytes != spec.nbytes(tensor.shape):
+                expected = f"{spec.datatype}{list(tensor.shape)} has {spec.nbytes(tensor.shape)}"
+                raise ExecutionFailed(f"input {spec.name!r}: {tensor.nbytes} bytes, but {expected}")
             binding.bind_input(spec.name, "cpu", 0, _NUMBERS[spec.datatype.name], tensor.shape, tensor.address)
         for spec, place in zip(self._signature.outputs, self._place([tensor.shape for tensor in inputs], room), strict=True):
             if place is None:

@@ -44,13 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m server", description="Serve models to tenants, each on its own share.")
     parser.add_argument("--config", metavar="FILE", help="TOML configuration; default: $GREENLANE_CONFIG, or else the demo")
-    parser.add_argument("--host", help="address to listen on, instead of server.host")
-    parser.add_argument("--port", type=int, help="port to listen on, instead of server.port")
+    parser.add_argument("--host", type=_address, help="address to listen on, instead of server.host")
+    parser.add_argument(
+        "--port", type=int, choices=range(65536), metavar="PORT", help="port to listen on, instead of server.port"
+    )
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="instead of server.log_level")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     check = commands.add_parser("check", help="print what a configuration would serve, or everything that is wrong with it")
     check.add_argument("file", metavar="FILE")
     return parser
+
+
+def _address(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("empty, which would be every address of this machine; write 0.0.0.0 for that")
+    return text
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -359,3 +359,11 @@ def test_a_run_s_caller_is_left_on_its_own_cores(load: Loader, partition: CpuPar
     with closing(load(models.identity()).bind(partition)) as executor:
         run(executor, np.zeros((1, 1), np.float32))
     assert os.sched_getaffinity(0) == before
+
+
+def test_a_tensor_of_another_size_than_its_shape_is_refused_not_read_past_its_end(
+    tmp_path: Path, partition: CpuPartition
+) -> None:
+    executor = load_engine(models.save(tmp_path / "model.onnx", models.identity())).bind(partition)
+    with pytest.raises(ExecutionFailed, match=r"input 'x': 4 bytes, but FP32\[1, 4\] has 16"):
+        executor.enqueue([Tensor.of(np.ones((1, 4), np.int8))]).wait()

@@ -72,3 +72,10 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     assert "check" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--port", "80000"], ["--port", "-1"], ["--host", ""]])
+def test_an_address_that_means_another_is_refused(option: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(option)
+    assert ended.value.code == 2
