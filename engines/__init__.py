@@ -2,13 +2,16 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from partitions import Device
 
 from . import wire
 from .base import Engine, Executor, Room, Tensor, Work
+from .callers import on_stream
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
+from .settings import RuntimeSettings
 from .signature import Signature, TensorSpec
 from .tensorrt_api import LIBRARIES
 
@@ -22,6 +25,7 @@ __all__ = [
     "Executor",
     "ModelRefused",
     "Room",
+    "RuntimeSettings",
     "Signature",
     "Tensor",
     "TensorMismatch",
@@ -29,24 +33,26 @@ __all__ = [
     "Work",
     "has_tensorrt",
     "load_engine",
+    "on_stream",
     "wire",
 ]
 
 
-def load_engine(path: Path | str, device: Device | None = None) -> Engine:
+def load_engine(path: Path | str, device: Device | None = None, settings: RuntimeSettings | None = None) -> Engine:
     """Load a model file for a device, by default the CPU. Blocks. Raises ModelRefused.
 
     `.onnx` runs on ONNX Runtime on a CPU, and is built for TensorRT on a GPU, once, into a cache beside it. `.plan` is
-    what `engines.build` makes, or a bare TensorRT plan, and needs a GPU.
+    what `engines.build` makes, or a bare TensorRT plan, and needs a GPU. What of `settings` a library cannot honour is a
+    UserWarning, but that graphs are `required`, which ONNX Runtime refuses.
     """
     path = Path(path)
     if path.suffix not in (".onnx", ".plan"):
         raise ModelRefused(f"{path}: no engine reads {path.suffix or 'files without a suffix'}; expected .onnx or .plan")
     if device is not None and device.kind == "cuda":
-        return _load_tensorrt(path, device)
+        return _load_tensorrt(path, device, settings)
     if path.suffix == ".plan":
         raise ModelRefused(f"{path}: a plan needs a GPU, and this is a CPU; serve the ONNX file it was built from")
-    return _load_onnx(path)
+    return _load_onnx(path, settings)
 
 
 def has_tensorrt() -> bool:
@@ -54,8 +60,10 @@ def has_tensorrt() -> bool:
     return any(find_spec(name) for names in LIBRARIES.values() for name in names)
 
 
-def _load_onnx(path: Path) -> Engine:
+def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
     """The one place where ONNX Runtime is imported, and only when there is a model for it."""
+    if settings and settings.effective("ONNX Runtime", ()).graphs == "required":
+        raise ModelRefused(f"{path}: graphs are required, but ONNX Runtime on a CPU has none; leave graphs 'on'")
     try:
         from .onnx import load_onnx
     except ImportError as error:
@@ -63,10 +71,11 @@ def _load_onnx(path: Path) -> Engine:
     return load_onnx(path)
 
 
-def _load_tensorrt(path: Path, device: Device) -> Engine:
+def _load_tensorrt(path: Path, device: Device, settings: RuntimeSettings | None) -> Engine:
     """The one place where TensorRT is, and only when there is a GPU for it."""
     try:
         from .tensorrt import load_tensorrt
     except ImportError as error:
         raise ModelRefused(f"{path}: serving from a GPU needs greenlane[rtx] or greenlane[tensorrt] ({error})") from error
-    return load_tensorrt(path, device)  # type: ignore[arg-type]  # A device of this kind is a CudaDevice.
+    cuda: Any = device  # A device of this kind is a CudaDevice.
+    return load_tensorrt(path, cuda, settings or RuntimeSettings())

@@ -1,6 +1,7 @@
 """The seam to models: an engine is a model loaded once, an executor is one bound to a partition, work is in flight.
 
-Tensors cross as host addresses, so that the same call serves memory that another process shares and a GPU has pinned.
+Tensors cross as addresses, so that the same call serves memory that another process shares, that a GPU has pinned, or that
+a caller of this library has on the GPU already.
 """
 
 from collections.abc import Sequence
@@ -10,13 +11,16 @@ import numpy as np
 
 from partitions import Partition
 
+from .arrays import borrow
+from .callers import selected
 from .datatypes import DataType
+from .errors import TensorMismatch
 from .memory import view
-from .signature import Signature
+from .signature import ALIGNMENT, Signature
 
 
 class Tensor(NamedTuple):
-    """Row-major, little-endian host memory holding one tensor; BYTES in wire form.
+    """Row-major, little-endian memory holding one tensor; BYTES in wire form. The host's, or the GPU's of the executor.
 
     Whoever made it keeps the memory alive, and unchanged while work is in flight; `owner` may be a reference that does so.
     """
@@ -27,21 +31,50 @@ class Tensor(NamedTuple):
     owner: object = None
 
     @classmethod
-    def of(cls, array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> "Tensor":
-        """A tensor over an array's own memory, or over a copy where it is not contiguous."""
-        array = np.ascontiguousarray(array).reshape(array.shape)
-        return cls(array.shape, array.ctypes.data, array.nbytes, array)
+    def of(cls, array: object, datatype: DataType | None = None) -> "Tensor":
+        """A tensor over an array's own memory, which it keeps alive. Only a NumPy array that has gaps is copied.
+
+        Any array will do that has `__dlpack__` or `__cuda_array_interface__`: PyTorch's, CuPy's, JAX's, on a GPU or not.
+        What is still being written on a GPU has to be ready, or be written on the stream of `engines.on_stream`, inside
+        whose block this is called. Raises TensorMismatch naming what came for gaps, for an element type that the protocol
+        does not have, or that is not `datatype`.
+        """
+        if isinstance(array, np.ndarray):
+            array = np.ascontiguousarray(array).reshape(array.shape)
+        lent = borrow(array, selected())
+        lent.check(datatype)
+        return cls(lent.shape, lent.address, lent.nbytes, lent.owner)
 
     def array(self, datatype: DataType) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
-        """The elements as an array of their own. Not for BYTES, whose wire form `engines.wire` splits."""
+        """The elements as an array of their own. Only for the host's memory.
+
+        Not for BYTES either, whose wire form `engines.wire` splits.
+        """
         return np.frombuffer(view(self.address, self.nbytes), datatype.numpy).reshape(self.shape).copy()
 
 
 class Room(NamedTuple):
-    """Host memory that outputs may be written to, from an address that is a multiple of ALIGNMENT; by default none."""
+    """Memory that outputs may be written to, from an address that is a multiple of ALIGNMENT; by default none."""
 
     address: int = 0
     nbytes: int = 0
+
+    @classmethod
+    def of(cls, array: object) -> "Room":
+        """The memory of an array of any kind that `Tensor.of` takes, which has to be kept alive by whoever has it.
+
+        Outputs in a GPU's memory are for what runs there: `Tensor.array` cannot read them. Raises TensorMismatch for
+        gaps, for memory that is read-only, and for an address that is not a multiple of ALIGNMENT.
+        """
+        lent = borrow(array, selected())
+        lent.check()
+        if lent.readonly:
+            raise TensorMismatch(
+                f"an array of shape {list(lent.shape)} is read-only; expected one that outputs may be written to"
+            )
+        if lent.address % ALIGNMENT:
+            raise TensorMismatch(f"an array begins at {lent.address:#x}; expected an address that is a multiple of {ALIGNMENT}")
+        return cls(lent.address, lent.nbytes)
 
 
 NO_ROOM = Room()

@@ -76,6 +76,7 @@ def _options(options: argparse.Namespace) -> BuildOptions:
         optimization_level=options.optimization_level,
         max_aux_streams=options.max_aux_streams,
         flags=tuple(options.flag),
+        weight_streaming_budget=options.weight_streaming_budget,
     )
 
 
@@ -132,8 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_profiles(parser.add_argument_group("profiles, repeatable"))
     parser.add_argument("--target", type=_list, default=(), metavar="8.6,12.0", help="compute capabilities to build for")
     parser.add_argument("--optimization-level", type=int, metavar="0..5", help="how hard to search; default: the library's, 3")
-    aux = "streams the engine may use beside the caller's; before TensorRT-RTX 1.7 they leave the partition; default: 0"
+    aux = "streams the engine may use beside the caller's, on the partition that it is bound to; default: 0"
     parser.add_argument("--max-aux-streams", type=int, default=0, metavar="N", help=aux)
+    budget = "bytes of weights to keep on the GPU, with --flag weight_streaming; default: the library's"
+    parser.add_argument("--weight-streaming-budget", type=int, metavar="BYTES", help=budget)
     flag = "a builder flag of the library, such as weight_streaming, or no_tf32 to clear one; repeatable"
     parser.add_argument("--flag", action="append", default=[], metavar="NAME", help=flag)
     return parser

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from .artifact import PORTABLE, Artifact, read_plan, this_platform
 from .errors import Cancelled, ModelRefused
 from .files import replace_file
@@ -37,9 +35,11 @@ class BuildOptions:
     - `targets`: compute capabilities, such as "8.6"; none for the library's default, which for TensorRT-RTX is every
       GPU from Ampere on.
     - `optimization_level`: 0 to 5; None for the library's own.
-    - `max_aux_streams`: streams the engine may use beside the caller's. Not every version keeps those on the caller's
-      partition, so by default there are none.
+    - `max_aux_streams`: streams the engine may use beside the caller's, each of which is one more stream on the partition of
+      every executor; by default none.
     - `flags`: the library's builder flags in lower case, such as "weight_streaming", or "no_tf32" to clear one.
+    - `weight_streaming_budget`: bytes of weights to keep on the GPU unless whoever loads the engine says otherwise, for one
+      with that flag; None leaves it to the library.
     """
 
     profiles: tuple[Profile, ...] = ()
@@ -48,6 +48,7 @@ class BuildOptions:
     optimization_level: int | None = None
     max_aux_streams: int = 0
     flags: tuple[str, ...] = ()
+    weight_streaming_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_batch < 1:
@@ -56,6 +57,8 @@ class BuildOptions:
             raise ValueError(f"optimization_level is {self.optimization_level}; expected 0 to 5")
         if self.max_aux_streams < 0:
             raise ValueError(f"max_aux_streams is {self.max_aux_streams}; expected 0 or more")
+        if (budget := self.weight_streaming_budget) is not None and (budget < 0 or "weight_streaming" not in self.flags):
+            raise ValueError(f"weight_streaming_budget is {budget}; expected 0 or more, and the flag weight_streaming")
 
 
 DEFAULTS = BuildOptions()
@@ -100,6 +103,8 @@ def build_cached(
     `device` is what else the plan depends on: the GPU, where the library measures on it. Blocks; of several processes
     one builds while the others wait. Raises ModelRefused and Cancelled.
     """
+    from filelock import FileLock
+
     api = api or find_tensorrt()
     try:
         onnx = onnx_path.read_bytes()
@@ -241,6 +246,16 @@ class _Job:
         memory = builder.build_serialized_network(network, config)
         return None if memory is None else bytes(memoryview(memory))
 
+    def _recorded(self, config: Any) -> dict[str, Any]:
+        """What the engine file says it was built with."""
+        options: dict[str, Any] = {
+            "optimization_level": config.builder_optimization_level,
+            "max_aux_streams": config.max_aux_streams,
+            "flags": list(self.options.flags),
+        }
+        budget = self.options.weight_streaming_budget
+        return options if budget is None else {**options, "weight_streaming_budget": budget}
+
     def _artifact(
         self, network: Any, config: Any, signature: Signature, profiles: tuple[Profile, ...], plan: bytes
     ) -> Artifact:
@@ -251,11 +266,7 @@ class _Job:
             source=source_digest(self.onnx, self.path.parent if self.path else Path()),
             signature=signature,
             profiles=profiles,
-            options={
-                "optimization_level": config.builder_optimization_level,
-                "max_aux_streams": config.max_aux_streams,
-                "flags": list(self.options.flags),
-            },
+            options=self._recorded(config),
             layers=network.num_layers,
             facts=self.api.facts(plan),
         )

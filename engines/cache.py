@@ -213,6 +213,7 @@ class _Kept:
         self._make: Callable[[], LibraryCache] | None = None
         self._owner: object = None
         self._closed = False
+        self._said = False
 
     def __repr__(self) -> str:
         return f"{self._store!r}{', closed' if self._closed else ''}"
@@ -256,7 +257,8 @@ class _Kept:
                 self._store.write(blob, self._known, lambda theirs, ours: combine(make, theirs, ours))
                 self._known, self._saved = blob, len(blob)
         except Exception as error:
-            log.warning("%r: the kernel cache was not saved: %s", self._store, error)
+            level, self._said = logging.DEBUG if self._said else logging.WARNING, True
+            log.log(level, "%r: the kernel cache was not saved: %s", self._store, str(error))
 
 
 def combine(make: Callable[[], LibraryCache], theirs: bytes, ours: bytes) -> bytes:

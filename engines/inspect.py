@@ -8,31 +8,44 @@ from typing import Any
 
 from .artifact import Artifact, PlanFile, read_plan
 from .errors import ModelRefused
+from .onnxfile import OnnxFile, read_onnx
 from .signature import TensorSpec
 from .tensorrt_api import TensorRT, engine_facts, find_tensorrt
 
 Row = tuple[str, str]
+
+_MAGIC = b"trt"
+"""What a plan's second to fourth bytes are: TensorRT's begin with ftrt, TensorRT-RTX's with vtrt."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status: 0 if the file could be read, 1 if not."""
     options = _parser().parse_args(arguments)
     try:
-        file = read_plan(options.file)
+        file = _read(options.file)
     except ModelRefused as error:
         print(error, file=sys.stderr)
         return 1
-    rows = [("file", f"{options.file}, {options.file.stat().st_size:,} bytes"), *described(file), *ask(file)]
+    rows = [("file", f"{options.file}, {_bytes(options.file.stat().st_size)}"), *described(file), *ask(file)]
     print("\n".join(f"{label:<12} {text}" for label, text in rows))
     return 0
+
+
+def _read(path: Path) -> PlanFile:
+    """Read an engine file. Raises ModelRefused, also for what cannot be a plan: both libraries' begin in the same way."""
+    file = read_plan(path)
+    if file.artifact is None and bytes(file.plan[1:4]) != _MAGIC:
+        what = "not an engine file" if read_onnx(bytes(file.plan)) == OnnxFile() else "an ONNX model"
+        raise ModelRefused(f"{path}: {what}; expected what python -m engines.build makes of an ONNX model, or a bare plan")
+    return file
 
 
 def described(file: PlanFile) -> Iterator[Row]:
     """What the file says. Asks no library."""
     if file.artifact is None:
-        yield "plan", f"{len(file.plan):,} bytes, bare: only the library that built it can say what it holds"
+        yield "plan", f"{_bytes(len(file.plan))}, bare: only the library that built it can say what it holds"
         return
-    yield "plan", f"{len(file.plan):,} bytes"
+    yield "plan", _bytes(len(file.plan))
     yield from _origin(file.artifact)
     yield from (("input", _tensor(spec)) for spec in file.artifact.signature.inputs)
     yield from (("output", _tensor(spec)) for spec in file.artifact.signature.outputs)
@@ -76,11 +89,15 @@ def _origin(artifact: Artifact) -> Iterator[Row]:
     yield "source", f"sha256 {artifact.source}"
     yield "targets", ", ".join(artifact.targets) or "the library's default set of GPUs"
     yield "options", ", ".join(f"{name} {value}" for name, value in artifact.options.items())
-    yield "network", f"{artifact.layers} layers"
+    yield "network", f"{artifact.layers} layer{'s' * (artifact.layers != 1)}"
 
 
 def _tensor(spec: TensorSpec) -> str:
     return f"{spec.name} {spec.datatype} [{', '.join(str(dim) if dim != '' else '?' for dim in spec.dims)}]"
+
+
+def _bytes(count: int) -> str:
+    return f"{count:,} byte{'s' * (count != 1)}"
 
 
 def _facts(facts: Mapping[str, int]) -> str:

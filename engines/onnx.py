@@ -6,6 +6,7 @@ not spin while idle: a spinning thread would be felt by whoever shares the machi
 
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from partitions.cpu import CpuPartition, CpuStream
 from . import wire
 from .base import NO_ROOM, Room, Tensor
 from .datatypes import DATATYPES
-from .errors import Cancelled, ExecutionFailed, ModelRefused
+from .errors import Cancelled, ExecutionFailed, ModelRefused, TensorMismatch
 from .memory import view
 from .signature import Shape, Signature, TensorSpec, align
 
@@ -33,6 +34,20 @@ _TYPES = {
 }  # fmt: skip
 _NUMBERS = dict(_TYPES.values())
 
+# What only the authors of ONNX Runtime need, and what is left of it: codes; a source file with the function or its whole
+# signature, and the condition that failed; how a failed node is announced.
+_NOISE = (
+    (r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", ""),
+    (r"^Failed to load model because ", ""),
+    (
+        r"(?:/\S+/)?\w+\.(?:cc|h):\d+ (?:(?:[\w:]+(?:<[^()]*>)?[ *&]+)*[\w:~<>]+\(.*?\)(?: const)?(?: \[with [^]]*\])?|\w+) "
+        r"(?:.*? was false\. )?",
+        "",
+    ),
+    (r"Non-zero status code returned while running (\w+) node\. Name:'' Status Message: ", r"\1: "),
+    (r"Non-zero status code returned while running (\w+) node\. Name:('.*?') Status Message: ", r"\1 \2: "),
+)
+
 Values = dict[str, Any]
 
 
@@ -45,6 +60,7 @@ class OnnxEngine:
         self.path = path
         self.signature = signature
         self._model = model
+        self._warned = False
 
     def __repr__(self) -> str:
         return f"<OnnxEngine {self.path.name} {self.signature!r}>"
@@ -66,6 +82,9 @@ class OnnxEngine:
         try:
             executor.enqueue(inputs, Room(0, 0)).wait()
         except ExecutionFailed as error:
+            if self._warned:  # By the first of the partitions it is bound to.
+                return
+            self._warned = True
             log.warning("%s: warm-up with zeros failed, so the first request pays for it: %s", self.path, error)
 
 
@@ -106,9 +125,12 @@ class OnnxExecutor:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<OnnxExecutor {self.engine.path.name}, {self._runs} runs{', closed' if self._closed else ''}>"
+        runs = f"{self._runs} run{'s' * (self._runs != 1)}"
+        return f"<OnnxExecutor {self.engine.path.name}, {runs}{', closed' if self._closed else ''}>"
 
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "OnnxWork":
+        if len(inputs) != len(self._signature.inputs) or not all(isinstance(tensor, Tensor) for tensor in inputs):
+            raise _mismatch(self._signature, inputs)
         return OnnxWork(self._stream, inputs, room, self._run)
 
     def close(self) -> None:
@@ -216,7 +238,7 @@ class OnnxWork:
         except Exception as error:
             if self._options.terminate:
                 raise Cancelled("cancelled while it ran") from error
-            raise ExecutionFailed(_first_line(error)) from error
+            raise ExecutionFailed(_tidy(error)) from error
 
 
 def load_onnx(path: Path) -> OnnxEngine:
@@ -241,7 +263,7 @@ def _session(model: bytes, path: Path, options: ort.SessionOptions) -> ort.Infer
     try:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ModelRefused(f"{path}: failed to load: {_first_line(error)}") from error
+        raise ModelRefused(f"{path}: failed to load: {_tidy(error, path.parent)}") from error
 
 
 def _options(threads: int) -> ort.SessionOptions:
@@ -306,5 +328,26 @@ def _is_wrong_shape(error: Exception) -> bool:
     return "invalid dimensions for output" in text or "provided for output" in text
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+def _mismatch(signature: Signature, inputs: Sequence[object]) -> TensorMismatch:
+    """Why these are not what the model takes, by count and kind."""
+    names = ", ".join(f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in signature.inputs)
+    if isinstance(inputs, Tensor):
+        return TensorMismatch(
+            f"one Tensor by itself; expected a list with one for each of the model's inputs: {names or 'none'}"
+        )
+    for spec, tensor in zip(signature.inputs, inputs, strict=False):
+        if not isinstance(tensor, Tensor):
+            came = f"{type(tensor).__module__}.{type(tensor).__name__}".removeprefix("builtins.")
+            return TensorMismatch(f"input {spec.name!r}: a {came}; expected an engines.Tensor, as Tensor.of(array) makes it")
+    expected = f"{len(signature.inputs)}: {names}" if names else "none"
+    count = f"{len(inputs)} tensor{'s' * (len(inputs) != 1)}"
+    return TensorMismatch(f"{count} given, but the model's inputs are {expected}")
+
+
+def _tidy(error: Exception, folder: Path | None = None) -> str:
+    """What the library said, without codes, source files, C++ signatures, conditions that failed, and `folder`."""
+    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    text = first[:2000].replace(f"{folder}/", "") if folder else first[:2000]
+    for pattern, left in _NOISE:
+        text = re.sub(pattern, left, text)
+    return text

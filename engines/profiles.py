@@ -92,6 +92,12 @@ def choose(profiles: Sequence[Profile], signature: Signature, shapes: Sequence[S
     raise TensorMismatch(f"no profile of the engine fits {came}; it was built with {there}")
 
 
+def suited(profiles: Sequence[Profile], usable: Sequence[int], sms: int) -> int:
+    """The usable profile to begin with on a partition of this many SMs: that for the most SMs it has, else the first."""
+    fitting = [number for number in usable if (profiles[number].sms or 0) <= sms]
+    return max(fitting or usable[:1], key=lambda number: (profiles[number].sms or 0, -number))
+
+
 def shown(shape: Shape) -> str:
     """`1x3x224x224`."""
     return "x".join(map(str, shape))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any
 
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -17,11 +17,16 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "cuda_graph_strategy": ("disabled", "whole_graph_capture"),
         "dynamic_shapes_kernel_specialization_strategy": ("lazy", "eager", "none"),
         "allocation_strategy": ("static", "on_profile_change", "user_managed"),
-        "copies": ("auto", "sm", "engine"),
+        "graphs": ("on", "off", "required"),
+        "copies": ("sm", "engine", "auto"),
     }
 )
 
-# `copies` is ours: no library has a part in it.
+_COUNTS: Mapping[str, str] = MappingProxyType(
+    {"profile": "a profile's number from 0", "weight_streaming_budget": "a number of bytes from 0"}
+)
+
+# The others are ours: no library has a part in them.
 _NEEDS_THE_LIBRARY = (
     "cuda_graph_strategy",
     "dynamic_shapes_kernel_specialization_strategy",
@@ -35,38 +40,49 @@ _NEEDS_THE_LIBRARY = (
 class RuntimeSettings:
     """Settings of one engine; equal when their values are. Raises ValueError naming the field, its value and the choices.
 
-    - `cuda_graph_strategy`: `whole_graph_capture` lets the library replay an inference as one launch.
-    - `dynamic_shapes_kernel_specialization_strategy`: kernels for a new shape are compiled in the background (`lazy`),
-      before it runs (`eager`), or never (`none`).
+    - `graphs`: an inference is submitted as one CUDA graph where that can be (`on`), or call by call (`off`); `required`
+      refuses to bind what cannot be.
+    - `cuda_graph_strategy`: `whole_graph_capture` lets the library replay its part as one launch where `graphs` are `off`
+      or stand only around the engine. A graph of ours that holds the copies too goes before it.
+    - `dynamic_shapes_kernel_specialization_strategy`: kernels for a new shape are compiled before it runs (`eager`), in
+      the background (`lazy`), or never (`none`). A captured graph keeps the kernels it was captured with, so `lazy`
+      and dynamic inputs are not captured.
     - `allocation_strategy`: who gives an execution context its memory, and when.
-    - `cache_path`: the file that keeps compiled kernels from one run to the next; "" keeps them in memory only.
+    - `cache_path`: the file, or the folder, that keeps compiled kernels from one run to the next; None is a file beside
+      the plan, and "" keeps them in memory only.
     - `copies`: inputs and outputs are moved by the partition's own multiprocessors (`sm`), by the copy engines that all
-      tenants share (`engine`), or by whichever hurts less (`auto`).
-    - `weight_streaming_budget`: bytes of weights to keep on the GPU where the engine can stream them; None asks the library.
+      tenants share (`engine`), or by whichever suits their size (`auto`).
+    - `profile`: the one optimization profile to run with; None takes for each shape one that fits.
+    - `weight_streaming_budget`: bytes of weights to keep on the GPU where the engine can stream them; None is what the
+      engine was built with, or asks the library.
     """
 
+    graphs: str = "on"
     cuda_graph_strategy: str = "disabled"
-    dynamic_shapes_kernel_specialization_strategy: str = "lazy"
+    dynamic_shapes_kernel_specialization_strategy: str = "eager"
     allocation_strategy: str = "static"
-    cache_path: str | os.PathLike[str] = "~/.cache/greenlane/kernels"
-    copies: str = "auto"
+    cache_path: str | os.PathLike[str] | None = None
+    copies: str = "sm"
+    profile: int | None = None
     weight_streaming_budget: int | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
-        if not isinstance(self.cache_path, (str, os.PathLike)):
-            raise ValueError(f"cache_path is {self.cache_path!r}; expected a path, or '' for none")
-        if not _is_budget(self.weight_streaming_budget):
-            raise ValueError(
-                f"weight_streaming_budget is {self.weight_streaming_budget!r}; expected a number of bytes from 0, or None"
-            )
+        if not isinstance(self.cache_path, (str, os.PathLike, NoneType)):
+            raise ValueError(f"cache_path is {self.cache_path!r}; expected a path, '' for none, or None for beside the plan")
+        for name, expected in _COUNTS.items():
+            if not _is_count(value := getattr(self, name)):
+                raise ValueError(f"{name} is {value!r}; expected {expected}, or None")
 
-    @property
-    def cache_file(self) -> Path | None:
-        """`cache_path` with `~` for the user's home; None where nothing is to be kept."""
-        return Path(self.cache_path).expanduser() if os.fspath(self.cache_path) else None
+    def cache_file(self, plan: Path) -> Path | None:
+        """The file for this plan's kernels, `~` being the user's home; None where nothing is to be kept."""
+        name = f"{plan.name}.cache"
+        if self.cache_path is None:
+            return plan.with_name(name)
+        path = Path(self.cache_path).expanduser()
+        return None if not os.fspath(self.cache_path) else path / name if path.is_dir() else path
 
     def merge(self, **changes: Any) -> "RuntimeSettings":
         """The same with some fields changed. Raises TypeError on a field that there is not, and ValueError."""
@@ -103,5 +119,5 @@ def streaming_budget(asked: int | None, baked: int | None, streamable: int, auto
         return 0
 
 
-def _is_budget(value: object) -> bool:
+def _is_count(value: object) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)

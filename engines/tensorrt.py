@@ -1,157 +1,107 @@
-"""TensorRT plans on a GPU: deserialised once, bound to green contexts, run by `engines.tensorrt_run`."""
+"""TensorRT plans made into engines: found fit for this library and GPU, or refused with the reason, and deserialised once."""
 
+import hashlib
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cuda.core import Buffer
+from partitions.cuda import CudaDevice
 
-from partitions import DeviceLost, Partition, PartitionError
-from partitions.cuda import CudaDevice, CudaPartition
-from partitions.faults import translated
-
-from .artifact import PORTABLE, read_plan
+from .artifact import PORTABLE, PlanFile, read_plan
 from .builder import build_cached
-from .copies import LENGTH, compile_kernels, open_copier
-from .errors import ExecutionFailed, ModelRefused
+from .cache import CacheKey, RuntimeCache, open_cache
+from .errors import ModelRefused
 from .profiles import Profile, Range
-from .settings import RuntimeSettings
-from .signature import Shape, Signature, TensorSpec
-from .tensorrt_api import TensorRT, find_tensorrt, first_error, listening
-from .tensorrt_run import TensorRTExecutor
+from .settings import RuntimeSettings, streaming_budget
+from .signature import Signature, TensorSpec
+from .tensorrt_api import TensorRT, find_tensorrt
+from .tensorrt_engine import TensorRTEngine, refusing
+from .tensorrt_graphs import Situation
 
 log = logging.getLogger("greenlane.engines")
 
-SERVING = RuntimeSettings(dynamic_shapes_kernel_specialization_strategy="eager")
-"""Kernels of a new shape are compiled before it runs: a captured graph keeps the kernels that it was captured with."""
+DEFAULTS = RuntimeSettings()
+
+DOUBTFUL = frozenset({"UNSUPPORTED_CC"})
+"""What a plan is tried in spite of: TensorRT-RTX 1.6 denies compute capability 9.0, and runs there all the same."""
 
 
-class TensorRTEngine:
-    """A deserialised plan; see `engines.base.Engine` for the contract."""
-
-    platform = "tensorrt_plan"
-
-    def __init__(
-        self, path: Path, api: TensorRT, plan: Any, signature: Signature, profile: Profile, settings: RuntimeSettings
-    ) -> None:
-        self.path = path
-        self.api = api
-        self.signature = signature
-        self.profile = profile
-        self.settings = settings
-        self._plan = plan
-
-    def __repr__(self) -> str:
-        return f"<TensorRTEngine {self.path.name} {self.signature!r}, {self.api}>"
-
-    def bind(self, partition: Partition) -> TensorRTExecutor:
-        if not isinstance(partition, CudaPartition):
-            raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
-        with _refusing(f"binding {self.path} to {partition!r}"):
-            return partition.run(lambda: self._open(partition))
-
-    def close(self) -> None:
-        """Free the plan's weights; its executors must be closed before."""
-        self._plan = None
-
-    def _open(self, partition: CudaPartition) -> TensorRTExecutor:
-        """On a thread attached to the partition."""
-        with ExitStack() as made:
-            device = partition.device.make_current()
-            context = self._context()
-            buffers = [self._buffer(context, spec, partition, made) for spec in self._specs]
-            kernels = compile_kernels(device)
-            copier = open_copier(device, partition.stream, kernels, len(self.signature.inputs), len(self._specs))
-            made.callback(copier.close)
-            events = [device.create_event() for _ in range(LENGTH)]
-            executor = TensorRTExecutor(self, partition, context, buffers, copier, events)
-            made.callback(executor.close)
-            executor.warm_up([self._best(spec) for spec in self.signature.inputs])
-            made.pop_all()
-            return executor
-
-    @property
-    def _specs(self) -> tuple[TensorSpec, ...]:
-        return (*self.signature.inputs, *self.signature.outputs)
-
-    def _context(self) -> Any:
-        """A context with every input at its largest, so that it says how large the outputs can be."""
-        if count := self._plan.num_aux_streams:
-            raise ModelRefused(f"{self.path}: the plan uses {count} streams of its own; build it with max_aux_streams 0")
-        with listening() as heard:
-            context = self._plan.create_execution_context(*self._runtime_config())
-        if context is None:
-            raise ModelRefused(f"{self.path}: {self.api} gives no context: {first_error(heard)}")
-        for spec in self.signature.inputs:
-            context.set_input_shape(spec.name, self._largest(spec))
-        return context
-
-    def _runtime_config(self) -> tuple[Any, ...]:
-        if "runtime_config" not in self.api.features:
-            return ()
-        config = self._plan.create_runtime_config()
-        for name, kind in _STRATEGIES.items():
-            if name in self.api.features:
-                setattr(config, name, getattr(getattr(self.api.module, kind), getattr(self.settings, name).upper()))
-        return (config,)
-
-    def _buffer(self, context: Any, spec: TensorSpec, partition: CudaPartition, made: ExitStack) -> Buffer:
-        given = spec in self.signature.inputs
-        nbytes = spec.nbytes(self._largest(spec)) if given else context.get_max_output_size(spec.name)
-        if nbytes < 0:
-            raise ModelRefused(f"{self.path}: the size of output {spec.name!r} depends on data, which is not served")
-        buffer = partition.device.make_current().allocate(max(1, nbytes), stream=partition.stream)
-        made.callback(buffer.close)
-        context.set_tensor_address(spec.name, int(buffer.handle))
-        return buffer
-
-    def _largest(self, spec: TensorSpec) -> Shape:
-        return self.profile.ranges[spec.name].max if spec.name in self.profile.ranges else spec.shape
-
-    def _best(self, spec: TensorSpec) -> Shape:
-        return self.profile.ranges[spec.name].opt if spec.name in self.profile.ranges else spec.shape
-
-
-_STRATEGIES = {
-    "cuda_graph_strategy": "CudaGraphStrategy",
-    "dynamic_shapes_kernel_specialization_strategy": "DynamicShapesKernelSpecializationStrategy",
-}
-
-
-def load_tensorrt(path: Path, device: CudaDevice, settings: RuntimeSettings | None = None) -> TensorRTEngine:
+def load_tensorrt(path: Path, device: CudaDevice, settings: RuntimeSettings = DEFAULTS) -> TensorRTEngine:
     """Load a plan, or build one of an ONNX file into a cache beside it. Blocks. Raises ModelRefused, DeviceLost.
 
-    Warns of `settings` that have no effect with the library that is installed; by default they are SERVING.
+    Warns of `settings` that have no effect with the library that is installed.
     """
     api = find_tensorrt()
-    with _refusing(f"loading {path}"):
+    settings = settings.effective(str(api), api.features)
+    with refusing(f"loading {path}"):
         capability = _capability(device)
     if path.suffix == ".onnx":
         measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
         path = build_cached(path, path.parent / ".greenlane", api=api, device=measured)
     file = read_plan(path)
+    _check(path, file, api, capability)
+    plan = api.deserialize(file.plan, str(path))
+    _check_tensors(path, plan)
+    streaming = _stream_weights(path, plan, api, settings, file)
+    return _engine(path, device, api, plan, file, settings, streaming)
+
+
+def _engine(
+    path: Path, device: CudaDevice, api: TensorRT, plan: Any, file: PlanFile, settings: RuntimeSettings, streaming: bool
+) -> TensorRTEngine:
+    signature = file.artifact.signature if file.artifact else _signature(plan, api)
+    profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
+    pinned = settings.profile
+    if pinned is not None and pinned >= len(profiles):
+        raise ModelRefused(f"{path}: profile {pinned} is asked for, but it has {len(profiles)}, numbered from 0")
+    usable = profiles if pinned is None else profiles[pinned : pinned + 1]
+    dynamic = any(-1 in spec.shape for spec in signature.inputs)
+    situation = Situation(dynamic, streaming, native="cuda_graph_strategy" in api.features)
+    kernels = _kernels(path, device, api, file, settings)
+    return TensorRTEngine(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, kernels)
+
+
+def _check(path: Path, file: PlanFile, api: TensorRT, capability: str) -> None:
+    """Refuse before deserialising what its file or the library says does not fit, in words. Raises ModelRefused."""
     if file.artifact:
         file.artifact.check(str(path), api.library, api.version, capability)
-    plan = api.deserialize(file.plan, str(path))
-    signature = file.artifact.signature if file.artifact else _signature(plan, api)
-    profile = file.artifact.profiles[0] if file.artifact else _profile(plan, signature)
-    settings = settings.effective(str(api), api.features) if settings else SERVING
-    return TensorRTEngine(path, api, plan, _limited(signature, profile), profile, settings)
+    verdict, reasons = api.validity(file.plan)
+    said = ", ".join(reason.lower().replace("_", " ") for reason in reasons)
+    if verdict == "INVALID" and set(reasons) - DOUBTFUL:
+        raise ModelRefused(f"{path}: {api} finds that the plan does not fit here: {said}; build it again with engines.build")
+    if reasons or verdict == "SUBOPTIMAL":
+        log.warning("%s: %s calls the plan %s here (%s); it is tried all the same", path, api, verdict, said or "no reason")
 
 
-@contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """What CUDA and a first run say as ModelRefused, but for errors after which nothing works: DeviceLost."""
-    try:
-        with translated(what):
-            yield
-    except DeviceLost:
-        raise
-    except (PartitionError, ExecutionFailed) as error:
-        raise ModelRefused(str(error)) from error
+def _check_tensors(path: Path, plan: Any) -> None:
+    """Refuse what an executor cannot give or take as bytes that are the GPU's alone. Raises ModelRefused."""
+    for name in (plan.get_tensor_name(index) for index in range(plan.num_io_tensors)):
+        if plan.is_shape_inference_io(name):
+            raise ModelRefused(f"{path}: the values of {name!r} decide shapes, which is not served; make it a constant")
+        if hasattr(plan, "get_aliased_input_tensor") and (alias := plan.get_aliased_input_tensor(name)):
+            raise ModelRefused(f"{path}: output {name!r} is written over input {alias!r}, which is not served")
+
+
+def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSettings, file: PlanFile) -> bool:
+    """Set how many bytes of weights stay on the GPU, while there is no context yet; True if others are streamed."""
+    streamable = plan.streamable_weights_size if "weight_streaming_budget" in api.features else 0
+    if not streamable:
+        if settings.weight_streaming_budget is not None:
+            log.info("%s: it was not built to stream weights, so weight_streaming_budget has no effect", path)
+        return False
+    baked = file.artifact.options.get("weight_streaming_budget") if file.artifact else None
+    asked, automatic = settings.weight_streaming_budget, plan.get_weight_streaming_automatic_budget
+    plan.weight_streaming_budget_v2 = streaming_budget(asked, baked, streamable, automatic)
+    return bool(plan.weight_streaming_budget_v2 < streamable)
+
+
+def _kernels(path: Path, device: CudaDevice, api: TensorRT, file: PlanFile, settings: RuntimeSettings) -> RuntimeCache | None:
+    if "cache_path" not in api.features:
+        return None
+    key = CacheKey(hashlib.sha256(file.plan).hexdigest(), f"{api.library} {api.version}", device.name)
+    return open_cache(settings.cache_file(path) or "", key)
 
 
 def _capability(device: CudaDevice) -> str:
@@ -173,17 +123,23 @@ def _spec(plan: Any, api: TensorRT, name: str) -> TensorSpec:
     return TensorSpec(name, api.datatype(name, plan.get_tensor_dtype(name)), dims)
 
 
-def _profile(plan: Any, signature: Signature) -> Profile:
+def _profiles(plan: Any, signature: Signature) -> tuple[Profile, ...]:
+    """At least one, though an engine without dynamic inputs may have none."""
     dynamic = [spec.name for spec in signature.inputs if -1 in spec.shape]
-    return Profile({name: Range(*(tuple(dims) for dims in plan.get_tensor_profile_shape(name, 0))) for name in dynamic})
-
-
-def _limited(signature: Signature, profile: Profile) -> Signature:
-    """The signature that refuses what the profile does not hold, before it waits in a queue."""
-    inputs = tuple(
-        replace(spec, limits=tuple(zip(range_.min, range_.max, strict=True)))
-        if (range_ := profile.ranges.get(spec.name))
-        else spec
-        for spec in signature.inputs
+    return tuple(
+        Profile({name: Range(*(tuple(dims) for dims in plan.get_tensor_profile_shape(name, number))) for name in dynamic})
+        for number in range(max(1, plan.num_optimization_profiles))
     )
-    return replace(signature, inputs=inputs)
+
+
+def _limited(signature: Signature, profiles: Sequence[Profile]) -> Signature:
+    """The signature that refuses what no profile holds, dimension by dimension, before it waits in a queue."""
+    return replace(signature, inputs=tuple(_within(spec, profiles) for spec in signature.inputs))
+
+
+def _within(spec: TensorSpec, profiles: Sequence[Profile]) -> TensorSpec:
+    ranges = [profile.ranges[spec.name] for profile in profiles if spec.name in profile.ranges]
+    if not ranges:
+        return spec
+    least, most = (zip(*(getattr(range_, end) for range_ in ranges), strict=True) for end in ("min", "max"))
+    return replace(spec, limits=tuple(zip(map(min, least), map(max, most), strict=True)))

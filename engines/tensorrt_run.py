@@ -2,56 +2,72 @@
 
 An executor has one execution context, whose inferences run one after another on the partition's stream. How many are in
 flight is up to the ring of tables and events. The host touches the context only to run a shape for the first time or to
-capture it, and then waits until nothing of it is in flight; a graph that is launched again does not touch it.
+capture it, and then waits until nothing of it is in flight; a graph that is launched again does not touch it. Where nothing
+can be captured, a context with graphs of the library's own takes over, if it has any, with the copies around it.
 Completion is an event that a thread waits for while it spins, without the GIL: a blocking event wakes 60 us late.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from ctypes import memmove
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import numpy as np
-from cuda.bindings import driver
-from cuda.core import Buffer, Event, LegacyPinnedMemoryResource
-from cuda.core._utils.cuda_utils import handle_return
+from cuda.core import Buffer, Event, Stream
 
-from partitions import DeviceLost, PartitionError
-from partitions.cuda import CudaPartition
-from partitions.faults import translated
+from partitions.cuda import CudaPartition, SideStream
 
 from .base import NO_ROOM, Room, Tensor
-from .copies import LENGTH, Copier
-from .errors import ExecutionFailed
-from .memory import view
+from .callers import selected
+from .copies import LENGTH, Copies, Span, by_sms
+from .errors import EngineError, ExecutionFailed, TensorMismatch
+from .ordering import Ordering
 from .signature import Shape, align
-from .tensorrt_api import first_error, listening
+from .tensorrt_capture import Graph, capture
+from .tensorrt_context import Context, Contexts
+from .tensorrt_graphs import Way, fall_back, refusal
+from .tensorrt_staging import Staging
+from .tensorrt_work import TensorRTWork, failing
 
 if TYPE_CHECKING:
-    from .tensorrt import TensorRTEngine
+    from .tensorrt_engine import TensorRTEngine
 
 log = logging.getLogger("greenlane.engines")
 
 MOST_GRAPHS = 32
 """Shapes of one executor that are remembered, the least recently used forgotten."""
 
-_THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-_MEMORY_TYPE = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-_SUCCESS = driver.CUresult.CUDA_SUCCESS
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What an executor owns from the start. `buffers` are on the device, for inputs, then outputs; `copies` by whether the
+    SMs do them; `rest` is to be closed when its contexts are gone.
+    """
+
+    contexts: Contexts
+    context: Context
+    buffers: Sequence[Buffer]
+    copies: Mapping[bool, Copies]
+    events: Sequence[Event]
+    ordering: Ordering
+    rest: Sequence[Any]
 
 
 class Prepared:
-    """Shapes that an executor has run before: the outputs' shapes, and the graph once it was captured."""
+    """Shapes that an executor has run before: the inputs' bytes, the outputs' shapes, who copies, and the graph once it was
+    captured.
+    """
 
-    __slots__ = ("graph", "outputs")
+    __slots__ = ("copies", "graph", "outputs", "sizes")
 
-    def __init__(self, outputs: tuple[Shape, ...]) -> None:
+    def __init__(self, sizes: Sequence[int], outputs: tuple[Shape, ...], copies: Copies) -> None:
+        self.sizes = sizes
         self.outputs = outputs
-        self.graph: Any = None
+        self.copies = copies
+        self.graph: Graph | None = None
 
     def __repr__(self) -> str:
         return f"<Prepared {list(self.outputs)}{', captured' if self.graph else ''}>"
@@ -60,309 +76,236 @@ class Prepared:
         """Destroy the graph, which must not be in flight."""
         graph, self.graph = self.graph, None
         if graph is not None:
-            handle_return(driver.cuGraphExecDestroy(graph))
+            graph.close()
 
 
 class TensorRTExecutor:
-    """An execution context on a partition; see `engines.base.Executor` for the contract.
+    """An execution context on a partition; see `engines.base.Executor` for the contract. A second thread waits its turn.
 
     `enqueue` waits for work in flight in three cases: the first two inferences of a shape, and a full ring.
     """
 
-    def __init__(
-        self,
-        engine: "TensorRTEngine",
-        partition: CudaPartition,
-        context: Any,
-        buffers: Sequence[Buffer],
-        copier: Copier,
-        events: Sequence[Event],
-    ) -> None:
+    def __init__(self, engine: "TensorRTEngine", partition: CudaPartition, way: Way, equipment: Equipment) -> None:
         self.engine = engine
-        self._device = partition.device
+        self._partition = partition
         self._stream = partition.stream
-        self._handle = partition.handle
-        self._context = context
-        self._buffers = list(buffers)
-        self._addresses = [int(buffer.handle) for buffer in buffers]
-        self._copier = copier
-        self._events = list(events)
-        self._staging: dict[int, Buffer] = {}
-        self._staged: dict[int, ref[StagedWork]] = {}
+        self._way = way
+        self._contexts = equipment.contexts
+        self._context = equipment.context
+        self._copies = equipment.copies
+        self._events = equipment.events
+        self._ordering = equipment.ordering
+        self._owned = (*equipment.copies.values(), *equipment.buffers, *equipment.rest)
+        self._addresses = [int(buffer.handle) for buffer in equipment.buffers]
+        self._staging = Staging(
+            engine.notice, partition.device.index, [buffer.size for buffer in equipment.buffers], len(engine.signature.inputs)
+        )
         self._prepared: OrderedDict[tuple[Shape, ...], Prepared] = OrderedDict()
-        self._shapes: tuple[Shape, ...] | None = None
-        self._sequence = 0
+        self._runs = 0
         self._captures = 0
-        self._capturable = True
-        self._said = True  # until it is warm: those inputs are not the caller's
         self._closed = False
+        self._turn = Lock()
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
-        return f"<TensorRTExecutor {self.engine.path.name}, {self._sequence} runs, {self._captures} captures{state}>"
+        return f"<TensorRTExecutor {self.engine.path.name}, {self._runs} runs, {self._captures} captures{state}>"
 
-    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "TensorRTWork":
-        place = self._sequence % LENGTH
-        event = self._events[place]
-        with _failing(f"running {self.engine.path.name}"):
-            event.sync()  # What used this table before has ended long ago, unless the ring is full.
-            if (before := self._staged.pop(place, None)) and (work := before()):
-                work.collect()
-            shapes = tuple([tensor.shape for tensor in inputs])
-            prepared = self._prepare(shapes)
-            sources = [self._source(place, index, tensor) for index, tensor in enumerate(inputs)]
-            outputs, staged = self._destinations(place, prepared, room)
-            self._copier.write(self._sequence, self._spans(sources, inputs, outputs))
-            try:
-                self._submit(prepared)
-                self._stream.record(event)
-            except BaseException:
-                self._recover(shapes, prepared)
-                raise
-        return self._lend(place, outputs) if staged else TensorRTWork(event, outputs)
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> TensorRTWork:
+        with self._turn, failing(f"running {self.engine.path.name}"):
+            if self._closed:
+                raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
+            if (handle := selected()) is None:
+                return self._enqueue(inputs, room, self._stream)
+            with self._ordering.around(handle) as stream:
+                return self._enqueue(inputs, room, stream)
 
-    def warm_up(self, shapes: Sequence[Shape]) -> None:
-        """Run these shapes until a graph of them was launched. Zeros go in. Blocks. Raises ExecutionFailed."""
-        blanks = [np.zeros(spec.nbytes(shape), np.uint8) for spec, shape in zip(self._specs[0], shapes, strict=True)]
-        inputs = [Tensor(shape, blank.ctypes.data, blank.nbytes, blank) for shape, blank in zip(shapes, blanks, strict=True)]
-        for _ in range(3):
-            self.enqueue(inputs).wait()
-        self._said = False
+    def warm_up(self, sets: Iterable[Sequence[Shape]]) -> None:
+        """Run these sets of shapes until a graph of each was launched. Zeros go in. Blocks. Raises ExecutionFailed."""
+        self._staging.silent = True
+        for shapes in sets:
+            blanks = [np.zeros(spec.nbytes(shape), np.uint8) for spec, shape in zip(self._inputs, shapes, strict=True)]
+            inputs = [Tensor(shape, a.ctypes.data, a.nbytes, a) for shape, a in zip(shapes, blanks, strict=True)]
+            for _ in range(3):
+                self.enqueue(inputs).wait()
+        self._staging.silent = False
 
     def close(self) -> None:
         """Wait for the stream, then free graphs, context and memory, in this order, whatever fails. Any thread.
 
         Raises ExecutionFailed, DeviceLost.
         """
-        if self._closed:
-            return
-        self._closed = True
-        with _failing(f"closing {self!r}"), ExitStack() as left:
-            for thing in (*self._events, *self._staging.values(), *self._buffers, self._copier):
+        with self._turn:
+            if not self._closed:
+                self._closed = True
+                self._free()
+
+    def _free(self) -> None:
+        with failing(f"closing {self!r}"), ExitStack() as left:
+            for thing in (self._ordering, *self._events, *reversed(self._owned), self._staging, self._context):
                 left.callback(thing.close)
-            left.callback(self._drop)
             for prepared in self._prepared.values():
                 left.callback(prepared.close)
-            self._device.make_current()
+            self._partition.device.make_current()
             self._stream.sync()
 
+    def _enqueue(self, inputs: Sequence[Tensor], room: Room, stream: Stream) -> TensorRTWork:
+        place = self._runs % LENGTH
+        event = self._events[place]
+        event.sync()  # What used this place before has ended long ago, unless the ring is full.
+        self._staging.reclaim(place)
+        shapes = tuple([tensor.shape for tensor in inputs])
+        prepared = self._prepare(shapes)
+        try:
+            self._check(inputs, prepared)
+            sources = [self._staging.source(place, index, tensor) for index, tensor in enumerate(inputs)]
+            outputs, staged = self._destinations(place, prepared, room)
+            prepared.copies.write(self._spans(sources, inputs, outputs))
+            self._submit(prepared, stream)
+            stream.record(event)
+        except BaseException:
+            self._recover(shapes, prepared, stream)
+            raise
+        return self._staging.lend(place, event, outputs) if staged else TensorRTWork(event, outputs)
+
     @property
-    def _specs(self) -> tuple[Any, Any]:
-        return self.engine.signature.inputs, self.engine.signature.outputs
+    def _inputs(self) -> Any:
+        return self.engine.signature.inputs
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(repr(spec.name) for spec in self._inputs) or "none"
+
+    def _check(self, inputs: Sequence[Tensor], prepared: Prepared) -> None:
+        """A tensor of more bytes than its shape has would be copied over what lies behind its buffer."""
+        for spec, tensor, nbytes in zip(self._inputs, inputs, prepared.sizes, strict=True):
+            if tensor.nbytes != nbytes:
+                raise TensorMismatch(
+                    f"input {spec.name!r}: {tensor.nbytes} bytes for shape {list(tensor.shape)} of {spec.datatype}; "
+                    f"expected {nbytes}"
+                )
 
     def _prepare(self, shapes: tuple[Shape, ...]) -> Prepared:
         found = self._prepared.get(shapes)
         if found is None:
-            self._set_shapes(shapes)
-            found = self._prepared[shapes] = Prepared(self._output_shapes())
-            self._forget()
-        elif found.graph is None and self._capturable:
-            self._set_shapes(shapes)
-            self._capture(found)
+            found = self._begin(shapes)
         elif found.graph is None:
             self._set_shapes(shapes)
+            if self._way.capture:
+                found = self._capture(shapes, found)
         self._prepared.move_to_end(shapes)
         return found
 
-    def _forget(self) -> None:
-        """Nothing is in flight: the shape that makes this one too many has been set."""
+    def _begin(self, shapes: tuple[Shape, ...]) -> Prepared:
+        """Shapes that are new, or that another profile or context has to learn. Nothing is in flight."""
+        if len(shapes) != len(self._inputs):
+            raise TensorMismatch(f"{len(shapes)} tensors given, but the inputs are {len(self._inputs)}: {self._names}")
+        self._set_shapes(shapes)
+        outputs = self._context.output_shapes()
+        sizes = [spec.nbytes(shape) for spec, shape in zip(self.engine.specs, (*shapes, *outputs), strict=True)]
+        copies = self._copies[by_sms(self.engine.settings.copies, sum(sizes))]
+        found = self._prepared[shapes] = Prepared(sizes[: len(shapes)], outputs, copies)
         if len(self._prepared) > MOST_GRAPHS:
             self._prepared.popitem(last=False)[1].close()
+        return found
 
     def _set_shapes(self, shapes: tuple[Shape, ...]) -> None:
-        """Tell the context, of which nothing may be in flight."""
-        if shapes == self._shapes:
+        """Tell the context, once nothing of it is in flight, and first which profile it needs for them."""
+        if shapes == self._context.shapes:
             return
         self._stream.sync()
-        self._shapes = None
-        for spec, shape in zip(self._specs[0], shapes, strict=True):
-            with listening() as heard:
-                if not self._context.set_input_shape(spec.name, shape):
-                    raise ExecutionFailed(f"input {spec.name!r} of shape {list(shape)}: {first_error(heard)}")
-        if unknown := self._unknown():
-            raise ExecutionFailed(f"no shape is known for {', '.join(unknown)}")
-        self._shapes = shapes
+        engine = self.engine
+        profile = engine.profile_for(shapes, self._context.profile)
+        if profile != self._context.profile:
+            self._forget()
+            self._context.switch(profile)
+        engine.warn_of_tuning(self._partition, profile)
+        self._context.set_shapes(shapes)
 
-    def _unknown(self) -> list[str]:
-        try:
-            return list(self._context.infer_shapes())
-        except RuntimeError as error:
-            raise ExecutionFailed(f"running {self.engine.path.name}: {error}") from error
+    def _forget(self) -> None:
+        """Every graph, as the profile or the context that it was captured of goes. Nothing is in flight."""
+        while self._prepared:
+            self._prepared.popitem()[1].close()
 
-    def _output_shapes(self) -> tuple[Shape, ...]:
-        return tuple(tuple(self._context.get_tensor_shape(spec.name)) for spec in self._specs[1])
-
-    def _capture(self, prepared: Prepared) -> None:
-        """Make a graph of one inference; if that cannot be, run without from now on and say so once."""
+    def _capture(self, shapes: tuple[Shape, ...], found: Prepared) -> Prepared:
+        """With a graph of one inference; if that cannot be, run without from now on, and say so once."""
         self._stream.sync()
         try:
-            with _failing("capturing"):
-                prepared.graph = self._record()
-            self._captures += 1
+            with failing("capturing"):
+                found.graph = capture(self._partition, lambda side: self._record(side, found.copies))
         except ExecutionFailed as error:
-            self._capturable = False
-            text = "%s: cannot be captured as a graph (%s), so each inference costs more"
-            log.warning(text, self.engine.path, str(error))  # Whoever keeps the error keeps the context.
+            self._give_up(str(error))  # Whoever keeps the error itself keeps the context.
+        else:
+            self._captures += 1
+        return self._prepared.get(shapes) or self._begin(shapes)
 
-    def _record(self) -> Any:
-        """An executable graph. Raises CUDAError, ExecutionFailed, with the capture ended."""
-        handle_return(driver.cuStreamBeginCapture(self._handle, _THREAD_LOCAL))
-        with ExitStack() as after:
-            try:
-                with listening() as heard:
-                    done = self._launch()
-            finally:
-                ended = driver.cuStreamEndCapture(self._handle)
-                if ended[1] is not None:
-                    after.callback(driver.cuGraphDestroy, ended[1])
-            if not done:
-                raise ExecutionFailed(first_error(heard))
-            return handle_return(driver.cuGraphInstantiate(handle_return(ended), 0))
+    def _record(self, side: SideStream, copies: Copies) -> str:
+        if not copies.captured:
+            return self._context.execute(side.stream)
+        copies.bring_in(side.stream)
+        refused = self._context.execute(side.stream)
+        copies.take_out(side.stream)
+        return refused
 
-    def _submit(self, prepared: Prepared) -> None:
-        """Both ways count the inference, on the device by its last copy and here: the two have to agree on the table."""
-        if prepared.graph is not None:
-            handle_return(driver.cuGraphLaunch(prepared.graph, self._handle))
-            self._sequence += 1
+    def _give_up(self, why: str) -> None:
+        """No graphs of ours any more, but perhaps the library's own. Raises ExecutionFailed where graphs are required."""
+        if refused := refusal(self.engine.settings, why):
+            raise ExecutionFailed(f"running {self.engine.path.name}: {refused}")
+        self._way = fall_back(self.engine.situation, why)
+        log.warning("%s: %s", self.engine.path, self._way.notice)
+        if self._way.native:
+            self._renew()
+
+    def _renew(self) -> None:
+        """A context with graphs of its own in place of this one, or this one if there is none to be had."""
+        try:
+            with failing("making a context with graphs of its own"):
+                fresh = self._contexts.open(native=True, profile=self._context.profile)
+        except EngineError as error:
+            log.warning("%s: %s; each inference costs more", self.engine.path, str(error))
             return
-        with listening() as heard:
-            done = self._launch()
-        self._sequence += 1
-        if not done:
-            raise ExecutionFailed(f"running {self.engine.path.name}: {first_error(heard)}")
+        fresh.set_addresses(self._addresses)
+        self._forget()
+        self._context.close()
+        self._context = fresh
 
-    def _recover(self, shapes: tuple[Shape, ...], prepared: Prepared) -> None:
+    def _submit(self, prepared: Prepared, stream: Stream) -> None:
+        """The copies count the inference on the device, and here: once the last of them was submitted, in whichever way."""
+        copies, graph, refused = prepared.copies, prepared.graph, ""
+        around = graph is None or not copies.captured
+        if around:
+            copies.bring_in(stream)
+        if graph is None:
+            refused = self._context.execute(stream)
+        else:
+            graph.launch(stream)
+        if around:
+            copies.take_out(stream)
+        copies.count()
+        self._runs += 1
+        if refused:
+            raise ExecutionFailed(f"running {self.engine.path.name}: {refused}")
+
+    def _recover(self, shapes: tuple[Shape, ...], prepared: Prepared, stream: Stream) -> None:
         """Wait for what was submitted of a failed inference, whose memory is the caller's again; its shape counts as new."""
         if prepared.graph is None:
             del self._prepared[shapes]
-        self._stream.sync()
-
-    def _launch(self) -> bool:
-        """Everything of one inference onto the stream, or into the graph that is being captured; False if it was refused."""
-        self._copier.bring_in(self._stream)
-        done = bool(self._context.execute_async_v3(self._handle))
-        self._copier.take_out(self._stream)
-        return done
-
-    def _source(self, place: int, index: int, tensor: Tensor) -> int:
-        """An address from which the GPU can read this input: its own, or its copy in pinned memory."""
-        if not tensor.nbytes or _is_reachable(tensor.address):
-            return tensor.address
-        at = int(self._stage(place).handle) + self._offsets[index]
-        memmove(at, tensor.address, tensor.nbytes)
-        return at
+        stream.sync()
 
     def _destinations(self, place: int, prepared: Prepared, room: Room) -> tuple[list[Tensor], bool]:
         """Where the outputs go: the room, or pinned memory if they do not fit there or the GPU cannot reach it."""
         outputs, end = self._lay_out(prepared, room.address)
-        if end - room.address <= room.nbytes and _is_reachable(room.address):
+        if end - room.address <= room.nbytes and self._staging.reaches(room.address):
             return outputs, False
-        first = len(self._specs[0])
-        outputs, _ = self._lay_out(prepared, int(self._stage(place).handle) + self._offsets[first])
-        return outputs, True
+        return self._lay_out(prepared, self._staging.room(place).address)[0], True
 
     def _lay_out(self, prepared: Prepared, address: int) -> tuple[list[Tensor], int]:
         tensors, end = [], address
-        for spec, shape in zip(self._specs[1], prepared.outputs, strict=True):
+        for spec, shape in zip(self.engine.signature.outputs, prepared.outputs, strict=True):
             tensors.append(Tensor(shape, align(end), spec.nbytes(shape)))
             end = align(end) + tensors[-1].nbytes
         return tensors, end
 
-    def _spans(self, sources: Sequence[int], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+    def _spans(self, sources: Sequence[int], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Span]:
         count = len(inputs)
         into = [(at, to, t.nbytes) for at, to, t in zip(sources, self._addresses, inputs, strict=False)]
         return into + [(at, t.address, t.nbytes) for at, t in zip(self._addresses[count:], outputs, strict=True)]
-
-    @property
-    def _offsets(self) -> list[int]:
-        """Where each tensor stands in a staging buffer."""
-        offsets, end = [], 0
-        for buffer in self._buffers:
-            offsets.append(end)
-            end = align(end + buffer.size)
-        return offsets
-
-    def _stage(self, place: int) -> Buffer:
-        if not self._said:
-            self._said = True
-            log.info("%s: inputs or outputs are staged through the host, as their memory is not pinned", self.engine.path.name)
-        if place not in self._staging:
-            size = sum(align(buffer.size) for buffer in self._buffers)
-            self._staging[place] = LegacyPinnedMemoryResource().allocate(size)
-        return self._staging[place]
-
-    def _lend(self, place: int, outputs: list[Tensor]) -> "StagedWork":
-        work = StagedWork(self._events[place], outputs)
-        self._staged[place] = ref(work)
-        return work
-
-    def _drop(self) -> None:
-        self._context = None
-
-
-class TensorRTWork:
-    """One inference on a partition's stream; see `engines.base.Work`. What is on a GPU's stream cannot be cancelled."""
-
-    __slots__ = ("_event", "_outputs")
-
-    def __init__(self, event: Event, outputs: list[Tensor]) -> None:
-        self._event = event
-        self._outputs = outputs
-
-    def __repr__(self) -> str:
-        return f"<TensorRTWork {'done' if self._event.is_done else 'in flight'}>"
-
-    def wait(self) -> tuple[Tensor, ...]:
-        with _failing("waiting for the GPU"):
-            self._event.sync()
-        return tuple(self._outputs)
-
-    def cancel(self) -> None:
-        """Nothing: a graph that was launched runs to its end."""
-
-
-class StagedWork(TensorRTWork):
-    """One whose outputs lie where a later inference's will, until they are collected."""
-
-    __slots__ = ("__weakref__", "_collected", "_collecting")
-
-    def __init__(self, event: Event, outputs: list[Tensor]) -> None:
-        super().__init__(event, outputs)
-        self._collected = False
-        self._collecting = Lock()
-
-    def wait(self) -> tuple[Tensor, ...]:
-        if not self._collected:
-            super().wait()
-        return self.collect()
-
-    def collect(self) -> tuple[Tensor, ...]:
-        """Copies of the outputs, made once it has ended and before its place in the ring is used again."""
-        with self._collecting:
-            if not self._collected:
-                self._outputs = [_own(tensor) for tensor in self._outputs]
-                self._collected = True
-            return tuple(self._outputs)
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """A copy of an output that lies in memory which the next inference will write to."""
-    copy = np.frombuffer(view(tensor.address, tensor.nbytes), np.uint8).copy()
-    return Tensor(tensor.shape, copy.ctypes.data, tensor.nbytes, copy)
-
-
-def _is_reachable(address: int) -> bool:
-    """Whether the GPU can use this address: pinned host memory, or its own."""
-    return bool(driver.cuPointerGetAttribute(_MEMORY_TYPE, address)[0] == _SUCCESS)
-
-
-@contextmanager
-def _failing(what: str) -> Iterator[None]:
-    """CUDA's errors as ExecutionFailed, but for those after which nothing works: DeviceLost."""
-    try:
-        with translated(what):
-            yield
-    except DeviceLost:
-        raise
-    except PartitionError as error:
-        raise ExecutionFailed(str(error)) from error

@@ -33,8 +33,9 @@ def open_device(
 
     `cores` limits a CPU device to these core numbers; by default all that the process may use are taken. `index` and
     `granule_sms` are for CUDA: which GPU, and granules of how many SMs (by default the fewest that the driver fences).
-    Raises DeviceUnavailable with what is missing, ValueError for another kind.
+    Raises DeviceUnavailable with what is missing, ValueError for another kind, TypeError for cores that are no numbers.
     """
+    cores = None if cores is None else _core_numbers(cores)
     if kind == "cpu":
         return open_cpu(cores)
     if kind == "cuda":
@@ -48,6 +49,14 @@ def open_device(
         return open_cpu(cores)
     log.info("the device is a GPU that can be carved: %s", device.describe())
     return device
+
+
+def _core_numbers(cores: Iterable[int]) -> list[int]:
+    """Whoever calls this from a program of their own may be wrong about the kind, as with "0-3"."""
+    numbers = list(cores) if isinstance(cores, Iterable) else []
+    if not isinstance(cores, Iterable) or not all(type(number) is int for number in numbers):
+        raise TypeError(f"cores are numbers, such as [0, 1, 2]; got {cores!r}")
+    return numbers
 
 
 def _open_cuda(index: int, granule_sms: int | None) -> Device:

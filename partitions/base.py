@@ -28,6 +28,10 @@ class Partition(Protocol):
     def size(self) -> int:
         """How many of the device's units (cores, SMs) the granules hold together."""
 
+    @property
+    def host_cores(self) -> frozenset[int] | None:
+        """The host's cores that are the holder's own, by number; None if the device sets none aside."""
+
     def attach(self) -> None:
         """Make the calling thread one of this partition's, for the rest of its life. Does not block."""
 

@@ -109,6 +109,10 @@ class CpuPartition:
         return len(self.cores)
 
     @property
+    def host_cores(self) -> frozenset[int] | None:
+        return frozenset(self.cores)
+
+    @property
     def attached(self) -> bool:
         """Whether the calling thread is one of this partition's."""
         return getattr(self._attached, "partition", None) is self

@@ -44,7 +44,8 @@ class PartitionManager:
 
     def __repr__(self) -> str:
         held = ", ".join(f"{name}: {list(partition.granules)}" for name, partition in self.held.items())
-        return f"<PartitionManager {len(self.device.granules)} granules, {held or 'all free'}>"
+        count = len(self.device.granules)
+        return f"<PartitionManager {count} granule{'s' * (count != 1)}, {held or 'all free'}>"
 
     def statistics(self) -> ManagerStatistics:
         held = self.held
@@ -60,14 +61,20 @@ class PartitionManager:
     def plan(self, counts: Mapping[str, int]) -> Move:
         """Work out who would get what; holders that `counts` does not name keep what they have.
 
-        Raises DoesNotFit with the arithmetic, ValueError for a count below one.
+        Raises DoesNotFit with the arithmetic, ValueError for a count below one, TypeError for what is no count.
         """
+        _check_counts(counts)
         before = {name: partition.granules for name, partition in self.held.items()}
         kept = {name: len(granules) for name, granules in before.items()}
         return Move(before, assign(len(self.device.granules), before, {**kept, **counts}))
 
     def carve(self, move: Move) -> dict[str, Partition]:
-        """Make the movers' new partitions; they are held by nobody until `commit`. Blocks. All or none."""
+        """Make the movers' new partitions; they are held by nobody until `commit`. Blocks. All or none.
+
+        Raises PartitionError, TypeError for anything but what `plan` returned.
+        """
+        if not isinstance(move, Move):
+            raise TypeError(f"carve takes what plan returned, such as plan({{'acme': 2}}); got {move!r}")
         carved: dict[str, Partition] = {}
         try:
             for name in move.movers:
@@ -99,3 +106,12 @@ class PartitionManager:
         with self._lock:
             held, self._held = self._held, {}
         self.discard(held)
+
+
+def _check_counts(counts: object) -> None:
+    """Whoever calls this from a program of their own may be wrong about the kinds."""
+    if not isinstance(counts, Mapping):
+        raise TypeError(f"counts are granules by holder, such as {{'acme': 2}}; got {counts!r}")
+    for name, count in counts.items():
+        if type(count) is not int:
+            raise TypeError(f"{name}: {count!r} granules; expected a whole number of at least 1")

@@ -10,13 +10,17 @@ from functools import partial
 from types import FrameType
 
 import uvicorn
+import uvloop
 
 from partitions import PartitionError, PartitionManager
 
+from . import logs
 from .app import Application, configuration, open_configured
+from .check import check
 from .config import Config, ConfigError
 from .front import Front
-from .repository import Repository
+from .fronts.serve import serve
+from .listen import Taken, listen
 
 SWITCH_INTERVAL = 0.001
 """Seconds after which a thread must let another have the interpreter: what a completion may wait for while the event loop is
@@ -35,10 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status: 0 when all went well, 2 when the configuration is wrong."""
     options = _parser().parse_args(arguments)
     try:
-        return _check(options.file) if options.command == "check" else _serve(options)
+        return check(options.file, open_configured, configuration) if options.command == "check" else _serve(options)
     except (ConfigError, PartitionError) as error:
         print(f"greenlane: the configuration cannot be served:\n{error}", file=sys.stderr)
         return 2
+    except Taken as error:
+        print(f"greenlane: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -67,9 +74,20 @@ def _serve(options: argparse.Namespace) -> int:
         config = _override(stack.enter_context(configuration(path)), options)
         _plan(config)
         sys.setswitchinterval(SWITCH_INTERVAL)
-        server = Server(_uvicorn(config))
-        server.run()
-        return 0 if server.started else 1
+        if config.server.fronts == "inline":
+            server = Server(_uvicorn(config))
+            server.run()
+            return 0 if server.started else 1
+        return _serve_fronts(config)
+
+
+def _serve_fronts(config: Config) -> int:
+    listeners, own = listen(config)
+    logs.configure(config.server.log_format, config.server.log_level)
+    status = uvloop.run(serve(config, open_configured, listeners, own))
+    if status:
+        os._exit(status)  # Nothing could be closed in order: the device is lost.
+    return status
 
 
 def _override(config: Config, options: argparse.Namespace) -> Config:
@@ -84,7 +102,7 @@ def _uvicorn(config: Config) -> uvicorn.Config:
         host=config.server.host,
         port=config.server.port,
         loop="uvloop",
-        http=partial(Front, application.infer),  # type: ignore[arg-type]  # Called with what a class would be called with.
+        http=partial(Front, application.infer, application, None),  # type: ignore[arg-type]  # Called with what a class would be called with.
         log_config=None,
         access_log=False,
         server_header=False,
@@ -92,37 +110,11 @@ def _uvicorn(config: Config) -> uvicorn.Config:
     )
 
 
-def _check(path: str) -> int:
-    with configuration(path) as config:
-        print("\n".join(_describe(config)))
-    return 0
-
-
 def _plan(config: Config) -> dict[str, tuple[int, ...]]:
     """Who would hold which granules. Raises ConfigError or PartitionError."""
     device = open_configured(config)
     counts = {name: tenant.share(device.unit, device.granules) for name, tenant in config.tenants.items()}
     return dict(PartitionManager(device).plan(counts).after)
-
-
-def _describe(config: Config) -> list[str]:
-    device = open_configured(config)
-    lines = [f"{config.source}: http://{config.server.host}:{config.server.port} on {device.describe()}"]
-    repository = Repository(config.models.repository, config.models.max_batches)
-    names = repository.names()
-    for name, granules in _plan(config).items():
-        tenant = config.tenants[name]
-        lines.append(f"tenant {name}: granules {list(granules)}, {'keys' if tenant.keys_sha256 else 'open'}")
-        wanted = [n for n in dict.fromkeys([*tenant.models, *names]) if n != "*" and tenant.may_call(n)]
-        lines += [f"  {line}" for model in wanted for line in _describe_model(repository, model)]
-    return lines
-
-
-def _describe_model(repository: Repository, name: str) -> list[str]:
-    listing = repository.read(name)
-    lines = [f"{name} {file.version}: {file.path.name}" for file in listing.files]
-    problems = [f"{name} {problem.version}".strip() + f": unavailable: {problem.reason}" for problem in listing.problems]
-    return lines + problems
 
 
 if __name__ == "__main__":

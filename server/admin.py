@@ -51,12 +51,12 @@ async def tenants(runtime: TheRuntime) -> Object:
         "tenants": [
             {
                 "name": tenant.name,
-                "queue": tenant.config.queue,
-                "credits": tenant.config.in_flight,
-                "models": [entry.as_json() for entry in tenant.catalog.index()],
-                **_counts(tenant.lane.statistics()),
+                "queue": tenant.queue,
+                "credits": tenant.in_flight,
+                "models": [entry.as_json() for entry in report.index],
+                **_counts(report.lane),
             }
-            for tenant in runtime.tenancy
+            for tenant, report in await runtime.reports()
         ]
     }
 

@@ -9,34 +9,37 @@ import gc
 import logging
 import os
 import signal
-import uuid
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
+from fastapi import FastAPI
 
-from engines import EngineError, has_tensorrt
-from partitions import Device, PartitionError, open_device
+from engines import Engine, has_tensorrt
+from partitions import Device, open_device
 
-from . import admin, demo, logs, metrics, routes
+from . import admin, demo, loads, logs, metrics, routes, web
+from .alone import alone, supervisor
 from .config import Config, load
 from .departures import Receive
-from .errors import BadRequest, NotFound, RequestError, Unavailable, WrongMethod, answer
+from .errors import Unavailable
 from .infer import Infer, Send, is_infer
 from .runtime import Runtime
+from .service import Service, open_local
 
 log = logging.getLogger("greenlane")
 
+DEVICE_LOST = 70
+"""Exit status (EX_SOFTWARE of sysexits.h) after the device was lost: start it again."""
+PARTING = 0.2
+"""Seconds between the last answer and that exit, for it to reach its client."""
+
 Source = Callable[[], AbstractContextManager[Config]]
 
-_ROUTERS = (routes.router, admin.router, metrics.router)
+ROUTERS = (loads.router, admin.router, metrics.router)
+"""What the device side answers."""
 
 
 def open_configured(config: Config) -> Device:
@@ -55,15 +58,22 @@ class Application:
     """Greenlane as an ASGI application; its runtime lives from lifespan startup to shutdown.
 
     `source` gives the configuration; it is called on a thread, and what it holds is released after the runtime.
-    `opener` gives the device that the configuration asks for.
+    `opener` gives the device that the configuration asks for. `abandon` ends the process, with a status, once the device
+    is lost and everyone was told: nothing of it could be closed in order.
     """
 
-    def __init__(self, source: Source, opener: Callable[[Config], Device] = open_configured) -> None:
+    def __init__(
+        self,
+        source: Source,
+        opener: Callable[[Config], Device] = open_configured,
+        abandon: Callable[[int], object] = os._exit,
+    ) -> None:
         self._source = source
         self._opener = opener
-        self._found: Runtime | None = None
-        self.infer = Infer(self.runtime)
-        self._web = _web(self)
+        self._abandon = abandon
+        self._found: tuple[Service, Runtime] | None = None
+        self.infer = Infer(self.service)
+        self._web = web.build((routes.router, *ROUTERS), self.lifespan, service=self.service, runtime=self.runtime)
 
     def __repr__(self) -> str:
         return f"<Application {self._found!r}>"
@@ -74,8 +84,16 @@ class Application:
         else:
             await self._web(scope, receive, send)
 
+    def service(self) -> Service:
+        """What the HTTP side knows. Raises Unavailable while there is none."""
+        return self._open[0]
+
     def runtime(self) -> Runtime:
         """The runtime. Raises Unavailable while there is none."""
+        return self._open[1]
+
+    @property
+    def _open(self) -> tuple[Service, Runtime]:
         if self._found is None:
             raise Unavailable("the server is starting")
         return self._found
@@ -83,72 +101,55 @@ class Application:
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Open the device, load the models in the background, and close everything in the end."""
+        with alone(supervisor()):
+            async with self._serving():
+                yield
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
         source = self._source()
         config = await asyncio.to_thread(source.__enter__)
         try:
             logs.configure(config.server.log_format, config.server.log_level)
-            self._found = runtime = Runtime(config, self._opener(config))
+            service, runtime = assemble(config, self._opener(config))
+            self._found = service, runtime
             await runtime.start()
             restore = _drain_on_sigterm(runtime)
-            freezing = asyncio.create_task(_freeze(runtime))
+            tasks = [asyncio.create_task(freeze(runtime)), asyncio.create_task(self._leave(runtime))]
             try:
                 yield
             finally:
                 restore()
                 await runtime.close()
-                await freezing
+                for task in tasks:
+                    task.cancel()
         finally:
             self._found = None
             await asyncio.to_thread(source.__exit__, None, None, None)
 
+    async def _leave(self, runtime: Runtime) -> None:
+        await runtime.gone.wait()
+        await asyncio.sleep(PARTING)
+        self._abandon(DEVICE_LOST)
 
-async def _freeze(runtime: Runtime) -> None:
+
+async def freeze(runtime: Runtime) -> None:
     """Once everything is loaded, keep the garbage collector off it: a full collection would stop every tenant for 35 ms."""
     await runtime.loaded()
     gc.collect()
     gc.freeze()
 
 
+def assemble(config: Config, device: Device, read: Callable[[Path], Engine] | None = None) -> tuple[Service, Runtime]:
+    """Both sides in one process; `read` makes engines of model files."""
+    desks = {name: open_local(tenant) for name, tenant in config.tenants.items()}
+    service = Service(config, [desk.tenant for desk in desks.values()])
+    return service, Runtime(config, device, desks, service.become, read)
+
+
 def configuration(path: str | None) -> AbstractContextManager[Config]:
     """The configuration in a file, or the demo's. Blocks. Raises ConfigError."""
     return nullcontext(load(Path(path))) if path else demo.configuration()
-
-
-def _web(application: Application) -> FastAPI:
-    lifespan = application.lifespan
-    web = FastAPI(title="Greenlane", lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
-    web.state.runtime = application.runtime
-    for router in _ROUTERS:
-        web.include_router(router)
-    for kind in (RequestError, EngineError, PartitionError, HTTPException, RequestValidationError, Exception):
-        web.add_exception_handler(kind, _on_error)
-    return web
-
-
-def _on_error(request: Request, error: Exception) -> JSONResponse:
-    request_id = uuid.uuid4().hex
-    told = answer(_translate(request, error), request_id)
-    if told.status == 500:
-        log.error("%s %s: %s", request.method, request.url.path, error, extra={"request_id": request_id})
-    return JSONResponse({"error": told.text}, told.status, dict(told.headers))
-
-
-def _translate(request: Request, error: Exception) -> Exception:
-    """The framework's own errors as ours."""
-    if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        return BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-    if isinstance(error, HTTPException) and error.status_code == 405:
-        return WrongMethod(request.method, _allowed(request))
-    if isinstance(error, HTTPException):
-        return NotFound(f"there is nothing at {request.url.path}")
-    return error
-
-
-def _allowed(request: Request) -> str:
-    """The methods of a path; each may be a route of its own, and the framework names those of the first only."""
-    routes = [route for router in _ROUTERS for route in router.routes if route.matches(request.scope)[0] is not Match.NONE]
-    return ", ".join(sorted({method for route in routes if isinstance(route, Route) for method in route.methods or ()}))
 
 
 def _drain_on_sigterm(runtime: Runtime) -> Callable[[], None]:

@@ -5,9 +5,11 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from .config import TenantConfig
 from .errors import Unauthorized
 from .runtime import Runtime
-from .tenancy import Tenant, digest
+from .service import Service, Tenant
+from .tenancy import digest
 
 
 def runtime(request: Request) -> Runtime:
@@ -16,10 +18,24 @@ def runtime(request: Request) -> Runtime:
     return found
 
 
+def service(request: Request) -> Service:
+    """What the HTTP side knows. Raises Unavailable before there is anything."""
+    found: Service = request.app.state.service()
+    return found
+
+
 def tenant(request: Request) -> Tenant:
-    """The tenant of this request. Raises Unauthorized."""
-    headers = request.headers
-    return runtime(request).tenancy.identify(headers.get("authorization"), headers.get("x-tenant"))
+    """The tenant of this request, who is served here. Raises Unauthorized, Misdirected."""
+    return service(request).tenant(*_named(request))
+
+
+def asker(request: Request) -> TenantConfig:
+    """Whose request this is, wherever they are served. Raises Unauthorized."""
+    return service(request).tenancy.identify(*_named(request))
+
+
+def _named(request: Request) -> tuple[str | None, str | None]:
+    return request.headers.get("authorization"), request.headers.get("x-tenant")
 
 
 def admin(request: Request) -> None:
@@ -27,7 +43,7 @@ def admin(request: Request) -> None:
 
     Raises Unauthorized.
     """
-    expected = runtime(request).config.server.admin_key_sha256
+    expected = service(request).config.server.admin_key_sha256
     if expected is None:
         if not _is_local(request):
             raise Unauthorized("without server.admin_key_sha256 the admin API answers on the loopback interface only")
@@ -47,5 +63,7 @@ def _is_local(request: Request) -> bool:
 
 
 TheRuntime = Annotated[Runtime, Depends(runtime)]
+TheService = Annotated[Service, Depends(service)]
+TheAsker = Annotated[TenantConfig, Depends(asker)]
 TheTenant = Annotated[Tenant, Depends(tenant)]
 IsAdmin = Depends(admin)

@@ -24,6 +24,10 @@ class Served:
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
     plans: Plans = field(default_factory=Plans, compare=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What counts and remembers requests stays in the process that has them."""
+        return Served, (self.name, self.version, self.key, self.signature, self.platform, self.config)
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -72,6 +76,13 @@ class Catalog:
     def index(self) -> list[Entry]:
         """Every model that this tenant may call, by name, with its state."""
         return [entry for name in sorted(self._entries) for entry in self._entries[name]]
+
+    def listing(self) -> list[tuple[str, list[Served], list[Entry]]]:
+        """What it would take to say all of this again: by model, what is ready and what is wrong; neither while it loads."""
+        return [
+            (name, list(self._served.get(name, {}).values()), [e for e in entries if e.state == "UNAVAILABLE"])
+            for name, entries in self._entries.items()
+        ]
 
     def announce(self, name: str) -> None:
         """This model is being loaded; a version that serves goes on."""

@@ -16,7 +16,7 @@ async def unpack(body: bytes, encoding: str, limit: int) -> bytes:
     if encoding in ("", "identity"):
         return body
     if encoding not in _WINDOW:
-        raise UnsupportedEncoding(f"Content-Encoding: {encoding!r}; expected gzip, deflate or identity")
+        raise UnsupportedEncoding(f"Content-Encoding: {encoding[:40]!r}; expected gzip, deflate or identity")
     if len(body) > _ON_A_THREAD // 16:
         return await asyncio.to_thread(_inflate, body, encoding, limit)
     return _inflate(body, encoding, limit)

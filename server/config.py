@@ -14,12 +14,11 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from .tables import Fault, KeyPath, build, dotted, faults, nearest, not_a_table, unknown
-from .units import CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of, shown, whole
+from .units import BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of, shown, whole
 
 _SECTIONS = ("server", "device", "models", "tenants")
 _SHARES = ("granules", "cores", "sms")
 _SHARE_OF_UNIT = {"core": "cores", "SM": "sms"}
-_NO_FRONTS = ": this version has no HTTP process per tenant yet, use 'inline'"
 
 
 class ConfigError(Exception):
@@ -37,6 +36,7 @@ class ConfigError(Exception):
 class ServerConfig:
     """The HTTP side. `max_body` and `max_json_tensor` are bytes.
 
+    `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that holds the device.
     `drain_grace` is the seconds between readiness turning 503 and the refusal of new work.
     """
 
@@ -46,7 +46,7 @@ class ServerConfig:
     max_json_tensor: Annotated[int, SIZE] = 2**20
     admin_key_sha256: Annotated[str | None, DIGEST] = None
     default_tenant: Annotated[str | None, TEXT] = None
-    fronts: Annotated[str, one_of("inline", why=_NO_FRONTS)] = "inline"
+    fronts: Annotated[str, one_of("per-tenant", "inline")] = "per-tenant"
     log_format: Annotated[str, one_of("text", "json")] = "text"
     log_level: Annotated[str, one_of("debug", "info", "warning", "error")] = "info"
     drain_grace: Annotated[float, DURATION] = 1.0
@@ -54,18 +54,29 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """The hardware to carve; `cores` are core numbers, ascending, or None for all that the process may use."""
+    """The hardware to carve; `cores` are core numbers, ascending, or None for all that the process may use.
+
+    `copies` is what moves tensors to and from a GPU: the partition's own SMs, the copy engines that all tenants share, or
+    the better of both for the GPU at hand.
+    """
 
     backend: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
     index: Annotated[int, whole(0)] = 0
     cores: Annotated[tuple[int, ...] | None, CORES] = None
+    copies: Annotated[str, one_of("auto", "sm", "engine")] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """What the files of one model do not say; None where they decide."""
+    """What the files of one model do not say; None where they decide.
+
+    `batch_delay` is the seconds a request may wait for others to share its batch, `preferred_batches` are the sizes,
+    ascending, at which a batch waits for no more.
+    """
 
     max_batch: Annotated[int | None, whole(0)] = None
+    batch_delay: Annotated[float, DURATION] = 0.0
+    preferred_batches: Annotated[tuple[int, ...], BATCHES] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +94,15 @@ class ModelsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantConfig:
-    """A tenant: its share of the device as exactly one of `granules`, `cores` and `sms`, its limits and its rights."""
+    """A tenant: its share of the device as exactly one of `granules`, `cores` and `sms`, its limits and its rights.
+
+    `port` is a socket of its own, besides the server's; `front_cores` are the core numbers, ascending, that its HTTP
+    process runs on, None for all that the server's may.
+    """
 
     name: str
+    port: Annotated[int | None, whole(1, 65535)] = None
+    front_cores: Annotated[tuple[int, ...] | None, CORES] = None
     granules: Annotated[int | None, whole(1)] = None
     cores: Annotated[int | None, whole(1)] = None
     sms: Annotated[int | None, whole(1)] = None
@@ -141,12 +158,39 @@ def load(path: Path) -> Config:
     problems = [f"{path.name}: {dotted(key)}: {text}" for key, text in _faults(document, folder)]
     if problems:
         raise ConfigError(problems)
+    return _build(document, folder, path.name)
+
+
+def salvage(path: Path) -> Config | None:
+    """What is left of a file without the keys and tenants that `load` refuses it for, so that more can be said about it.
+
+    Blocks. None where too little is left. Raises ConfigError where the file is no TOML.
+    """
+    document, folder = _parse(path), path.absolute().parent
+    while fault := next(_faults(document, folder), None):
+        if not _drop(document, fault[0]):
+            return None
+    return _build(document, folder, path.name)
+
+
+def _drop(document: dict[str, Any], path: KeyPath) -> bool:
+    """Remove the key at fault, or the table that lacks it; whether there was any."""
+    first, *rest = path
+    if first not in document:
+        return False
+    inner = document[first]
+    if not (rest and isinstance(inner, dict) and _drop(inner, tuple(rest))):
+        del document[first]
+    return True
+
+
+def _build(document: Mapping[str, Any], folder: Path, source: str) -> Config:
     return Config(
         server=build(ServerConfig, document.get("server", {})),
         device=build(DeviceConfig, document.get("device", {})),
         models=_models(document["models"], folder),
         tenants=MappingProxyType({name: build(TenantConfig, t, name=name) for name, t in document["tenants"].items()}),
-        source=path.name,
+        source=source,
     )
 
 
@@ -159,8 +203,10 @@ def _parse(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{path.name}: line {line} is not UTF-8, as TOML has to be"]) from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # A TOMLDecodeError, or about a number of thousands of digits.
         raise ConfigError([f"{path.name}: not TOML: {error}"]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{path.name}: not TOML: nested too deeply"]) from error
 
 
 def _models(table: Mapping[str, Any], folder: Path) -> ModelsConfig:
@@ -174,8 +220,8 @@ def _faults(document: Mapping[str, Any], folder: Path) -> Iterator[Fault]:
     yield from faults(DeviceConfig, document.get("device", {}), "device")
     yield from _models_faults(document.get("models", {}), folder)
     yield from _tenants_faults(document.get("tenants", {}))
-    yield from _default_tenant_faults(_table(document, "server"), _table(document, "tenants"))
-    yield from _key_faults(_table(document, "server"), _table(document, "tenants"))
+    for between in (_default_tenant_faults, _key_faults, _front_faults):
+        yield from between(_table(document, "server"), _table(document, "tenants"))
 
 
 def _models_faults(table: object, folder: Path) -> Iterator[Fault]:
@@ -186,9 +232,18 @@ def _models_faults(table: object, folder: Path) -> Iterator[Fault]:
     yield from faults(ModelsConfig, {name: value for name, value in table.items() if name not in options}, "models")
     for name, value in options.items():
         yield from faults(ModelOptions, value, "models", name)
+        yield from _batch_faults(name, value)
     repository = table.get("repository")
     if isinstance(repository, str) and repository and not os.path.isdir(folder / repository):
         yield ("models", "repository"), f"{shown(repository)} is not an existing directory: {folder / repository}"
+
+
+def _batch_faults(name: str, model: Mapping[str, object]) -> Iterator[Fault]:
+    """Sizes that no batch reaches. Where the file sets no largest batch, the model's own does, which is not known here."""
+    most, sizes = model.get("max_batch"), model.get("preferred_batches")
+    above = [size for size in sizes if type(size) is int and type(most) is int and size > most] if type(sizes) is list else []
+    if above:
+        yield ("models", name, "preferred_batches"), f"{above[0]} is above max_batch, which is {most}"
 
 
 def _tenants_faults(table: object) -> Iterator[Fault]:
@@ -233,6 +288,19 @@ def _key_faults(server: Mapping[str, object], tenants: Mapping[str, object]) -> 
         for digest in _digests(_table(tenants, name).get("keys_sha256")):
             if (owner := owners.setdefault(digest, path)) != path:
                 yield path, f"the key {digest[:8]}... is also in {dotted(owner)}; a key belongs to one of them"
+
+
+def _front_faults(server: Mapping[str, object], tenants: Mapping[str, object]) -> Iterator[Fault]:
+    """Every socket is one's own, and cores are given only to HTTP processes that there are."""
+    owners: dict[object, KeyPath] = {server.get("port", ServerConfig().port): ("server", "port")}
+    for name in tenants:
+        tenant, path = _table(tenants, name), ("tenants", name, "port")
+        port = tenant.get("port")
+        if type(port) is int and (owner := owners.setdefault(port, path)) != path:
+            yield path, f"{port} is also {dotted(owner)}; each listens on a port of its own"
+        if "front_cores" in tenant and server.get("fronts") == "inline":
+            text = "with server.fronts = 'inline' the tenant has no HTTP process of its own; use 'per-tenant', or leave it out"
+            yield ("tenants", name, "front_cores"), text
 
 
 def _digests(value: object) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from partitions import open_device
 
-from .config import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from .config import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 
 log = logging.getLogger("greenlane.demo")
 
@@ -83,8 +83,12 @@ identity (float[rows, columns] x) => (float[rows, columns] y) { y = Identity(x) 
 
 
 def build(root: Path) -> None:
-    """Write the repository below `root`, over what may be there. Blocks; needs the `cpu` extra's `onnx`."""
-    import onnx.parser  # Only those who ask for the demo need it.
+    """Write the repository below `root`, over what may be there. Blocks. Raises ConfigError without the `cpu` extra."""
+    try:
+        import onnx.parser  # Only those who ask for the demo need it.
+    except ImportError as error:
+        need = "the demo needs pip install 'greenlane[cpu]'; or name a configuration with --config or GREENLANE_CONFIG"
+        raise ConfigError([f"{need} ({error})"]) from error
 
     labels = ", ".join(f'"{label}"' for label in LABELS)
     for name, source in (("stripes", _STRIPES.replace("LABELS", labels)), ("identity", _IDENTITY)):

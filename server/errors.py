@@ -35,6 +35,10 @@ class Conflict(RequestError):
     """What was asked for does not fit what is there."""
 
 
+class Misdirected(RequestError):
+    """The request is another tenant's than the connection it came on."""
+
+
 class TooLarge(RequestError):
     """A body, or what it unpacks to, is over a limit."""
 
@@ -82,6 +86,7 @@ _STATUSES: dict[type[Exception], int] = {
     DoesNotFit: 409,
     TooLarge: 413,
     UnsupportedEncoding: 415,
+    Misdirected: 421,
     QueueFull: 429,
     Failed: 500,
     EngineError: 500,

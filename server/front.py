@@ -1,47 +1,67 @@
-"""An HTTP protocol for uvicorn that answers inference requests itself and leaves every other one to uvicorn's own.
+"""An HTTP protocol for uvicorn that answers plain requests itself and leaves every other one to uvicorn's own.
 
 ASGI costs a request more than a small inference does. So a connection begins here: as long as its requests are plain ones
-to an infer path (HTTP/1.1, POST, Content-Length, nothing to negotiate) they are parsed by httptools, answered by `Infer`,
+(HTTP/1.1, a length that is told, nothing to negotiate) they are parsed by httptools, answered by whoever this is given,
 and written at once. At the first other request the connection is handed to uvicorn's protocol for good, with every byte
 of that request; the answers there are the same.
 """
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from . import asgi
+from .asgi import MOST_BODY
 from .body import LINGER, SPARED
+from .call import Call, Reply
 from .errors import ClientGone
-from .infer import Call, Infer, Reply, is_infer
+from .infer import Infer, is_infer
+from .inference import Inference, Outcome, Target, refusal, success
+from .uvicorn_protocol import JsonHttpToolsProtocol
 
 MOST_HEADERS = 64 * 1024
 """Bytes of headers beyond which a request is left to uvicorn, which refuses it."""
 MOST_AHEAD = 64 * 1024
 """Bytes to read ahead of a request that is being answered."""
 
+PassOn = Callable[["Head", asyncio.BaseTransport, bytearray], bool]
+
+_METHODS = ("GET", "POST", "PUT", "DELETE")
+_BEGINNINGS = [f"{method} /".encode() for method in _METHODS]
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 class Head:
-    """The request line and headers of one request, as httptools calls them out."""
+    """The request line and headers of one request, as httptools calls them out.
+
+    `is_ours` is whether this is a plain request, and, unless it is an inference, a small one; `negotiates` whether a body
+    is, or may be, compressed; `length` is the bytes of the body. `target` is what `Infer.find` makes of it, once it did.
+    """
 
     def __init__(self, data: bytes) -> None:
-        self.path = b""
+        self.data = data
+        self.path = self.query = b""
         self.headers: dict[bytes, bytes] = {}
-        self.plain = True
-        self.complete = False
-        self._parser = httptools.HttpRequestParser(self)
+        self.target: Target | None = None
+        self._plain = True
+        self._complete = False
+        parser = httptools.HttpRequestParser(self)
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.plain = False
-        self.method = self._parser.get_method().decode("latin-1")
+            self._plain = False
+        self.path, _, self.query = self.path.partition(b"?")
+        self.method = parser.get_method().decode("latin-1")
+        self.length = int(self.headers.get(b"content-length", 0)) if self._plain else 0
+        self.is_infer = self.method == "POST" and is_infer(self.path.decode("latin-1"))
+        self.negotiates = b"content-encoding" in self.headers or b"accept-encoding" in self.headers
+        self.is_ours = self._is_ours(parser)
 
     def on_url(self, url: bytes) -> None:
         self.path += url
@@ -49,62 +69,64 @@ class Head:
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         if name in self.headers or name in (b"expect", b"transfer-encoding", b"upgrade"):
-            self.plain = False
+            self._plain = False
         self.headers[name] = value
 
     def on_headers_complete(self) -> None:
-        self.complete = True
+        self._complete = True
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this is a plain request for `Infer`."""
-        path, _, _ = self.path.partition(b"?")
-        self.path = path
+    def _is_ours(self, parser: httptools.HttpRequestParser) -> bool:
         return (
-            self.plain
-            and self.complete
-            and self._parser.get_http_version() == "1.1"
-            and self._parser.should_keep_alive()
-            and b"content-length" in self.headers
-            and self.method == "POST"
-            and is_infer(path.decode("latin-1"))
+            self._plain
+            and self._complete
+            and parser.get_http_version() == "1.1"
+            and parser.should_keep_alive()
+            and (b"content-length" in self.headers or self.method == "GET")
+            and self.path.startswith(b"/")
+            and (self.is_infer or (self.method in _METHODS and self.length <= MOST_BODY))
         )
-
-    @property
-    def length(self) -> int:
-        """Bytes of the body; httptools has seen to it that this is a number."""
-        return int(self.headers[b"content-length"])
 
 
 class Front(asyncio.Protocol):
-    """One connection. Belongs to the event loop; the arguments but the first are those that uvicorn gives its protocols."""
+    """One connection. Belongs to the event loop; the arguments from `config` on are those that uvicorn gives its protocols.
+
+    Inferences are answered by `infer`, everything else by `application`. `pass_on` is shown every request before it is
+    answered, and what has been read from it on; if it takes the connection it returns True.
+    """
 
     def __init__(
         self,
         infer: Infer,
+        application: asgi.Application,
+        pass_on: PassOn | None,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._infer = infer
+        self._application = application
+        self._pass_on = pass_on
         self._server_state = server_state
-        self._make_rest: Callable[[], HttpToolsProtocol] = lambda: HttpToolsProtocol(config, server_state, app_state, _loop)
+        self._make_rest = partial(JsonHttpToolsProtocol, config, server_state, app_state, _loop)
         self._keep_alive = config.timeout_keep_alive
         self._loop = _loop or asyncio.get_event_loop()
         self._transport: Any = None
         self._buffer = bytearray()
         self._head: Head | None = None
+        self._last: Head | None = None
         self._start = 0
         self._discard = 0
-        self._body: asyncio.Future[bytes] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._take: Callable[[bytes], None] | None = None
+        self._taken = True
+        self._abandon: Callable[[], object] | None = None
+        self._beginning = False
         self._writable = True
         self._closing = False
         self._active = True
 
     def __repr__(self) -> str:
-        return f"<Front {'answering' if self._task else 'idle'}, {len(self._buffer)} bytes ahead>"
+        return f"<Front {'answering' if self._head else 'idle'}, {len(self._buffer)} bytes ahead>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -114,19 +136,17 @@ class Front(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
         self._closing = True
-        if self._body and not self._body.done():
-            self._body.set_exception(ClientGone("the client closed its connection before the body was whole"))
-        elif self._task:
-            self._task.cancel()
+        if self._abandon:
+            self._abandon()
 
     def data_received(self, data: bytes) -> None:
         self._active = True
         if self._discard:
             data = self._drop(data)
         self._buffer += data
-        if self._task is None:
-            self._next()
-        elif self._body is not None:
+        if self._head is None:
+            self._go_on()
+        elif self._take is not None:
             self._take_body()
         elif len(self._buffer) > MOST_AHEAD:
             self._transport.pause_reading()
@@ -136,52 +156,107 @@ class Front(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable = True
-        if self._task is None:
-            self._next()
+        self._go_on()
 
     def shutdown(self) -> None:
         """Close as soon as the request that is being answered was; uvicorn calls this when it stops."""
         self._closing = True
-        if self._task is None:
+        if self._head is None:
             self._transport.close()
 
-    def _next(self) -> None:
-        """Begin to answer the next request, if its headers are there and the last answer is on its way."""
-        if self._closing or not self._writable or not self._buffer:
+    def _go_on(self) -> None:
+        """Begin to answer what there is; what is answered at once is followed by the next."""
+        if self._beginning:
             return
+        self._beginning = True
+        try:
+            while self._head is None and self._writable and not self._closing and self._buffer and self._begin():
+                pass
+        finally:
+            self._beginning = False
+
+    def _begin(self) -> bool:
+        """Begin to answer the next request; False if its headers are not there yet, or the connection is another's now."""
         end = self._buffer.find(b"\r\n\r\n") + 4
         if end < 4:
             if len(self._buffer) > MOST_HEADERS or not _may_be_ours(self._buffer):
                 self._hand_over()
-            return
-        head = Head(bytes(self._buffer[:end]))
+            return False
+        head = self._read(bytes(self._buffer[:end]))
         if not head.is_ours:
             self._hand_over()
-            return
-        self._head, self._start, self._body = head, end, self._loop.create_future()
-        self._task = self._loop.create_task(self._answer(head, self._body))
+            return False
+        if self._pass_on and self._pass_on(head, self._transport, self._buffer):
+            self._leave()
+            return False
+        self._head, self._start, self._taken = head, end, False
+        if head.is_infer and not head.negotiates:
+            self._answer_inference(head)
+        else:
+            self._answer_call(head)
         self._take_body()
-        self._server_state.tasks.add(self._task)
-        self._task.add_done_callback(self._server_state.tasks.discard)
+        return True
+
+    def _read(self, data: bytes) -> Head:
+        """The request line and headers; those that a connection repeats, as most do, are not parsed again."""
+        if self._last is None or self._last.data != data:
+            self._last = Head(data)
+        return self._last
 
     def _take_body(self) -> None:
-        assert self._head is not None
-        assert self._body is not None
+        """Once the body is whole, give it to whoever answers."""
+        if self._head is None or self._take is None:
+            return
         end = self._start + self._head.length
         if len(self._buffer) >= end:
             body = bytes(memoryview(self._buffer)[self._start : end])
             del self._buffer[:end]
-            if not self._body.done():
-                self._body.set_result(body)
-            self._body = None
+            take, self._take, self._taken = self._take, None, True
+            take(body)
 
-    async def _answer(self, head: Head, body: "asyncio.Future[bytes]") -> None:
+    def _answer_inference(self, head: Head) -> None:
+        """Without a task: what waits for the device is a callback."""
+        try:
+            if head.target is None:
+                head.target = self._infer.find(head.method, head.path, head.headers)
+            inference = Inference(head.target)
+        except Exception as error:
+            self._finish(head, refusal(error, None))
+            return
+
+        def heard(outcome: Outcome) -> None:
+            reply = refusal(outcome, inference) if isinstance(outcome, Exception) else success(outcome)
+            self._finish(head, reply)
+
+        self._abandon = partial(inference.cancel, ClientGone("the client closed its connection"))
+        self._take = partial(inference.begin, headers=head.headers, heard=heard)
+
+    def _answer_call(self, head: Head) -> None:
+        """As a call of a coroutine, in a task of its own."""
+        body: asyncio.Future[bytes] = self._loop.create_future()
+
         async def whole(_: int) -> bytes:
             return await body
 
-        reply = await self._infer.answer(Call(head.method, head.path, head.headers, whole, None))
-        self._task = None
-        if reply is None or self._transport.is_closing():
+        client = self._transport.get_extra_info("peername")
+        call = Call(head.method, head.path, head.query, head.headers, whole, None, client and client[:2])
+        task = self._loop.create_task(self._respond(head, call))
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
+        self._abandon, self._take = task.cancel, partial(_resolve, body)
+
+    async def _respond(self, head: Head, call: Call) -> None:
+        if head.is_infer:
+            reply = await self._infer.answer(call)
+        else:
+            reply = await asgi.respond(self._application, call)
+        if reply:
+            self._finish(head, reply)
+
+    def _finish(self, head: Head, reply: Reply) -> None:
+        """Answer, and go on with what came meanwhile."""
+        self._head = self._abandon = self._take = None
+        if self._transport.is_closing():
             return
         self._skip_body(head)
         self._write(reply)
@@ -191,7 +266,7 @@ class Front(asyncio.Protocol):
             self._transport.close()
         else:
             self._transport.resume_reading()
-            self._next()
+            self._go_on()
 
     def _write(self, reply: Reply) -> None:
         parts = [_STATUS_LINES[reply.status]]
@@ -204,9 +279,8 @@ class Front(asyncio.Protocol):
 
     def _skip_body(self, head: Head) -> None:
         """A request that was refused early may still be sending its body: forget what comes, and hang up if it is much."""
-        if self._body is not None:
-            self._body.cancel()
-            self._body = None
+        if not self._taken:
+            self._taken = True
             self._discard = self._start + head.length
             self._buffer = bytearray(self._drop(bytes(self._buffer)))
             if self._discard > SPARED:
@@ -228,10 +302,15 @@ class Front(asyncio.Protocol):
         self._transport.set_protocol(rest)
         rest.data_received(data)
 
+    def _leave(self) -> None:
+        """Another process has the connection: let go of it here, without a word to the client."""
+        self._closing = True
+        self._transport.abort()
+
     def _close_if_idle(self) -> None:
         if self._closing:
             return
-        if self._task is None and not self._active:
+        if self._head is None and not self._active:
             self._transport.close()
             return
         self._active = False
@@ -239,6 +318,10 @@ class Front(asyncio.Protocol):
 
 
 def _may_be_ours(data: bytearray) -> bool:
-    """Whether these first bytes of a request could become an infer request's."""
-    begin = b"POST /v2/models/"
-    return begin.startswith(data[: len(begin)])
+    """Whether these first bytes of a request could become a plain one's."""
+    return any(begin.startswith(data[: len(begin)]) for begin in _BEGINNINGS)
+
+
+def _resolve(future: "asyncio.Future[bytes]", body: bytes) -> None:
+    if not future.done():
+        future.set_result(body)

@@ -3,75 +3,34 @@
 What it is called by is `Infer.__call__` under any ASGI server, and `server.front` where there is nothing in between.
 """
 
-import logging
-import time
-import uuid
+import asyncio
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 from urllib.parse import unquote
-
-import orjson
 
 from . import compression
 from .body import Body
-from .catalog import Served
+from .call import Call, Headers, Reply
 from .departures import Departures, Receive
 from .errors import (
-    BadRequest,
     ClientGone,
-    DeadlineExceeded,
-    Failed,
     NotFound,
-    QueueFull,
     TooLarge,
-    Unavailable,
     WrongMethod,
-    answer,
-    status_of,
 )
-from .protocol.request import InferRequest
-from .protocol.response import InferResponse, encode
-from .runtime import Runtime
-from .slots import Slot
-from .tenancy import Tenant
-from .ticket import Done
-
-log = logging.getLogger("greenlane.infer")
+from .inference import Inference, Outcome, Success, Target, refusal, success
+from .service import Service
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Headers = dict[bytes, bytes]
-
-_UNTIMED = b"queue;dur=0, execute;dur=0"
-
-
-class Call(NamedTuple):
-    """A request as its headers tell it, by lower-case name, and how to get the body, which may still be on its way.
-
-    `body` raises ClientGone if it never comes whole, TooLarge once it is over the limit it is given. `receive` tells when the
-    client goes away, as ASGI's does; None where whoever calls cancels the call instead.
-    """
-
-    method: str
-    raw_path: bytes
-    headers: Headers
-    body: Callable[[int], Awaitable[bytes]]
-    receive: Receive | None
-
-
-class Reply(NamedTuple):
-    """A whole answer; `fields` lack only Content-Length."""
-
-    status: int
-    fields: list[tuple[bytes, bytes]]
-    body: bytes
 
 
 class Infer:
-    """Serves inference requests of every tenant. `runtime` gives the runtime once there is one."""
+    """Serves inference requests of every tenant that is served here. `service` gives the service once there is one."""
 
-    def __init__(self, runtime: Callable[[], Runtime]) -> None:
-        self._runtime = runtime
+    def __init__(self, service: Callable[[], Service]) -> None:
+        self._service = service
         self._departures = Departures()
 
     def __repr__(self) -> str:
@@ -81,56 +40,47 @@ class Infer:
         """Answer one request as an ASGI application."""
         headers: Headers = dict(scope["headers"])
         body = Body(headers, receive)
-        reply = await self.answer(Call(scope["method"], scope["raw_path"], headers, body.read, receive))
+        query, client = scope["query_string"], scope.get("client")
+        call = Call(scope["method"], scope["raw_path"], query, headers, body.read, receive, client)
+        reply = await self.answer(call)
         if reply:
             await _send(reply, body, send)
 
+    def find(self, method: str, raw_path: bytes, headers: Headers) -> Target:
+        """Whose model a request with these headers is for. Raises what is wrong with them."""
+        name, version = _named(method, raw_path)
+        service = self._service()
+        tenant = service.tenant(_text(headers, b"authorization"), _text(headers, b"x-tenant"))
+        _check_length(headers, service.config.server.max_body)
+        return Target(tenant, name, version, service.limits)
+
     async def answer(self, call: Call) -> Reply | None:
         """Answer one request, whatever it is; None if its client is gone."""
-        tenant = "-"
+        inference = None
         try:
-            name, version = _target(call)
-            runtime = self._runtime()
-            who = runtime.tenancy.identify(_text(call.headers, b"authorization"), _text(call.headers, b"x-tenant"))
-            tenant = who.name
-            return await self._serve(runtime, who, name, version, call)
+            inference = Inference(self.find(call.method, call.raw_path, call.headers))
+            outcome = await self._infer(inference, call)
+            return await _packed(outcome, call.headers)
         except ClientGone:
             return None
         except Exception as error:
-            return _refusal(error, tenant)
+            return refusal(error, inference)
 
-    async def _serve(self, runtime: Runtime, tenant: Tenant, name: str, version: str | None, call: Call) -> Reply:
-        arrived = time.monotonic_ns()
-        served = tenant.catalog.find(name, version)
+    async def _infer(self, inference: Inference, call: Call) -> "Success":
         try:
-            tenant.lane.check()  # Before the body: a flood is turned away at the cost of its headers.
-            body = await _unpacked(call, runtime.config.server.max_body)
-            served = tenant.catalog.find(name, version)  # Again: it may have been reloaded while the body came in.
-            response, timing = await self._infer(runtime, tenant, served, call, body)
+            body = await _unpacked(call, self._service().config.server.max_body)
         except (Exception, CancelledError) as error:
-            served.statistics.failed(time.monotonic_ns() - arrived, _reason(error))
+            inference.count(error)
             raise
-        return await _reply(response, timing, call.headers)
-
-    async def _infer(
-        self, runtime: Runtime, tenant: Tenant, served: Served, call: Call, body: bytes
-    ) -> tuple[InferResponse, bytes]:
-        arrived = time.monotonic_ns()
-        slot = tenant.lane.admit()
+        future: asyncio.Future[Success] = asyncio.get_running_loop().create_future()
+        inference.begin(body, call.headers, partial(_resolve, future))
         try:
-            request = served.plans.decode(body, _header_length(call.headers), served.signature, slot, runtime.limits)
-            decoded = time.monotonic_ns()
-            done = await self._wait(tenant, served, slot, request, call.receive)
-            response = encode(served.name, served.version, request, served.signature, slot, done.outputs)
-        finally:
-            tenant.lane.release(slot)
-        encoded, rows = time.monotonic_ns(), served.signature.rows(request.shapes)
-        served.statistics.succeeded(arrived, decoded, done, encoded, rows, int(time.time() * 1000))
-        queued, executed = (done.began - decoded) / 1e6, (done.ended - done.began) / 1e6
-        return response, b"queue;dur=%.3f, execute;dur=%.3f" % (queued, executed)
+            return await self._wait(future, call.receive)
+        except (ClientGone, CancelledError) as error:
+            inference.cancel(error)
+            raise
 
-    async def _wait(self, tenant: Tenant, served: Served, slot: Slot, request: InferRequest, receive: Receive | None) -> Done:
-        future = tenant.lane.submit(slot, served.key, request.shapes, request.priority, request.timeout)
+    async def _wait(self, future: "asyncio.Future[Success]", receive: Receive | None) -> "Success":
         if receive is None:
             return await future
         self._departures.note(future, receive)
@@ -140,19 +90,28 @@ class Infer:
             self._departures.forget(future)
 
 
+def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
 def is_infer(path: str) -> bool:
     """Whether this path is for `Infer` to answer."""
     return path.endswith("/infer") and path.startswith("/v2/models/") and path != "/v2/models/infer"
 
 
-def _target(call: Call) -> tuple[str, str | None]:
+def _named(method: str, raw_path: bytes) -> tuple[str, str | None]:
     """The model's name and version. Raises NotFound, or WrongMethod."""
-    parts = call.raw_path.split(b"/")  # "", v2, models, NAME[, versions, V], infer
+    parts = raw_path.split(b"/")  # "", v2, models, NAME[, versions, V], infer
     versioned = len(parts) == 7 and parts[4] == b"versions" and parts[5].isdigit()
     if not versioned and len(parts) != 5:
-        raise NotFound(f"there is nothing at {unquote(call.raw_path.decode('latin-1'))}")
-    if call.method != "POST":
-        raise WrongMethod(call.method, "POST")
+        raise NotFound(f"there is nothing at {unquote(raw_path.decode('latin-1'))}")
+    if method != "POST":
+        raise WrongMethod(method, "POST")
     name = parts[3].decode("latin-1")
     return unquote(name) if "%" in name else name, parts[5].decode() if versioned else None
 
@@ -162,36 +121,28 @@ def _text(headers: Headers, name: bytes) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def _header_length(headers: Headers) -> int | None:
-    value = headers.get(b"inference-header-content-length")
-    if value is None:
-        return None
-    if not value.isdigit() or len(value) > 18:
-        raise BadRequest(f"Inference-Header-Content-Length: {value.decode('latin-1')[:40]!r}; expected the bytes of JSON")
-    return int(value)
+def _check_length(headers: Headers, limit: int) -> None:
+    if (declared := int(headers.get(b"content-length", 0))) > limit:
+        raise TooLarge(f"a body of {declared} bytes; the limit is {limit}")
 
 
 async def _unpacked(call: Call, limit: int) -> bytes:
     """The whole body, unpacked. Raises TooLarge as soon as that is known, ClientGone if the rest never comes."""
-    if (declared := int(call.headers.get(b"content-length", 0))) > limit:
-        raise TooLarge(f"a body of {declared} bytes; the limit is {limit}")
     body = await call.body(limit)
     if (encoding := call.headers.get(b"content-encoding")) is not None:
         body = await compression.unpack(body, encoding.decode("latin-1").lower(), limit)
     return body
 
 
-async def _reply(response: InferResponse, timing: bytes, headers: Headers) -> Reply:
-    body, length = response
-    kind = b"application/json" if length is None else b"application/octet-stream"
-    fields = [(b"content-type", kind), (b"server-timing", timing)]
-    if length is not None:
-        fields.append((b"inference-header-content-length", b"%d" % length))
-    accepted = headers.get(b"accept-encoding")
-    if accepted and len(body) >= compression.WORTHWHILE and (encoding := compression.choose(accepted.decode("latin-1"))):
-        body = await compression.pack(body, encoding)
-        fields += [(b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
-    return Reply(200, fields, body)
+async def _packed(outcome: Success, headers: Headers) -> Reply:
+    """The same, packed if its client takes that and it is worth it."""
+    reply, accepted = success(outcome), headers.get(b"accept-encoding")
+    worth = accepted and len(reply.body) >= compression.WORTHWHILE
+    if accepted and worth and (encoding := compression.choose(accepted.decode("latin-1"))):
+        body = await compression.pack(reply.body, encoding)
+        fields = [*reply.fields, (b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
+        return Reply(200, fields, body)
+    return reply
 
 
 async def _send(reply: Reply, body: Body, send: Send) -> None:
@@ -203,23 +154,3 @@ async def _send(reply: Reply, body: Body, send: Send) -> None:
     if unwanted:
         await body.discard()
         await send({"type": "http.response.body", "body": b""})
-
-
-def _refusal(error: Exception, tenant: str) -> Reply:
-    request_id = uuid.uuid4().hex
-    told = answer(error, request_id)
-    if told.status == 500:
-        unexpected = error if not isinstance(error, Failed) else None
-        log.error("%s", error, exc_info=unexpected, extra={"tenant": tenant, "request_id": request_id})
-    fields = [(b"content-type", b"application/json"), (b"server-timing", _UNTIMED)]
-    fields += [(name.encode(), value.encode()) for name, value in told.headers.items()]
-    return Reply(told.status, fields, orjson.dumps({"error": told.text}))
-
-
-def _reason(error: BaseException) -> str:
-    """Triton's reason for a failure, as in its metric nv_inference_request_failure."""
-    if isinstance(error, QueueFull | DeadlineExceeded | Unavailable):
-        return "REJECTED"
-    if isinstance(error, ClientGone | CancelledError):
-        return "CANCELED"
-    return "BACKEND" if status_of(error) == 500 else "OTHER"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from weakref import WeakValueDictionary
 
 from engines import Engine, EngineError, Executor, load_engine
@@ -16,7 +17,7 @@ from partitions import Partition
 
 from .catalog import Entry, Served
 from .modelconfig import apply, describe
-from .repository import Listing, ModelFile, Repository
+from .repository import ModelFile, Repository
 from .ticket import ModelKey
 
 log = logging.getLogger("greenlane.models")
@@ -30,6 +31,11 @@ class Loaded:
     served: list[Served]
     problems: list[Entry]
     executors: dict[ModelKey, Executor]
+    warnings: tuple[str, ...] = ()
+
+    def told(self) -> tuple[str, ...]:
+        """What people should hear about it, a line each."""
+        return *self.warnings, *(f"model {_which(problem)} is unavailable: {problem.reason}" for problem in self.problems)
 
 
 class Library:
@@ -43,9 +49,12 @@ class Library:
         self._read = read
         self._loads = count(1)
         self._engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
+        self._told: dict[str, tuple[str, ...]] = {}
+        self._telling = Lock()
 
     def __repr__(self) -> str:
-        return f"<Library {self._repository!r}, {len(self._engines)} engines>"
+        engines = len(self._engines)
+        return f"<Library {self._repository!r}, {engines} engine{'s' * (engines != 1)}>"
 
     def names(self) -> list[str]:
         """Every model directory of the repository, sorted; none where it cannot be read, which the log tells."""
@@ -58,19 +67,31 @@ class Library:
     def load(self, name: str, partition: Partition, override: str | None = None) -> Loaded:
         """Load every version of a model that its policy selects and bind it to the partition; what fails is a problem.
 
-        `override` is a model configuration as JSON, in place of the file beside the model.
+        `override` is a model configuration as JSON, in place of the file beside the model. What goes wrong is logged.
         """
-        listing = self._repository.read(name, override)
-        if listing.warning:
-            log.warning("%s", listing.warning)
-        loaded = Loaded(name, [], [Entry(name, p.version, "UNAVAILABLE", p.reason) for p in listing.problems], {})
-        for file in listing.files:
-            self._load_version(file, partition, listing, loaded)
-        for problem in loaded.problems:
-            log.warning("model %s %s is unavailable: %s", name, problem.version, problem.reason)
+        loaded = self.attempt(name, partition, override)
+        self._tell(loaded)
         return loaded
 
-    def _load_version(self, file: ModelFile, partition: Partition, listing: Listing, loaded: Loaded) -> None:
+    def attempt(self, name: str, partition: Partition, override: str | None = None) -> Loaded:
+        """As `load`, but what goes wrong is left to the caller to tell."""
+        listing = self._repository.read(name, override)
+        problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
+        loaded = Loaded(name, [], problems, {}, (listing.warning,) if listing.warning else ())
+        for file in listing.files:
+            self._load_version(file, partition, loaded)
+        return loaded
+
+    def _tell(self, loaded: Loaded) -> None:
+        """Each line once, though every tenant loads the model, until a load goes otherwise."""
+        told = loaded.told()
+        with self._telling:
+            before, self._told[loaded.name] = self._told.get(loaded.name, ()), told
+        for line in told:
+            if line not in before:
+                log.warning("%s", line)
+
+    def _load_version(self, file: ModelFile, partition: Partition, loaded: Loaded) -> None:
         version = str(file.version)
         try:
             engine = self._engine(file.path)
@@ -96,3 +117,7 @@ class Library:
         if (engine := self._engines.get(key)) is None:
             engine = self._engines[key] = self._read(path)
         return engine
+
+
+def _which(entry: Entry) -> str:
+    return f"{entry.name} {entry.version}".rstrip()

@@ -14,7 +14,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         extras = ", ".join(f"{name}={value}" for name, value in _extras(record).items())
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock} {record.levelname:<7} {record.name}: {record.getMessage()}{extras and f' ({extras})'}"
+        line = f"{clock} {record.levelname:<7} {_name(record)}: {record.getMessage()}{extras and f' ({extras})'}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -22,7 +22,7 @@ class JsonFormatter(logging.Formatter):
     """One object a line: time (seconds since 1970), level, logger, message, and what else is known."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {"time": record.created, "level": record.levelname.lower(), "logger": record.name}
+        fields = {"time": record.created, "level": record.levelname.lower(), "logger": _name(record)}
         fields |= {"message": record.getMessage(), **_extras(record)}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
@@ -38,6 +38,11 @@ def configure(style: str, level: str) -> None:
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+
+
+def _name(record: logging.LogRecord) -> str:
+    """uvicorn calls its only logger `uvicorn.error`, which looks like trouble in a line that tells of none."""
+    return "uvicorn" if record.name == "uvicorn.error" else record.name
 
 
 def _extras(record: logging.LogRecord) -> dict[str, object]:

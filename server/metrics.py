@@ -5,7 +5,7 @@ Names and meanings are Triton's (docs/user_guide/metrics.md of its server reposi
 would add, so they are given as untyped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -13,9 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from .caller import IsAdmin, TheRuntime
-from .catalog import Served
+from .config import TenantConfig
+from .desk import Counted, Report
 from .runtime import Runtime
-from .tenancy import Tenant
 
 router = APIRouter(dependencies=[IsAdmin])
 
@@ -32,65 +32,65 @@ _DURATIONS = {
 @router.get("/metrics")
 async def metrics(runtime: TheRuntime) -> Response:
     registry = CollectorRegistry()
-    registry.register(RuntimeCollector(runtime))
+    registry.register(RuntimeCollector(runtime, await runtime.reports()))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 class RuntimeCollector(Collector):
     """One look at a runtime."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, reports: Sequence[tuple[TenantConfig, Report]]) -> None:
         self._runtime = runtime
+        self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
-        served = [(self._labels(tenant, item), item) for tenant in self._runtime.tenancy for item in tenant.catalog.served()]
+        served = [(self._labels(tenant.name, item), item) for tenant, report in self._reports for item in report.served]
         yield from _counts(served)
         yield from _durations(served)
         yield from _failures(served)
-        yield self._pending()
+        yield _pending(served)
         yield from self._lanes()
         yield from self._granules()
 
-    def _labels(self, tenant: Tenant, served: Served) -> list[str]:
-        return [served.name, served.version, tenant.name, self._partition(tenant)]
+    def _labels(self, tenant: str, item: Counted) -> list[str]:
+        return [item.name, item.version, tenant, self._partition(tenant)]
 
-    def _partition(self, tenant: Tenant) -> str:
-        held = self._runtime.manager.held.get(tenant.name)
+    def _partition(self, tenant: str) -> str:
+        held = self._runtime.manager.held.get(tenant)
         return "-".join(map(str, held.granules)) if held else ""
-
-    def _pending(self) -> Metric:
-        family = GaugeMetricFamily("nv_inference_pending_request_count", "Requests waiting for their turn", labels=_LABELS)
-        for tenant in self._runtime.tenancy:
-            backlog = tenant.lane.backlog()
-            for served in tenant.catalog.served():
-                family.add_metric(self._labels(tenant, served), backlog[served.key])
-        return family
 
     def _lanes(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("greenlane_waiting_requests", "Requests waiting for a credit", labels=["tenant"])
         flying = GaugeMetricFamily("greenlane_in_flight_requests", "Works enqueued and not ended", labels=["tenant"])
         rejected = CounterMetricFamily("greenlane_rejected_requests", "Requests refused for a full queue", labels=["tenant"])
         memory = GaugeMetricFamily("greenlane_slot_bytes", "Host memory mapped for tensors", labels=["tenant"])
-        for tenant in self._runtime.tenancy:
-            counts = tenant.lane.statistics()
+        for tenant, report in self._reports:
+            counts = report.lane
             waiting.add_metric([tenant.name], counts.waiting)
             flying.add_metric([tenant.name], counts.in_flight)
             rejected.add_metric([tenant.name], counts.rejected)
-            memory.add_metric([tenant.name], tenant.lane.slots.statistics().nbytes)
+            memory.add_metric([tenant.name], report.slots.nbytes)
         yield from (waiting, flying, rejected, memory)
 
     def _granules(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])
-        for tenant in self._runtime.tenancy:
+        for tenant, _ in self._reports:
             partition = self._runtime.manager.held.get(tenant.name)
-            held.add_metric([tenant.name, self._partition(tenant)], len(partition.granules) if partition else 0)
+            held.add_metric([tenant.name, self._partition(tenant.name)], len(partition.granules) if partition else 0)
         yield held
         yield GaugeMetricFamily("greenlane_ready", "1 while new work is welcome", value=float(self._runtime.ready))
         changes = self._runtime.statistics().repartitions
         yield CounterMetricFamily("greenlane_repartitions", "Plans put in force, the first included", value=changes)
 
 
-def _counts(served: list[tuple[list[str], Served]]) -> Iterator[Metric]:
+def _pending(served: list[tuple[list[str], Counted]]) -> Metric:
+    family = GaugeMetricFamily("nv_inference_pending_request_count", "Requests waiting for their turn", labels=_LABELS)
+    for labels, item in served:
+        family.add_metric(labels, item.pending)
+    return family
+
+
+def _counts(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
     success = UnknownMetricFamily("nv_inference_request_success", "Requests answered", labels=_LABELS)
     count = UnknownMetricFamily("nv_inference_count", "Inferences, each row of a batch counted", labels=_LABELS)
     runs = UnknownMetricFamily("nv_inference_exec_count", "Runs of the model", labels=_LABELS)
@@ -101,7 +101,7 @@ def _counts(served: list[tuple[list[str], Served]]) -> Iterator[Metric]:
     yield from (success, count, runs)
 
 
-def _durations(served: list[tuple[list[str], Served]]) -> Iterator[Metric]:
+def _durations(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
     for name, field in _DURATIONS.items():
         family = UnknownMetricFamily(f"nv_inference_{name}_duration_us", "Microseconds in all", labels=_LABELS)
         for labels, item in served:
@@ -109,7 +109,7 @@ def _durations(served: list[tuple[list[str], Served]]) -> Iterator[Metric]:
         yield family
 
 
-def _failures(served: list[tuple[list[str], Served]]) -> Iterator[Metric]:
+def _failures(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
     family = UnknownMetricFamily("nv_inference_request_failure", "Requests refused or failed", labels=[*_LABELS, "reason"])
     for labels, item in served:
         for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):

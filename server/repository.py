@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .modelconfig import ConfigRefused, ModelConfig, from_json, parse
+from .protocol.document import short
+from .tables import dotted
 
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 
@@ -82,8 +84,12 @@ class Repository:
     def _config(self, name: str, override: str | None) -> ModelConfig:
         config = from_json(override) if override is not None else self._read_config(name)
         if config.name not in ("", name):
-            raise ConfigRefused(f"{config.source}: name is {config.name!r}; expected {name!r} as the directory, or none")
-        return replace(config, max_batch=self._max_batches.get(name, config.max_batch))
+            raise ConfigRefused(
+                f"{config.source}: name is {short(repr(config.name))}; expected {name!r} as the directory, or none"
+            )
+        if name not in self._max_batches:
+            return config
+        return replace(config, max_batch=self._max_batches[name], max_batch_key=dotted(("models", name, "max_batch")))
 
     def _read_config(self, name: str) -> ModelConfig:
         source = f"{name}/config.pbtxt"

@@ -1,15 +1,15 @@
 """The Open Inference Protocol apart from inference: health, metadata, configuration, statistics, the repository."""
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 
 from engines import TensorSpec
 
 from . import __version__
-from .caller import TheRuntime, TheTenant
+from .caller import TheService, TheTenant
 from .catalog import Served
-from .errors import BadRequest, NotFound, TooLarge, Unavailable
-from .protocol.document import Object, field, flag, parameters, parse
-from .tenancy import Tenant
+from .errors import NotFound, TooLarge, Unavailable
+from .protocol.document import Object, flag, parse, short
+from .service import Tenant
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "parameters", "schedule_policy", "statistics"]
 _MAX_BODY = 1 << 20
@@ -28,9 +28,9 @@ async def live() -> Object:
 
 
 @router.get("/v2/health/ready")
-async def ready(runtime: TheRuntime) -> Object:
-    if not runtime.ready:
-        raise Unavailable(f"the server is {runtime.state}")
+async def ready(service: TheService) -> Object:
+    if not service.ready:
+        raise Unavailable(f"the server is {service.state}")
     return {"ready": True}
 
 
@@ -79,35 +79,25 @@ async def index(tenant: TheTenant, request: Request) -> list[dict[str, str]]:
     return [entry.as_json() for entry in entries if entry.state == "READY" or not only_ready]
 
 
-@router.post("/v2/repository/models/{name}/load")
-async def load(tenant: TheTenant, runtime: TheRuntime, request: Request, name: str) -> Response:
-    values = parameters(await document(request))
-    if unserved := [key for key in values if key != "config"]:
-        raise BadRequest(f"parameters.{unserved[0]}: failed to load: put files into the repository; only 'config' is taken")
-    await runtime.load(tenant, name, field(values, "config", str, "parameters."))
-    return Response(status_code=200)
-
-
-@router.post("/v2/repository/models/{name}/unload")
-async def unload(tenant: TheTenant, runtime: TheRuntime, request: Request, name: str) -> Response:
-    parameters(await document(request))
-    await runtime.unload(tenant, name)
-    return Response(status_code=200)
-
-
 async def document(request: Request) -> Object:
     """The JSON object of a request, which may be absent. Raises BadRequest, or TooLarge over 1 MiB."""
+    body = await body_of(request)
+    return parse(body) if body.strip() else {}
+
+
+async def body_of(request: Request) -> bytes:
+    """A request's body. Raises TooLarge over 1 MiB."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MAX_BODY:
-            raise TooLarge(f"a body of more than {_MAX_BODY} bytes")
-    return parse(bytes(body)) if body.strip() else {}
+            raise TooLarge(f"a body of more than {_MAX_BODY} bytes, which is the limit here")
+    return bytes(body)
 
 
 def _find(tenant: Tenant, name: str, version: str | None) -> Served:
     if version is not None and not (version.isascii() and version.isdigit()):
-        raise NotFound(f"version {version!r} is no number")
+        raise NotFound(f"version {short(version)!r} is no number; expected digits")
     return tenant.catalog.find(name, version)
 
 

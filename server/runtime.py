@@ -2,37 +2,28 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from engines import Engine, Executor, load_engine
-from partitions import Device, Move, Partition, PartitionManager
+from partitions import Device, DeviceLost, Move, Partition, PartitionManager
 from partitions import probe as probes
 
-from .catalog import Catalog, Entry
+from .catalog import Entry
 from .config import Config, TenantConfig
+from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
-from .lane import Lane
 from .library import Library, Loaded
-from .mailbox import Mailbox
-from .protocol.request import Limits
+from .pins import Pins
+from .protocol.document import show
 from .repository import Repository
-from .scheduler import Scheduler
-from .slots import SlotPool
-from .tenancy import Tenancy, Tenant
-from .ticket import Done, ModelKey
-from .worker import Worker
+from .ticket import ModelKey
+from .worker import Seat, Worker
 
 log = logging.getLogger("greenlane.runtime")
-
-HORIZON = 200_000
-"""Nanoseconds of short works that may be handed to a worker ahead: a few times what the way there and back takes."""
-
-State = Literal["starting", "serving", "draining", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +35,38 @@ class RuntimeStatistics:
 
 
 class Runtime:
-    """Serves a configuration on a device; `read` makes engines of model files. Every method belongs to the event loop."""
+    """Serves a configuration on a device, to tenants at their desks. Every method belongs to the event loop.
 
-    def __init__(self, config: Config, device: Device, read: Callable[[Path], Engine] | None = None) -> None:
+    `read` makes engines of model files; `tell` is told each state.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        device: Device,
+        desks: Mapping[str, Desk],
+        tell: Callable[[State], None],
+        read: Callable[[Path], Engine] | None = None,
+    ) -> None:
         self.config = config
         self.device = device
+        self.desks = desks
         self.manager = PartitionManager(device)
         self.library = Library(
             Repository(config.models.repository, config.models.max_batches), read or partial(load_engine, device=device)
         )
-        self.tenancy = Tenancy([_tenant(c) for c in config.tenants.values()], config.server.default_tenant)
-        self.limits = Limits(config.server.max_json_tensor, config.server.max_body)
         self.state: State = "starting"
+        self.gone = asyncio.Event()
+        self._tell = tell
         self._workers: dict[str, Worker] = {}
+        self._seats: dict[str, Seat] = {}
+        self._served: dict[str, dict[str, Loaded]] = {name: {} for name in config.tenants}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
         self._repartitioning = asyncio.Lock()
-        self._mailboxes: dict[str, Mailbox[Done]] = {}
         self._repartitions = 0
         self._loading: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
         return f"<Runtime {self.state}, {self.manager!r}>"
@@ -76,12 +81,12 @@ class Runtime:
 
     async def start(self) -> None:
         """Give every tenant its partition and begin to load the models. Raises DoesNotFit or ConfigError."""
-        loop = asyncio.get_running_loop()
-        self._mailboxes = {tenant.name: Mailbox(loop, tenant.lane.hear) for tenant in self.tenancy}
-        for tenant in self.tenancy:
-            tenant.lane.slots.pin = self.device.pin
-        sizes, unit = self.device.granules, self.device.unit
-        await self.repartition({t.name: t.config.share(unit, sizes) for t in self.tenancy})
+        self._loop = asyncio.get_running_loop()
+        for name, desk in self.desks.items():
+            desk.open(self)
+            self._seats[name] = Seat(desk.link, Pins(self.device.pin))
+        unit, sizes = self.device.unit, self.device.granules
+        await self.repartition({name: tenant.share(unit, sizes) for name, tenant in self.config.tenants.items()})
         log.info("%s: %s", self.device.describe(), self._shares())
         self._loading = asyncio.create_task(self._load_all())
 
@@ -104,52 +109,76 @@ class Runtime:
             for name in move.movers:
                 await locks.enter_async_context(self._changing[name])
             workers = await asyncio.to_thread(self._prepare, move)
-            movers = [self.tenancy.tenants[name].lane for name in move.movers]
+            before = {name: self._workers[name] for name in move.movers if name in self._workers}
+            left: Iterable[Worker] = workers.values()
+            halting = asyncio.gather(*(asyncio.to_thread(worker.halt) for worker in before.values()))
             try:
-                for lane in movers:
-                    lane.pause()
-                for lane in movers:
-                    await lane.quiet()
+                await asyncio.shield(halting)
                 self.manager.commit(move, {name: worker.partition for name, worker in workers.items()})
-                left = [lane.swap(workers[lane.name]) for lane in movers]
-            except BaseException:
-                left = list(workers.values())
-                raise
-            else:
                 self._workers.update(workers)
                 self._repartitions += 1
+                left = before.values()
             finally:
-                for lane in movers:
-                    lane.resume()
+                await halting  # Though this was cancelled: a link has one reader at a time.
+                for name in self._workers.keys() & set(move.movers):
+                    self._serve(name)
                 await asyncio.to_thread(_close, left)
+        if before:
+            log.info("repartitioned: %s", self._shares())
         return move
 
-    async def load(self, tenant: Tenant, name: str, override: str | None = None) -> None:
+    async def reopen(self, name: str) -> None:
+        """The tenant's desk has a new link: serve that one, once what is in flight over the old one has ended."""
+        async with self._changing[name]:
+            if self.state == "closed":
+                return
+            await asyncio.to_thread(self._workers[name].halt)
+            left, self._seats[name] = self._seats[name], Seat(self.desks[name].link, Pins(self.device.pin))
+            self._serve(name)
+            await asyncio.to_thread(left.pins.close)
+
+    def cancel(self, tenant: str, slot: int, serial: int) -> None:
+        """Stop a ticket of a tenant, if it can be stopped."""
+        if worker := self._workers.get(tenant):
+            worker.cancel(slot, serial)
+
+    async def retire(self, tenant: str, slot: int) -> None:
+        """Let go of a slot of a tenant's, which nothing is in flight for."""
+        await asyncio.to_thread(self._seats[tenant].pins.drop, slot)
+
+    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """Load or reload a model for one tenant; other tenants keep what they have.
 
         What served before goes on serving until the new is ready, and if that fails. Raises NotFound for a model that is
         not the tenant's, BadRequest when there is nothing to serve, with the reason.
         """
-        _check_may_call(tenant, name)
+        self._check_may_call(tenant, name)
         if name not in await asyncio.to_thread(self.library.names):
             raise BadRequest(f"failed to load {name!r}: not in the repository")
-        async with self._changing[tenant.name]:
+        async with self._changing[tenant]:
             loaded = await self._load(tenant, name, override)
-            if loaded.served or not tenant.catalog.versions(name):
+            if loaded.served or not self._serves(tenant, name):
                 await self._put(tenant, loaded)
         if not loaded.served:
             reason = "; ".join(problem.reason for problem in loaded.problems)
             raise BadRequest(f"failed to load {name!r}: {reason}")
+        log.info("loaded for %s: %s", tenant, _names(loaded))
 
-    async def unload(self, tenant: Tenant, name: str) -> None:
+    async def unload(self, tenant: str, name: str) -> None:
         """Stop serving a model to one tenant: requests that are in are finished, new ones are told it is unavailable.
 
         Raises NotFound for a model that is not the tenant's.
         """
-        _check_may_call(tenant, name)
-        async with self._changing[tenant.name]:
-            if tenant.catalog.knows(name):
+        self._check_may_call(tenant, name)
+        async with self._changing[tenant]:
+            if name in self._served[tenant]:
                 await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", "unloaded")], {}))
+                log.info("unloaded for %s: %s", tenant, name)
+
+    async def reports(self) -> list[tuple[TenantConfig, Report]]:
+        """What every tenant's HTTP side has counted."""
+        found = await asyncio.gather(*(desk.report() for desk in self.desks.values()))
+        return [(self.config.tenants[name], report) for name, report in zip(self.desks, found, strict=True)]
 
     async def probe(self) -> dict[str, frozenset[int]]:
         """Run a little work in every partition and say on which units it ran."""
@@ -158,34 +187,70 @@ class Runtime:
 
     async def drain(self, grace: float) -> None:
         """Say that the server is not ready; `grace` seconds later refuse new work, and return when the last is answered."""
-        if self.state == "closed":
+        if self.state in ("closed", "lost"):
             return
-        self.state = "draining"
+        self._become("draining")
         log.info("draining: not ready from now on, new requests are refused in %g s", grace)
         await asyncio.sleep(grace)
-        for tenant in self.tenancy:
-            tenant.lane.refusing = "the server is draining"
-        for tenant in self.tenancy:
-            await tenant.lane.empty()
+        await self._empty("the server is draining")
         log.info("drained: every request was answered")
 
     async def close(self) -> None:
         """Finish what is in flight and release the device. Calling it again does nothing."""
-        self.state = "closed"
+        if self.state == "closed":
+            return
+        self._become("closed")
         await self.loaded()
-        workers, self._workers = self._workers, {}
-        await asyncio.to_thread(_close, list(workers.values()))
-        for tenant in self.tenancy:
-            tenant.lane.slots.close()
-        self.manager.close()
-        self.device.close()
+        async with AsyncExitStack() as locks:  # A change that has begun goes on to its end.
+            for lock in (self._repartitioning, *self._changing.values()):
+                await locks.enter_async_context(lock)
+            workers, self._workers = self._workers, {}
+            await asyncio.to_thread(_close, workers.values())
+            for seat in self._seats.values():
+                seat.pins.close()
+            for desk in self.desks.values():
+                desk.close()
+            self.manager.close()
+            self.device.close()
+
+    def lose(self, error: DeviceLost) -> None:
+        """The device is lost for everyone: not ready at once, nothing new is taken, and what waits is told. Any thread.
+
+        `gone` is set when everyone was; nothing but a new process will get the device back.
+        """
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._lose, error)
+
+    def _lose(self, error: DeviceLost) -> None:
+        if self.state != "lost":
+            self._become("lost")
+            log.critical("the device is lost, and this process with it: %s", error)
+            self._leaving = asyncio.create_task(self._leave(f"the device is lost: {error}"))
+
+    async def _leave(self, reason: str) -> None:
+        await self._empty(reason)
+        self.gone.set()
+
+    async def _empty(self, reason: str) -> None:
+        for desk in self.desks.values():
+            desk.refuse(reason)
+        await asyncio.gather(*(desk.empty() for desk in self.desks.values()))
+
+    def _become(self, state: State) -> None:
+        self.state = state
+        self._tell(state)
+
+    def _serve(self, name: str) -> None:
+        worker = self._workers[name]
+        worker.serve(self._seats[name])
+        self.desks[name].place(worker.partition.host_cores)
 
     def _check_counts(self, counts: Mapping[str, int]) -> None:
         for name, count in counts.items():
-            if name not in self.tenancy.tenants:
-                raise BadRequest(f"{name}: there is no such tenant; there are {', '.join(self.tenancy.tenants)}")
+            if name not in self.config.tenants:
+                raise BadRequest(f"{name}: there is no such tenant; there are {', '.join(self.config.tenants)}")
             if type(count) is not int or count < 1:
-                raise BadRequest(f"{name}: {count!r} granules; expected an integer of at least 1")
+                raise BadRequest(f"{name}: {show(count)} granules; expected an integer of at least 1")
 
     def _prepare(self, move: Move) -> dict[str, Worker]:
         """Workers on the movers' new partitions, with all their models, warm and probed. Blocks. All or none."""
@@ -203,61 +268,64 @@ class Runtime:
 
     def _worker(self, name: str, partition: Partition) -> Worker:
         before = self._workers.get(name)
-        executors = _rebind(before.executors if before else {}, partition)
-        worker = Worker(partition, executors, self.tenancy.tenants[name].lane.slots.__getitem__, self._mailboxes[name].put)
-        worker.start()
-        return worker
+        return Worker(partition, _rebind(before.executors if before else {}, partition), self.lose)
 
     async def _load_all(self) -> None:
         """Load what every tenant may call, all tenants at once; ready when the last model is."""
-        await asyncio.gather(*(self._load_tenant(tenant) for tenant in self.tenancy))
+        await asyncio.gather(*(self._load_tenant(tenant) for tenant in self.config.tenants.values()))
         if self.state == "starting":
-            self.state = "serving"
-            log.info("ready: %s", ", ".join(f"{tenant.name} is served {_names(tenant)}" for tenant in self.tenancy))
+            self._become("serving")
+            log.info("ready: %s", "; ".join(f"{name} is served {self._models(name)}" for name in self.desks))
 
-    async def _load_tenant(self, tenant: Tenant) -> None:
+    async def _load_tenant(self, tenant: TenantConfig) -> None:
         known = await asyncio.to_thread(self.library.names)
-        names = [
-            name for name in dict.fromkeys([*tenant.config.models, *known]) if name != "*" and tenant.config.may_call(name)
-        ]
+        names = [name for name in dict.fromkeys([*tenant.models, *known]) if name != "*" and tenant.may_call(name)]
         for name in names:
-            tenant.catalog.announce(name)
+            self.desks[tenant.name].announce(name)
         for name in names:
             if self.state != "starting":
                 return
             async with self._changing[tenant.name]:
-                await self._put(tenant, await self._load(tenant, name, None))
+                await self._put(tenant.name, await self._load(tenant.name, name, None))
+        if not any(self._served_names(tenant.name)):
+            log.warning(
+                "tenant %s is served nothing: %s", tenant.name, "every model failed" if names else "it may call no model"
+            )
 
-    async def _load(self, tenant: Tenant, name: str, override: str | None) -> Loaded:
-        tenant.catalog.announce(name)
-        return await asyncio.to_thread(self.library.load, name, self._workers[tenant.name].partition, override)
+    async def _load(self, tenant: str, name: str, override: str | None) -> Loaded:
+        self.desks[tenant].announce(name)
+        return await asyncio.to_thread(self.library.load, name, self._workers[tenant].partition, override)
 
-    async def _put(self, tenant: Tenant, loaded: Loaded) -> None:
+    async def _put(self, tenant: str, loaded: Loaded) -> None:
         """Serve what was loaded in place of what was; the old is closed once its last request ended."""
-        executors = self._workers[tenant.name].executors
-        left = [served.key for served in tenant.catalog.served() if served.name == loaded.name]
+        executors, before = self._workers[tenant].executors, self._served[tenant].get(loaded.name)
         executors.update(loaded.executors)
-        tenant.catalog.put(loaded.name, loaded.served, loaded.problems)
-        for key in left:
-            await tenant.lane.forgotten(key)
+        self._served[tenant][loaded.name] = loaded
+        await self.desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
+        for key in before.executors if before else ():
             await asyncio.to_thread(executors.pop(key).close)
+
+    def _serves(self, tenant: str, name: str) -> bool:
+        loaded = self._served[tenant].get(name)
+        return bool(loaded and loaded.served)
+
+    def _check_may_call(self, tenant: str, name: str) -> None:
+        if not self.config.tenants[tenant].may_call(name):
+            raise NotFound(f"Request for unknown model: {name!r} is not found")
+
+    def _served_names(self, tenant: str) -> Iterator[str]:
+        return (_names(loaded) for loaded in self._served[tenant].values() if loaded.served)
+
+    def _models(self, tenant: str) -> str:
+        return " and ".join(self._served_names(tenant)) or "nothing"
 
     def _shares(self) -> str:
         held = self.manager.held.items()
         return ", ".join(f"{name} has {partition.size} ({_places(partition)})" for name, partition in held)
 
 
-def _tenant(config: TenantConfig) -> Tenant:
-    return Tenant(config, Catalog(), Lane(config.name, Scheduler(config.queue, config.in_flight, HORIZON), SlotPool()))
-
-
-def _names(tenant: Tenant) -> str:
-    return " and ".join(f"{served.name} {served.version}" for served in tenant.catalog.served()) or "nothing"
-
-
-def _check_may_call(tenant: Tenant, name: str) -> None:
-    if not tenant.config.may_call(name):
-        raise NotFound(f"Request for unknown model: {name!r} is not found")
+def _names(loaded: Loaded) -> str:
+    return f"{loaded.name} {', '.join(served.version for served in loaded.served)}"
 
 
 def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dict[ModelKey, Executor]:
@@ -272,10 +340,9 @@ def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dic
     return bound
 
 
-def _close(workers: Iterable[Worker | None]) -> None:
+def _close(workers: Iterable[Worker]) -> None:
     for worker in workers:
-        if worker:
-            worker.close()
+        worker.close()
 
 
 def _places(partition: Partition) -> str:

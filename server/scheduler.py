@@ -2,7 +2,6 @@
 
 Rule 1: at most `credits` tickets are in flight, or as many as have lately ended within `horizon`. Rule 2: at most `limit`
 wait; one more is refused. Rule 3: the smallest priority number goes first, and among equals the one that came first.
-Rule 4: while paused nothing is launched, and nothing is lost.
 """
 
 from bisect import insort
@@ -36,15 +35,14 @@ class Scheduler:
         self.limit = limit
         self.credits = credits
         self.horizon = horizon
-        self.paused = False
         self._waiting: list[tuple[int, int, Ticket]] = []
         self._flying: set[int] = set()
         self._arrivals = 0
         self._longest = horizon + 1
+        self._ahead = credits
 
     def __repr__(self) -> str:
-        state = ", paused" if self.paused else ""
-        return f"<Scheduler {len(self._waiting)}/{self.limit} waiting, {len(self._flying)}/{self.credits} in flight{state}>"
+        return f"<Scheduler {len(self._waiting)}/{self.limit} waiting, {len(self._flying)}/{self.credits} in flight>"
 
     def statistics(self) -> SchedulerStatistics:
         return SchedulerStatistics(len(self._waiting), len(self._flying), self.limit, self.credits)
@@ -54,9 +52,14 @@ class Scheduler:
         """The slots of the tickets that were launched and have not ended."""
         return frozenset(self._flying)
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self._flying)
+
     def check(self) -> None:
         """Raise QueueFull if `add` would."""
-        if len(self._waiting) >= self.limit + self._free:
+        if len(self._waiting) >= self.limit and not self._welcome:
             raise QueueFull(f"Exceeds maximum queue size: {len(self._waiting)} requests are waiting, and {self.limit} may")
 
     def add(self, ticket: Ticket, priority: int = 0) -> None:
@@ -67,10 +70,11 @@ class Scheduler:
 
     def take(self) -> list[Ticket]:
         """The tickets to launch now; they count as in flight from here on."""
-        free = self._free
+        if not self._waiting or (free := self._ahead - len(self._flying)) <= 0:
+            return []
         taken = [ticket for _, _, ticket in self._waiting[:free]]
         del self._waiting[:free]
-        self._flying.update(ticket.slot for ticket in taken)
+        self._flying.update([ticket.slot for ticket in taken])
         return taken
 
     def finish(self, slot: int, took: int | None = None) -> None:
@@ -78,6 +82,7 @@ class Scheduler:
         self._flying.remove(slot)
         if took is not None:  # The longest of late: up at once, down slowly.
             self._longest = max(1, took, self._longest - (self._longest >> 3))
+            self._ahead = max(self.credits, self.horizon // self._longest)
 
     def withdraw(self, slot: int) -> bool:
         """Take the ticket of this slot out of the queue; False if it does not wait there."""
@@ -88,7 +93,6 @@ class Scheduler:
         return False
 
     @property
-    def _free(self) -> int:
-        """How many more may be launched now."""
-        ahead = max(self.credits, self.horizon // self._longest)
-        return 0 if self.paused else max(0, ahead - len(self._flying))
+    def _welcome(self) -> bool:
+        """Whether one more could be launched, after all that wait, though the queue is full."""
+        return len(self._waiting) < self.limit + max(0, self._ahead - len(self._flying))

@@ -1,71 +1,118 @@
 """What was served, counted by model: Triton's categories, in plain integers."""
 
+import time
 from dataclasses import dataclass, field
 
 from .ticket import Done
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Duration:
     """How often something happened, and for how many nanoseconds in all."""
 
-    count: int = 0
-    ns: int = 0
-
-    def add(self, ns: int) -> None:
-        """Count one more."""
-        self.count += 1
-        self.ns += ns
+    count: int
+    ns: int
 
     def as_json(self) -> dict[str, int]:
         return {"count": self.count, "ns": self.ns}
 
 
 @dataclass(slots=True)
+class Size:
+    """Requests of one number of rows that were answered, and where their nanoseconds went, added up."""
+
+    count: int = 0
+    total: int = 0
+    queue: int = 0
+    compute_input: int = 0
+    compute_infer: int = 0
+    compute_output: int = 0
+
+
+@dataclass(slots=True)
 class ModelStatistics:
     """One model at one version, as one tenant used it. The HTTP side's: not thread-safe.
 
-    `inferences` counts rows, `executions` runs; `failures` counts by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER).
+    `sizes` are by rows; `failures` by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER); `last` is when the last request
+    was answered, on the clock of `time.monotonic_ns`, 0 for never. What is asked for seldom is added up when asked for.
     """
 
-    success: Duration = field(default_factory=Duration)
-    fail: Duration = field(default_factory=Duration)
-    queue: Duration = field(default_factory=Duration)
-    compute_input: Duration = field(default_factory=Duration)
-    compute_infer: Duration = field(default_factory=Duration)
-    compute_output: Duration = field(default_factory=Duration)
-    batches: dict[int, list[Duration]] = field(default_factory=dict)
+    sizes: dict[int, Size] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
-    inferences: int = 0
-    executions: int = 0
-    last_ms: int = 0
+    failed_ns: int = 0
+    last: int = 0
 
-    def succeeded(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int, now_ms: int) -> None:
-        """Count an answered request; the times are nanoseconds on one clock, `now_ms` is milliseconds since 1970."""
-        times = (decoded - arrived, done.ended - done.began, encoded - done.ended)
-        self.success.add(encoded - arrived)
-        self.queue.add(max(0, done.began - decoded))
-        batch = self.batches.setdefault(rows, [Duration(), Duration(), Duration()])
-        totals = (self.compute_input, self.compute_infer, self.compute_output)
-        for total, by_size, ns in zip(totals, batch, times, strict=True):
-            total.add(ns)
-            by_size.add(ns)
-        self.inferences += rows
-        self.executions += 1
-        self.last_ms = now_ms
+    def succeeded(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> None:
+        """Count an answered request; the times are nanoseconds on the clock of `time.monotonic_ns`."""
+        size = self.sizes.get(rows)
+        if size is None:
+            size = self.sizes[rows] = Size()
+        size.count += 1
+        size.total += encoded - arrived
+        if done.began > decoded:
+            size.queue += done.began - decoded
+        size.compute_input += decoded - arrived
+        size.compute_infer += done.ended - done.began
+        size.compute_output += encoded - done.ended
+        self.last = encoded
 
     def failed(self, ns: int, reason: str) -> None:
         """Count a request that got an error instead."""
-        self.fail.add(ns)
+        self.failed_ns += ns
         self.failures[reason] = self.failures.get(reason, 0) + 1
+
+    @property
+    def inferences(self) -> int:
+        """Rows inferred."""
+        return sum(rows * size.count for rows, size in self.sizes.items())
+
+    @property
+    def executions(self) -> int:
+        """Runs of the model."""
+        return sum(size.count for size in self.sizes.values())
+
+    @property
+    def success(self) -> Duration:
+        """Requests answered, and their time from the whole body to the encoded answer."""
+        return self._sum("total")
+
+    @property
+    def queue(self) -> Duration:
+        """Their time from decoded inputs to the beginning of the run."""
+        return self._sum("queue")
+
+    @property
+    def compute_input(self) -> Duration:
+        """Their time to decode."""
+        return self._sum("compute_input")
+
+    @property
+    def compute_infer(self) -> Duration:
+        """Their time to run."""
+        return self._sum("compute_infer")
+
+    @property
+    def compute_output(self) -> Duration:
+        """Their time from the end of the run to the encoded answer."""
+        return self._sum("compute_output")
+
+    @property
+    def fail(self) -> Duration:
+        """Requests that got an error."""
+        return Duration(sum(self.failures.values()), self.failed_ns)
+
+    @property
+    def last_ms(self) -> int:
+        """When the last request was answered, in milliseconds since 1970; 0 for never."""
+        return int(time.time() * 1000 - (time.monotonic_ns() - self.last) / 1e6) if self.last else 0
 
     def as_json(self) -> dict[str, object]:
         """The fields of one entry of `model_stats` in Triton's statistics extension, name and version aside."""
         durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
         phases = ("compute_input", "compute_infer", "compute_output")
         batches = [
-            {"batch_size": size} | {name: d.as_json() for name, d in zip(phases, parts, strict=True)}
-            for size, parts in sorted(self.batches.items())
+            {"batch_size": rows} | {name: {"count": size.count, "ns": getattr(size, name)} for name in phases}
+            for rows, size in sorted(self.sizes.items())
         ]
         return {
             "last_inference": self.last_ms,
@@ -76,3 +123,6 @@ class ModelStatistics:
             "batch_stats": batches,
             "memory_usage": [],
         }
+
+    def _sum(self, name: str) -> Duration:
+        return Duration(self.executions, sum(getattr(size, name) for size in self.sizes.values()))

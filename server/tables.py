@@ -17,6 +17,8 @@ T = TypeVar("T")
 KeyPath = tuple[str, ...]
 Fault = tuple[KeyPath, str]
 
+_MOST_LISTED = 12
+
 
 def faults(cls: type, table: object, *path: str) -> Iterator[Fault]:
     """Yield what is wrong with the table at `path`, which is to become a `cls`."""
@@ -47,10 +49,15 @@ def unknown(table: Iterable[str], known: Iterable[str], path: KeyPath) -> Iterat
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question about the known name nearest to this one, or all of them where none is near."""
-    known = list(known)
-    near = get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"expected {' or '.join(known)}"
+    """Return a question about the known name nearest to this one, or what is known where none is near."""
+    folded = {text.casefold(): text for text in known}
+    near = get_close_matches(name.casefold(), folded, n=1)
+    return f"did you mean {folded[near[0]]!r}?" if near else f"expected {_listed(list(folded.values()))}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = " or ".join(names[:_MOST_LISTED])
+    return shown if len(names) <= _MOST_LISTED else f"one of {len(names)}, such as {shown}"
 
 
 def not_a_table(value: object, path: KeyPath) -> Fault:

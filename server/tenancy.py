@@ -1,43 +1,24 @@
-"""Whose request is this? From a bearer key, a tenant's name or the default, to one tenant and its lane."""
+"""Whose request is this? From a bearer key, a tenant's name or the default, to one tenant."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from .catalog import Catalog
 from .config import TenantConfig
 from .errors import Unauthorized
-from .lane import Lane
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """A tenant at run time: what is configured, what it is served, and its way to the worker."""
-
-    config: TenantConfig
-    catalog: Catalog
-    lane: Lane
-
-    @property
-    def name(self) -> str:
-        return self.config.name
 
 
 class Tenancy:
     """Every tenant, by name and by key. Changes nothing once made."""
 
-    def __init__(self, tenants: Iterable[Tenant], default: str | None) -> None:
+    def __init__(self, tenants: Iterable[TenantConfig], default: str | None) -> None:
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self._default = default
-        self._by_key = {key: tenant for tenant in self.tenants.values() for key in tenant.config.keys_sha256}
+        self._by_key = {key: tenant for tenant in self.tenants.values() for key in tenant.keys_sha256}
 
     def __repr__(self) -> str:
         return f"<Tenancy of {', '.join(self.tenants)}, default {self._default}>"
 
-    def __iter__(self) -> Iterator[Tenant]:
-        return iter(self.tenants.values())
-
-    def identify(self, authorization: str | None, name: str | None) -> Tenant:
+    def identify(self, authorization: str | None, name: str | None) -> TenantConfig:
         """The tenant of a request with these values of Authorization and X-Tenant.
 
         Raises Unauthorized for a key that nobody has, a tenant that does not exist, one that wants its key, and a key and
@@ -48,11 +29,11 @@ class Tenancy:
         tenant = self.tenants.get(name or self._default or "")
         if tenant is None:
             raise Unauthorized(_unknown(name))
-        if tenant.config.keys_sha256:
+        if tenant.keys_sha256:
             raise Unauthorized(f"tenant {tenant.name!r} needs its key: send Authorization: Bearer KEY")
         return tenant
 
-    def _by_bearer(self, authorization: str, name: str | None) -> Tenant:
+    def _by_bearer(self, authorization: str, name: str | None) -> TenantConfig:
         scheme, _, key = authorization.partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise Unauthorized("Authorization: expected 'Bearer KEY'")

@@ -14,13 +14,16 @@ ModelKey = str
 class Ticket(NamedTuple):
     """One inference to run: the slot that holds its inputs, their shapes in the signature's order, and until when.
 
-    `deadline` is on the clock of `time.monotonic`, in seconds; infinity for none.
+    `serial` tells it from what was in the same slot before. `deadline` is on the clock of `time.monotonic`, in seconds;
+    infinity for none. `capacity` is how many bytes of the slot may be used, from its beginning.
     """
 
     slot: int
+    serial: int
     model: ModelKey
     shapes: tuple[Shape, ...]
     deadline: float
+    capacity: int
 
 
 class Extent(NamedTuple):
@@ -32,9 +35,9 @@ class Extent(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why there are no outputs: the model `raised`, or the work was `cancelled`, or its deadline had `expired`."""
+    """Why there are no outputs: the model `raised`, the work was `cancelled`, had `expired`, or the device is `lost`."""
 
-    kind: Literal["raised", "cancelled", "expired"]
+    kind: Literal["raised", "cancelled", "expired", "lost"]
     text: str
 
 

@@ -14,6 +14,7 @@ T = TypeVar("T")
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _PER_SECOND = {"us": 10**6, "ms": 10**3, "s": 1}
 _MOST_CORES = 2**16  # so that a slip such as "0-99999999999" is a message and not a full memory
+_MOST_SHOWN = 60  # characters of a value, so that a file pasted into it does not bury what was expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,25 @@ class Kind(Generic[T]):
 
 
 def shown(value: object, secret: bool = False) -> str:
-    """Return a value as the file's author knows it."""
+    """Return a value as the file's author knows it, or how it begins where it is long."""
     if isinstance(value, str):
-        return f"<{len(value)} characters>" if secret else repr(value)
+        return f"<{len(value)} character{'s' * (len(value) != 1)}>" if secret else _cut(repr(value))
     if isinstance(value, list):
-        return f"[{', '.join(shown(item, secret) for item in value)}]"
+        return _cut(f"[{', '.join(shown(item, secret) for item in value)}]")
     if isinstance(value, dict):
         return "a table"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else _cut(_number(value))
+
+
+def _number(value: object) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python writes no number of more than 4300 digits, but reads one that is in hexadecimal.
+        return "a number of thousands of digits"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def whole(least: int, most: int | None = None) -> Kind[int]:
@@ -127,6 +139,13 @@ def _names(value: object) -> tuple[str, ...]:
     return names
 
 
+def _batches(value: object) -> tuple[int, ...]:
+    sizes = tuple(map(whole(1).parse, _list(value)))
+    if sizes != tuple(sorted(set(sizes))):
+        raise ValueError
+    return sizes
+
+
 def _list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise ValueError
@@ -139,4 +158,5 @@ DURATION = Kind("a duration: a text such as '500us', '10ms' or '1.5s'", _duratio
 CORES = Kind("core numbers, each once and ascending, as a text such as '0-7' or '0,2-3'", _cores)
 DIGEST = Kind("a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", _digest, secret=True)
 DIGESTS = Kind("a list of SHA-256 digests: each the 64 hexadecimal digits that sha256sum prints", _digests, secret=True)
+BATCHES = Kind("a list of batch sizes, each 1 or more and above the one before it, as in [4, 8]", _batches)
 NAMES = Kind("a list of one or more model names, or ['*'] alone for all", _names)

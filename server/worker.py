@@ -1,6 +1,6 @@
-"""The thread side of a tenant: tickets in, completions out, on one thread of one partition.
+"""The device side of a tenant: tickets in, completions out, on one thread of one partition.
 
-It enqueues every ticket it is given and waits for the oldest, so the partition's stream is never empty while the lane
+It enqueues every ticket it is given and waits for the oldest, so the partition's stream is never empty while the HTTP side
 has credits left. Nothing a model does ends the thread.
 """
 
@@ -8,14 +8,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from threading import Thread
+from typing import NamedTuple
 
 from engines import Cancelled, Executor, Room, Work
-from partitions import Partition
+from partitions import DeviceLost, Partition
 
-from .slots import Slot
+from .link import Link
+from .pins import Pins
 from .ticket import Done, Extent, Failure, ModelKey, Ticket
+
+BUNDLE = 50_000
+"""Nanoseconds for which completions of short works may be gathered before the other side is woken."""
+FRESH = 10_000
+"""Nanoseconds after a look for tickets within which another, which takes a call of the system, would find none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,129 +42,151 @@ class Flight:
     room: Room
 
 
-class Worker:
-    """Runs tickets on a partition, in order. `start` opens it, `close` ends it.
+class Seat(NamedTuple):
+    """Where a worker works: the tenant's link, and which of its slots the device reaches."""
 
-    `submit` and `cancel` belong to one thread (the event loop); `report` is called on the worker's own.
+    link: Link
+    pins: Pins
+
+
+class Worker:
+    """Runs tickets on a partition, in order, from `serve` to `halt`; whoever serves the link next goes on where it stopped.
+
+    `lost` is called, on the worker's thread, when the device turns out to be lost.
     """
 
     def __init__(
-        self,
-        partition: Partition,
-        executors: Mapping[ModelKey, Executor],
-        slots: Callable[[int], Slot],
-        report: Callable[[Done], None],
+        self, partition: Partition, executors: Mapping[ModelKey, Executor], lost: Callable[[DeviceLost], None]
     ) -> None:
         self.partition = partition
         self.executors = dict(executors)
-        self._slots = slots
-        self._report = report
-        self._tickets: SimpleQueue[Ticket | None] = SimpleQueue()
-        self._flying: dict[int, Work] = {}
-        self._cancelled: set[int] = set()
+        self._lost = lost
+        self._seat: Seat | None = None
+        self._thread: Thread | None = None
+        self._flying: dict[int, Flight] = {}
+        self._cancelled: dict[int, int] = {}
+        self._last: ModelKey | None = None
+        self._took = self._rung = self._looked = 0
         self._done = self._failed = 0
-        self._thread = Thread(target=self._run, name=f"worker {partition!r}", daemon=True)
 
     def __repr__(self) -> str:
-        state = "running" if self._thread.is_alive() else "not running"
+        state = "running" if self._thread else "not running"
         return f"<Worker {len(self.executors)} models on {self.partition!r}, {state}>"
 
     def statistics(self) -> WorkerStatistics:
         return WorkerStatistics(self._done, self._failed, len(self.executors))
 
-    def start(self) -> None:
-        """Start the thread and attach it to the partition."""
+    def serve(self, seat: Seat) -> None:
+        """Run what comes over this link, from now on and on a thread of its own."""
+        if seat is not self._seat:  # Another link counts its serials anew.
+            self._cancelled = {}
+        self._seat = seat
+        self._thread = Thread(target=self._run, args=(seat,), name=f"worker {self.partition!r}", daemon=True)
         self._thread.start()
 
-    def submit(self, ticket: Ticket) -> None:
-        """Run this one; its Done will be reported. Does not block."""
-        self._cancelled.discard(ticket.slot)
-        self._tickets.put(ticket)
+    def halt(self) -> None:
+        """Begin nothing more, and finish what is in flight. Blocks for that long."""
+        if self._thread and self._seat:
+            self._seat.link.tickets.stop()
+            self._thread.join()
+            self._thread = None
 
-    def cancel(self, slot: int) -> None:
-        """Stop what was submitted for this slot, if it can be stopped; its Done is still reported. Does not block."""
-        self._cancelled.add(slot)
-        if work := self._flying.get(slot):
-            work.cancel()
+    def cancel(self, slot: int, serial: int) -> None:
+        """Stop this ticket if it is here and can be stopped; its Done is still reported. Does not block. Any thread."""
+        self._cancelled[slot] = serial
+        flight = self._flying.get(slot)
+        if flight and flight.ticket.serial == serial:
+            flight.work.cancel()
 
     def close(self) -> None:
-        """Finish what was submitted, end the thread, close executors and partition. Blocks."""
-        if self._thread.is_alive():
-            self._tickets.put(None)
-            self._thread.join()
+        """Halt, then close executors and partition. Blocks."""
+        self.halt()
         for executor in self.executors.values():
             executor.close()
         self.partition.close()
 
-    def _run(self) -> None:
+    def _run(self, seat: Seat) -> None:
         self.partition.attach()
+        seat.link.tickets.open()
         flights: deque[Flight] = deque()
-        while (ticket := self._next(idle=not flights)) or flights:
+        while (ticket := self._next(seat, bool(flights))) or flights:
             if ticket is None:
-                self._finish(flights.popleft())
-            elif flight := self._begin(ticket):
+                self._finish(seat, flights.popleft())
+            elif flight := self._begin(seat, ticket):
                 flights.append(flight)
 
-    def _next(self, idle: bool) -> Ticket | None:
-        """The next ticket; None when there is none yet, or, if `idle`, when there will be none any more."""
-        if idle:
-            return self._tickets.get()
-        try:
-            ticket = self._tickets.get_nowait()
-        except Empty:
-            return None
-        if ticket is None:
-            self._tickets.put(None)  # To be met again, once idle.
+    def _next(self, seat: Seat, busy: bool) -> Ticket | None:
+        """The next ticket, to be waited for if nothing is in flight; else one that is there, which is not looked for twice."""
+        tickets, now = seat.link.tickets, time.monotonic_ns()
+        if busy:
+            if stale := now - self._looked > FRESH:
+                self._looked = now
+            return tickets.poll(look=stale)
+        seat.link.completions.ring()
+        ticket = tickets.get()
+        self._looked = time.monotonic_ns()
         return ticket
 
-    def _begin(self, ticket: Ticket) -> Flight | None:
+    def _begin(self, seat: Seat, ticket: Ticket) -> Flight | None:
         if failure := self._refusal(ticket):
-            self._fail(ticket.slot, failure, time.monotonic_ns())
+            self._fail(seat, ticket.slot, failure, time.monotonic_ns())
             return None
         try:
             executor = self.executors[ticket.model]
-            inputs, room = self._slots(ticket.slot).inputs(executor.engine.signature, ticket.shapes)
-            work = executor.enqueue(inputs, room)
+            slot = seat.link.arena.slot(ticket.slot)
+            seat.pins.cover(slot, ticket.capacity)
+            inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
+            flight = Flight(ticket, executor.enqueue(inputs, room), room)
         except Exception as error:
-            self._fail(ticket.slot, _failure(error), time.monotonic_ns())
+            self._fail(seat, ticket.slot, self._failure(error), time.monotonic_ns())
             return None
-        self._flying[ticket.slot] = work
-        if ticket.slot in self._cancelled:  # Cancelled since the first look, by somebody who did not find the work.
-            work.cancel()
-        return Flight(ticket, work, room)
+        self._flying[ticket.slot] = flight
+        if self._is_cancelled(ticket):  # Since the first look, by somebody who did not find the work.
+            flight.work.cancel()
+        return flight
 
     def _refusal(self, ticket: Ticket) -> Failure | None:
-        if ticket.slot in self._cancelled:
+        if self._is_cancelled(ticket):
             return Failure("cancelled", "withdrawn before it began")
         if time.monotonic() > ticket.deadline:
             return Failure("expired", "Request timeout expired before it began")
         return None
 
-    def _finish(self, flight: Flight) -> None:
-        slot, began = flight.ticket.slot, time.monotonic_ns()
+    def _is_cancelled(self, ticket: Ticket) -> bool:
+        return self._cancelled.get(ticket.slot) == ticket.serial
+
+    def _finish(self, seat: Seat, flight: Flight) -> None:
+        slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()
+        if model != self._last or self._took > BUNDLE or began - self._rung > BUNDLE:
+            seat.link.completions.ring()  # Nobody should have to wait for a long work to hear of an earlier one.
+            self._rung = began
         try:
             outputs = flight.work.wait()
             ended = time.monotonic_ns()
-            extents = self._slots(slot).keep(outputs, flight.room)
+            self._last, self._took = model, ended - began
+            extents = seat.link.arena.slot(slot).keep(outputs, flight.room)
         except Exception as error:
-            self._fail(slot, _failure(error), began)
+            self._fail(seat, slot, self._failure(error), began)
         else:
-            self._end(Done(slot, extents, None, began, ended))
+            self._end(seat, Done(slot, extents, None, began, ended))
 
-    def _fail(self, slot: int, failure: Failure, began: int) -> None:
-        self._end(Done(slot, _NOTHING, failure, began, time.monotonic_ns()))
+    def _fail(self, seat: Seat, slot: int, failure: Failure, began: int) -> None:
+        self._end(seat, Done(slot, _NOTHING, failure, began, time.monotonic_ns()))
 
-    def _end(self, done: Done) -> None:
+    def _end(self, seat: Seat, done: Done) -> None:
         self._flying.pop(done.slot, None)
         if done.failure:
             self._failed += 1
         else:
             self._done += 1
-        self._report(done)
+        seat.link.completions.put(done)
+
+    def _failure(self, error: Exception) -> Failure:
+        text = str(error) or type(error).__name__
+        if isinstance(error, DeviceLost):
+            self._lost(error)
+            return Failure("lost", text)
+        return Failure("cancelled" if isinstance(error, Cancelled) else "raised", text)
 
 
 _NOTHING: tuple[Extent, ...] = ()
-
-
-def _failure(error: Exception) -> Failure:
-    return Failure("cancelled" if isinstance(error, Cancelled) else "raised", str(error) or type(error).__name__)

@@ -4,6 +4,7 @@ A subject brings three models and a stall: work that does not end before it is r
 """
 
 import gc
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -260,6 +261,11 @@ class Contract:
         with closing(subject.device.carve(list(reversed(every)))) as partition:
             assert partition.granules == tuple(every)
             assert 1 <= len(partition.locate()) <= partition.size == sum(subject.device.granules)
+
+    def test_the_host_s_cores_of_a_partition_are_where_its_threads_run(self, partition: Partition) -> None:
+        cores = partition.host_cores
+        assert cores is None or (cores and cores <= os.sched_getaffinity(0))
+        assert cores is None or partition.run(lambda: os.sched_getaffinity(0)) <= cores
 
     def test_a_partition_runs_functions_and_passes_on_what_they_give_or_raise(self, partition: Partition) -> None:
         assert partition.run(lambda: 42) == 42

@@ -155,6 +155,10 @@ class FakePartition:
         return sum(self.device.granules[granule] for granule in self.granules)
 
     @property
+    def host_cores(self) -> frozenset[int] | None:
+        return self.units if self.device.hosted else None
+
+    @property
     def units(self) -> frozenset[int]:
         """The units that the granules hold."""
         ends = [0, *accumulate(self.device.granules)]
@@ -208,7 +212,10 @@ class FakePin:
 
 
 class FakeDevice:
-    """Granules of these sizes; see `partitions.base.Device`. `lie`, where set, is what `locate` says instead of the truth."""
+    """Granules of these sizes; see `partitions.base.Device`. `lie`, where set, is what `locate` says instead of the truth.
+
+    `hosted` is whether its units are cores of the host; nobody is kept on them.
+    """
 
     kind = "fake"
     unit = "unit"
@@ -216,6 +223,7 @@ class FakeDevice:
     def __init__(self, granules: Sequence[int] = (1, 1, 1, 1), script: Script | None = None) -> None:
         self.granules = tuple(granules)
         self.script = script or Script()
+        self.hosted = False
         self.lie: Callable[[FakePartition], frozenset[int]] | None = None
         self.partitions: list[FakePartition] = []
         self.pins: list[FakePin] = []

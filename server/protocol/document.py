@@ -10,7 +10,7 @@ from server.errors import BadRequest
 Object = dict[str, Any]
 
 _KINDS: dict[type, str] = {
-    dict: "an object", list: "an array", str: "a string", int: "an integer", float: "a number", bool: "true or false",
+    dict: "an object", list: "an array", str: "a string", int: "an integer", float: "a number", bool: "a boolean",
     type(None): "null",
 }  # fmt: skip
 
@@ -20,6 +20,8 @@ def parse(data: "bytes | memoryview", what: str = "the request body") -> Object:
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
+        if not bytes(data).strip():
+            raise BadRequest(f"{what} is empty; expected an object") from None
         raise BadRequest(f"{what} is not JSON: {error}") from error
     if type(document) is not dict:
         raise BadRequest(f"{what} is {kind_of(document)}; expected an object")
@@ -46,7 +48,7 @@ def field(parent: Object, key: str, kind: type, where: str = "", required: bool 
             raise BadRequest(f"{where}{key}: missing; expected {_KINDS[kind]}")
         return None
     if type(value) is not kind:
-        raise BadRequest(f"{where}{key}: {show(value)} is {kind_of(value)}; expected {_KINDS[kind]}")
+        refuse(f"{where}{key}", value, _KINDS[kind])
     return value
 
 
@@ -55,7 +57,7 @@ def parameters(parent: Object, where: str = "") -> Object:
     values: Object = field(parent, "parameters", dict, where) or {}
     for key, value in values.items():
         if type(value) not in (str, int, float, bool):
-            refuse(f"{where}parameters.{key}", value, "a string, a number or true or false")
+            refuse(f"{where}parameters.{short(key)}", value, "a string, a number or true or false")
     return values
 
 
@@ -76,8 +78,9 @@ def flag(values: Object, key: str, where: str = "parameters.") -> bool | None:
 
 
 def refuse(where: str, value: object, expected: str) -> NoReturn:
-    """Raise BadRequest for this value of this field."""
-    raise BadRequest(f"{where}: {show(value)} is {kind_of(value)}; expected {expected}")
+    """Raise BadRequest for this value of this field, with its kind unless that is plain to see or what was expected."""
+    what = "" if value is None or expected.startswith(kind_of(value)) else f" is {kind_of(value)}"
+    raise BadRequest(f"{where}: {show(value)}{what}; expected {expected}")
 
 
 def show(value: object) -> str:
@@ -86,7 +89,17 @@ def show(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except RecursionError:
         return "something nested very deeply"
+    return short(text)
+
+
+def short(text: str) -> str:
+    """As much of a text that somebody sent as a message may repeat."""
     return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def count(number: int, what: str) -> str:
+    """A number of things, in words: 1 byte, 2 bytes."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _count_keys(document: Object) -> int:

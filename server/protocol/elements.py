@@ -14,7 +14,7 @@ import numpy as np
 from engines import DataType, wire
 from server.errors import BadRequest
 
-from .document import kind_of, show
+from .document import count, refuse, show
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -53,8 +53,9 @@ class Elements:
 
     def refuse_type(self, index: int, datatype: DataType) -> NoReturn:
         value = self.values[index]
-        expected = f"{_EXPECTED[datatype.kind]} for {datatype}"
-        raise BadRequest(f"{self._place(index)}: {show(value)} is {kind_of(value)}; expected {expected}")
+        if type(value) is float and value.is_integer() and abs(value) >= 2**63:  # What the parser makes of longer integers.
+            self.refuse_range(index, datatype)
+        refuse(self._place(index), value, f"{_EXPECTED[datatype.kind]} for {datatype}")
 
     def refuse_range(self, index: int, datatype: DataType) -> NoReturn:
         low, high = _limits(datatype)
@@ -71,11 +72,12 @@ class Elements:
 
 def _elements(data: list[Any], datatype: DataType, shape: tuple[int, ...], where: str) -> Elements:
     """As many elements as the shape has, each of a JSON type that the data type takes."""
-    count = math.prod(shape)
+    size = math.prod(shape)
     nested = len(shape) > 1 and bool(data) and type(data[0]) is list
-    elements = Elements(_unnest(data, shape, where), shape, where) if nested else Elements(data, (count,), where)
-    if len(elements.values) != count:
-        raise BadRequest(f"{where}: {len(data)} elements; shape {list(shape)} takes {count} of them, nested so or flat")
+    elements = Elements(_unnest(data, shape, where), shape, where) if nested else Elements(data, (size,), where)
+    if len(elements.values) != size:
+        came = count(len(data), "element")
+        raise BadRequest(f"{where}: {came}; expected {size}, as shape {list(shape)} has, nested so or flat")
     types = _TYPES[datatype.kind]
     if not set(map(type, elements.values)) <= types:
         elements.refuse_type(next(at for at, value in enumerate(elements.values) if type(value) not in types), datatype)

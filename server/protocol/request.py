@@ -12,11 +12,13 @@ from server.errors import BadRequest, TooLarge
 from server.slots import Slot
 from server.ticket import Shape
 
-from .document import Object, field, flag, kind_of, parameters, parse, show, unsigned
+from .document import Object, count, field, flag, parameters, parse, refuse, short, show, unsigned
 from .elements import to_array, to_wire
 
 _MOST_DIMENSIONS = 64
 """As in numpy; no model has more, and the product of a body full of them would take seconds."""
+
+_RAW = "Inference-Header-Content-Length: 0, a raw body,"
 
 Buffer = Any
 """Whatever can be written to a slot: bytes, a memoryview, or a contiguous array."""
@@ -54,12 +56,14 @@ class Body:
 
     document: Object
     binary: memoryview
+    is_all_json: bool
     taken: int = 0
 
     def take(self, size: int, where: str) -> memoryview:
         """The next binary tensor."""
         if (left := len(self.binary) - self.taken) < size:
-            raise BadRequest(f"{where}: {size} bytes, but {left} are left in the body")
+            why = ", which without the header Inference-Header-Content-Length is all JSON" if self.is_all_json else ""
+            raise BadRequest(f"{where}: {size}, but {count(left, 'byte')} of the body remain{why}")
         self.taken += size
         return self.binary[self.taken - size : self.taken]
 
@@ -99,11 +103,11 @@ def decode(body: bytes, header_length: int | None, signature: Signature, slot: S
 def _take_apart(body: bytes, header_length: int | None, limits: Limits) -> Body:
     size = len(body) if header_length is None else header_length
     if size > len(body):
-        raise BadRequest(f"Inference-Header-Content-Length: {size}, but the body has {len(body)} bytes")
+        raise BadRequest(f"Inference-Header-Content-Length: {size}; expected at most {len(body)}, the bytes of the body")
     if size > limits.json:
         raise TooLarge(f"{size} bytes of JSON; the limit is {limits.json}. Send large tensors as binary tensors: {_HINT}")
     head = body if size == len(body) else body[:size]
-    return Body(parse(head), memoryview(body)[size:])
+    return Body(parse(head), memoryview(body)[size:], header_length is None)
 
 
 _HINT = "the header Inference-Header-Content-Length, parameters.binary_data_size for each input, the bytes after the JSON"
@@ -117,10 +121,11 @@ def _inputs(body: Body, signature: Signature, limits: Limits) -> list[Input]:
         where = f"inputs[{place}]."
         spec = specs[_name(entry, specs, where, "input")]
         if spec.name in found:
-            raise BadRequest(f"{where}name: {spec.name!r} stands twice")
+            raise BadRequest(f"{where}name: {spec.name!r} stands twice; expected each input once")
         found[spec.name] = _input(entry, spec, body, where, limits)
-    if body.taken != len(body.binary):
-        raise BadRequest(f"{len(body.binary) - body.taken} bytes of the body are left after the last binary tensor")
+    if left := len(body.binary) - body.taken:
+        more = count(left, "byte")
+        raise BadRequest(f"the body has {more} more than its JSON and parameters.binary_data_size of its inputs say")
     if missing := [name for name in specs if name not in found]:
         raise BadRequest(f"inputs: {_quote(missing)} missing; the model takes {_quote(specs)}")
     return [found[name] for name in specs]
@@ -128,24 +133,25 @@ def _inputs(body: Body, signature: Signature, limits: Limits) -> list[Input]:
 
 def _name(entry: Any, known: "dict[str, Any]", where: str, what: str) -> str:
     if type(entry) is not dict:
-        raise BadRequest(f"{where[:-1]}: {show(entry)} is {kind_of(entry)}; expected an object")
+        refuse(where[:-1], entry, "an object")
     name: str = field(entry, "name", str, where, required=True)
     if name not in known:
-        raise BadRequest(f"{where}name: the model has no {what} {name!r}; it has {_quote(known)}")
+        raise BadRequest(f"{where}name: the model has no {what} {short(name)!r}; it has {_quote(known)}")
     return name
 
 
 def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limits) -> Input:
     datatype = field(entry, "datatype", str, where, required=True)
     if datatype != spec.datatype.name:
-        raise BadRequest(f"{where}datatype: {show(datatype)}; input {spec.name!r} is {spec.datatype}")
+        raise BadRequest(f"{where}datatype: {show(datatype)}; expected {spec.datatype}, as input {spec.name!r} is")
     shape = _shape(field(entry, "shape", list, where, required=True), f"{where}shape", limits)
     values = parameters(entry, where) if "parameters" in entry else {}
     if "shared_memory_region" in values:
         raise BadRequest(f"{where}parameters.shared_memory_region: shared memory is not served, since regions have no tenant")
     size = unsigned(values, "binary_data_size", f"{where}parameters.")
     if (size is None) == (entry.get("data") is None):
-        raise BadRequest(f"{where}data: expected either data or parameters.binary_data_size, and not both")
+        how = "missing; expected an array, or" if size is None else "given; expected either this or"
+        raise BadRequest(f"{where}data: {how} parameters.binary_data_size")
     if size is None:
         return Input(shape, _json_data(entry, spec, shape, where))
     _check_size(spec, shape, size, f"{where}parameters.binary_data_size")
@@ -172,23 +178,23 @@ def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
 def _check_size(spec: TensorSpec, shape: Shape, size: int, where: str) -> None:
     expected = spec.nbytes(shape)
     if spec.datatype.size and size != expected:
-        raise BadRequest(f"{where}: {size}; shape {list(shape)} of {spec.datatype} has {expected} bytes")
+        raise BadRequest(f"{where}: {size}; expected {expected}, the bytes of {spec.datatype}{list(shape)}")
 
 
 def _checked(data: memoryview, spec: TensorSpec, shape: Shape, where: str) -> memoryview:
     """Binary data whose every element is one that the data type has."""
     if spec.datatype.kind == "bytes":
-        _check_texts(data, math.prod(shape), spec)
+        _check_texts(data, spec, shape, where)
     elif spec.datatype.kind == "bool" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
-        raise BadRequest(f"{where[:-1]}: input {spec.name!r} has bytes other than 0 and 1; a BOOL is one or the other")
+        raise BadRequest(f"{where[:-1]}: input {spec.name!r} has bytes other than 0 and 1; expected one of them for a BOOL")
     return data
 
 
-def _check_texts(data: memoryview, count: int, spec: TensorSpec) -> None:
+def _check_texts(data: memoryview, spec: TensorSpec, shape: Shape, where: str) -> None:
     try:
-        wire.texts(wire.unpack(data, count))
+        wire.texts(wire.unpack(data, math.prod(shape)))
     except ValueError as error:
-        raise BadRequest(f"input {spec.name!r}: BYTES tensor of {count} elements: {error}") from error
+        raise BadRequest(f"{where[:-1]}: input {spec.name!r}, BYTES{list(shape)}: {error}") from error
 
 
 def _write(inputs: Sequence[Input], signature: Signature, slot: Slot) -> None:
@@ -214,7 +220,7 @@ def _outputs(document: Object, signature: Signature, binary: bool) -> tuple[Want
         where = f"outputs[{place}]."
         name = _name(entry, known, where, "output")
         if name in wanted:
-            raise BadRequest(f"{where}name: {name!r} stands twice")
+            raise BadRequest(f"{where}name: {name!r} stands twice; expected each output once")
         values = parameters(entry, where)
         if unserved := [key for key in ("classification", "shared_memory_region") if values.get(key)]:
             raise BadRequest(f"{where}parameters.{unserved[0]}: not served here; ask for the tensor itself")
@@ -236,7 +242,7 @@ def _wanted(signature: Signature, index: int, binary: bool, where: str) -> Wante
 def _refuse_reserved(values: Object) -> None:
     for key in values:
         if key.startswith("triton_"):
-            raise BadRequest(f"parameters.{key}: names that begin with triton_ are reserved")
+            raise BadRequest(f"parameters.{short(key)}: names that begin with triton_ are reserved")
         if key in ("sequence_id", "sequence_start", "sequence_end") and values[key]:
             raise BadRequest(f"parameters.{key}: sequences are not served here; every request stands alone")
 
@@ -244,7 +250,7 @@ def _refuse_reserved(values: Object) -> None:
 def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits) -> InferRequest:
     """The raw form: the whole body is the only input, and every output is answered as a binary tensor."""
     if len(signature.inputs) != 1:
-        raise BadRequest(f"a raw body needs a model of 1 input; this one has {len(signature.inputs)}")
+        raise BadRequest(f"{_RAW} needs a model of 1 input; this one has {len(signature.inputs)}")
     spec = signature.inputs[0]
     shape = _raw_shape(spec, len(body), 1 if signature.max_batch else 0)
     _shape(list(shape), "shape of the raw body", limits)
@@ -258,12 +264,13 @@ def _raw_shape(spec: TensorSpec, size: int, batch: int) -> Shape:
     dims = (1, *spec.shape[1:]) if batch else spec.shape
     variable = dims.count(-1)
     if variable > 1 or (spec.datatype.kind == "bytes" and math.prod(abs(dim) for dim in dims) != 1):
-        raise BadRequest(f"a raw body cannot tell the shape of input {spec.name!r}, {list(spec.shape)}; send its shape")
+        raise BadRequest(f"{_RAW} cannot tell the shape of input {spec.name!r}, {list(spec.shape)}; send its shape in JSON")
     row = math.prod(dim for dim in dims if dim != -1) * spec.datatype.size
-    count = 1 if spec.datatype.kind == "bytes" else size // row if row else 0
-    shape = tuple(count if dim == -1 else dim for dim in dims)
+    left = 1 if spec.datatype.kind == "bytes" else size // row if row else 0
+    shape = tuple(left if dim == -1 else dim for dim in dims)
     if spec.datatype.size and spec.nbytes(shape) != size:
-        raise BadRequest(f"a raw body of {size} bytes does not fit input {spec.name!r}, {spec.datatype}{list(spec.shape)}")
+        came = count(size, "byte")
+        raise BadRequest(f"{_RAW} of {came} does not fit input {spec.name!r}, {spec.datatype}{list(spec.shape)}")
     return shape
 
 

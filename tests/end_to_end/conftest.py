@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from . import repository
 from .harness import Served, configuration, serving
+from .processes import configure, running
 
 
 @pytest.fixture(scope="package")
@@ -15,11 +17,20 @@ def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository.standard(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="package", params=[False, True], ids=["asgi", "front"])
-def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """Both ways in which inference requests reach the server; the answers must be the same."""
-    with serving(configuration(standard), front=request.param) as served:
-        yield served
+@pytest.fixture(scope="package", params=["asgi", "front", "fronts"])
+def served(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Every way in which requests reach the server; the answers must be the same.
+
+    The last is a process of its own, so nobody looks inside.
+    """
+    if request.param == "fronts":
+        tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
+        config = configure(tmp_path_factory.mktemp("served") / "c.toml", standard, tenants, default_tenant='"acme"')
+        with running(config) as served:
+            yield served
+    else:
+        with serving(configuration(standard), front=request.param == "front") as served:
+            yield served
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from server.app import Application, open_configured
 from server.config import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 from server.front import Front
 from server.runtime import Runtime
+from server.service import Service
 
 T = TypeVar("T")
 PATIENCE = 60.0
@@ -24,7 +25,7 @@ PATIENCE = 60.0
 
 
 class Served:
-    """A running server: its address, and its runtime for tests that look inside."""
+    """A running server: its address, and for tests that look inside its two sides."""
 
     def __init__(self, application: Application) -> None:
         self.application = application
@@ -42,6 +43,10 @@ class Served:
     @property
     def runtime(self) -> Runtime:
         return self.application.runtime()
+
+    @property
+    def service(self) -> Service:
+        return self.application.service()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's event loop and return its result."""
@@ -63,15 +68,17 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def serving(config: Config, device: Device | None = None, front: bool = False) -> Iterator[Served]:
+def serving(
+    config: Config, device: Device | None = None, front: bool = False, abandon: Callable[[int], object] = os._exit
+) -> Iterator[Served]:
     """Serve a configuration; every model has been tried when this returns, and everything is closed afterwards.
 
     `front` is whether inference requests bypass ASGI, as under `python -m server`.
     """
     opener = (lambda _: device) if device else open_configured
-    application = Application(lambda: nullcontext(config), opener)
+    application = Application(lambda: nullcontext(config), opener, abandon)
     served = Served(application)
-    http: Any = partial(Front, application.infer) if front else "httptools"
+    http: Any = partial(Front, application.infer, application, None) if front else "httptools"
     settings = uvicorn.Config(application, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=30)
     server = _Server(settings, served)
     thread = threading.Thread(target=server.run, name="server")

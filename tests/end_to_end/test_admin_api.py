@@ -124,10 +124,10 @@ BAD_PLANS: list[tuple[str | bytes, int, str]] = [
     ('{"acme": 3, "initech": 1}', 400, "initech: there is no such tenant; there are acme, globex"),
     ('{"acme": 0}', 400, "acme: 0 granules; expected an integer of at least 1"),
     ('{"acme": -1}', 400, "acme: -1 granules; expected an integer of at least 1"),
-    ('{"acme": true}', 400, "acme: True granules; expected an integer of at least 1"),
-    ('{"acme": "2"}', 400, "acme: '2' granules; expected an integer of at least 1"),
+    ('{"acme": true}', 400, "acme: true granules; expected an integer of at least 1"),
+    ('{"acme": "2"}', 400, 'acme: "2" granules; expected an integer of at least 1'),
     ('{"acme": 2.0}', 400, "acme: 2.0 granules; expected an integer of at least 1"),
-    ('{"acme": null}', 400, "acme: None granules; expected an integer of at least 1"),
+    ('{"acme": null}', 400, "acme: null granules; expected an integer of at least 1"),
     ('{"acme": [1]}', 400, "acme: [1] granules; expected an integer of at least 1"),
     ('{"acme": 3, "acme": 4}', 400, 'the request body has the key "acme" twice in one object'),
     ('["acme"]', 400, "the request body is an array; expected an object"),
@@ -213,8 +213,8 @@ def test_the_admin_key_is_no_tenants_key(locked: httpx.Client) -> None:
 
 def from_client(client: tuple[str, int] | None, key: str | None = None, **headers: str) -> Request:
     """A request from this address to a server with this admin key."""
-    runtime = SimpleNamespace(config=configuration(Path(), admin_key_sha256=sha(key) if key else None))
-    app: Any = SimpleNamespace(state=SimpleNamespace(runtime=lambda: runtime))
+    service = SimpleNamespace(config=configuration(Path(), admin_key_sha256=sha(key) if key else None))
+    app: Any = SimpleNamespace(state=SimpleNamespace(service=lambda: service))
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "client": client, "headers": raw, "app": app})
 

@@ -151,12 +151,12 @@ def test_a_thousand_repartitions_under_load_lose_nothing_and_leave_nothing(movin
     for client in clients:
         assert min(client.outcomes[kind] for kind in ("right", "wrong", "cancelled")) > 50, client.outcomes
     assert leftovers() == before
-    for tenant in moving.runtime.tenancy:
+    for tenant in moving.service.tenants.values():
         assert tenant.lane.slots.statistics().used == 0
 
 
 async def idle(served: Served) -> None:
-    for tenant in served.runtime.tenancy:
+    for tenant in served.service.tenants.values():
         await tenant.lane.empty()
 
 

@@ -39,6 +39,7 @@ LIMIT = 2**16
 ENDLESS = 2**40
 """What Content-Length claims where nobody is going to send it all."""
 BLOCK = bytes(2**18)
+LOOKS_INSIDE = pytest.mark.parametrize("served", ["asgi", "front"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
@@ -109,6 +110,7 @@ def test_a_request_may_come_byte_by_byte(served: Served, http: httpx.Client) -> 
         check(connection.answer().json)
 
 
+@LOOKS_INSIDE
 def test_many_slow_clients_hold_up_nobody(served: Served, http: httpx.Client) -> None:
     whole = posted("identity", SMALL)
     with ExitStack() as stack:
@@ -362,6 +364,7 @@ def test_clients_that_reset_their_connections_leave_nothing_behind(single: Serve
     assert used(single) == 0
 
 
+@LOOKS_INSIDE
 def test_a_client_that_does_not_read_its_large_answer_holds_up_nobody(served: Served, http: httpx.Client) -> None:
     data = bytes(range(256)) * (2**24 // 256)
     document = request(tensor("x", "FP32", [len(data) // 4, 1], binary_data_size=len(data)))
@@ -377,5 +380,5 @@ def test_a_client_that_does_not_read_its_large_answer_holds_up_nobody(served: Se
 
 def used(served: Served) -> int:
     """Slots that some request holds."""
-    (tenant,) = served.runtime.tenancy
+    (tenant,) = served.service.tenants.values()
     return tenant.lane.slots.statistics().used

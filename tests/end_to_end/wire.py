@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
 from http.client import parse_headers
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 
@@ -98,10 +98,16 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
+class Listening(Protocol):
+    """A server that can be connected to."""
+
+    port: int
+
+
 class Connection:
     """One TCP connection; what is sent goes out at once."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Listening) -> None:
         self._socket = socket.create_connection(("127.0.0.1", served.port), PATIENCE)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = self._socket.makefile("rb")

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from engines import Room, Tensor, load_engine
+from engines import Room, RuntimeSettings, Tensor, load_engine
 from engines.artifact import Artifact
 from engines.profiles import Profile, Range
 from tests.engines.small import model
-from tests.engines.tensors import Array, Memory
+from tests.engines.tensors import Array, Memory, run
 from tests.simulation import Gpu, installed
-from tests.simulation.tensorrt import Ranges, library, make_plan
+from tests.simulation.plans import Ranges, make_plan
+from tests.simulation.tensorrt import library
 
 AFFINE = "affine (float[n, 3] x) => (float[n, 3] y) <float three = {3}> { t = Add(x, x) y = Sub(t, three) }"
 ROWS: Ranges = {"x": [(0, 3), (2, 3), (8, 3)]}
@@ -40,28 +41,29 @@ class Bench:
         self._pins: list[Any] = []
         self._plans = 0
 
-    def plan(self, text: str = AFFINE, ranges: Ranges = ROWS, **facts: Any) -> Path:
-        """A bare plan."""
+    def plan(self, text: str = AFFINE, *ranges: Ranges, **facts: Any) -> Path:
+        """A bare plan, with a profile for each of the ranges; by default, of AFFINE with ROWS."""
         self._plans += 1
         path = self.folder / f"{text.split()[0]}{self._plans}.plan"
-        path.write_bytes(make_plan(model(text), ranges, **facts))
+        path.write_bytes(make_plan(model(text), *(ranges or [ROWS]), **facts))
         return path
 
     def artifact(self, text: str = AFFINE, ranges: Ranges = ROWS, **fields: Any) -> Path:
-        """An engine file."""
-        path = self.plan(text, ranges)
+        """An engine file; `streamable` is of its plan."""
+        profile = Profile({name: Range(*(tuple(shape) for shape in shapes)) for name, shapes in ranges.items()})
+        profiles = fields.pop("profiles", (profile,))
+        path = self.plan(text, *[ranges] * len(profiles), streamable=fields.pop("streamable", 0))
         onnx = path.with_suffix(".onnx")
         onnx.write_bytes(model(text))
-        profile = Profile({name: Range(*(tuple(shape) for shape in shapes)) for name, shapes in ranges.items()})
         given = {"library": "tensorrt_rtx", "version": "1.6.1.120", "targets": (), "source": "5ea1", **fields}
-        path.write_bytes(Artifact(signature=load_engine(onnx).signature, profiles=(profile,), **given).pack(path.read_bytes()))
+        path.write_bytes(Artifact(signature=load_engine(onnx).signature, profiles=profiles, **given).pack(path.read_bytes()))
         return path
 
-    def load(self, path: Path) -> Any:
-        return load_engine(path, self.device)
+    def load(self, path: Path, **settings: Any) -> Any:
+        return load_engine(path, self.device, RuntimeSettings(**settings) if settings else None)
 
-    def bind(self, text: str = AFFINE, ranges: Ranges = ROWS) -> Any:
-        return self.load(self.plan(text, ranges)).bind(self.partition)
+    def bind(self, text: str = AFFINE, ranges: Ranges = ROWS, **settings: Any) -> Any:
+        return self.load(self.plan(text, ranges), **settings).bind(self.partition)
 
     def pinned(self, *arrays: Array) -> list[Tensor]:
         """The arrays in memory that the GPU reads."""
@@ -108,3 +110,19 @@ def opened(folder: Path, module: ModuleType | None = None, gpu: Gpu | None = Non
 def affine(array: Array) -> Array:
     """What AFFINE computes."""
     return 2 * array - 3
+
+
+def rows(count: int, seed: int = 0) -> Array:
+    """Something for AFFINE."""
+    return np.random.default_rng(seed).random((count, 3), np.float32)
+
+
+def assert_right(executor: Any, data: Array) -> None:
+    """It computes AFFINE."""
+    assert run(executor, data)[0].tolist() == affine(data).tolist()
+
+
+def never_captured(bench: Bench) -> Any:
+    """An executor that runs without graphs of ours."""
+    bench.gpu.capturable = False
+    return bench.bind()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from engines.artifact import _FIELDS, _FILE, Artifact, PlanFile, read_plan, this_platform, unpack
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
+from engines.inspect import described
 from engines.profiles import Profile, Range
 from engines.signature import Signature, TensorSpec
 
@@ -50,6 +51,7 @@ def test_the_plan_is_not_copied() -> None:
 
 @given(ARTIFACTS, st.binary(max_size=20))
 def test_a_file_cut_at_any_byte_is_refused(artifact: Artifact, plan: bytes) -> None:
+    """F68."""
     whole = artifact.pack(plan)
     for length in range(len(whole)):
         with pytest.raises(ModelRefused, match=r"^model.plan: (the engine file is truncated: |empty)"):
@@ -96,12 +98,14 @@ def test_fields_that_do_not_read_are_refused(changes: dict[str, bytes], why: str
 
 
 def test_facts_count_only_where_the_flag_says_that_they_were_written() -> None:
+    """F69."""
     artifact = unpack(packed(facts=b'{"layers": 1}'), "model.plan").artifact
     assert artifact is not None
     assert artifact.facts is None
 
 
 def test_another_number_of_fields_is_refused_with_both_numbers() -> None:
+    """F68."""
     with pytest.raises(ModelRefused, match="it has 1 fields; expected 12"):
         unpack(_FILE.pack([b""]), "model.plan")
 
@@ -133,6 +137,7 @@ def test_a_plan_that_fits_is_let_through() -> None:
 def test_a_plan_that_does_not_fit_is_refused_with_both_sides(
     library: str, version: str, capability: str | None, why: str
 ) -> None:
+    """F70."""
     with pytest.raises(ModelRefused, match=f"^model.plan: {why}; build it again"):
         ONE.check("model.plan", library, version, capability)
 
@@ -149,3 +154,11 @@ def test_only_a_portable_plan_may_come_from_another_platform() -> None:
     made("tensorrt", this_platform()).check("model.plan", "tensorrt", "1")
     with pytest.raises(ModelRefused, match=f"built on windows amd64, but this is {this_platform()}"):
         made("tensorrt", "windows amd64").check("model.plan", "tensorrt", "1")
+
+
+@given(ARTIFACTS, st.binary(min_size=1))
+def test_everything_that_is_printed_of_a_file_has_a_name(artifact: Artifact, plan: bytes) -> None:
+    """F71."""
+    assert all(_FIELDS)
+    assert len(set(_FIELDS)) == len(_FIELDS)
+    assert all(label for label, _ in described(unpack(artifact.pack(plan), "model.plan")))

@@ -410,6 +410,15 @@ def test_ctrl_c_ends_a_build_with_130_and_leaves_nothing(source: Path, monkeypat
     assert plans(source.parent) == ["model.onnx"]
 
 
+@pytest.mark.parametrize("name", ["build", "inspect"])
+def test_the_commands_explain_themselves_without_the_extra_that_they_need(name: str) -> None:
+    run = f"runpy.run_module('engines.{name}', run_name='__main__')"
+    command = [sys.executable, "-c", f"import runpy, sys; sys.modules['filelock'] = None; sys.argv[1:] = ['--help']; {run}"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"usage: python -m engines.{name}" in done.stdout
+
+
 def test_the_commands_run_as_modules_and_explain_themselves() -> None:
     for name, word in (("build", "--min"), ("inspect", "FILE.plan")):
         command = [sys.executable, "-m", f"engines.{name}", "--help"]

@@ -61,6 +61,7 @@ def add(library: object, *kernels: str) -> None:
 
 
 def test_kernels_are_found_by_the_next_process_in_directories_made_for_them(tmp_path: Path) -> None:
+    """F48, F50."""
     path = tmp_path / "a" / "b" / "kernels"
     assert kept(path) == set()
     keep(path, "conv")
@@ -69,6 +70,7 @@ def test_kernels_are_found_by_the_next_process_in_directories_made_for_them(tmp_
 
 
 def test_a_missing_file_is_a_first_run_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """F48."""
     assert kept(tmp_path / "kernels") == set()
     assert not caplog.records
 
@@ -81,6 +83,7 @@ def test_nothing_is_saved_while_there_is_nothing(tmp_path: Path) -> None:
 
 
 def test_an_empty_blob_does_not_replace_what_is_there(tmp_path: Path) -> None:
+    """F50."""
     path = tmp_path / "kernels"
     keep(path, "conv")
     with open_cache(path, KEY) as cache:
@@ -98,6 +101,7 @@ def test_a_file_is_not_written_again_where_nothing_is_new(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("other", [KEY._replace(**{name: "other"}) for name in CacheKey._fields])
 def test_engines_libraries_devices_and_namespaces_keep_apart_in_one_file(tmp_path: Path, other: CacheKey) -> None:
+    """F56."""
     path = tmp_path / "kernels"
     keep(path, "conv")
     keep(path, "gemm", key=other)
@@ -116,6 +120,7 @@ def test_two_processes_that_save_different_keys_lose_nothing(tmp_path: Path) -> 
 
 
 def test_two_processes_that_save_one_key_lose_nothing_over_several_saves(tmp_path: Path) -> None:
+    """F56."""
     path = tmp_path / "kernels"
     with open_cache(path, KEY) as first, open_cache(path, KEY) as second:
         add(first.materialize(Kernels), "one")
@@ -144,6 +149,7 @@ keep(Path(path), kernel, key=KEY._replace(engine=engine))
 
 
 def test_many_processes_at_once_lose_nothing(tmp_path: Path) -> None:
+    """F56."""
     path = tmp_path / "kernels"
     jobs = [("a", "k0"), ("b", "k1"), ("a", "k2"), ("b", "k3")]
     commands = [[sys.executable, "-c", SAVE, str(path), *job] for job in jobs]
@@ -186,6 +192,7 @@ def test_what_the_library_does_not_take_in_is_replaced() -> None:
 def test_kernels_that_do_not_fit_are_a_warning_and_replaced_by_the_next_save(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """F51."""
     path = tmp_path / "kernels"
     keep(path, "conv", "gemm")
     with open_cache(path, KEY) as cache:
@@ -199,6 +206,7 @@ def test_kernels_that_do_not_fit_are_a_warning_and_replaced_by_the_next_save(
 
 
 def test_a_damaged_file_is_a_warning_and_replaced_by_the_next_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """F51."""
     path = tmp_path / "kernels"
     keep(path, "conv")
     path.write_bytes(path.read_bytes()[:-1])
@@ -211,6 +219,7 @@ def test_a_damaged_file_is_a_warning_and_replaced_by_the_next_save(tmp_path: Pat
 
 
 def test_a_lock_that_another_process_holds_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """F49."""
     path = tmp_path / "kernels"
     cache = open_cache(path, KEY, timeout=0)
     add(cache.materialize(Kernels), "conv")
@@ -221,6 +230,7 @@ def test_a_lock_that_another_process_holds_is_a_warning(tmp_path: Path, caplog: 
 
 
 def test_a_place_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """F55."""
     (tmp_path / "file").touch()
     keep(tmp_path / "file" / "kernels", "conv")
     assert "cannot be read" in caplog.text
@@ -238,6 +248,7 @@ def test_a_library_that_fails_to_serialize_is_a_warning(tmp_path: Path, caplog: 
 
 
 def test_in_memory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F53."""
     monkeypatch.chdir(tmp_path)
     with open_cache("", KEY) as cache:
         add(cache.materialize(Kernels), "conv")
@@ -246,6 +257,7 @@ def test_in_memory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_stream_is_read_once_and_holds_the_blob_alone() -> None:
+    """F53."""
     stream = io.BytesIO(b'["580", ["a rather long name"]]')
     with open_cache(stream, KEY) as cache:
         library = cache.materialize(Kernels)
@@ -258,11 +270,13 @@ def test_a_stream_is_read_once_and_holds_the_blob_alone() -> None:
 
 @pytest.mark.parametrize("where", [None, 3, b"bytes", io.BytesIO, io.StringIO("text")])
 def test_anything_else_is_no_place_for_a_cache(where: object) -> None:
+    """F53."""
     with pytest.raises(TypeError, match="a file, a binary stream or ''; got"):
         open_cache(where, KEY)
 
 
 def test_engines_that_ask_at_once_share_one_cache_filled_once(tmp_path: Path) -> None:
+    """F52."""
     path = tmp_path / "kernels"
     keep(path, "conv")
     made: list[Kernels] = []
@@ -311,6 +325,7 @@ def test_the_owner_and_the_librarys_objects_are_held_until_it_is_closed(tmp_path
 
 
 def test_a_closed_cache_is_not_saved_again_and_gives_nothing(tmp_path: Path) -> None:
+    """F54."""
     path = tmp_path / "kernels"
     cache = open_cache(path, KEY)
     library = cache.materialize(Kernels)
@@ -326,6 +341,7 @@ def test_a_closed_cache_is_not_saved_again_and_gives_nothing(tmp_path: Path) -> 
 
 
 def test_a_cache_that_nobody_closed_is_saved_when_it_is_collected(tmp_path: Path) -> None:
+    """F54."""
     path = tmp_path / "kernels"
     cache = open_cache(path, KEY)
     add(cache.materialize(Kernels), "conv")
@@ -344,6 +360,7 @@ add(cache.materialize(Kernels), "conv")
 
 
 def test_a_cache_that_nobody_closed_is_saved_when_the_interpreter_ends(tmp_path: Path) -> None:
+    """F54."""
     path = tmp_path / "kernels"
     subprocess.run([sys.executable, "-c", FORGETFUL, str(path)], cwd=ROOT, check=True)
     assert kept(path) == {"conv"}

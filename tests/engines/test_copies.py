@@ -54,17 +54,24 @@ class Lane:
             pin.close()
 
 
-def push(bench: Bench, copier: Any, sequence: int, lane: Lane, device: int) -> None:
-    copier.write(sequence, lane.spans(device))
+def push(bench: Bench, copier: Any, lane: Lane, device: int) -> None:
+    copier.write(lane.spans(device))
     copier.bring_in(bench.partition.stream)
     copier.take_out(bench.partition.stream)
+    copier.count()
+
+
+@pytest.fixture(params=["sm", "engine"])
+def copies(request: pytest.FixtureRequest, bench: Bench, copier: Any) -> Any:
+    """Of either kind, for one input and one output."""
+    return copier if request.param == "sm" else bench.copies.EngineCopies(1)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 15, 16, 4097])
-def test_an_input_goes_to_the_device_and_an_output_comes_back(bench: Bench, copier: Any, nbytes: int) -> None:
+def test_an_input_goes_to_the_device_and_an_output_comes_back(bench: Bench, copies: Any, nbytes: int) -> None:
     middle = bench.device.make_current().allocate(8192, stream=bench.partition.stream)
     lane = Lane(bench, nbytes, 1)
-    push(bench, copier, 0, lane, int(middle.handle))
+    push(bench, copies, lane, int(middle.handle))
     assert (lane.target.bytes == UNTOUCHED).all()
     bench.partition.stream.sync()
     assert lane.arrived()
@@ -78,7 +85,7 @@ def test_every_inference_in_flight_has_a_table_of_its_own_and_the_ring_goes_roun
     lanes = [Lane(bench, 48, seed) for seed in range(3 * length)]
     for start in range(0, len(lanes), length):
         for sequence in range(start, start + length):
-            push(bench, copier, sequence, lanes[sequence], int(middle.handle))
+            push(bench, copier, lanes[sequence], int(middle.handle))
         bench.partition.stream.sync()
     assert all(lane.arrived() for lane in lanes)
     middle.close()
@@ -91,9 +98,10 @@ def test_the_count_of_inferences_goes_round_in_step_with_the_host_s(bench: Bench
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     bench.partition.stream.sync()
     c_uint32.from_address(int(copier._state.handle)).value = 2**32 - 1
-    for sequence in range(2**32 - 1, 2**32 + 2):
-        lane = Lane(bench, 32, sequence)
-        push(bench, copier, sequence, lane, int(middle.handle))
+    copier._counted = 2**32 - 1
+    for seed in range(3):
+        lane = Lane(bench, 32, seed)
+        push(bench, copier, lane, int(middle.handle))
         bench.partition.stream.sync()
         assert lane.arrived()
         lane.close()
@@ -104,14 +112,49 @@ def test_a_table_that_is_written_over_too_early_is_found_out(bench: Bench, copie
     """The simulation reads a table when the stream comes to it, as the device does."""
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     early, late = (Lane(bench, 48, seed) for seed in range(2))
-    push(bench, copier, 0, early, int(middle.handle))
-    copier.write(bench.copies.LENGTH, late.spans(int(middle.handle)))
+    push(bench, copier, early, int(middle.handle))
+    copier._counted = bench.copies.LENGTH
+    copier.write(late.spans(int(middle.handle)))
     bench.partition.stream.sync()
     assert late.arrived()
     assert (early.target.bytes == UNTOUCHED).all()
     middle.close()
     for lane in (early, late):
         lane.close()
+
+
+def test_copy_engines_get_a_call_for_each_tensor_that_has_bytes(bench: Bench) -> None:
+    middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
+    copies, lane = bench.copies.EngineCopies(2), Lane(bench, 32, 1)
+    inside, outside = lane.spans(int(middle.handle))
+    copies.write([inside, (0, 0, 0), outside, outside])
+    copies.bring_in(bench.partition.stream)
+    assert bench.gpu.log.count("cuMemcpyAsync") == 1
+    copies.take_out(bench.partition.stream)
+    assert bench.gpu.log.count("cuMemcpyAsync") == 3
+    bench.partition.stream.sync()
+    assert lane.arrived()
+    assert repr(copies) == "<EngineCopies, 2 in>"
+    copies.close()
+    middle.close()
+    lane.close()
+
+
+def test_the_simulation_objects_to_copies_that_would_be_bounced(bench: Bench) -> None:
+    middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
+    copies, memory = bench.copies.EngineCopies(1), Memory(4096)
+    copies.write([(memory.room.address, int(middle.handle), 32)])
+    with pytest.raises(Misuse, match="neither pinned nor the device's"):
+        copies.bring_in(bench.partition.stream)
+    middle.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "nbytes", "sms"),
+    [("sm", 1 << 40, True), ("engine", 1, False), ("auto", 0, True), ("auto", 8 << 20, True), ("auto", (8 << 20) + 1, False)],
+)
+def test_who_copies_is_decided_by_the_setting_and_the_size(bench: Bench, setting: str, nbytes: int, sms: bool) -> None:
+    assert bench.copies.by_sms(setting, nbytes) is sms
 
 
 def test_a_copier_describes_itself_and_frees_its_memory(bench: Bench) -> None:
@@ -126,7 +169,7 @@ def test_a_copier_describes_itself_and_frees_its_memory(bench: Bench) -> None:
 
 def test_a_table_has_a_row_for_every_tensor(copier: Any) -> None:
     with pytest.raises(ValueError, match="broadcast"):
-        copier.write(0, [(1, 2, 3)] * 3)
+        copier.write([(1, 2, 3)] * 3)
 
 
 @pytest.mark.parametrize("call", ["LegacyPinnedMemoryResource.allocate", "Device.allocate", "Buffer.fill", "Stream.sync"])

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,13 +97,73 @@ def test_an_engine_file_of_another_version_is_not_handed_to_the_library(library:
     assert "built with tensorrt_rtx 0.1, but this is" in rows["engine"]
 
 
-def test_without_a_library_it_is_said_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindings"):
-        monkeypatch.setitem(__import__("sys").modules, name, None)
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def test_without_a_library_it_is_said_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _uninstall(monkeypatch)
     rows = dict(ask(PlanFile(memoryview(b"plan"), None)))
     assert rows["engine"].startswith("not asked: no TensorRT is installed; install greenlane[rtx]")
 
 
-def test_a_file_that_does_not_read_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "model.plan")]) == 1
-    assert "model.plan: No such file" in capsys.readouterr().err
+def refused(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that the command says instead of anything else."""
+    assert main([str(path)]) == 1
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert captured.out == ""
+    assert line.startswith(f"{path}: ")
+    return line.removeprefix(f"{path}: ")
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(tmp_path / "model.plan", capsys) == "No such file or directory"
+
+
+@pytest.mark.parametrize("content", [b"x", b"\0" * 100, b"not a plan\n" * 100])
+def test_a_file_that_can_be_no_plan_is_an_error_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    path = tmp_path / "model.plan"
+    path.write_bytes(content)
+    assert refused(path, capsys).startswith("not an engine file; expected what python -m engines.build makes")
+
+
+def test_an_empty_or_cut_file_is_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.plan"
+    path.write_bytes(b"")
+    assert refused(path, capsys).startswith("empty; ")
+    path.write_bytes(artifact().pack(b"plan")[:-1])
+    assert refused(path, capsys).startswith("the engine file is truncated: ")
+
+
+def test_an_onnx_model_is_told_from_garbage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model(BATCHES))
+    assert refused(path, capsys).startswith("an ONNX model; expected what python -m engines.build makes of an ONNX model")
+
+
+@pytest.mark.parametrize("magic", [b"ftrt", b"vtrt"])
+def test_a_bare_plan_of_either_library_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], magic: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _uninstall(monkeypatch)
+    path = tmp_path / "model.plan"
+    path.write_bytes(magic)
+    assert main([str(path)]) == 0
+    assert "4 bytes, bare: only the library" in capsys.readouterr().out
+
+
+def test_without_a_library_an_engine_file_still_says_what_it_takes_and_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _uninstall(monkeypatch)
+    path = tmp_path / "model.plan"
+    path.write_bytes(artifact().pack(b"p"))
+    assert main([str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "plan         1 byte\n" in shown
+    assert "input        x FP32 [batch, 3, ?]" in shown
+    assert "engine       not asked: no TensorRT is installed; install greenlane[rtx]" in shown

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines import Engine, ExecutionFailed, Executor, ModelRefused, Tensor, load_engine
+from engines import Engine, ExecutionFailed, Executor, ModelRefused, Tensor, TensorMismatch, load_engine
+from engines.onnx import _tidy
 from partitions.cpu import CpuDevice, CpuPartition
 from tests import models
 from tests.engines.tensors import Array, Memory, array, packed, run, unpacked
@@ -182,7 +183,7 @@ def test_shapes_without_end_are_served(load: Loader, partition: CpuPartition) ->
 
 def test_a_model_is_told_apart_by_what_it_is_bound_to_and_how_often_it_ran(load: Loader, partition: CpuPartition) -> None:
     executor = load(models.identity()).bind(partition)
-    assert repr(executor) == "<OnnxExecutor 0.onnx, 1 runs>"
+    assert repr(executor) == "<OnnxExecutor 0.onnx, 1 run>"
     run(executor, np.zeros((1, 1), np.float32))
     executor.close()
     assert repr(executor) == "<OnnxExecutor 0.onnx, 2 runs, closed>"
@@ -260,6 +261,57 @@ def test_a_type_that_the_protocol_has_no_name_for_is_refused(load: Loader, decla
     assert str(caught.value) == f"{load.folder / '0.onnx'}: 'x' has type {shown}, which the protocol has no name for"
 
 
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        (
+            "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Failed to load model because protobuf parsing failed.",
+            "protobuf parsing failed.",
+        ),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/core/graph/model.cc:256 "
+            "onnxruntime::Model::Model(onnx::ModelProto&&, const onnxruntime::PathString&, const Options*) "
+            "Unsupported model IR version: 99, max supported IR version: 13\n",
+            "Unsupported model IR version: 99, max supported IR version: 13",
+        ),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Add node. Name:'' Status Message: "
+            "/src/math/element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) "
+            "axis == 1 || axis == largest was false. Attempting to broadcast an axis by a dimension other than 1. 3 by 5\n",
+            "Add: Attempting to broadcast an axis by a dimension other than 1. 3 by 5",
+        ),
+        (
+            "Non-zero status code returned while running Conv node. Name:'y_nchwc' Status Message: matmul_helper.h:59 Compute "
+            "MatMul dimension mismatch",
+            "Conv 'y_nchwc': MatMul dimension mismatch",
+        ),
+        (
+            "/src/tensor.h:12 const T* onnxruntime::Tensor::Data() const [with T = std::vector<int>] "
+            "utils::Is<T>(x.y) was false. Tensor type mismatch.",
+            "Tensor type mismatch.",
+        ),
+        (
+            "Error: tensorprotoutils.cc:461 ValidateExternalDataPathFromDir External data path does not exist: "
+            '"/models/m/1/weights.bin"',
+            'Error: External data path does not exist: "weights.bin"',
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_of_what_the_library_says_only_what_people_can_use_is_left(said: str, left: str) -> None:
+    assert _tidy(RuntimeError(said), Path("/models/m/1")) == left
+
+
+def test_a_file_of_a_later_format_is_refused_in_one_sentence(load: Loader) -> None:
+    path = models.save(load.folder / "m.onnx", models.identity())
+    model = onnx.load(path)
+    model.ir_version = 99
+    onnx.save(model, path)
+    with pytest.raises(ModelRefused) as caught:
+        load_engine(path)
+    assert str(caught.value).startswith(f"{path}: failed to load: Unsupported model IR version: 99, max supported")
+
+
 # Partitions
 
 
@@ -334,6 +386,56 @@ def test_a_session_s_threads_do_not_spin(load: Loader, twice: CpuPartition, monk
 # What goes wrong while it runs
 
 
+def test_too_few_tensors_are_refused_at_once_with_those_that_are_expected(load: Loader, partition: CpuPartition) -> None:
+    with (
+        closing(load(models.identity()).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^0 tensors given, but the model's inputs are 1: x FP32\[-1, -1\]$"),
+    ):
+        executor.enqueue([])
+
+
+def test_tensors_for_a_model_that_takes_none_are_refused(load: Loader, partition: CpuPartition) -> None:
+    source = "constant () => (float[2] y) <float[2] c = {1, 2}> { y = Identity(c) }"
+    with (
+        closing(load(source).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^1 tensor given, but the model's inputs are none$"),
+    ):
+        executor.enqueue([Tensor.of(np.zeros(1, np.float32))])
+
+
+def test_a_tensor_that_is_in_no_list_is_refused(load: Loader, partition: CpuPartition) -> None:
+    with (
+        closing(load(models.identity()).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^one Tensor by itself; expected a list .*: x FP32\[-1, -1\]$"),
+    ):
+        executor.enqueue(Tensor.of(np.zeros((1, 1), np.float32)))
+
+
+def test_names_where_tensors_belong_are_refused(load: Loader, partition: CpuPartition) -> None:
+    with (
+        closing(load(models.identity()).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^input 'x': a str; expected an engines.Tensor"),
+    ):
+        executor.enqueue({"x": Tensor.of(np.zeros((1, 1), np.float32))})  # type: ignore[arg-type]
+
+
+def test_an_array_where_a_tensor_belongs_is_refused_with_how_to_make_one(load: Loader, partition: CpuPartition) -> None:
+    with (
+        closing(load(models.identity()).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^input 'x': a numpy.ndarray; expected an engines.Tensor, as Tensor.of"),
+    ):
+        executor.enqueue([np.zeros((1, 1), np.float32)])  # type: ignore[list-item]
+
+
+def test_of_several_inputs_the_one_that_is_no_tensor_is_named(load: Loader, partition: CpuPartition) -> None:
+    source = "add (float[n] a, float[n] b) => (float[n] y) { y = Add(a, b) }"
+    with (
+        closing(load(source).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^input 'b': a NoneType; expected an engines.Tensor"),
+    ):
+        executor.enqueue([Tensor.of(np.zeros(1, np.float32)), None])  # type: ignore[list-item]
+
+
 def test_an_index_out_of_range_fails_the_work_in_one_line(load: Loader, partition: CpuPartition) -> None:
     with closing(load(models.FUSSY).bind(partition)) as executor:
         with pytest.raises(ExecutionFailed, match="idx=7 must be within") as caught:
@@ -349,6 +451,8 @@ def test_a_warm_up_that_fails_is_worth_a_warning_and_no_more(
     source = source.replace("<float[1] table = {0}>", "<float[1] table = {0}, float five = {5}>")
     with caplog.at_level(logging.WARNING), closing(load(source).bind(partition)) as executor:
         assert run(executor, np.full(2, 5, np.float32))[0].tolist() == [0, 0]
+        engine = executor.engine
+        engine.bind(partition).close()
     (record,) = caplog.records
     assert "0.onnx: warm-up with zeros failed, so the first request pays for it: " in record.getMessage()
     assert "idx=-5" in record.getMessage()

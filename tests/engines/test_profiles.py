@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused, TensorMismatch
-from engines.profiles import Profile, Range, choose, complete, make_range, parse_shape, shown
+from engines.profiles import Profile, Range, choose, complete, make_range, parse_shape, shown, suited
 from engines.signature import Signature, TensorSpec
 
 FP32 = DATATYPES["FP32"]
@@ -102,10 +102,24 @@ SIGNATURE = Signature((FIXED, X), ())
     ("batch", "active", "chosen"), [(1, 0, 0), (3, 1, 1), (3, 0, 0), (5, 0, 1), (1, 1, 0), (9, 0, 2), (3, 2, 2)]
 )
 def test_the_active_profile_is_kept_if_it_fits_and_else_the_first_that_does(batch: int, active: int, chosen: int) -> None:
+    """F72."""
     assert choose(PROFILES, SIGNATURE, [(2, 3), (batch, 4)], active) == chosen
 
 
+@pytest.mark.parametrize(
+    ("sms", "usable", "number"),
+    [(7, (0, 1, 2, 3), 3), (8, (0, 1, 2, 3), 1), (47, (0, 1, 2, 3), 1), (48, (0, 1, 2, 3), 0), (132, (0, 1, 2, 3), 0),
+     (132, (1, 2), 1), (7, (0, 1), 0), (7, (2,), 2)],
+)  # fmt: skip
+def test_a_partition_begins_with_the_profile_for_the_most_of_its_multiprocessors(
+    sms: int, usable: tuple[int, ...], number: int
+) -> None:
+    profiles = [Profile(sms=48), Profile(sms=8), Profile(sms=8), Profile()]
+    assert suited(profiles, usable, sms) == number
+
+
 def test_shapes_that_no_profile_fits_are_refused_with_every_range() -> None:
+    """F72."""
     with pytest.raises(
         TensorMismatch, match=r"no profile of the engine fits x 10x4; .*1x4..1x4..4x4; .*2x4..8x4..8x4; "
     ) as refusal:

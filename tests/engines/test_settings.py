@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines import ModelRefused, load_engine
 from engines.settings import RuntimeSettings, streaming_budget
+from tests import models
 
+PLAN = Path("folder/model.plan")
 EVERYTHING = {
     "cuda_graph_strategy": "whole_graph_capture",
-    "dynamic_shapes_kernel_specialization_strategy": "eager",
+    "dynamic_shapes_kernel_specialization_strategy": "lazy",
     "allocation_strategy": "user_managed",
     "cache_path": "kernels",
     "weight_streaming_budget": 1,
@@ -18,15 +21,17 @@ EVERYTHING = {
 """Every setting that a library has a part in, changed from its default."""
 
 
-def test_the_defaults_are_lazy_kernels_no_graphs_and_a_file_of_the_users() -> None:
+def test_the_defaults_are_what_is_best_to_serve_with() -> None:
+    """F41: kernels that a graph of ours may keep, graphs of ours and none of the library's, a file beside the plan."""
     settings = RuntimeSettings()
+    assert settings.graphs == "on"
     assert settings.cuda_graph_strategy == "disabled"
-    assert settings.dynamic_shapes_kernel_specialization_strategy == "lazy"
+    assert settings.dynamic_shapes_kernel_specialization_strategy == "eager"
     assert settings.allocation_strategy == "static"
-    assert settings.copies == "auto"
+    assert settings.copies == "sm"
+    assert settings.profile is None
     assert settings.weight_streaming_budget is None
-    assert settings.cache_file is not None
-    assert settings.cache_file.is_relative_to(Path.home())
+    assert settings.cache_file(PLAN) == Path("folder/model.plan.cache")
 
 
 @pytest.mark.parametrize(
@@ -36,13 +41,17 @@ def test_the_defaults_are_lazy_kernels_no_graphs_and_a_file_of_the_users() -> No
         ("dynamic_shapes_kernel_specialization_strategy", "EAGER", "'eager'"),
         ("allocation_strategy", None, "'on_profile_change'"),
         ("copies", "", "'engine'"),
-        ("cache_path", None, "a path"),
+        ("graphs", "yes", "'required'"),
+        ("cache_path", 3, "a path"),
+        ("profile", -1, "a profile's number from 0"),
+        ("profile", True, "a profile's number from 0"),
         ("weight_streaming_budget", -1, "bytes from 0"),
         ("weight_streaming_budget", True, "bytes from 0"),
         ("weight_streaming_budget", "1GiB", "bytes from 0"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_field_the_value_and_the_choices(name: str, value: object, choice: str) -> None:
+    """F39, F74: when settings are made, whatever the backend."""
     with pytest.raises(ValueError, match=name) as refusal:
         RuntimeSettings(**{name: value})  # type: ignore[arg-type]
     assert f"{name} is {value!r}; expected" in str(refusal.value)
@@ -50,16 +59,17 @@ def test_a_wrong_value_is_refused_with_the_field_the_value_and_the_choices(name:
 
 
 def test_settings_cannot_be_changed_in_place() -> None:
+    """F40."""
     with pytest.raises(AttributeError):
         RuntimeSettings().copies = "sm"  # type: ignore[misc]
 
 
 def test_merging_gives_new_settings_and_leaves_the_old() -> None:
     old = RuntimeSettings()
-    new = old.merge(copies="sm", weight_streaming_budget=0)
-    assert (old.copies, new.copies, new.weight_streaming_budget) == ("auto", "sm", 0)
+    new = old.merge(copies="auto", weight_streaming_budget=0)
+    assert (old.copies, new.copies, new.weight_streaming_budget) == ("sm", "auto", 0)
     assert new != old
-    assert new == RuntimeSettings(copies="sm", weight_streaming_budget=0)
+    assert new == RuntimeSettings(copies="auto", weight_streaming_budget=0)
     assert new.merge() == new
 
 
@@ -69,23 +79,30 @@ def test_merging_checks_values() -> None:
 
 
 def test_merging_an_unknown_field_names_the_nearest_and_all_there_are() -> None:
+    """F40."""
     with pytest.raises(TypeError, match="'copys'; did you mean 'copies'") as refusal:
         RuntimeSettings().merge(copys="sm")
     assert all(name in str(refusal.value) for name in EVERYTHING)
 
 
 def test_merging_an_unknown_field_like_no_other_names_all_there_are() -> None:
-    with pytest.raises(TypeError, match="'x'; there are cuda_graph_strategy, "):
+    with pytest.raises(TypeError, match="'x'; there are graphs, cuda_graph_strategy, "):
         RuntimeSettings().merge(x=1)
 
 
-def test_an_empty_cache_path_keeps_nothing() -> None:
-    assert RuntimeSettings(cache_path="").cache_file is None
-    assert RuntimeSettings(cache_path=Path("here")).cache_file == Path("here")
+def test_kernels_are_kept_beside_the_plan_in_a_folder_in_a_file_or_nowhere(tmp_path: Path) -> None:
+    """F41."""
+    assert RuntimeSettings(cache_path="").cache_file(PLAN) is None
+    assert RuntimeSettings(cache_path=Path("here")).cache_file(PLAN) == Path("here")
+    assert RuntimeSettings(cache_path=tmp_path).cache_file(PLAN) == tmp_path / "model.plan.cache"
+    kept = RuntimeSettings(cache_path="~/kernels").cache_file(PLAN)
+    assert kept is not None
+    assert kept.is_relative_to(Path.home())
 
 
 @pytest.mark.parametrize(("name", "value"), EVERYTHING.items())
 def test_a_setting_that_the_library_lacks_warns_and_has_no_effect(name: str, value: Any) -> None:
+    """F42."""
     asked = RuntimeSettings(copies="sm", **{name: value})
     with pytest.warns(UserWarning, match=f"TensorRT 9 has no {name}: {value!r} has no effect") as caught:
         settings = asked.effective("TensorRT 9", EVERYTHING.keys() - {name})
@@ -104,8 +121,8 @@ def test_settings_that_the_library_has_are_kept_without_a_word() -> None:
 def test_defaults_never_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert RuntimeSettings().effective("ONNX Runtime", ()).cache_file is None
-        assert RuntimeSettings(cache_path="").effective("ONNX Runtime", ()).cache_file is None
+        assert RuntimeSettings().effective("ONNX Runtime", ()).cache_file(PLAN) is None
+        assert RuntimeSettings(cache_path="").effective("ONNX Runtime", ()).cache_file(PLAN) is None
 
 
 def broken() -> int:
@@ -117,6 +134,7 @@ def broken() -> int:
     [(3, 5, 3), (0, 5, 0), (None, 5, 5), (None, None, 7), (99, None, 10), (None, 99, 10)],
 )
 def test_the_budget_asked_for_goes_before_the_baked_one_before_the_librarys(asked: int, baked: int, budget: int) -> None:
+    """F74."""
     assert streaming_budget(asked, baked, 10, lambda: 7) == budget
 
 
@@ -127,3 +145,18 @@ def test_the_budget_is_never_more_than_can_be_streamed(asked: int, baked: int, s
 
 def test_a_library_that_cannot_say_streams_everything() -> None:
     assert streaming_budget(None, None, 10, broken) == 0
+
+
+def test_a_cpu_s_engine_takes_settings_with_a_warning_for_each_that_has_no_effect(tmp_path: Path) -> None:
+    """F42."""
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    with pytest.warns(UserWarning, match="ONNX Runtime has no cuda_graph_strategy: 'whole_graph_capture' has no effect"):
+        engine = load_engine(path, settings=RuntimeSettings(cuda_graph_strategy="whole_graph_capture"))
+    assert engine.platform == "onnxruntime_onnx"
+
+
+def test_a_cpu_s_engine_has_no_graphs_to_require(tmp_path: Path) -> None:
+    """F42."""
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    with pytest.raises(ModelRefused, match=r"model\.onnx: graphs are required, but ONNX Runtime on a CPU has none"):
+        load_engine(path, settings=RuntimeSettings(graphs="required"))

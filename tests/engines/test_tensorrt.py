@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from engines import ModelRefused, TensorMismatch, load_engine
-from engines.settings import RuntimeSettings
 from engines.tensorrt_api import LIBRARIES, find_tensorrt
 from partitions import DeviceLost
 from partitions.cpu import open_cpu
@@ -20,8 +19,14 @@ from tests.engines.tensors import run
 from tests.models import DISTINCT
 from tests.simulation import Gpu
 from tests.simulation.building import building
-from tests.simulation.tensorrt import CudaGraphStrategy, DynamicShapesKernelSpecializationStrategy, library
+from tests.simulation.tensorrt import ICudaEngine, Runtime, library
+from tests.simulation.tensorrt_config import (
+    CudaGraphStrategy,
+    DynamicShapesKernelSpecializationStrategy,
+    ExecutionContextAllocationStrategy,
+)
 
+DESERIALIZING = ("__init__", "deserialize_cuda_engine")
 DATA = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
@@ -114,13 +119,6 @@ def test_a_plan_that_the_library_cannot_load_is_refused_with_its_words(bench: Be
         bench.load(bench.folder / "absent.plan")
 
 
-def test_a_plan_with_streams_of_its_own_is_refused(bench: Bench) -> None:
-    """F75: before TensorRT-RTX 1.7 they leave the partition."""
-    engine = bench.load(bench.plan(aux_streams=2))
-    with pytest.raises(ModelRefused, match=r"affine1\.plan: the plan uses 2 streams of its own; .* max_aux_streams 0"):
-        engine.bind(bench.partition)
-
-
 def test_an_output_whose_size_depends_on_data_is_refused(bench: Bench) -> None:
     """F32, F67."""
     engine, before = bench.load(bench.plan(DISTINCT, {"x": [(1,), (5,), (9,)]})), bench.holdings()
@@ -128,6 +126,27 @@ def test_an_output_whose_size_depends_on_data_is_refused(bench: Bench) -> None:
         engine.bind(bench.partition)
     gc.collect()
     assert bench.holdings() == before
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"shape_inputs": ["x"]}, "the values of 'x' decide shapes, which is not served; make it a constant"),
+        ({"aliases": {"y": "x"}}, "output 'y' is written over input 'x', which is not served"),
+    ],
+)
+def test_tensors_that_are_not_the_gpu_s_alone_are_refused_when_it_is_loaded(
+    bench: Bench, facts: dict[str, Any], why: str
+) -> None:
+    """F31, F33."""
+    with pytest.raises(ModelRefused, match=rf"affine1\.plan: {why}"):
+        bench.load(bench.plan(**facts))
+
+
+def test_a_library_that_knows_no_aliases_has_none(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F33."""
+    monkeypatch.delattr(ICudaEngine, "get_aliased_input_tensor")
+    bench.load(bench.plan(aliases={"y": "x"})).bind(bench.partition).close()
 
 
 def test_a_partition_of_a_cpu_is_refused(bench: Bench) -> None:
@@ -149,6 +168,50 @@ def test_a_context_that_the_library_does_not_give_is_refused_with_its_words(benc
     bench.gpu.fail("ICudaEngine.create_execution_context")
     with pytest.raises(ModelRefused, match=r"TensorRT-RTX 1\.6\.1\.120 gives no context: CUDA_ERROR_OUT_OF_MEMORY"):
         engine.bind(bench.partition)
+
+
+@pytest.mark.parametrize(
+    ("bits", "said"),
+    [
+        (1, "version mismatch"),
+        (6, "unsupported cc, old cuda driver"),
+        (32, "malformed engine"),
+        (16, "insufficient gpu memory"),
+    ],
+)
+def test_a_plan_that_the_library_finds_unfit_is_refused_with_its_reasons_in_words(bench: Bench, bits: int, said: str) -> None:
+    """F78: before it is deserialised."""
+    bench.gpu.verdict = ("INVALID", bits)
+    with pytest.raises(
+        ModelRefused, match=rf"affine1\.plan: TensorRT-RTX .* the plan does not fit here: {said}; build it again"
+    ):
+        bench.load(bench.plan())
+    assert "Runtime.deserialize_cuda_engine" not in bench.gpu.log
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [(("INVALID", 2), "calls the plan INVALID here (unsupported cc)"), (("SUBOPTIMAL", 0), "SUBOPTIMAL here (no reason)")],
+)
+def test_a_plan_for_a_gpu_that_the_library_does_not_support_is_tried_all_the_same(
+    bench: Bench, verdict: tuple[str, int], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F78: TensorRT-RTX 1.6 says so of an H100, on which it runs."""
+    bench.gpu.verdict = verdict
+    executor = bench.bind()
+    assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
+    assert len(caplog.messages) == 1
+    assert said in caplog.messages[0]
+    executor.close()
+
+
+def test_a_library_without_a_verdict_is_not_asked_for_one(tmp_path: Path) -> None:
+    gpu = Gpu()
+    gpu.verdict = ("INVALID", 1)
+    lacking = type("Runtime", (), {"_gpu": gpu, **{name: getattr(Runtime, name) for name in DESERIALIZING}})
+    with opened(tmp_path, library(gpu, Runtime=lacking), gpu) as bench:
+        bench.bind().close()
+        bench.close()
 
 
 # What goes wrong.
@@ -178,7 +241,7 @@ def test_a_binding_that_fails_at_any_step_frees_what_it_made(tmp_path: Path, ben
     """Or it gets by without that step; and the next one is right."""
     engine, before, refused = bench.load(bench.plan()), bench.holdings(), set()
     for call, nth in steps(tmp_path):
-        if call == "cuGraphDestroy":
+        if call in ("cuGraphDestroy", "cuStreamDestroy"):
             continue  # What cannot be destroyed stays.
         bench.gpu.fail(call, nth)
         if said := outcome(engine, bench.partition):
@@ -200,13 +263,13 @@ def test_a_binding_that_fails_at_any_step_frees_what_it_made(tmp_path: Path, ben
 
 
 def test_a_device_that_is_lost_at_any_step_of_a_binding_is_said_to_be(tmp_path: Path) -> None:
-    """Once in every call; but where the library gives nothing, its words are all there is."""
+    """Once in every call."""
     for call, nth in dict(steps(tmp_path)).items():
         with opened(tmp_path) as bench:
             engine = bench.load(bench.plan())
             bench.gpu.fail(call, nth, "CUDA_ERROR_ECC_UNCORRECTABLE")
             said = outcome(engine, bench.partition)
-            assert said.startswith("ModelRefused" if call == "ICudaEngine.create_execution_context" else "DeviceLost"), call
+            assert said.startswith("DeviceLost"), call
             assert "CUDA_ERROR_ECC_UNCORRECTABLE: " in said, call
 
 
@@ -224,10 +287,9 @@ def test_a_device_that_cannot_be_asked_refuses_the_model_or_is_lost(bench: Bench
 # How it is run.
 
 
-def configured(bench: Bench, settings: RuntimeSettings | None = None) -> Any:
+def configured(bench: Bench, **settings: Any) -> Any:
     """The configuration of the context that an engine with these settings is bound with."""
-    engine = bench.tensorrt.load_tensorrt(bench.plan(), bench.device, settings)
-    executor = engine.bind(bench.partition)
+    executor = bench.bind(**settings)
     (context,) = bench.gpu.executions
     executor.close()
     return context.get_runtime_config()
@@ -242,11 +304,17 @@ def test_kernels_are_made_before_a_shape_runs_so_that_graphs_keep_the_best(bench
 
 def test_strategies_are_those_that_were_asked_for(bench: Bench) -> None:
     """F39, F45: whenever a context is made."""
-    settings = RuntimeSettings(cuda_graph_strategy="whole_graph_capture", dynamic_shapes_kernel_specialization_strategy="none")
+    settings = {
+        "graphs": "off",
+        "cuda_graph_strategy": "whole_graph_capture",
+        "dynamic_shapes_kernel_specialization_strategy": "none",
+        "allocation_strategy": "on_profile_change",
+    }
     for _ in range(2):
-        config = configured(bench, settings)
+        config = configured(bench, **settings)
         assert config.dynamic_shapes_kernel_specialization_strategy is DynamicShapesKernelSpecializationStrategy.NONE
         assert config.cuda_graph_strategy is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        assert config.get_execution_context_allocation_strategy() is ExecutionContextAllocationStrategy.ON_PROFILE_CHANGE
 
 
 class Plain:
@@ -263,7 +331,7 @@ def test_a_library_without_strategies_is_not_asked_for_any(tmp_path: Path, lacki
         assert bench.gpu.log.count("ICudaEngine.create_runtime_config") == (lacking is not None)
         executor.close()
         with pytest.warns(UserWarning, match="has no cuda_graph_strategy: 'whole_graph_capture' has no effect"):
-            configured(bench, RuntimeSettings(cuda_graph_strategy="whole_graph_capture"))
+            configured(bench, cuda_graph_strategy="whole_graph_capture")
         bench.close()
 
 

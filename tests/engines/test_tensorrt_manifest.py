@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.simulation import tensorrt
+from tests.simulation import tensorrt, tensorrt_config
 from tests.simulation.install import public
 
 real = pytest.importorskip("tensorrt_rtx_bindings", reason="needs the rtx extra")
 
-CLASSES = sorted(public(tensorrt))
-ENUMS = [name for name in CLASSES if issubclass(public(tensorrt)[name], IntEnum)]
+OURS = public(tensorrt) | public(tensorrt_config)
+CLASSES = sorted(OURS)
+ENUMS = [name for name in CLASSES if issubclass(OURS[name], IntEnum)]
 PLAIN = [name for name in CLASSES if name not in ENUMS]
-MEMBERS = [(name, member) for name in PLAIN for member in vars(public(tensorrt)[name]) if not member.startswith("_")]
-METHODS = [(name, member) for name, member in MEMBERS if callable(getattr(public(tensorrt)[name], member))]
+MEMBERS = [(name, member) for name in PLAIN for member in vars(OURS[name]) if not member.startswith("_")]
+METHODS = [(name, member) for name, member in MEMBERS if callable(getattr(OURS[name], member))]
 METHODS.remove(("ILogger", "Severity"))
 
 
@@ -35,20 +36,20 @@ def test_a_simulated_class_is_one_of_the_library(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "member"), MEMBERS)
 def test_a_simulated_member_is_one_of_the_library(name: str, member: str) -> None:
-    simulated, theirs = (getattr(kind, member) for kind in (public(tensorrt)[name], getattr(real, name)))
+    simulated, theirs = (getattr(kind, member) for kind in (OURS[name], getattr(real, name)))
     assert callable(simulated) == callable(theirs)
 
 
 @pytest.mark.parametrize(("name", "member"), METHODS)
 def test_a_simulated_method_is_called_as_one_of_the_library_s_overloads_is(name: str, member: str) -> None:
-    method = getattr(public(tensorrt)[name], member)
+    method = getattr(OURS[name], member)
     ours = list(method.__code__.co_varnames[1 : method.__code__.co_argcount])
     assert ours in overloads(getattr(getattr(real, name), member))
 
 
 @pytest.mark.parametrize("name", ["Runtime", "ILogger"])
 def test_what_is_made_by_name_is_made_of_what_the_simulation_takes(name: str) -> None:
-    initialise = public(tensorrt)[name].__init__
+    initialise = OURS[name].__init__
     code = getattr(initialise, "__code__", None)
     ours = list(code.co_varnames[1 : code.co_argcount]) if code else []
     assert ours in overloads(getattr(real, name).__init__)
@@ -57,7 +58,7 @@ def test_what_is_made_by_name_is_made_of_what_the_simulation_takes(name: str) ->
 @pytest.mark.parametrize("name", ENUMS)
 def test_a_simulated_enumeration_has_the_library_s_values(name: str) -> None:
     theirs = getattr(real, name).__members__
-    assert {member.name: member.value for member in public(tensorrt)[name]}.items() <= {
+    assert {member.name: member.value for member in OURS[name]}.items() <= {
         key: int(value) for key, value in theirs.items()
     }.items()
 

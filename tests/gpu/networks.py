@@ -1,12 +1,17 @@
 """Networks of our own for the GPU: random weights from a fixed seed, shapes that real models have."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from engines.builder import BuildOptions, build
+from engines.profiles import Profile, Range
+
+Arrays = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -61,6 +66,14 @@ class Network:
     ranges: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
     tries: tuple[Shapes, ...]
     integers: frozenset[str] = frozenset()
+    datatype: str = "FP32"
+    reference: bytes = b""
+    """The same in FP32, which ONNX Runtime computes on a CPU; empty for `onnx` itself."""
+
+    def batch(self, rows: int) -> Shapes | None:
+        """The best shapes but with this batch; None where there cannot be such a one."""
+        fits = all(least[0] <= rows <= most[0] for least, _, most in self.ranges.values())
+        return {name: (rows, *best[1:]) for name, (_, best, _) in self.ranges.items()} if fits else None
 
 
 def mlp() -> Network:
@@ -141,3 +154,52 @@ def several() -> Network:
 NETWORKS: dict[str, Callable[[], Network]] = {
     "mlp": mlp, "resnet": resnet, "encoder": encoder, "anysize": anysize, "several": several,
 }  # fmt: skip
+
+
+def plan(folder: Path, network: Network) -> Path:
+    """Build it; gives the engine file."""
+    ranges = {name: Range(*shapes) for name, shapes in network.ranges.items()}
+    path = folder / "model.plan"
+    path.write_bytes(build(network.onnx, BuildOptions(profiles=(Profile(ranges),))))
+    return path
+
+
+def feed(network: Network, shapes: Shapes, seed: int) -> Arrays:
+    """Random inputs of these shapes, in FP32 but of values that the network's data type has."""
+    chance = np.random.default_rng(seed)
+    return {
+        name: chance.integers(0, 1000, shape)
+        if name in network.integers
+        else decoded(encoded(chance.random(shape, np.float32), network.datatype), network.datatype)
+        for name, shape in shapes.items()
+    }
+
+
+def encoded(array: np.ndarray, datatype: str) -> np.ndarray:
+    """FP32 as this type; BF16 as its 16 bits, rounded to nearest. Integers as they are."""
+    if array.dtype != np.float32 or datatype == "FP32":
+        return array
+    if datatype == "FP16":
+        return array.astype(np.float16)
+    return ((np.ascontiguousarray(array).view(np.uint32) + 0x8000) >> 16).astype(np.uint16).reshape(array.shape)
+
+
+def decoded(array: np.ndarray, datatype: str) -> np.ndarray:
+    """Back as FP32."""
+    if datatype == "BF16" and array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def typed(network: Network, datatype: str) -> Network:
+    """The same network with weights, inputs, outputs and all between in FP16 or BF16."""
+    kind = {"FP16": TensorProto.FLOAT16, "BF16": TensorProto.BFLOAT16}[datatype]
+    model = onnx.load_model_from_string(network.onnx)
+    for weight in model.graph.initializer:
+        if weight.data_type == TensorProto.FLOAT:
+            bits = encoded(numpy_helper.to_array(weight), datatype).tobytes()
+            weight.CopyFrom(TensorProto(name=weight.name, dims=weight.dims, data_type=kind, raw_data=bits))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = kind
+    return replace(network, onnx=model.SerializeToString(), datatype=datatype, reference=network.onnx)

@@ -11,8 +11,8 @@ import pytest
 from server.config import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 from tests.end_to_end.harness import Served, serving
 
-from .networks import mlp, several
-from .test_engines import expected, plan
+from .bench import expected
+from .networks import mlp, plan, several
 
 pytestmark = pytest.mark.gpu
 

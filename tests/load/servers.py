@@ -28,9 +28,8 @@ class Server:
     port: int
 
     def cpu_seconds(self) -> float:
-        """CPU time of all its threads so far, in user mode and in the kernel."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS  # utime and stime: 14 and 15 in proc(5), 12 and 13 after the name
+        """CPU time of it and the processes that it started so far, in user mode and in the kernel."""
+        return sum(_ticks(pid) for pid in _family(self.pid)) / _TICKS
 
     def ask(self, request: Request) -> tuple[bytes, str | None]:
         """Send one request; return the body and its Inference-Header-Content-Length. Raises RuntimeError unless it is a 200."""
@@ -55,7 +54,7 @@ def greenlane(root: Path, in_flight: int | None, asgi: bool = False) -> Iterator
     config = root.parent / "greenlane.toml"
     config.write_text(_config(root, in_flight))
     command = ["uvicorn", "server.app:app", *_UVICORN] if asgi else ["server", "--port", "0"]
-    with _serve("greenlane", command, {"GREENLANE_CONFIG": str(config)}, ["running on", " ready: "]) as server:
+    with _serve("greenlane", command, {"GREENLANE_CONFIG": str(config)}, [" on http://", " ready: "]) as server:
         yield server
 
 
@@ -94,6 +93,23 @@ def _serve(name: str, command: Sequence[str], environment: Mapping[str, str], si
         process.stderr.close()
 
 
+def _ticks(pid: int) -> int:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # It ended since it was named.
+        return 0
+    return int(fields[11]) + int(fields[12])  # utime and stime: 14 and 15 in proc(5), 12 and 13 after the name
+
+
+def _family(pid: int) -> list[int]:
+    """This process and all that descend from it."""
+    found = [pid]
+    for member in found:
+        for thread in Path(f"/proc/{member}/task").glob("*/children"):
+            found += map(int, thread.read_text().split())
+    return found
+
+
 def _wait_for(process: "subprocess.Popen[str]", signs: Sequence[str]) -> int:
     """Read the log until every sign was in it; return the port it names. Raises RuntimeError with the log if it ends before."""
     assert process.stderr is not None
@@ -103,7 +119,7 @@ def _wait_for(process: "subprocess.Popen[str]", signs: Sequence[str]) -> int:
         for line in process.stderr:
             log += line
             if all(sign in log for sign in signs):
-                return int(re.findall(r"running on http://127\.0\.0\.1:(\d+)", log)[0])
+                return int(re.findall(r"(?:running|listening) on http://127\.0\.0\.1:(\d+)", log)[0])
     finally:
         patience.cancel()
     raise RuntimeError(f"the server did not start:\n{log}")

@@ -413,3 +413,30 @@ class Repartitioning(RuleBasedStateMachine):
 
 TestRepartitioning = Repartitioning.TestCase
 TestRepartitioning.settings = settings(max_examples=30, stateful_step_count=10)  # each step starts a thread a tenant
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_a_further_stream_has_the_partition_s_multiprocessors_and_is_destroyed_once(
+    cuda: Any, gpu: Gpu, size: int | None
+) -> None:
+    with closing(cuda.open_cuda(granule_sms=size)) as device, closing(device.carve([1, 2])) as partition:
+        partition.attach()
+        side = partition.make_stream()
+        assert gpu.find_stream(side.handle).context is gpu.find_stream(partition.handle).context
+        assert side.handle == side.stream.handle != partition.handle
+        assert repr(side) == f"<SideStream {side.handle:#x}>"
+        side.close()
+        side.close()
+        assert repr(side) == f"<SideStream {side.handle:#x}, closed>"
+        assert gpu.find_stream(side.handle).closed
+
+
+@pytest.mark.parametrize("call", ["cuStreamGetGreenCtx", "cuGreenCtxStreamCreate", "cuStreamDestroy"])
+def test_a_further_stream_that_cannot_be_made_or_destroyed_is_an_error(device: Any, gpu: Gpu, call: str) -> None:
+    partition = device.carve([1])
+    gpu.fail(call)
+    with pytest.raises(PartitionError, match=r"(making a stream on <CudaPartition|closing <SideStream).*OUT_OF_MEMORY"):
+        partition.make_stream().close()
+    gpu.lose("CUDA_ERROR_UNKNOWN")
+    with pytest.raises(DeviceLost):
+        partition.make_stream()

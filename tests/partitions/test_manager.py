@@ -164,6 +164,28 @@ def test_a_count_below_one_is_refused() -> None:
         PartitionManager(FakeDevice()).plan({"acme": 0})
 
 
+@pytest.mark.parametrize("count", ["2", 1.0, None, True, [0]])
+def test_a_count_that_is_no_number_is_refused_with_what_is_expected(count: object) -> None:
+    with pytest.raises(TypeError, match=r"^acme: .* granules; expected a whole number of at least 1$"):
+        PartitionManager(FakeDevice()).plan({"acme": count})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("counts", [2, [("acme", 2)], "acme", None])
+def test_counts_that_name_no_holders_are_refused_with_an_example(counts: object) -> None:
+    with pytest.raises(TypeError, match=r"^counts are granules by holder, such as \{'acme': 2\}; got "):
+        PartitionManager(FakeDevice()).plan(counts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("move", [0, [], {"acme": 2}])
+def test_only_a_plan_can_be_carved(move: object) -> None:
+    with pytest.raises(TypeError, match="carve takes what plan returned, such as plan"):
+        PartitionManager(FakeDevice()).carve(move)  # type: ignore[arg-type]
+
+
+def test_the_account_of_one_granule_is_no_plural() -> None:
+    assert repr(PartitionManager(FakeDevice((1,)))) == "<PartitionManager 1 granule, all free>"
+
+
 def test_the_account_shows_who_holds_what() -> None:
     manager = PartitionManager(FakeDevice())
     assert repr(manager) == "<PartitionManager 4 granules, all free>"

@@ -18,6 +18,13 @@ def test_cores_limit_a_cpu_device() -> None:
     assert open_device("cpu", [core]).describe() == f"CPU, 1 core ({core}), one a granule"
 
 
+@pytest.mark.parametrize("cores", ["0-3", 3, ["0"], [True], [0.0]])
+@pytest.mark.parametrize("kind", ["auto", "cpu", "cuda"])
+def test_cores_that_are_no_numbers_are_refused_with_an_example(kind: str, cores: object) -> None:
+    with pytest.raises(TypeError, match=r"^cores are numbers, such as \[0, 1, 2\]; got "):
+        open_device(kind, cores)  # type: ignore[arg-type]
+
+
 def test_cuda_is_refused_with_what_to_use_instead() -> None:
     with pytest.raises(DeviceUnavailable, match="use backend = 'cpu'"):
         open_device("cuda")

@@ -12,6 +12,7 @@ from server.config import (
     ServerConfig,
     TenantConfig,
     load,
+    salvage,
 )
 
 KEY_A, KEY_B = "aa" * 32, "bb" * 32
@@ -33,16 +34,20 @@ drain_grace = "250ms"
 backend = "cpu"
 index = 1
 cores = "0,2-3"
+copies = "engine"
 
 [models]
 repository = "models"
 
 [models.resnet50]
 max_batch = 8
+batch_delay = "500us"
+preferred_batches = [4, 8]
 
 [models."with space"]
 
 [tenants.globex]
+port = 8001
 cores = 2
 models = ["resnet50", "bert"]
 
@@ -89,17 +94,21 @@ def test_a_complete_file_becomes_a_configuration(folder: Path) -> None:
             max_json_tensor=4096,
             admin_key_sha256="ab" * 32,
             default_tenant="globex",
+            fronts="inline",
             log_format="json",
             log_level="debug",
             drain_grace=0.25,
         ),
-        device=DeviceConfig(backend="cpu", index=1, cores=(0, 2, 3)),
+        device=DeviceConfig(backend="cpu", index=1, cores=(0, 2, 3), copies="engine"),
         models=ModelsConfig(
             repository=folder / "models",
-            options={"resnet50": ModelOptions(max_batch=8), "with space": ModelOptions(max_batch=None)},
+            options={
+                "resnet50": ModelOptions(max_batch=8, batch_delay=0.0005, preferred_batches=(4, 8)),
+                "with space": ModelOptions(max_batch=None),
+            },
         ),
         tenants={
-            "globex": TenantConfig(name="globex", cores=2, models=("resnet50", "bert")),
+            "globex": TenantConfig(name="globex", port=8001, cores=2, models=("resnet50", "bert")),
             "acme": TenantConfig(name="acme", granules=6, queue=1, in_flight=1, models=("*",), keys_sha256=(KEY_A,)),
         },
         source="greenlane.toml",
@@ -115,11 +124,13 @@ def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
     assert (config.server.max_body, config.server.max_json_tensor) == (67_108_864, 1_048_576)
     assert (config.server.admin_key_sha256, config.server.default_tenant) == (None, None)
-    assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("inline", "text", "info")
+    assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("per-tenant", "text", "info")
     assert config.server.drain_grace == 1.0
-    assert config.device == DeviceConfig(backend="auto", index=0, cores=None)
+    assert config.device == DeviceConfig(backend="auto", index=0, cores=None, copies="auto")
     acme = config.tenants["acme"]
     assert (acme.name, acme.sms, acme.queue, acme.in_flight, acme.keys_sha256) == ("acme", 48, 64, 2, ())
+    assert (acme.port, acme.front_cores) == (None, None)
+    assert ModelOptions() == ModelOptions(max_batch=None, batch_delay=0.0, preferred_batches=())
 
 
 def test_the_repository_is_found_from_the_files_folder_wherever_the_process_runs(
@@ -180,10 +191,12 @@ def test_a_file_in_another_encoding_is_told_with_its_line(folder: Path) -> None:
         (sections(tenants=ACME + "in_fligth = 1"), "tenants.acme.in_fligth: unknown key; did you mean 'in_flight'?"),
         (sections(tenants=ACME + "name = 'b'"), "tenants.acme.name: unknown key; "),
         (sections() + "[models.a]\nmax_bacth = 1", "models.a.max_bacth: unknown key; did you mean 'max_batch'?"),
-        (sections() + "[models.a]\nbatch_delay = '1ms'", "models.a.batch_delay: unknown key; "),
+        (sections(tenants=ACME + "QUEUE = 1"), "tenants.acme.QUEUE: unknown key; did you mean 'queue'?"),
+        (sections() + "[models.a]\ndelay = '1ms'", "models.a.delay: unknown key; did you mean 'batch_delay'?"),
         (sections(models="repository = 'models'\nmax = 1"), "models.max: unknown key; expected repository"),
         (sections() + "[models.a.b]", "models.a.b: unknown key; expected max_batch"),
-        (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores"),
+        (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
+        (sections(server="front = 'inline'"), "server.front: unknown key; did you mean 'fronts'?"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(folder: Path, text: str, problem: str) -> None:
@@ -215,6 +228,14 @@ def test_a_misspelt_share_is_both_unknown_and_missing(folder: Path) -> None:
         (sections(device="backend = 'gpu'"), "device.backend: 'gpu' is not 'auto' or 'cpu' or 'cuda'"),
         (sections(device="index = -1"), "device.index: -1 is not a whole number of 0 or more"),
         (sections(device="cores = 4"), "device.cores: 4 is not core numbers"),
+        (sections(device="copies = 'dma'"), "device.copies: 'dma' is not 'auto' or 'sm' or 'engine'"),
+        (sections(server="fronts = 'process'"), "server.fronts: 'process' is not 'per-tenant' or 'inline'"),
+        (sections() + "[models.a]\nbatch_delay = 500", "models.a.batch_delay: 500 is not a duration: "),
+        (sections() + "[models.a]\npreferred_batches = 4", "models.a.preferred_batches: 4 is not a list of batch sizes"),
+        (sections(tenants=ACME + "port = 0"), "tenants.acme.port: 0 is not a whole number from 1 to 65535"),
+        (sections(tenants=ACME + "front_cores = [0]"), "tenants.acme.front_cores: [0] is not core numbers"),
+        (sections(server=f"port = 0x{'f' * 4000}"), "server.port: a number of thousands of digits is not a whole number"),
+        (sections(server=f"log_level = '{'x' * 99}'"), f"server.log_level: '{'x' * 59}... is not 'debug'"),
         (sections(models="repository = 3"), "models.repository: 3 is not a text"),
         (sections(models="repository = {}"), "models.repository: a table is not a text"),
         (sections(models=""), "models.repository: missing; expected a text"),
@@ -232,7 +253,7 @@ def test_a_misspelt_share_is_both_unknown_and_missing(folder: Path) -> None:
             "tenants.acme.models: 'a' is not a list of one or more model names",
         ),
         (sections(tenants="cores = 1"), "tenants.acme.models: missing; expected a list of one or more model names"),
-        (sections(tenants=ACME + "keys_sha256 = ['k']"), "tenants.acme.keys_sha256: [<1 characters>] is not a list of"),
+        (sections(tenants=ACME + "keys_sha256 = ['k']"), "tenants.acme.keys_sha256: [<1 character>] is not a list of"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_came_and_what_was_expected(folder: Path, text: str, problem: str) -> None:
@@ -240,10 +261,39 @@ def test_a_wrong_value_is_refused_with_what_came_and_what_was_expected(folder: P
     assert only.startswith(problem)
 
 
-def test_http_processes_per_tenant_are_refused_with_what_to_use_until_they_exist(folder: Path) -> None:
-    assert problems(folder, sections(server="fronts = 'per-tenant'")) == [
-        "server.fronts: 'per-tenant' is not 'inline': this version has no HTTP process per tenant yet, use 'inline'"
+def test_a_tenant_s_http_process_may_be_given_cores(folder: Path) -> None:
+    assert load(write(folder, sections(tenants=ACME + "front_cores = '0-1,3'"))).tenants["acme"].front_cores == (0, 1, 3)
+
+
+def test_cores_for_an_http_process_that_there_is_not_are_refused(folder: Path) -> None:
+    assert problems(folder, sections(server="fronts = 'inline'", tenants=ACME + "front_cores = '0'")) == [
+        "tenants.acme.front_cores: with server.fronts = 'inline' the tenant has no HTTP process of its own; "
+        "use 'per-tenant', or leave it out"
     ]
+
+
+def test_a_port_belongs_to_one_socket(folder: Path) -> None:
+    globex = f"[tenants.globex]\n{ACME}port = 8001\n[tenants.initech]\n{ACME}port = 8000"
+    assert problems(folder, sections(tenants=ACME + "port = 8001") + globex) == [
+        "tenants.globex.port: 8001 is also tenants.acme.port; each listens on a port of its own",
+        "tenants.initech.port: 8000 is also server.port; each listens on a port of its own",
+    ]
+
+
+def test_a_server_on_any_free_port_leaves_every_port_to_tenants(folder: Path) -> None:
+    config = load(write(folder, sections(server="port = 0", tenants=ACME + "port = 8000")))
+    assert config.tenants["acme"].port == 8000
+
+
+def test_a_preferred_batch_above_the_largest_is_refused(folder: Path) -> None:
+    assert problems(folder, sections() + "[models.a]\nmax_batch = 8\npreferred_batches = [8, 16, 32]") == [
+        "models.a.preferred_batches: 16 is above max_batch, which is 8"
+    ]
+
+
+def test_preferred_batches_need_no_largest_as_the_models_files_may_have_one(folder: Path) -> None:
+    config = load(write(folder, sections() + "[models.a]\npreferred_batches = [4, 16]"))
+    assert config.models.options["a"].preferred_batches == (4, 16)
 
 
 def test_a_repository_that_does_not_exist_is_named_with_where_it_was_looked_for(folder: Path) -> None:
@@ -347,6 +397,34 @@ def test_every_problem_is_told_at_once_those_between_keys_too(folder: Path) -> N
         "server.default_tenant",
         "tenants.acme.keys_sha256",
     ]
+
+
+@pytest.mark.parametrize("text", [f"port = {'1' * 5000}", f"a = {'[' * 100_000}"])
+def test_toml_that_no_reader_takes_is_told_and_no_traceback(folder: Path, text: str) -> None:
+    (problem,) = problems(folder, text)
+    assert problem.startswith("not TOML: ")
+
+
+def test_what_is_salvaged_is_all_that_nothing_is_wrong_with(folder: Path) -> None:
+    text = sections(server='prot = 1\nhost = "::1"\ndefault_tenant = "globex"', device="index = -1", tenants=ACME + "queue = 0")
+    text += '[modles]\n[models.a]\nmax_batch = "x"\n[tenants.globex]\ncores = 1\n[tenants.initech]\nmodels = ["a"]'
+    config = salvage(write(folder, text))
+    assert config is not None
+    assert (config.server, config.device) == (ServerConfig(host="::1"), DeviceConfig())
+    assert config.models.options == {"a": ModelOptions()}
+    assert config.tenants == {"acme": TenantConfig(name="acme", granules=6, models=("*",))}
+
+
+@pytest.mark.parametrize(
+    "text", ["models = 3", "[models]", ACME, sections(models="repository = 'nowhere'"), "[models]\nrepository = 'models'"]
+)
+def test_nothing_is_salvaged_without_a_repository_and_a_tenant(folder: Path, text: str) -> None:
+    assert salvage(write(folder, text)) is None
+
+
+def test_a_good_file_is_salvaged_whole(folder: Path) -> None:
+    path = write(folder, COMPLETE)
+    assert salvage(path) == load(path)
 
 
 def tenant(**share: int) -> TenantConfig:

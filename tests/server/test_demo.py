@@ -1,5 +1,8 @@
 """The demo's classifier against images made here, on ONNX Runtime itself."""
 
+import os
+import sys
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -8,6 +11,7 @@ import pytest
 from engines.datatypes import DATATYPES
 from engines.signature import Signature, TensorSpec
 from server import demo
+from server.config import ConfigError
 from server.modelconfig import apply
 from server.repository import Repository
 
@@ -119,3 +123,35 @@ def test_building_again_changes_nothing(root):
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     demo.build(root)
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+
+
+def test_without_the_extra_it_is_said_which_the_demo_needs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx.parser", None)
+    with pytest.raises(ConfigError, match=r"^the demo needs pip install 'greenlane\[cpu\]'; or name a configuration with"):
+        demo.build(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("granules", "tenants"), [(1, {"acme": 1}), (2, {"acme": 1, "globex": 1}), (5, {"acme": 3, "globex": 2})]
+)
+def test_the_granules_are_shared_by_as_many_tenants_as_there_is_room_for(tmp_path, granules, tenants):
+    config = demo.config(tmp_path, granules)
+    assert {name: tenant.granules for name, tenant in config.tenants.items()} == tenants
+    assert (config.server.default_tenant, config.device.backend) == ("acme", "cpu")
+
+
+def test_the_demo_is_there_for_as_long_as_it_is_held():
+    with demo.configuration() as config:
+        assert Repository(config.models.repository, {}).names() == ["identity", "stripes"]
+    assert not config.models.repository.exists()
+
+
+def test_one_core_is_the_demo_of_one_tenant_which_the_log_says(caplog):
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, [min(cores)])
+    try:
+        with caplog.at_level("WARNING"), demo.configuration() as config:
+            assert list(config.tenants) == ["acme"]
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert "one core to share out, so the demo has one tenant, acme" in caplog.text

@@ -79,14 +79,20 @@ def test_json_holds_the_traceback_on_the_same_line() -> None:
     assert json.loads(line)["exception"].endswith("ValueError: wrong")
 
 
-@pytest.mark.parametrize("name", ["greenlane.infer", "uvicorn.error"])
-def test_what_is_logged_goes_to_standard_error_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("name", "shown"), [("greenlane.infer", "greenlane.infer"), ("uvicorn.error", "uvicorn")])
+def test_what_is_logged_goes_to_standard_error_once(name: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     configure("text", "info")
     configure("text", "info")
     logging.getLogger(name).info("hello")
     logged = capsys.readouterr().err
     assert logged.count("hello") == 1
-    assert logged.endswith(f"INFO    {name}: hello\n")
+    assert logged.endswith(f"INFO    {shown}: hello\n")
+
+
+def test_what_goes_well_is_not_called_an_error_to_machines_either(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("json", "info")
+    logging.getLogger("uvicorn.error").info("hello")
+    assert json.loads(capsys.readouterr().err)["logger"] == "uvicorn"
 
 
 def test_json_is_logged_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

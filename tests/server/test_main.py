@@ -29,18 +29,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_check_prints_what_would_be_served(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(folder / "greenlane.toml")]) == 0
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("greenlane.toml: http://127.0.0.1:8000 on CPU, ")
-    assert lines == [
-        "tenant acme: granules [0], keys",
-        "  rows 1: model.onnx",
-        "  rows two: unavailable: not a version: expected a number above 0 without leading zeros",
-        "  missing: unavailable: not in the repository",
-    ]
-
-
 def test_check_prints_every_problem_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (folder / "greenlane.toml").read_text()
     (folder / "greenlane.toml").write_text(text.replace("granules", "granuels").replace("models =", "model ="))

@@ -28,6 +28,7 @@ optimization { graph : { level : -1 } }
 parameters { key: "a" value: { string_value: "\\"{" "more" } }
 parameters { key: "b" value: { string_value: "c" } }
 """
+LONG = "x" * 1000
 BATCHED = Signature(
     (TensorSpec("x", DATATYPES["FP32"], ("batch", 3, "height", "")),),
     (TensorSpec("y", DATATYPES["FP32"], ("batch", "height")), TensorSpec("z", DATATYPES["BYTES"], ("batch",))),
@@ -70,6 +71,24 @@ def test_fields_that_are_not_read_are_named_once_in_their_order():
     )
 
 
+def test_fields_that_triton_has_not_are_told_with_the_one_that_was_meant():
+    text = 'max_bacth_size: 8 input { nmae: "x" name: "x" data_type: TYPE_FP32 reshap {} } dynamic_batch {} zzz: 1'
+    told = (
+        *("max_bacth_size (did you mean max_batch_size?)", "input.nmae (did you mean name?)"),
+        *("input.reshap (did you mean reshape?)", "dynamic_batch (did you mean dynamic_batching?)"),
+        "zzz (there is no such field)",
+    )
+    assert read(text).unread == told
+
+
+def test_fields_of_json_that_triton_has_not_are_told_too_under_either_kind_of_name():
+    text = json.dumps({"instanceGroup": [], "maxBacthSize": 8, "max_bacth_size": 8, LONG: 1})
+    assert from_json(text).unread == (
+        *("instanceGroup", "maxBacthSize (did you mean max_batch_size?)", "max_bacth_size (did you mean max_batch_size?)"),
+        f"{LONG[:40]}... (there is no such field)",
+    )
+
+
 def test_an_empty_file_says_nothing():
     assert read("# nothing\n") == ModelConfig(source="m/config.pbtxt")
 
@@ -107,6 +126,7 @@ def test_the_platform_or_the_backend_decides_which_file_is_the_model_unless_it_i
         ("version_policy { latest {} all {} }", "1", "another member of oneof"),
         ("no such syntax", "1", 'no field named "no"'),
         ("input { ", "1", "Expected"),
+        (f"max_batch_size: {LONG}", "1", f"Couldn't parse integer: {LONG[:50]}..."),
         ('name: { x: "y" }', "1", "Expected string"),
         ("}", "1", "Expected identifier"),
         ("\n\nparameters { key: {", "3", "parameters has no value, or a bracket in it is not closed"),
@@ -135,6 +155,8 @@ def test_what_cannot_be_read_is_refused_with_file_and_line(text, line, reason):
         ('default_model_filename: "../m.onnx"', "default_model_filename is '../m.onnx'; expected the name of a file"),
         ('default_model_filename: ".."', "default_model_filename is '..'"),
         ('default_model_filename: "a\\000b"', "default_model_filename is 'a\\x00b'"),
+        (f'platform: "{LONG}"', f"platform is '{LONG[:39]}...; served here are"),
+        (tensor("input", LONG, "TYPE_FP32", "0"), f"input '{LONG[:39]}...: 0 in dims [0]; expected"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_naming_the_field_and_what_was_expected(text, reason):
@@ -168,20 +190,28 @@ def test_the_json_form_says_the_same_under_either_kind_of_name():
     ("text", "reason"),
     [
         ("", ""),
-        ("[]", "expected a JSON object, got list"),
-        ("null", "expected a JSON object, got NoneType"),
+        ("[]", "[]; expected an object"),
+        ("null", "null; expected an object"),
+        (f'"{LONG}"', f'"{LONG[:39]}...; expected an object'),
         ("[" * 250_000, ""),
-        ('{"max_batch_size": 1.5}', "Failed to parse max_batch_size field"),
+        ('{"max_batch_size": 1.5}', "max_batch_size: 1.5; expected an integer"),
+        ('{"max_batch_size": true}', "max_batch_size: true; expected an integer"),
+        ('{"max_batch_size": "many"}', 'max_batch_size: "many"; expected an integer'),
+        ('{"max_batch_size": 99999999999}', "Failed to parse max_batch_size field: Value out of range"),
         ('{"max_batch_size": %s}' % ("1" * 5000), ""),
+        (f'{{"max_batch_size": "{LONG}"}}', f'max_batch_size: "{LONG[:39]}...; expected an integer'),
+        ('{"name": 1}', "name: 1; expected a string"),
         ('{"max_batch_size": -1}', "max_batch_size is -1"),
-        ('{"input": 1}', "Failed to parse input field"),
-        ('{"input": [1]}', "Failed to parse input field"),
-        ('{"input": [[{}]]}', "Failed to parse input field"),
-        ('{"input": [null]}', "Failed to parse input field"),
-        ('{"input": [{"name": "x", "data_type": "TYPE_FLOAT"}]}', "Failed to parse input field"),
+        ('{"input": 1}', "input: 1; expected an array"),
+        ('{"input": [1]}', "input[0]: 1; expected an object"),
+        ('{"input": [[{}]]}', "input[0]: [{}]; expected an object"),
+        ('{"input": [null]}', "input[0]: null; expected an object"),
+        ('{"input": [{"name": "x", "data_type": "TYPE_FLOAT"}]}', 'input[0].data_type: "TYPE_FLOAT"; expected a data type'),
+        ('{"input": [{}, {"dims": [1, "a"]}]}', 'input[1].dims[1]: "a"; expected an integer'),
         ('{"input": [{"name": "x", "data_type": "\\ud800"}]}', ""),
         ('{"input": [{"name": "x"}]}', "input 'x' has no data_type"),
-        ('{"version_policy": {"all": 1}}', "Failed to parse version_policy field"),
+        ('{"version_policy": {"all": 1}}', "version_policy.all: 1; expected an object"),
+        ('{"version_policy": []}', "version_policy: []; expected an object"),
     ],
 )
 def test_json_that_cannot_be_read_is_refused_naming_the_field(text, reason):
@@ -223,7 +253,7 @@ def test_a_batch_of_zero_takes_away_the_models_own():
 
 def test_a_batch_that_the_model_cannot_carry_is_refused():
     fixed = Signature((TensorSpec("x", DATATYPES["FP32"], (1, 3)),), ())
-    with pytest.raises(ModelRefused, match="max_batch 8 needs a dynamic first dimension, but 'x' has shape"):
+    with pytest.raises(ModelRefused, match=r"^m/config.pbtxt: max_batch_size: max_batch 8 needs a dynamic first dim"):
         apply(read("max_batch_size: 8"), fixed)
 
 
@@ -294,6 +324,10 @@ def test_a_contradiction_is_refused_naming_the_tensor_and_both_values(text, reas
 
 def test_an_unknown_input_is_named_before_one_that_is_missing():
     assert "the model has no input 'images', it has 'x'" in contradiction(tensor("input", "images", "TYPE_FP32", "1"))
+
+
+def test_an_input_of_a_model_that_has_none_is_refused():
+    assert contradiction(tensor("input", "x", "TYPE_FP32", "1"), Signature((), ())).endswith("no input 'x', it has none")
 
 
 def test_the_description_leaves_the_batch_out():

@@ -187,6 +187,7 @@ def test_the_largest_batch_set_elsewhere_overrules_the_files_own_which_stays_vis
     (m,), (n,) = repository.read("m").files, repository.read("n").files
     assert (m.config.max_batch, m.config.stated_max_batch) == (0, 8)
     assert (n.config.max_batch, n.config.stated_max_batch) == (8, 8)
+    assert (m.config.max_batch_key, n.config.max_batch_key) == ("models.m.max_batch", "n/config.pbtxt: max_batch_size")
 
 
 @pytest.mark.parametrize(

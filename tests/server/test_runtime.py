@@ -9,16 +9,46 @@ import numpy as np
 import pytest
 
 from engines import DATATYPES, Engine, Signature, TensorSpec
-from partitions import DoesNotFit, Misplaced
+from partitions import DeviceLost, DoesNotFit, Misplaced
 from server.config import Config, ModelsConfig, ServerConfig, TenantConfig
+from server.desk import State
 from server.errors import BadRequest, NotFound, Unavailable
 from server.runtime import Runtime
-from server.tenancy import Tenant
+from server.service import LocalDesk, Service, Tenant
+from server.slots import SMALLEST
 from server.ticket import Done
 from tests.fakes import FakeDevice, FakeEngine, Script
+from tests.memory import watched
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+
+
+class WatchedDesk(LocalDesk):
+    """Says when its worker is asked to stop, and remembers the cores it was told."""
+
+    def __init__(self, config: TenantConfig) -> None:
+        descriptors, link, self.tickets = watched(32)
+        super().__init__(config, descriptors, link)
+        self.placed: list[frozenset[int] | None] = []
+
+    def place(self, cores: frozenset[int] | None) -> None:
+        super().place(cores)
+        self.placed.append(cores)
+
+    async def infer(self, key: str) -> Done:
+        """One inference, from slot to completion."""
+        lane = self.tenant.lane
+        slot = lane.admit()
+        try:
+            slot.place(SIGNATURE, [4])
+            slot.view[:4] = np.float32(7).tobytes()
+            done = await lane.submit(slot, key, ((1,),))
+            (extent,) = done.outputs
+            assert np.frombuffer(slot.view[extent.offset : extent.offset + 4], np.float32) == [7]
+        finally:
+            lane.release(slot)
+        return done
 
 
 class Site:
@@ -35,7 +65,10 @@ class Site:
             tenants={tenant.name: tenant for tenant in tenants},
             source="test",
         )
-        self.runtime = Runtime(config, self.device, self.read)
+        self.desks = {tenant.name: WatchedDesk(tenant) for tenant in tenants}
+        self.service = Service(config, [desk.tenant for desk in self.desks.values()])
+        self.states: list[State] = []
+        self.runtime = Runtime(config, self.device, self.desks, self.states.append, self.read)
 
     def read(self, path: Path) -> Engine:
         self.engines.append(FakeEngine(SIGNATURE, self.script))
@@ -46,21 +79,17 @@ class Site:
         return {name: partition.granules for name, partition in self.runtime.manager.held.items()}
 
     def tenant(self, name: str) -> Tenant:
-        return self.runtime.tenancy.tenants[name]
+        return self.service.tenants[name]
 
     async def infer(self, name: str, model: str = "b") -> Done:
         """One inference of a tenant, from slot to completion."""
-        tenant = self.tenant(name)
-        slot = tenant.lane.admit()
-        try:
-            slot.place(SIGNATURE, [4])
-            slot.view[:4] = np.float32(7).tobytes()
-            done = await tenant.lane.submit(slot, tenant.catalog.find(model).key, ((1,),))
-            (extent,) = done.outputs
-            assert np.frombuffer(slot.view[extent.offset : extent.offset + 4], np.float32) == [7]
-        finally:
-            tenant.lane.release(slot)
-        return done
+        return await self.desks[name].infer(self.tenant(name).catalog.find(model).key)
+
+    async def asked(self, count: int, name: str = "acme", model: str = "b") -> "list[asyncio.Task[Done]]":
+        """So many inferences that were asked for; the first is on its way."""
+        asking = [asyncio.ensure_future(self.infer(name, model)) for _ in range(count)]
+        await asyncio.sleep(0)
+        return asking
 
 
 def add_model(root: Path, name: str) -> None:
@@ -156,27 +185,232 @@ async def test_partitions_that_ran_on_the_same_units_are_not_put_in_force(root: 
         assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
 
 
-async def test_a_change_that_is_given_up_while_the_movers_pause_lets_them_go_on(root: Path) -> None:
+async def test_a_change_that_is_given_up_while_the_movers_finish_lets_them_go_on(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("run")
-        asking = asyncio.ensure_future(site.infer("acme"))
+        asking = await site.asked(5)
         await asyncio.to_thread(gate.wait_for_arrival)
-        site.script.hold("locate").open()
         changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
-        while not site.tenant("acme").lane._scheduler.paused:
-            await asyncio.sleep(0)
+        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_stop)
+        thread = site.runtime._workers["acme"]._thread
         changing.cancel()
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert site.runtime._workers["acme"]._thread is thread, "another serves before this one has stopped"
         gate.open()
         with pytest.raises(asyncio.CancelledError):
             await changing
-        assert (await asking).failure is None
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
         assert site.granules["acme"] == (0, 1)
+        assert site.device.open == list(site.runtime.manager.held.values())
         await site.infer("acme")
+        await site.runtime.repartition({"acme": 1})
+        await site.infer("acme")
+
+
+async def test_a_fault_in_the_last_step_leaves_the_old_plan_in_force_and_those_who_waited_are_answered(root: Path) -> None:
+    async with serving(root) as site:
+        before, running, locating = site.granules, site.script.hold("run"), site.script.hold("locate")
+        asking = [*await site.asked(5), *await site.asked(5, "globex")]
+        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1, "globex": 3}))
+        await asyncio.to_thread(locating.wait_for_arrival)
+        another = site.runtime.manager.plan({"stranger": 1})  # So that the account is another when the plan is put in force.
+        site.runtime.manager.commit(another, site.runtime.manager.carve(another))
+        locating.open()
+        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_stop)
+        await asyncio.to_thread(site.desks["globex"].tickets.wait_for_stop)
+        running.open()
+        with pytest.raises(RuntimeError, match="the partitions changed since"):
+            await changing
+        assert site.granules == {**before, "stranger": (4,)}
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
+        assert len(site.device.open) == 3
+
+
+async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = await site.asked(9)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 5}))
+        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_stop)
+        asking += await site.asked(9)
+        gate.open()
+        await changing
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
+        old, new = (partition for partition in site.device.partitions if partition.granules[0] == 0)
+        assert old.closed
+        assert [thread.name for thread in new.threads if thread.name.startswith("worker")] == [f"worker {new!r}"]
+        statistics = site.runtime._workers["acme"].statistics()
+        assert 9 <= statistics.done <= 18
+        assert statistics.failed == 0
+
+
+async def test_every_desk_is_told_its_cores_when_it_gets_a_partition(root: Path) -> None:
+    site = Site(root)
+    site.device.hosted = True
+    await site.runtime.start()
+    await site.runtime.loaded()
+    await site.runtime.repartition({"acme": 1})
+    await site.runtime.close()
+    assert site.desks["acme"].placed == [frozenset({0, 1}), frozenset({0})]
+    assert site.desks["globex"].placed == [frozenset({2, 3})]
+
+
+async def test_an_abandoned_request_is_stopped_on_the_device(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        (asking,) = await site.asked(1)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        asking.cancel()
+        await site.desks["acme"].empty()
+        assert asking.cancelled()
+        assert site.engines[-1].computed == []
+
+
+async def test_a_slot_that_grew_beyond_the_budget_is_unpinned_and_used_again(root: Path) -> None:
+    async with serving(root) as site:
+        lane = site.tenant("acme").lane
+        slot = lane.admit()
+        slot.reserve(1 << 29)
+        slot.place(SIGNATURE, [4])
+        await lane.submit(slot, site.tenant("acme").catalog.find("b").key, ((1,),))
+        (pin,) = site.device.pins
+        assert (pin.address, pin.nbytes, pin.closed) == (slot.address, 1 << 29, False)
+        lane.release(slot)
+        while lane.admit() is not slot:
+            await asyncio.sleep(0)
+        assert pin.closed
+        assert slot.capacity == SMALLEST
+
+
+async def test_everything_is_unpinned_in_the_end(root: Path) -> None:
+    async with serving(root) as site:
+        await asyncio.gather(site.infer("acme"), site.infer("globex"))
+        pins = list(site.device.pins)
+        assert [pin.closed for pin in pins] == [False, False]
+    assert all(pin.closed for pin in pins)
+
+
+async def test_a_desk_with_a_new_link_is_served_over_it_once_what_was_in_flight_over_the_old_has_ended(root: Path) -> None:
+    async with serving(root) as site:
+        old, key = site.desks["acme"], site.tenant("acme").catalog.find("b").key
+        gate = site.script.hold("run")
+        begun = await site.asked(1)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        begun += await site.asked(5)  # The device side hears of one of these, and begins it no more.
+        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"])
+        new.open(site.runtime)
+        waiting = [asyncio.ensure_future(new.infer(key)) for _ in range(3)]
+        reopening = asyncio.ensure_future(site.runtime.reopen("acme"))
+        await asyncio.to_thread(old.tickets.wait_for_stop)
+        assert not any(task.done() for task in (reopening, *waiting))
+        (pin,) = site.device.pins
+        assert not pin.closed, "work is in flight for it"
+        gate.open()
+        await reopening
+        assert pin.closed
+        assert all(done.failure is None for done in await asyncio.gather(*waiting))
+        assert (await begun[0]).failure is None
+        assert not any(asking.done() for asking in begun[1:]), "nobody serves the old link"
+        for asking in begun[1:]:
+            asking.cancel()
+        old.close()
+
+
+async def test_a_reopened_desk_serves_on_after_a_change_and_is_unpinned_in_the_end(root: Path) -> None:
+    async with serving(root) as site:
+        key = site.tenant("acme").catalog.find("b").key
+        await site.infer("acme")
+        old = site.desks["acme"]
+        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"])
+        new.open(site.runtime)
+        await site.runtime.reopen("acme")
+        old.close()
+        await new.infer(key)
+        await site.runtime.repartition({"acme": 4})
+        await new.infer(key)
+        assert [pin.closed for pin in site.device.pins] == [True, False]
+
+
+async def test_a_device_that_is_lost_is_told_to_everyone_who_waits_and_to_the_process(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = [*await site.asked(6), *await site.asked(6, "globex")]
+        await asyncio.to_thread(gate.wait_for_arrival, 2)
+        for nth in range(-1, 12):
+            site.script.fail("run", nth, DeviceLost("CUDA error 700: illegal address"))
+            site.script.fail("enqueue", nth, DeviceLost("CUDA error 700: illegal address"))
+        assert not site.runtime.gone.is_set()
+        gate.open()
+        await asyncio.wait_for(site.runtime.gone.wait(), 30)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        told = {(type(answer), str(answer)) for answer in answers if isinstance(answer, Exception)}
+        assert told == {(Unavailable, "the device is lost: CUDA error 700: illegal address")}
+        assert sum(isinstance(answer, Exception) for answer in answers) >= 10
+        assert (site.runtime.state, site.states[-1], site.runtime.ready) == ("lost", "lost", False)
+        for name in ("acme", "globex"):
+            with pytest.raises(Unavailable, match="the device is lost: CUDA error 700"):
+                await site.infer(name)
+        await site.runtime.drain(0)
+        assert site.states.count("lost") == 1, "it is lost once, whoever says so, and nothing else after that"
+    assert site.states == ["serving", "lost", "closed"]
+
+
+async def test_a_device_that_is_lost_while_models_load_is_never_ready(root: Path) -> None:
+    site = Site(root)
+    gate = site.script.hold("bind")
+    await site.runtime.start()
+    await asyncio.to_thread(gate.wait_for_arrival)
+    site.runtime.lose(DeviceLost("gone"))
+    await site.runtime.gone.wait()
+    gate.open()
+    await site.runtime.loaded()
+    assert site.runtime.state == "lost"
+    await site.runtime.close()
+
+
+async def test_a_runtime_that_never_started_has_nobody_to_tell() -> None:
+    site = Site(Path("nowhere"))
+    site.runtime.lose(DeviceLost("gone"))
+    assert site.runtime.state == "starting"
+    await site.runtime.close()
+
+
+async def test_the_reports_say_what_every_tenant_was_served_and_what_waits(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = await site.asked(5)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        (acme, one), (globex, other) = await site.runtime.reports()
+        assert (acme.name, globex.name) == ("acme", "globex")
+        assert [(item.name, item.version, item.pending) for item in one.served] == [("a", "1", 0), ("b", "1", 3)]
+        assert (one.lane.waiting, one.lane.in_flight, one.slots.used) == (3, 2, 5)
+        assert [(entry.name, entry.state) for entry in other.index] == [("b", "READY")]
+        assert (other.lane.waiting, other.slots.slots) == (0, 0)
+        gate.open()
+        await asyncio.gather(*asking)
+
+
+async def test_a_server_that_is_stopped_in_the_middle_of_a_change_closes_everything(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("locate")
+        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
+        await asyncio.to_thread(gate.wait_for_arrival)
+        closing = asyncio.ensure_future(site.runtime.close())
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(closing, changing)
+    assert site.device.open == []
 
 
 @pytest.mark.parametrize(
     ("counts", "text"),
-    [({"nobody": 1}, "nobody: there is no such tenant"), ({"acme": 0}, "acme: 0 granules"), ({"acme": True}, "acme: True")],
+    [
+        ({"nobody": 1}, "nobody: there is no such tenant"),
+        ({"acme": 0}, "acme: 0 granules"),
+        ({"acme": True}, "acme: true granules"),
+    ],
 )
 async def test_counts_that_mean_nothing_are_refused(root: Path, counts: dict[str, int], text: str) -> None:
     async with serving(root) as site:
@@ -194,10 +428,10 @@ async def test_a_model_is_loaded_later_and_unloaded_again(root: Path) -> None:
     async with serving(root) as site:
         add_model(root, "c")
         acme = site.tenant("acme")
-        await site.runtime.load(acme, "c")
+        await site.runtime.load("acme", "c")
         await site.infer("acme", "c")
         (executor,) = site.engines[-1].executors
-        await site.runtime.unload(acme, "c")
+        await site.runtime.unload("acme", "c")
         assert executor.closed
         with pytest.raises(Unavailable, match="unloaded"):
             acme.catalog.find("c")
@@ -208,7 +442,7 @@ async def test_unloading_waits_for_the_requests_that_are_in(root: Path) -> None:
         gate = site.script.hold("run")
         asking = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
         await asyncio.to_thread(gate.wait_for_arrival)
-        unloading = asyncio.ensure_future(site.runtime.unload(site.tenant("acme"), "a"))
+        unloading = asyncio.ensure_future(site.runtime.unload("acme", "a"))
         await asyncio.sleep(0)
         assert not unloading.done()
         gate.open()
@@ -220,21 +454,20 @@ async def test_a_reload_serves_the_new_and_keeps_the_counts(root: Path) -> None:
     async with serving(root) as site:
         acme = site.tenant("acme")
         before = acme.catalog.find("a")
-        before.statistics.inferences = 5
+        before.statistics.failed(1, "OTHER")
         (root / "a" / "1" / "model.onnx").write_text("another")
-        await site.runtime.load(acme, "a")
+        await site.runtime.load("acme", "a")
         after = acme.catalog.find("a")
         assert after.key != before.key
-        assert after.statistics.inferences == 5
+        assert after.statistics is before.statistics
         await site.infer("acme", "a")
 
 
 async def test_a_reload_that_fails_keeps_what_is_served(root: Path) -> None:
     async with serving(root) as site:
-        acme = site.tenant("acme")
         site.script.fail("bind")
         with pytest.raises(BadRequest, match="failed to load 'a': told to fail at bind"):
-            await site.runtime.load(acme, "a")
+            await site.runtime.load("acme", "a")
         await site.infer("acme", "a")
 
 
@@ -242,11 +475,11 @@ async def test_a_first_load_that_fails_stands_in_the_index_with_the_reason(root:
     async with serving(root) as site:
         acme = site.tenant("acme")
         with pytest.raises(BadRequest, match="failed to load 'c': not in the repository"):
-            await site.runtime.load(acme, "c")
+            await site.runtime.load("acme", "c")
         assert not acme.catalog.knows("c")
         (root / "c" / "one").mkdir(parents=True)
         with pytest.raises(BadRequest, match="failed to load 'c'"):
-            await site.runtime.load(acme, "c")
+            await site.runtime.load("acme", "c")
         assert [(entry.name, entry.state) for entry in acme.catalog.index() if entry.name == "c"] == [("c", "UNAVAILABLE")]
 
 
@@ -254,7 +487,7 @@ async def test_a_model_of_others_can_be_neither_loaded_nor_unloaded(root: Path) 
     async with serving(root) as site:
         for change in (site.runtime.load, site.runtime.unload):
             with pytest.raises(NotFound):
-                await change(site.tenant("globex"), "a")
+                await change("globex", "a")
 
 
 async def test_a_library_that_goes_wrong_makes_its_model_unavailable_and_no_other(root: Path) -> None:
@@ -263,7 +496,7 @@ async def test_a_library_that_goes_wrong_makes_its_model_unavailable_and_no_othe
     await site.runtime.start()
     await site.runtime.loaded()
     assert site.runtime.ready
-    names = [served.name for tenant in site.runtime.tenancy for served in tenant.catalog.served()]
+    names = [served.name for tenant in site.service.tenants.values() for served in tenant.catalog.served()]
     assert len(names) == 2
     await site.runtime.close()
 

@@ -1,4 +1,3 @@
-import ctypes
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,8 +10,9 @@ from engines import DATATYPES, Room, Signature, Tensor, TensorSpec
 from engines.memory import view
 from engines.signature import ALIGNMENT
 from server.errors import TooLarge
-from server.slots import SMALLEST, Slot, SlotPool, SlotStatistics
+from server.slots import LARGEST, SMALLEST, Slot
 from server.ticket import Extent
+from tests.memory import slot_of
 
 TENSORS = st.lists(
     st.tuples(st.sampled_from(sorted(DATATYPES)), st.integers(0, 300) | st.integers(SMALLEST - 200, SMALLEST + 200)), max_size=5
@@ -54,12 +54,12 @@ def room_from(slot: Slot, offset: int) -> Room:
 
 @given(TENSORS, st.integers(0, 2 * SMALLEST))
 def test_both_sides_find_the_same_tensors_from_signature_and_shapes_alone(tensors: list[tuple[str, int]], space: int) -> None:
-    slot = Slot(0)
+    slot = slot_of()
     made, sizes, shapes = laid_out(tensors)
     offsets = slot.place(made, sizes, space)
     for seed, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         slot.view[offset : offset + size] = pattern(size, seed)
-    found, room = slot.inputs(made, shapes)
+    found, room = slot.inputs(made, shapes, slot.capacity)
     assert [tensor.address - slot.address for tensor in found] == offsets
     assert [tensor.shape for tensor in found] == shapes
     assert [bytes(view(t.address, t.nbytes)) for t in found] == [pattern(size, seed) for seed, size in enumerate(sizes)]
@@ -69,10 +69,10 @@ def test_both_sides_find_the_same_tensors_from_signature_and_shapes_alone(tensor
 
 @given(TENSORS)
 def test_tensors_are_aligned_and_none_overlaps_another(tensors: list[tuple[str, int]]) -> None:
-    slot = Slot(0)
+    slot = slot_of()
     made, sizes, shapes = laid_out(tensors)
     offsets = slot.place(made, sizes)
-    _, room = slot.inputs(made, shapes)
+    _, room = slot.inputs(made, shapes, slot.capacity)
     starts = [slot.address + offset for offset in offsets]
     assert all(start % ALIGNMENT == 0 for start in [*starts, room.address])
     ends = [slot.address, *(start + size for start, size in zip(starts, sizes, strict=True))]
@@ -80,49 +80,60 @@ def test_tensors_are_aligned_and_none_overlaps_another(tensors: list[tuple[str, 
 
 
 def test_the_size_of_a_bytes_tensor_stands_in_a_block_before_it() -> None:
-    slot = Slot(0)
+    slot = slot_of()
     assert slot.place(signature("INT8", "BYTES"), [1, 9]) == [0, 128]
     assert bytes(slot.view[64:72]) == (9).to_bytes(8, "little")
 
 
 def test_a_slot_that_is_large_enough_stays_where_it_is() -> None:
-    slot = Slot(0)
+    slot = slot_of()
     before = slot.address
     slot.reserve(SMALLEST)
     assert (slot.address, slot.capacity) == (before, SMALLEST)
 
 
-@pytest.mark.parametrize("keep", [0, 1, SMALLEST])
-def test_a_slot_that_grows_keeps_what_it_must(keep: int) -> None:
-    slot = Slot(0)
-    slot.view[:] = pattern(SMALLEST, 1)
-    slot.reserve(SMALLEST + 1, keep)
-    assert slot.capacity == 2 * SMALLEST
-    assert bytes(slot.view[:keep]) == pattern(SMALLEST, 1)[:keep]
-    assert ctypes.string_at(slot.address, keep) == bytes(slot.view[:keep])
-
-
-@pytest.mark.parametrize("nbytes", [1 << 60, 1 << 80])
-def test_a_slot_for_which_there_is_no_memory_stays_as_it_was(nbytes: int) -> None:
-    slot = Slot(0)
+@given(st.integers(1, LARGEST))
+def test_a_slot_grows_to_the_next_power_of_two_and_stays_where_it_is(nbytes: int) -> None:
+    slot = slot_of()
+    before = slot.address
     slot.view[:3] = b"abc"
-    with pytest.raises(TooLarge, match=f"^the request and its answer need {nbytes} bytes of memory, more than can be had$"):
+    slot.reserve(nbytes)
+    assert max(nbytes, SMALLEST) <= slot.capacity < max(2 * nbytes, SMALLEST + 1)
+    assert slot.capacity.bit_count() == 1
+    assert (slot.address, bytes(slot.view[:3])) == (before, b"abc")
+
+
+@pytest.mark.parametrize("nbytes", [LARGEST + 1, 1 << 80])
+def test_a_slot_that_cannot_grow_that_far_stays_as_it_was(nbytes: int) -> None:
+    slot = slot_of()
+    with pytest.raises(TooLarge, match=f"^the request and its answer need {nbytes} bytes of memory; the most is {LARGEST}$"):
         slot.reserve(nbytes)
     assert slot.capacity == SMALLEST
-    assert bytes(slot.view[:3]) == b"abc"
 
 
-def test_a_slot_that_shrinks_is_small_again() -> None:
-    slot = Slot(0)
-    slot.shrink()
-    assert slot.capacity == SMALLEST
+def test_a_slot_that_shrinks_asks_for_as_little_as_at_first() -> None:
+    slot = slot_of()
     slot.reserve(10 * SMALLEST)
     slot.shrink()
-    assert slot.capacity == len(slot.view) == SMALLEST
+    assert slot.capacity == SMALLEST
+
+
+def test_the_room_ends_where_the_ticket_says_and_not_where_this_side_has_grown_to() -> None:
+    slot = slot_of()
+    slot.reserve(4 * SMALLEST)
+    (tensor,), room = slot.inputs(signature("UINT8"), [(3,)], 2 * SMALLEST)
+    assert (tensor.address, tensor.nbytes) == (slot.address, 3)
+    assert room == (slot.address + ALIGNMENT, 2 * SMALLEST - ALIGNMENT)
+
+
+def test_outputs_that_no_slot_holds_are_too_large() -> None:
+    slot = slot_of()
+    with pytest.raises(TooLarge):
+        slot.keep([outside(b"x" * 65)], Room(slot.address + LARGEST - 64, 64))
 
 
 def test_outputs_in_the_room_stay_where_they_are() -> None:
-    slot = Slot(0)
+    slot = slot_of()
     before = slot.address
     outputs = [inside(slot, 128, b"abc"), inside(slot, 64, b"de")]
     assert slot.keep(outputs, room_from(slot, 64)) == (Extent((3,), 128, 3), Extent((2,), 64, 2))
@@ -130,29 +141,29 @@ def test_outputs_in_the_room_stay_where_they_are() -> None:
 
 
 def test_no_outputs_are_nowhere() -> None:
-    slot = Slot(0)
+    slot = slot_of()
     assert slot.keep([], room_from(slot, 64)) == ()
 
 
 def test_outputs_elsewhere_are_brought_into_the_room_aligned() -> None:
-    slot = Slot(0)
+    slot = slot_of()
     extents = slot.keep([outside(b"abc"), outside(b"x" * 65), outside(b"d")], room_from(slot, 64))
     assert extents == (Extent((3,), 64, 3), Extent((65,), 128, 65), Extent((1,), 256, 1))
     assert content(slot, extents) == [b"abc", b"x" * 65, b"d"]
 
 
 def test_outputs_that_are_empty_may_lie_anywhere() -> None:
-    slot = Slot(0)
+    slot = slot_of()
     extents = slot.keep([Tensor((0,), 0, 0), outside(b"a")], room_from(slot, 64))
     assert content(slot, extents) == [b"", b"a"]
 
 
 def test_an_output_that_lies_over_an_input_stays_there_even_when_the_slot_grows() -> None:
-    slot = Slot(0)
+    slot = slot_of()
     made = signature("UINT8")
     slot.place(made, [200])
     slot.view[:200] = pattern(200, 3)
-    (tensor,), room = slot.inputs(made, [(200,)])
+    (tensor,), room = slot.inputs(made, [(200,)], slot.capacity)
     extents = slot.keep([outside(pattern(3 * SMALLEST, 1)), tensor], room)
     assert extents[1] == Extent((200,), 0, 200)
     assert content(slot, extents) == [pattern(3 * SMALLEST, 1), pattern(200, 3)]
@@ -163,7 +174,7 @@ def test_an_output_that_lies_over_an_input_stays_there_even_when_the_slot_grows(
     st.integers(0, 3),
 )
 def test_outputs_inside_and_elsewhere_all_come_out_whole(plan: list[tuple[bool, int]], blocks: int) -> None:
-    slot = Slot(0)
+    slot = slot_of()
     start = end = ALIGNMENT * blocks
     outputs, expected = [], []
     slot.reserve(start + sum(size + ALIGNMENT for here, size in plan if here))
@@ -179,49 +190,4 @@ def test_outputs_inside_and_elsewhere_all_come_out_whole(plan: list[tuple[bool, 
 
 
 def test_a_slot_shows_its_number_and_size() -> None:
-    assert repr(Slot(3)) == f"<Slot 3, {SMALLEST} bytes>"
-
-
-def test_a_pool_makes_slots_when_they_are_needed_and_numbers_them() -> None:
-    pool = SlotPool()
-    assert pool.statistics() == SlotStatistics(used=0, slots=0, nbytes=0)
-    slots = [pool.acquire() for _ in range(3)]
-    assert [slot.index for slot in slots] == [0, 1, 2]
-    assert [pool[index] for index in range(3)] == slots
-    assert pool.statistics() == SlotStatistics(used=3, slots=3, nbytes=3 * SMALLEST)
-    assert repr(pool) == "<SlotPool 3 of 3 in use>"
-
-
-def test_the_slot_that_was_given_back_last_is_used_first() -> None:
-    pool = SlotPool()
-    first, second = pool.acquire(), pool.acquire()
-    pool.release(second)
-    pool.release(first)
-    assert pool.acquire() is first
-    assert pool.acquire() is second
-    assert pool.acquire().index == 2
-
-
-def test_grown_memory_is_kept_within_the_budget_and_given_back_beyond_it() -> None:
-    pool = SlotPool(keep=5 * SMALLEST)
-    small, large, huge = pool.acquire(), pool.acquire(), pool.acquire()
-    large.reserve(4 * SMALLEST)
-    huge.reserve(8 * SMALLEST)
-    pool.release(huge)
-    assert huge.capacity == SMALLEST
-    pool.release(small)
-    pool.release(large)
-    assert pool.statistics() == SlotStatistics(used=0, slots=3, nbytes=3 * SMALLEST)
-    again = pool.acquire()
-    again.reserve(2 * SMALLEST)
-    pool.release(again)
-    assert again.capacity == 2 * SMALLEST
-    assert pool.statistics().nbytes == 4 * SMALLEST
-
-
-def test_a_budget_of_nothing_leaves_only_small_slots() -> None:
-    pool = SlotPool(keep=0)
-    slot = pool.acquire()
-    slot.reserve(2 * SMALLEST)
-    pool.release(slot)
-    assert pool.statistics().nbytes == SMALLEST
+    assert repr(slot_of(3)) == f"<Slot 3, {SMALLEST} bytes>"

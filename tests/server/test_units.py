@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.units import CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, Kind, one_of, shown, whole
+from server.units import BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, Kind, one_of, shown, whole
 
-ANY_KIND = [CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of("a", "b"), whole(0), whole(1, 9)]
+ANY_KIND = [BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of("a", "b"), whole(0), whole(1, 9)]
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -114,8 +114,8 @@ def test_a_digest_is_lower_cased() -> None:
 def test_a_key_pasted_where_its_digest_belongs_is_not_shown() -> None:
     with pytest.raises(ValueError, match=r"^<7 characters> is not a SHA-256 digest"):
         DIGEST.read("hunter2")
-    with pytest.raises(ValueError, match=r"^\[<7 characters>, 3\] is not a list of SHA-256 digests"):
-        DIGESTS.read(["hunter2", 3])
+    with pytest.raises(ValueError, match=r"^\[<7 characters>, <1 character>, 3\] is not a list of SHA-256 digests"):
+        DIGESTS.read(["hunter2", "x", 3])
 
 
 def test_names_are_a_list_of_names_or_a_star_alone() -> None:
@@ -127,6 +127,23 @@ def test_names_are_a_list_of_names_or_a_star_alone() -> None:
 def test_names_that_are_no_list_or_hold_a_star_among_others_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="is not a list of one or more model names"):
         NAMES.read(value)
+
+
+def test_batch_sizes_ascend() -> None:
+    assert BATCHES.read([4, 8]) == (4, 8)
+    assert BATCHES.read([]) == ()
+
+
+@pytest.mark.parametrize("value", [4, [8, 4], [4, 4], [0], [True], [1.0], ["4"], "4"])
+def test_batch_sizes_that_descend_repeat_or_are_no_sizes_are_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="is not a list of batch sizes, each 1 or more and above the one before it"):
+        BATCHES.read(value)
+
+
+@pytest.mark.parametrize("value", ["x" * 1000, ["x"] * 1000, 16**300])
+def test_only_the_beginning_of_a_long_value_is_shown(value: object) -> None:
+    assert len(shown(value)) == 63
+    assert shown(value).endswith("...")
 
 
 def test_values_are_shown_as_the_file_has_them() -> None:

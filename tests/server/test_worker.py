@@ -1,164 +1,307 @@
-"""A worker over fakes: tickets in, completions out, and nothing ends the thread."""
+"""A worker over fakes: tickets in, completions out, nothing ends the thread, and another worker goes on where it stopped."""
 
+import select
 import time
-from collections.abc import Iterator
-from queue import SimpleQueue
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
 
 import numpy as np
 import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
-from server.slots import Slot, SlotPool
+from partitions import DeviceLost, PartitionError
+from server.link import Link
+from server.pins import Pins
 from server.ticket import Done, Ticket
-from server.worker import Worker
-from tests.fakes import FakeDevice, FakeEngine, Script
+from server.worker import FRESH, Seat, Worker
+from tests.contract import in_a_thread
+from tests.fakes import FakeDevice, FakeEngine, FakePartition, FakePin, Script
+from tests.memory import Watched, watched
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
 NEVER = float("inf")
+SLOTS = 8
+PATIENCE = 30
 
 
 class Bench:
-    """A worker with one model on a fake partition, and what it reports."""
+    """A worker with one model on a fake partition, its seat, and what it reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link, tickets: Watched) -> None:
         self.script = Script()
+        self.device = FakeDevice()
         self.engine = FakeEngine(SIGNATURE, self.script)
-        self.partition = FakeDevice().carve([0])
-        self.slots = SlotPool()
-        self.reports: SimpleQueue[Done] = SimpleQueue()
-        executors = {"m/1#1": self.engine.bind(self.partition)}
-        self.worker = Worker(self.partition, executors, self.slots.__getitem__, self.reports.put)
+        self.link = link
+        self.tickets = tickets
+        self.pinned: list[Callable[[], None]] = []
+        self.seat = Seat(link, Pins(self.pin))
+        self.lost: list[DeviceLost] = []
+        self.worker = self.another(0)
+        self._serials = count(1)
+        self._reported: list[Done] = []
 
-    def slot(self, *numbers: float) -> Slot:
-        """A slot with these numbers as its input."""
-        slot = self.slots.acquire()
-        data = np.float32(numbers).tobytes()
-        (offset,) = slot.place(SIGNATURE, [len(data)])
-        slot.view[offset : offset + len(data)] = data
-        return slot
+    def another(self, granule: int) -> Worker:
+        """One more worker, on a partition of its own."""
+        partition = self.device.carve([granule])
+        return Worker(partition, {"m/1#1": self.engine.bind(partition)}, self.lost.append)
 
-    def ticket(self, *numbers: float, model: str = "m/1#1", deadline: float = NEVER) -> Ticket:
-        return Ticket(self.slot(*numbers).index, model, ((len(numbers),),), deadline)
+    @property
+    def partition(self) -> FakePartition:
+        return self.device.partitions[0]
+
+    def pin(self, address: int, nbytes: int) -> FakePin:
+        if self.pinned:
+            self.pinned.pop()()
+        return self.device.pin(address, nbytes)
+
+    def ticket(self, slot: int, *numbers: float, model: str = "m/1#1", deadline: float = NEVER) -> Ticket:
+        """A ticket, with these numbers as the input in its slot."""
+        memory, data = self.link.arena.slot(slot), np.array(numbers, np.float32).tobytes()
+        (offset,) = memory.place(SIGNATURE, [len(data)])
+        memory.view[offset : offset + len(data)] = data
+        return Ticket(slot, next(self._serials), model, ((len(numbers),),), deadline, memory.capacity)
+
+    def put(self, *tickets: Ticket) -> None:
+        for ticket in tickets:
+            self.link.tickets.write(ticket)
+        self.link.tickets.put(tickets)
 
     def answer(self, done: Done) -> list[float]:
+        assert done.failure is None
         (extent,) = done.outputs
-        data = self.slots[done.slot].view[extent.offset : extent.offset + extent.nbytes]
+        data = self.link.arena.slot(done.slot).view[extent.offset : extent.offset + extent.nbytes]
         return list(np.frombuffer(data, np.float32))
 
     def next(self) -> Done:
-        return self.reports.get(timeout=30)
+        poller = select.poll()
+        poller.register(self.link.completions.event, select.POLLIN)
+        while not self._reported:
+            assert poller.poll(PATIENCE * 1000), "nothing was reported"
+            self._reported = self.link.completions.take()
+        return self._reported.pop(0)
+
+    def kind(self) -> str:
+        """What kind of failure is reported next."""
+        failure = self.next().failure
+        assert failure
+        return failure.kind
+
+
+@contextmanager
+def benched() -> Iterator[Bench]:
+    """A bench whose worker does not serve yet."""
+    descriptors, link, tickets = watched(SLOTS)
+    bench = Bench(link, tickets)
+    yield bench
+    bench.worker.close()
+    assert bench.partition.closed
+    descriptors.close()
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    bench = Bench()
-    bench.worker.start()
-    yield bench
-    bench.worker.close()
-    assert bench.partition.closed
+    with benched() as bench:
+        bench.worker.serve(bench.seat)
+        yield bench
 
 
 def test_tickets_are_answered_in_order_from_their_slots(bench: Bench) -> None:
-    tickets = [bench.ticket(number, number + 0.5) for number in range(5)]
-    for ticket in tickets:
-        bench.worker.submit(ticket)
-    dones = [bench.next() for _ in tickets]
-    assert [done.slot for done in dones] == [ticket.slot for ticket in tickets]
+    for number in range(5):
+        bench.put(bench.ticket(number, number, number + 0.5))
+    dones = [bench.next() for _ in range(5)]
+    assert [done.slot for done in dones] == list(range(5))
     assert [bench.answer(done) for done in dones] == [[number, number + 0.5] for number in range(5)]
-    assert all(done.failure is None and done.began <= done.ended for done in dones)
+    assert all(done.began <= done.ended for done in dones)
     assert (bench.worker.statistics().done, bench.worker.statistics().failed) == (5, 0)
 
 
 def test_the_thread_is_attached_to_the_partition(bench: Bench) -> None:
-    bench.worker.submit(bench.ticket(1))
+    bench.put(bench.ticket(0, 1))
     bench.next()
     assert [thread.name for thread in bench.partition.threads] == [f"worker {bench.partition!r}"]
+
+
+def test_what_came_meanwhile_is_enqueued_before_anything_is_waited_for(bench: Bench) -> None:
+    gate, second = bench.script.hold("run"), bench.ticket(1, 2)
+
+    def meanwhile() -> None:  # While the first is being begun, which takes long enough for another look.
+        bench.put(second)
+        until = time.monotonic_ns() + 2 * FRESH
+        while time.monotonic_ns() < until:
+            pass
+
+    bench.pinned.append(meanwhile)
+    bench.put(bench.ticket(0, 1))
+    gate.wait_for_arrival()
+    assert bench.script.reached["enqueue"] == 2
+    gate.open()
+    assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
+
+
+def test_the_device_reaches_a_slot_as_far_as_its_ticket_says(bench: Bench) -> None:
+    for capacity in (1 << 16, 1 << 16, 1 << 18):
+        bench.put(bench.ticket(3, 1)._replace(capacity=capacity))
+        assert bench.answer(bench.next()) == [1]
+    address = bench.link.arena.slot(3).address
+    assert [(p.address, p.nbytes, p.closed) for p in bench.device.pins] == [
+        (address, 1 << 16, True),
+        (address, 1 << 18, False),
+    ]
+
+
+def test_a_slot_that_cannot_be_pinned_is_a_failure_and_the_next_ticket_is_served(bench: Bench) -> None:
+    def refuse() -> None:
+        raise PartitionError("no more memory can be pinned")
+
+    bench.pinned.append(refuse)
+    bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
+    assert bench.next().failure == ("raised", "no more memory can be pinned")
+    assert bench.answer(bench.next()) == [2]
 
 
 @pytest.mark.parametrize("point", ["enqueue", "run"])
 def test_a_model_that_raises_is_a_failure_and_the_next_ticket_is_served(bench: Bench, point: str) -> None:
     bench.script.fail(point, nth=1)
-    bench.worker.submit(bench.ticket(1))
-    bench.worker.submit(bench.ticket(2))
-    failed, served = bench.next(), bench.next()
-    assert failed.failure
-    assert failed.failure == ("raised", f"told to fail at {point}")
-    assert bench.answer(served) == [2]
+    bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
+    assert bench.next().failure == ("raised", f"told to fail at {point}")
+    assert bench.answer(bench.next()) == [2]
     assert bench.worker.statistics().failed == 1
+    assert bench.lost == []
+
+
+@pytest.mark.parametrize("point", ["enqueue", "run"])
+def test_a_device_that_is_lost_is_told_at_once_and_to_whoever_asked(bench: Bench, point: str) -> None:
+    error = DeviceLost("illegal address")
+    bench.script.fail(point, error=error)
+    bench.put(bench.ticket(0, 1))
+    assert bench.next().failure == ("lost", "illegal address")
+    assert bench.lost == [error]
 
 
 def test_an_error_without_text_is_named_by_its_class(bench: Bench) -> None:
     bench.script.fail("run", error=MemoryError())
-    bench.worker.submit(bench.ticket(1))
+    bench.put(bench.ticket(0, 1))
     assert bench.next().failure == ("raised", "MemoryError")
 
 
 def test_a_ticket_for_a_model_that_is_gone_is_a_failure(bench: Bench) -> None:
-    bench.worker.submit(bench.ticket(1, model="gone/1#1"))
-    failure = bench.next().failure
-    assert failure
-    assert failure.kind == "raised"
+    bench.put(bench.ticket(0, 1, model="gone/1#1"))
+    assert bench.kind() == "raised"
 
 
 def test_a_ticket_whose_deadline_has_passed_is_not_run(bench: Bench) -> None:
-    bench.worker.submit(bench.ticket(1, deadline=time.monotonic() - 1))
-    failure = bench.next().failure
-    assert failure
-    assert failure.kind == "expired"
+    bench.put(bench.ticket(0, 1, deadline=time.monotonic() - 1))
+    assert bench.kind() == "expired"
     assert bench.engine.computed == []
 
 
 def test_a_ticket_cancelled_while_it_runs_ends_early(bench: Bench) -> None:
-    gate = bench.script.hold("run")
-    ticket = bench.ticket(1)
-    bench.worker.submit(ticket)
+    gate, ticket = bench.script.hold("run"), bench.ticket(0, 1)
+    bench.put(ticket)
     gate.wait_for_arrival()
-    bench.worker.cancel(ticket.slot)
-    failure = bench.next().failure
-    assert failure
-    assert failure.kind == "cancelled"
+    bench.worker.cancel(ticket.slot, ticket.serial)
+    assert bench.kind() == "cancelled"
 
 
 def test_a_ticket_cancelled_before_it_begins_is_not_run(bench: Bench) -> None:
     gate = bench.script.hold("run")
-    first, second = bench.ticket(1), bench.ticket(2)
-    bench.worker.submit(first)
+    first, second = bench.ticket(0, 1), bench.ticket(1, 2)
+    bench.put(first)
     gate.wait_for_arrival()
-    bench.worker.submit(second)
-    bench.worker.cancel(second.slot)
+    bench.worker.cancel(second.slot, second.serial)
+    bench.put(second)
     gate.open()
     assert bench.next().failure is None
-    failure = bench.next().failure
-    assert failure
-    assert failure.kind == "cancelled"
+    assert bench.kind() == "cancelled"
     assert len(bench.engine.computed) == 1
 
 
-def test_a_cancelled_slot_is_as_good_as_new_for_its_next_ticket(bench: Bench) -> None:
-    ticket = bench.ticket(1)
-    bench.worker.submit(ticket)
-    bench.next()
-    bench.worker.cancel(ticket.slot)  # Too late: it has ended, and its completion was on its way.
-    bench.worker.submit(ticket)
-    assert bench.next().failure is None
+def test_a_ticket_cancelled_while_it_is_being_begun_ends_early(bench: Bench) -> None:
+    bench.script.hold("run")
+    ticket = bench.ticket(0, 1)
+    bench.pinned.append(lambda: bench.worker.cancel(ticket.slot, ticket.serial))
+    bench.put(ticket)
+    assert bench.kind() == "cancelled"
 
 
-def test_closing_finishes_what_was_submitted() -> None:
-    bench = Bench()
-    bench.worker.start()
-    gate = bench.script.hold("run")
-    for number in range(3):
-        bench.worker.submit(bench.ticket(number))
+def test_cancelling_what_was_in_the_slot_before_touches_nothing(bench: Bench) -> None:
+    gate, old = bench.script.hold("run"), bench.ticket(0, 1)
+    new = bench.ticket(0, 2)
+    bench.worker.cancel(old.slot, old.serial)  # Late: another owner has the slot already.
+    bench.put(new)
     gate.wait_for_arrival()
+    bench.worker.cancel(old.slot, old.serial)
     gate.open()
-    bench.worker.close()
-    assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
+    assert bench.answer(bench.next()) == [2]
+
+
+def test_what_was_cancelled_over_another_link_cancels_nothing_here(bench: Bench) -> None:
+    ticket = bench.ticket(0, 1)
+    bench.worker.cancel(ticket.slot, ticket.serial)
+    bench.worker.halt()
+    bench.worker.serve(Seat(bench.link, Pins(bench.device.pin)))
+    bench.put(ticket)
+    assert bench.answer(bench.next()) == [1]
+
+
+def test_what_was_cancelled_stays_so_when_the_same_worker_goes_on(bench: Bench) -> None:
+    ticket = bench.ticket(0, 1)
+    bench.worker.cancel(ticket.slot, ticket.serial)
+    bench.worker.halt()
+    bench.put(ticket)
+    bench.worker.serve(bench.seat)
+    assert bench.kind() == "cancelled"
+
+
+def test_halting_waits_for_what_is_in_flight_and_leaves_the_rest_to_the_next_worker(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 0))
+    gate.wait_for_arrival()
+    bench.put(bench.ticket(1, 1), bench.ticket(2, 2))
+    _, halted = in_a_thread(bench.worker.halt)
+    bench.tickets.wait_for_stop()
+    assert not halted.done()
+    gate.open()
+    halted.result(PATIENCE)
+    assert bench.answer(bench.next()) == [0]
+    assert len(bench.engine.computed) == 1
     assert "not running" in repr(bench.worker)
+    with ExitStack() as stack:
+        following = bench.another(1)
+        stack.callback(following.close)
+        following.serve(bench.seat)
+        assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
+        assert following.statistics().done == 2
+
+
+def test_a_worker_that_was_halted_serves_again(bench: Bench) -> None:
+    for number in range(3):
+        bench.worker.halt()
+        bench.worker.halt()
+        bench.put(bench.ticket(0, number))
+        assert bench.link.completions.take() == []
+        bench.worker.serve(bench.seat)
+        assert bench.answer(bench.next()) == [number]
+    assert len(bench.partition.threads) == 4
+
+
+def test_closing_finishes_what_was_begun(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(*(bench.ticket(number, number) for number in range(3)))
+    gate.wait_for_arrival()
+    _, closed = in_a_thread(bench.worker.close)
+    bench.tickets.wait_for_stop()
+    gate.open()
+    closed.result(PATIENCE)
+    assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
     assert bench.engine.executors[0].closed
-
-
-def test_a_worker_that_was_never_started_can_be_closed() -> None:
-    bench = Bench()
-    bench.worker.close()
     assert bench.partition.closed
+
+
+def test_a_worker_that_never_served_can_be_closed() -> None:
+    with benched() as bench:
+        bench.worker.halt()
+        bench.worker.close()
+        assert bench.partition.closed

@@ -15,7 +15,7 @@ def building(gpu: Gpu, real: Any) -> dict[str, Any]:
         def __init__(self, network: Any, logger: Any) -> None:
             self._real = real.OnnxParser(network, logger)
 
-        def parse(self, model: bytes, path: str) -> bool:
+        def parse(self, model: bytes, path: str | None = None) -> bool:
             parsed.append(model)
             return bool(self._real.parse(model, path))
 

@@ -190,6 +190,10 @@ class Event:
         return self._event
 
     @property
+    def handle(self) -> streams.Event:
+        return self._here
+
+    @property
     def is_done(self) -> bool:
         self._gpu.enter("Event.is_done")
         return self._here.done
@@ -210,7 +214,7 @@ class Buffer:
     def __init__(self, gpu: Gpu, size: int, stream: streams.Stream | None = None) -> None:
         """What was allocated on a stream is freed when the stream comes to it."""
         self._gpu = gpu
-        self._handle = gpu.allocate(size)
+        self._handle = gpu.allocate(size, gpu.index if stream else -1)
         self._size = size
         self._free = weakref.finalize(self, gpu.release_on, stream, self._handle)
 

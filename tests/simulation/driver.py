@@ -7,7 +7,7 @@ from typing import Any
 from . import gpu as hardware
 from .errors import CUDAError
 from .gpu import Gpu
-from .streams import Graph
+from .streams import Event, Graph
 
 CU_MEMHOSTREGISTER_PORTABLE = 1
 CU_MEMHOSTREGISTER_DEVICEMAP = 2
@@ -26,6 +26,17 @@ class CUstreamCaptureMode(IntEnum):
 
 class CUpointer_attribute(IntEnum):
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
+
+
+class CUmemorytype(IntEnum):
+    CU_MEMORYTYPE_HOST = 1
+    CU_MEMORYTYPE_DEVICE = 2
+
+
+class CUstreamCaptureStatus(IntEnum):
+    CU_STREAM_CAPTURE_STATUS_NONE = 0
+    CU_STREAM_CAPTURE_STATUS_ACTIVE = 1
 
 
 class CUdevResourceType(IntEnum):
@@ -100,11 +111,40 @@ class Driver:
     def cuGreenCtxGetDevResource(self, hCtx: hardware.Context, typename: int) -> tuple[Any, ...]:
         return self._call("cuGreenCtxGetDevResource", lambda: CUdevResource(hardware.Resource(hCtx.sms, 0)))
 
-    def cuGreenCtxStreamCreate(self, greenCtx: hardware.Context, flags: int, priority: int) -> tuple[Any, ...]:
-        return self._call("cuGreenCtxStreamCreate", lambda: self._gpu.create_stream(greenCtx).handle)
+    def cuGreenCtxStreamCreate(self, greenCtx: hardware.Context | int, flags: int, priority: int) -> tuple[Any, ...]:
+        """The context as it was created, or the handle by which a stream knows it."""
+        (context,) = [each for each in self._gpu.contexts if greenCtx in (each, each.handle)]
+        return self._call("cuGreenCtxStreamCreate", lambda: self._gpu.create_stream(context).handle)
 
     def cuStreamDestroy(self, hStream: int) -> tuple[Any, ...]:
         return self._call("cuStreamDestroy", lambda: self._gpu.destroy_stream(self._gpu.find_stream(hStream)))
+
+    def cuStreamGetGreenCtx(self, hStream: int) -> tuple[Any, ...]:
+        context = self._gpu.find_stream(hStream).context
+        return self._call("cuStreamGetGreenCtx", lambda: context.handle if context.green else 0)
+
+    def cuStreamGetDevice(self, hStream: int) -> tuple[Any, ...]:
+        return self._call("cuStreamGetDevice", lambda: self._gpu.find_stream(hStream).context.device)
+
+    def cuStreamIsCapturing(self, hStream: int) -> tuple[Any, ...]:
+        capture = self._gpu.find_stream(hStream).capture
+        return self._call("cuStreamIsCapturing", lambda: CUstreamCaptureStatus(bool(capture)))
+
+    def cuStreamWaitEvent(self, hStream: int, hEvent: Event, Flags: int) -> tuple[Any, ...]:
+        return self._call("cuStreamWaitEvent", lambda: hEvent.hold(self._gpu.find_stream(hStream)), current=True)
+
+    def cuEventRecord(self, hEvent: Event, hStream: int) -> tuple[Any, ...]:
+        return self._call("cuEventRecord", lambda: hEvent.record(self._gpu.find_stream(hStream)), current=True)
+
+    def cuCtxGetCurrent(self) -> tuple[Any, ...]:
+        return self._call("cuCtxGetCurrent", self._gpu.current)
+
+    def cuCtxPushCurrent(self, ctx: int) -> tuple[Any, ...]:
+        self._gpu.here.pushed = [*getattr(self._gpu.here, "pushed", ()), ctx]
+        return self._call("cuCtxPushCurrent", lambda: None)
+
+    def cuCtxPopCurrent(self) -> tuple[Any, ...]:
+        return self._call("cuCtxPopCurrent", lambda: self._gpu.here.pushed.pop())
 
     def cuMemHostRegister(self, p: int, bytesize: int, Flags: int) -> tuple[Any, ...]:
         return self._call("cuMemHostRegister", lambda: self._gpu.pin(p, bytesize), current=True)
@@ -119,9 +159,15 @@ class Driver:
         def body() -> int:
             if not self._gpu.is_reachable(ptr):
                 raise CUDAError("CUDA_ERROR_INVALID_VALUE: not a pointer of CUDA's")
-            return 1  # CU_MEMORYTYPE_HOST
+            device = self._gpu.device_of(ptr)
+            if attribute == CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+                return device
+            return CUmemorytype.CU_MEMORYTYPE_HOST if device < 0 else CUmemorytype.CU_MEMORYTYPE_DEVICE
 
         return self._call("cuPointerGetAttribute", body, current=True, gives=True)
+
+    def cuMemcpyAsync(self, dst: int, src: int, ByteCount: int, hStream: int) -> tuple[Any, ...]:
+        return self._call("cuMemcpyAsync", lambda: self._gpu.enqueue_copy(dst, src, ByteCount, hStream), current=True)
 
     def cuStreamBeginCapture(self, hStream: int, mode: CUstreamCaptureMode) -> tuple[Any, ...]:
         thread_local = mode == CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

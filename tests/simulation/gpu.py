@@ -3,7 +3,7 @@
 import ctypes
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -15,6 +15,8 @@ from .memory import FREED, Region, new_region
 from .streams import Capture, Graph, Operation, Stream
 
 MIB = 1 << 20
+DEFAULT_STREAMS = (0, 1, 2)
+"""What NULL, legacy and per-thread streams are called."""
 STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ECC_UNCORRECTABLE"}
 
 
@@ -35,12 +37,14 @@ class Capability(NamedTuple):
 
 @dataclass
 class Context:
-    """A green context."""
+    """A green context, or one that has all of a device."""
 
     sms: tuple[int, ...]
     handle: int
     streams: list[Stream] = field(default_factory=list)
     closed: bool = False
+    green: bool = True
+    device: int = 0
 
 
 class Gpu:
@@ -63,6 +67,11 @@ class Gpu:
         self.lost = ""
         self.free = 80 * 1024 * MIB
         self.contexts: list[Context] = []
+        """Green ones that were not destroyed."""
+        self.primary = Context(tuple(range(sms)), 0x100, green=False)
+        self.primary.streams = [Stream(self.primary, handle) for handle in DEFAULT_STREAMS]
+        self.ordinary = [self.primary]
+        """Contexts that are not green, also those of other devices."""
         self.pinned: dict[int, int] = {}
         self.allocated: dict[int, Region] = {}
         self.freed: list[Region] = []
@@ -78,6 +87,12 @@ class Gpu:
         """Whether TensorRT's work can be captured."""
         self.unresolved: list[str] = []
         """Tensors of which TensorRT says that it lacks something to know their shape."""
+        self.compiled: list[str] = []
+        """Kernels that TensorRT compiled, as they were not in its cache."""
+        self.takes_caches = True
+        """Whether TensorRT takes a cache of kernels that it is given."""
+        self.verdict = ("VALID", 0)
+        """What TensorRT says of any plan before it loads it."""
         self.nvrtc = True
         self.confines = True
         """Whether streams stay on their context's SMs; if not, blocks run anywhere."""
@@ -86,11 +101,16 @@ class Gpu:
         self.here = threading.local()
         self._calls: Counter[str] = Counter()
         self._faults: dict[tuple[str, int], str] = {}
+        self._meanwhile: dict[str, Callable[[], object]] = {}
         self._handles = count(0x1000, 0x10)
 
     def fail(self, call: str, nth: int = 1, error: str = "CUDA_ERROR_OUT_OF_MEMORY") -> None:
         """Make the n-th call of this name from now fail; a sticky error loses the device."""
         self._faults[call, self._calls[call] + nth] = error
+
+    def meanwhile(self, call: str, action: Callable[[], object]) -> None:
+        """Do this when the next call of this name begins."""
+        self._meanwhile[call] = action
 
     def enter(self, call: str, current: bool = False, safe: bool = True) -> None:
         """Every call comes by: log it, and raise what was asked for or what is due.
@@ -99,6 +119,8 @@ class Gpu:
         """
         self._calls[call] += 1
         self.log.append(call)
+        if action := self._meanwhile.pop(call, None):
+            action()
         if fault := self._faults.pop((call, self._calls[call]), ""):
             self.lost = fault if fault in STICKY else self.lost
             raise CUDAError(f"{fault}: as told")
@@ -151,8 +173,14 @@ class Gpu:
         return context.streams[-1]
 
     def find_stream(self, handle: int) -> Stream:
-        (stream,) = [stream for context in self.contexts for stream in context.streams if stream.handle == handle]
+        contexts = (*self.contexts, *self.ordinary)
+        (stream,) = [stream for context in contexts for stream in context.streams if stream.handle == handle]
         return stream
+
+    def current(self) -> int:
+        """The handle of the calling thread's context; 0 for none."""
+        pushed = getattr(self.here, "pushed", ())
+        return pushed[-1] if pushed else self.primary.handle if getattr(self.here, "current", False) else 0
 
     def destroy_stream(self, stream: Stream) -> None:
         if stream.closed or stream.context.closed:
@@ -181,8 +209,9 @@ class Gpu:
             raise CUDAError("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: or not from its start")
         del self.pinned[address]
 
-    def allocate(self, nbytes: int) -> int:
+    def allocate(self, nbytes: int, device: int = -1) -> int:
         region = new_region(nbytes)
+        region.device = device
         self.allocated[region.address] = region
         self.free -= nbytes
         return region.address
@@ -205,6 +234,10 @@ class Gpu:
         pinned = any(start <= address and address + nbytes <= start + size for start, size in self.pinned.items())
         return pinned or any(region.holds(address, nbytes) for region in self.allocated.values())
 
+    def device_of(self, address: int) -> int:
+        """Which device's memory this is; -1 for the host's."""
+        return max((region.device for region in self.allocated.values() if region.holds(address, 1)), default=-1)
+
     def reach(self, address: int, nbytes: int) -> int:
         """For work on the device: use this memory."""
         if any(region.holds(address, 1) for region in self.freed):
@@ -217,6 +250,12 @@ class Gpu:
         """For work on the device."""
         if nbytes:
             ctypes.memmove(self.reach(target, nbytes), self.reach(source, nbytes), nbytes)
+
+    def enqueue_copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """By a copy engine. One from or to memory that is not pinned would be bounced, and waited for."""
+        if not (self.is_reachable(source, nbytes) and self.is_reachable(target, nbytes)):
+            raise Misuse("a copy engine was given memory that is neither pinned nor the device's")
+        self.find_stream(stream).put(Operation(partial(self.copy, source, target, nbytes)))
 
     def read(self, address: int, nbytes: int) -> bytes:
         """For work on the device."""

@@ -14,6 +14,8 @@ class Region:
     address: int
     nbytes: int
     owner: object
+    device: int = -1
+    """Whose memory it is; -1 for the host's."""
 
     def poison(self, byte: int) -> None:
         ctypes.memset(self.address, byte, self.nbytes)

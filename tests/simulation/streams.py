@@ -42,6 +42,8 @@ class Capture:
         self.spoilt = False
 
     def take(self, operation: Operation) -> None:
+        if self.thread != get_ident():
+            raise Misuse("what one thread submitted went into the graph that another one captured")
         if self.spoilt:
             raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED: by an earlier call")
         self.operations.append(operation)
@@ -61,8 +63,17 @@ class Stream:
     closed: bool = False
     capture: Capture | None = None
     turn: Any = field(default_factory=RLock)
+    submitted: int = 0
+    follows: dict[int, int] = field(default_factory=dict)
+    """How much of each other stream, by its id, has run before what is submitted now."""
+
+    @property
+    def clock(self) -> dict[int, int]:
+        """What has run of every stream once all that was submitted here has."""
+        return {**self.follows, id(self): self.submitted}
 
     def put(self, operation: Operation) -> None:
+        self.submitted += 1
         if self.closed:
             raise Misuse("work for a destroyed stream")
         if self.capture:
@@ -89,6 +100,7 @@ class Event:
 
     stream: Stream | None = None
     mark: list[bool] = field(default_factory=lambda: [True])
+    clock: dict[int, int] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -97,12 +109,20 @@ class Event:
     def record(self, stream: Stream) -> None:
         mark = [False]
         stream.put(Operation(lambda: mark.__setitem__(0, True)))
-        self.stream, self.mark = stream, mark
+        self.stream, self.mark, self.clock = stream, mark, stream.clock
 
     def wait(self) -> None:
         mark = self.mark
         if self.stream and not mark[0]:
             self.stream.run(until=lambda: mark[0])
+
+    def hold(self, stream: Stream) -> None:
+        """Let what is submitted to this stream from now on wait for where this was recorded last."""
+        source, mark = self.stream, self.mark
+        for each, position in self.clock.items():
+            stream.follows[each] = max(position, stream.follows.get(each, 0))
+        if source and not mark[0]:
+            stream.put(Operation(lambda: source.run(until=lambda: mark[0])))
 
 
 class Graph:

@@ -3,25 +3,24 @@
 What the library answers with False and a message is answered so here; what it calls undefined behaviour raises Misuse.
 """
 
-import json
+import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import onnxruntime as ort
 
+from . import tensorrt_config
 from .errors import CUDAError, Misuse
 from .gpu import Gpu
 from .install import bound, make_module
-from .streams import Operation, Stream
-
-MAGIC = b"simulated plan\n"
-Shape = tuple[int, ...]
-Ranges = Mapping[str, Sequence[Shape]]
-"""The smallest, best and largest shape of each dynamic input."""
+from .plans import Ranges, Shape, unpack
+from .streams import Capture, Operation, Stream
+from .tensorrt_config import CudaGraphStrategy, EngineValidity, ExecutionContextAllocationStrategy, IRuntimeConfig
 
 
 class TensorIOMode(IntEnum):
@@ -38,17 +37,6 @@ class DataType(IntEnum):
     BOOL = 4
     UINT8 = 5
     INT64 = 8
-
-
-class CudaGraphStrategy(IntEnum):
-    DISABLED = 0
-    WHOLE_GRAPH_CAPTURE = 1
-
-
-class DynamicShapesKernelSpecializationStrategy(IntEnum):
-    LAZY = 0
-    EAGER = 1
-    NONE = 2
 
 
 TYPES: dict[str, tuple[DataType, Any]] = {
@@ -85,28 +73,6 @@ class Dims:
         return iter(self._sizes)
 
 
-class IRuntimeConfig:
-    def __init__(self) -> None:
-        self._graphs = CudaGraphStrategy.DISABLED
-        self._kernels = DynamicShapesKernelSpecializationStrategy.LAZY
-
-    @property
-    def cuda_graph_strategy(self) -> CudaGraphStrategy:
-        return self._graphs
-
-    @cuda_graph_strategy.setter
-    def cuda_graph_strategy(self, value: CudaGraphStrategy) -> None:
-        self._graphs = CudaGraphStrategy(value)
-
-    @property
-    def dynamic_shapes_kernel_specialization_strategy(self) -> DynamicShapesKernelSpecializationStrategy:
-        return self._kernels
-
-    @dynamic_shapes_kernel_specialization_strategy.setter
-    def dynamic_shapes_kernel_specialization_strategy(self, value: DynamicShapesKernelSpecializationStrategy) -> None:
-        self._kernels = DynamicShapesKernelSpecializationStrategy(value)
-
-
 class Runtime:
     _gpu: Gpu
 
@@ -116,9 +82,14 @@ class Runtime:
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
         try:
             self._gpu.enter("Runtime.deserialize_cuda_engine", current=True)
-            return ICudaEngine(self._gpu, self._logger, *_unpack(bytes(serialized_engine), self._gpu.plans))
+            return ICudaEngine(self._gpu, self._logger, *unpack(bytes(serialized_engine), self._gpu.plans))
         except (CUDAError, ValueError) as error:
             return _complain(self._logger, "IRuntime::deserializeCudaEngine: Error Code 1: ", error)
+
+    def get_engine_validity(self, buffer: bytes) -> tuple[EngineValidity, int]:
+        self._gpu.enter("Runtime.get_engine_validity")
+        verdict, diagnostics = self._gpu.verdict
+        return EngineValidity[verdict], diagnostics
 
 
 class ICudaEngine:
@@ -130,8 +101,11 @@ class ICudaEngine:
         self._session = ort.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = {value.name: value for value in self._session.get_outputs()}
-        self._ranges: Ranges = facts["ranges"]
-        self._aux = facts["aux_streams"]
+        self._profiles: Sequence[Ranges] = facts["profiles"]
+        self._facts = facts
+        self._name = hashlib.sha256(onnx).hexdigest()[:8]
+        self._budget = int(facts["streamable"])
+        self._contexts: WeakSet[IExecutionContext] = WeakSet()
         self._shapes: dict[tuple[Shape, ...], dict[str, Shape]] = {}
 
     @property
@@ -140,7 +114,32 @@ class ICudaEngine:
 
     @property
     def num_aux_streams(self) -> int:
-        return int(self._aux)
+        return int(self._facts["aux_streams"])
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return len(self._profiles)
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        return 4096
+
+    @property
+    def streamable_weights_size(self) -> int:
+        return int(self._facts["streamable"])
+
+    @property
+    def weight_streaming_budget_v2(self) -> int:
+        return self._budget
+
+    @weight_streaming_budget_v2.setter
+    def weight_streaming_budget_v2(self, value: int) -> None:
+        if self._contexts:
+            raise Misuse("the library refuses another budget while a context lives")
+        self._budget = value
+
+    def get_weight_streaming_automatic_budget(self) -> int:
+        return self._budget
 
     def get_tensor_name(self, index: int) -> str:
         return [*self._inputs, *self._outputs][index]
@@ -154,26 +153,32 @@ class ICudaEngine:
     def get_tensor_dtype(self, name: str) -> DataType:
         return TYPES[self._value(name).type][0]
 
+    def is_shape_inference_io(self, name: str) -> bool:
+        return name in self._facts["shape_inputs"]
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        return self._facts["aliases"].get(name)  # type: ignore[no-any-return]
+
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Dims]:
-        return [Dims(shape) for shape in self._ranges[name]]
+        return [Dims(shape) for shape in self._profiles[profile_index][name]]
 
     def create_runtime_config(self) -> IRuntimeConfig:
         self._gpu.enter("ICudaEngine.create_runtime_config")
-        return IRuntimeConfig()
+        return IRuntimeConfig(self._gpu)
 
     def create_execution_context(self, runtime_config: IRuntimeConfig | None = None) -> "IExecutionContext | None":
         try:
             self._gpu.enter("ICudaEngine.create_execution_context", current=True)
         except CUDAError as error:
             return _complain(self._logger, "ICudaEngine::createExecutionContext: Error Code 1: ", error)
-        return IExecutionContext(self._gpu, self, self._logger, runtime_config or IRuntimeConfig())
+        return IExecutionContext(self._gpu, self, self._logger, runtime_config or IRuntimeConfig(self._gpu))
 
     def _value(self, name: str) -> Any:
         return self._inputs[name] if name in self._inputs else self._outputs[name]
 
-    def _takes(self, name: str, shape: Shape) -> bool:
+    def _takes(self, name: str, shape: Shape, profile: int) -> bool:
         declared = tuple(self.get_tensor_shape(name))
-        least, _, most = self._ranges.get(name, (shape,) * 3)
+        least, _, most = self._profiles[profile].get(name, (shape,) * 3)
         fits = len(shape) == len(declared) and all(dim in (-1, size) for dim, size in zip(declared, shape, strict=True))
         return fits and all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True))
 
@@ -205,6 +210,12 @@ class IExecutionContext:
         self._addresses: dict[str, int] = {}
         self._ready: set[tuple[Shape, ...]] = set()
         self._stream: Stream | None = None
+        self._profile = -1 if engine._contexts else 0
+        self._generation = 0
+        self._extra: list[Stream] = []
+        self._memory: tuple[int, int] | None = None
+        engine._contexts.add(self)
+        self._position = 0
         gpu.executions.add(self)
 
     def __del__(self) -> None:
@@ -215,10 +226,35 @@ class IExecutionContext:
     def get_runtime_config(self) -> IRuntimeConfig:
         return self._config
 
+    @property
+    def active_optimization_profile(self) -> int:
+        return self._profile
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        """Graphs that were captured before are void, of which nothing is said."""
+        self._touch("set_optimization_profile_async")
+        try:
+            self._gpu.enter("IExecutionContext.set_optimization_profile_async", current=True)
+            self._gpu.find_stream(stream_handle).put(Operation(lambda: None))
+        except CUDAError as error:
+            return self._refuse("setOptimizationProfileAsync", str(error))
+        if not 0 <= profile_index < self._engine.num_optimization_profiles:
+            return self._refuse("setOptimizationProfileAsync", f"Profile index {profile_index} is out of range")
+        self._profile, self._generation = profile_index, self._generation + 1
+        self._shapes = {name: shape for name, shape in self._shapes.items() if _is_fixed(self._engine._inputs[name].shape)}
+        self._ready.clear()
+        return True
+
+    def set_aux_streams(self, aux_streams: Sequence[int]) -> None:
+        self._extra = [self._gpu.find_stream(handle) for handle in aux_streams]
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        self._memory = memory, size
+
     def set_input_shape(self, name: str, shape: Shape) -> bool:
         self._touch("set_input_shape")
         self._shapes.pop(name, None)
-        if not self._engine._takes(name, tuple(shape)):
+        if self._profile < 0 or not self._engine._takes(name, tuple(shape), self._profile):
             return self._refuse("setInputShape", f"Static dimension mismatch or outside of the profile: {list(shape)}")
         self._shapes[name] = tuple(shape)
         return True
@@ -249,7 +285,7 @@ class IExecutionContext:
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         stream = self._gpu.find_stream(int(stream_handle))
-        if self.in_flight and stream is not self._stream:
+        if self.in_flight and not self._follows(stream):
             raise Misuse("one execution context ran on two streams at once")
         try:
             self._gpu.enter("IExecutionContext.execute_async_v3", current=True)
@@ -267,18 +303,50 @@ class IExecutionContext:
         return [name for name in self._engine._inputs if name not in self._shapes]
 
     def _submit(self, stream: Stream) -> bool:
-        if stream.capture:
-            self._touch("a capture")
-        shapes, addresses = dict(self._shapes), dict(self._addresses)
+        shapes, addresses, generation = dict(self._shapes), dict(self._addresses), self._generation
         key = tuple(shapes.values())
-        if stream.capture and (key not in self._ready or not self._gpu.capturable):
-            raise stream.capture.spoil()  # What a shape needs when it runs first is allocated then.
-        stream.put(Operation(lambda: self._compute(shapes, addresses), of=self))
+        self._check(stream)
+        if stream.capture:
+            self._check_capture(stream.capture, key)
+        self._config._cache._compile(f"{self._engine._name} {key}")
+        stream.put(Operation(lambda: self._compute(shapes, addresses, generation), of=self))
+        if self._streams_weights:
+            stream.run()
         self._ready.add(key)
-        self._stream = stream
+        self._stream, self._position = stream, stream.submitted
         return True
 
-    def _compute(self, shapes: Mapping[str, Shape], addresses: Mapping[str, int]) -> None:
+    @property
+    def _streams_weights(self) -> bool:
+        return self._engine._budget < self._engine.streamable_weights_size
+
+    def _check(self, stream: Stream) -> None:
+        needed = self._engine.num_aux_streams
+        if len(self._extra) < needed or any(extra.closed for extra in self._extra):
+            raise Misuse("auxiliary streams that the library makes itself have everybody's SMs")
+        if any(extra.context is not stream.context for extra in self._extra[:needed]):
+            raise CUDAError("CUDA_ERROR_INVALID_VALUE: the streams are not all of the same green context")
+        kind = self._config.get_execution_context_allocation_strategy()
+        if kind == ExecutionContextAllocationStrategy.USER_MANAGED:
+            address, size = self._memory or (0, 0)
+            if size < self._engine.device_memory_size_v2:
+                raise Misuse("a context has less memory than the engine needs")
+            self._gpu.reach(address, size)
+
+    def _check_capture(self, capture: Capture, key: tuple[Shape, ...]) -> None:
+        self._touch("a capture")
+        if self._config.cuda_graph_strategy == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
+            raise Misuse("a context with graphs of its own was captured")
+        if key not in self._ready or not self._gpu.capturable or self._streams_weights:
+            raise capture.spoil()  # What a shape needs when it runs first is allocated then.
+
+    def _follows(self, stream: Stream) -> bool:
+        """Whether what is submitted to this stream runs after what this context ran last."""
+        return stream.clock.get(id(self._stream), 0) >= self._position
+
+    def _compute(self, shapes: Mapping[str, Shape], addresses: Mapping[str, int], generation: int) -> None:
+        if generation != self._generation:
+            raise Misuse("a graph was launched that was captured with another optimization profile")
         given = {name: self._read(name, shape, addresses[name]) for name, shape in shapes.items()}
         for name, array in self._engine._run(given).items():
             array = np.ascontiguousarray(array)
@@ -296,25 +364,11 @@ class IExecutionContext:
         return bool(_complain(self._logger, f"IExecutionContext::{what}: Error Code 3: ", why))
 
 
-def make_plan(onnx: bytes, ranges: Ranges | None = None, aux_streams: int = 0) -> bytes:
-    """A plan that the simulated library can load."""
-    facts = {"ranges": {name: [list(shape) for shape in shapes] for name, shapes in (ranges or {}).items()}}
-    return b"".join([MAGIC, json.dumps({**facts, "aux_streams": aux_streams}).encode(), b"\n", onnx])
-
-
 def library(gpu: Gpu, name: str = "tensorrt_rtx", **others: Any) -> ModuleType:
     """The library as a module for this GPU; `others` are further names in it, or None for those that it lacks."""
-    contents = {"__version__": "1.6.1.120", **bound(sys.modules[__name__], gpu), **others}
+    ours = bound(sys.modules[__name__], gpu) | bound(tensorrt_config, gpu)
+    contents = {"__version__": "1.6.1.120", **ours, **others}
     return make_module(name, {key: value for key, value in contents.items() if value is not None})
-
-
-def _unpack(plan: bytes, known: Mapping[bytes, bytes]) -> tuple[bytes, Mapping[str, Any]]:
-    if plan in known:
-        return known[plan], {"ranges": {}, "aux_streams": 0}
-    if not plan.startswith(MAGIC):
-        raise ValueError("Serialization (Magic tag does not match)")
-    facts, _, onnx = plan.removeprefix(MAGIC).partition(b"\n")
-    return onnx, json.loads(facts)
 
 
 def _is_fixed(dims: Sequence[Any]) -> bool:

@@ -11,7 +11,7 @@ from engines import DATATYPES, Signature, TensorSpec, wire
 from engines.memory import view
 from server.errors import BadRequest
 from server.protocol.request import InferRequest, Limits, decode
-from server.slots import Slot
+from tests.memory import slot_of
 
 Document = dict[str, Any]
 
@@ -70,9 +70,9 @@ def take(document: Any, signature: Signature, *tensors: bytes, limits: Limits = 
 
 
 def take_bytes(body: bytes, header_length: int | None, signature: Signature, limits: Limits = LIMITS) -> Decoded:
-    slot = Slot(0)
+    slot = slot_of()
     taken = decode(body, header_length, signature, slot, limits)
-    found, _ = slot.inputs(signature, taken.shapes)
+    found, _ = slot.inputs(signature, taken.shapes, slot.capacity)
     return Decoded(taken, tuple((tensor.shape, bytes(view(tensor.address, tensor.nbytes))) for tensor in found))
 
 

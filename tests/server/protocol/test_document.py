@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import BadRequest
-from server.protocol.document import field, flag, kind_of, parameters, parse, refuse, show, unsigned
+from server.protocol.document import count, field, flag, parameters, parse, refuse, short, show, unsigned
 
 from .messages import nested
 
@@ -48,12 +48,16 @@ def test_what_json_has_no_form_for_is_refused_with_its_place(literal: str) -> No
         parse(f'{{"value": {literal}}}'.encode())
 
 
-@pytest.mark.parametrize(
-    "body", [b"", b" ", b"{", b'{"a": 1} {}', b'{"a": "\xff"}', b"\xef\xbb\xbf{}", b'{"a": "\\ud800"}', b"\0"]
-)
+@pytest.mark.parametrize("body", [b"{", b'{"a": 1} {}', b'{"a": "\xff"}', b"\xef\xbb\xbf{}", b'{"a": "\\ud800"}', b"\0"])
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match="the request body is not JSON: "):
         parse(body)
+
+
+@pytest.mark.parametrize("body", [b"", b" \r\n"])
+def test_an_empty_body_is_told_so(body: bytes) -> None:
+    with pytest.raises(BadRequest, match=r"^the request body is empty; expected an object$"):
+        parse(memoryview(body))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def test_what_is_not_json_is_refused(body: bytes) -> None:
         ('"a"', "a string"),
         ("1", "an integer"),
         ("1.5", "a number"),
-        ("true", "true or false"),
+        ("true", "a boolean"),
         ("null", "null"),
     ],
 )
@@ -110,7 +114,7 @@ def test_a_missing_field_is_named_with_its_place_and_what_it_should_be() -> None
     ("value", "what"),
     [
         (1, "1 is an integer"),
-        (True, "true is true or false"),
+        (True, "true is a boolean"),
         (1.5, "1.5 is a number"),
         ([1], r"\[1\] is an array"),
         ({}, "{} is an object"),
@@ -122,7 +126,7 @@ def test_a_field_of_another_kind_is_named_with_what_came(value: object, what: st
 
 
 def test_true_is_no_integer() -> None:
-    with pytest.raises(BadRequest, match=r"^count: true is true or false; expected an integer$"):
+    with pytest.raises(BadRequest, match=r"^count: true is a boolean; expected an integer$"):
         field({"count": True}, "count", int)
 
 
@@ -132,9 +136,9 @@ def test_parameters_are_strings_numbers_and_booleans() -> None:
     assert parameters({}) == {}
 
 
-@pytest.mark.parametrize("value", [None, [1], {"b": 1}])
-def test_a_parameter_of_another_kind_is_refused_by_name(value: object) -> None:
-    expected = f"inputs[0].parameters.a: {json.dumps(value)} is {kind_of(value)}; expected a string, a number or true or false"
+@pytest.mark.parametrize(("value", "what"), [(None, "null"), ([1], "[1] is an array"), ({"b": 1}, '{"b": 1} is an object')])
+def test_a_parameter_of_another_kind_is_refused_by_name(value: object, what: str) -> None:
+    expected = f"inputs[0].parameters.a: {what}; expected a string, a number or true or false"
     with pytest.raises(BadRequest, match=f"^{re.escape(expected)}$"):
         parameters({"parameters": {"a": value}}, "inputs[0].")
 
@@ -151,9 +155,13 @@ def test_an_integer_of_at_least_0_is_unsigned(value: int) -> None:
     assert unsigned({}, "priority") is None
 
 
-@pytest.mark.parametrize("value", [-1, 1.0, True, "1", []])
-def test_anything_else_is_not_unsigned(value: object) -> None:
-    with pytest.raises(BadRequest, match=r"^parameters\.priority: .* is .*; expected an integer of at least 0$"):
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [(-1, "-1"), (1.0, "1.0 is a number"), (True, "true is a boolean"), ("1", '"1" is a string'), ([], "[] is an array")],
+)
+def test_anything_else_is_not_unsigned(value: object, what: str) -> None:
+    expected = f"parameters.priority: {what}; expected an integer of at least 0"
+    with pytest.raises(BadRequest, match=f"^{re.escape(expected)}$"):
         unsigned({"priority": value}, "priority")
 
 
@@ -173,6 +181,17 @@ def test_anything_else_is_no_flag(value: object) -> None:
 def test_what_is_shown_is_short_json(value: object) -> None:
     text, whole = show(value), json.dumps(value, ensure_ascii=False)
     assert text == whole or (len(text) == 43 and whole.startswith(text.removesuffix("...")))
+
+
+def test_a_name_that_somebody_sent_is_repeated_only_in_part() -> None:
+    assert short("a" * 40) == "a" * 40
+    assert short("a" * 41) == "a" * 40 + "..."
+    with pytest.raises(BadRequest, match=r"^parameters\.a{40}\.\.\.: null; expected a string"):
+        parameters({"parameters": {"a" * 100_000: None}})
+
+
+def test_things_are_counted_in_words() -> None:
+    assert [count(number, "byte") for number in (0, 1, 2)] == ["0 bytes", "1 byte", "2 bytes"]
 
 
 def test_what_is_nested_very_deeply_is_refused_without_being_shown() -> None:

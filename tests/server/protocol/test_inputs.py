@@ -31,13 +31,13 @@ from .messages import (
         ({"inputs": {}}, "inputs: {} is an object; expected an array"),
         ({"inputs": "x"}, 'inputs: "x" is a string; expected an array'),
         ({"inputs": [1]}, "inputs[0]: 1 is an integer; expected an object"),
-        ({"inputs": [None]}, "inputs[0]: null is null; expected an object"),
+        ({"inputs": [None]}, "inputs[0]: null; expected an object"),
         ({"inputs": [[]]}, "inputs[0]: [] is an array; expected an object"),
         ({"inputs": [{}]}, "inputs[0].name: missing; expected a string"),
         ({"inputs": [{"name": 1}]}, "inputs[0].name: 1 is an integer; expected a string"),
         ({"inputs": [{"name": "z"}]}, "inputs[0].name: the model has no input 'z'; it has 'x'"),
         ({"inputs": [{"name": "x"}]}, "inputs[0].datatype: missing; expected a string"),
-        (request(tensor([1]), tensor([1])), "inputs[1].name: 'x' stands twice"),
+        (request(tensor([1]), tensor([1])), "inputs[1].name: 'x' stands twice; expected each input once"),
         (request(tensor([1]), tensor([1], name="z")), "inputs[1].name: the model has no input 'z'; it has 'x'"),
     ],
 )
@@ -53,7 +53,7 @@ def test_every_input_that_is_missing_is_named() -> None:
 @pytest.mark.parametrize("datatype", ["FP64", "fp32", "TYPE_FP32", "", "BYTES"])
 def test_another_datatype_is_refused_with_the_models(datatype: str) -> None:
     told = refusal(request(tensor([1], datatype)))
-    assert told == f"inputs[0].datatype: {json.dumps(datatype)}; input 'x' is FP32"
+    assert told == f"inputs[0].datatype: {json.dumps(datatype)}; expected FP32, as input 'x' is"
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_an_integer_out_of_range_is_refused_for_every_integer_type(name: str) ->
     ("datatype", "data", "told"),
     [
         ("INT32", [1.5], "inputs[0].data[0]: 1.5 is a number; expected an integer for INT32"),
-        ("INT32", [1, True], "inputs[0].data[1]: true is true or false; expected an integer for INT32"),
-        ("FP32", [1, False], "inputs[0].data[1]: false is true or false; expected a number for FP32"),
-        ("FP32", [None], "inputs[0].data[0]: null is null; expected a number for FP32"),
+        ("INT32", [1, True], "inputs[0].data[1]: true is a boolean; expected an integer for INT32"),
+        ("FP32", [1, False], "inputs[0].data[1]: false is a boolean; expected a number for FP32"),
+        ("FP32", [None], "inputs[0].data[0]: null; expected a number for FP32"),
         ("FP32", ["1"], 'inputs[0].data[0]: "1" is a string; expected a number for FP32'),
         ("FP32", [1e39], "inputs[0].data[0]: 1e+39 is out of range for FP32 (-3.40"),
         ("BOOL", [1], "inputs[0].data[0]: 1 is an integer; expected true or false for BOOL"),
@@ -151,8 +151,8 @@ def test_data_that_the_type_does_not_hold_is_refused_where_it_stands(datatype: s
     ("data", "shape", "told"),
     [
         ([[1, 2], [3]], [2, 2], "inputs[0].data: not nested as [2, 2]"),
-        ([1, 2, 3], [2, 2], "inputs[0].data: 3 elements; shape [2, 2] takes 4 of them"),
-        ([1], [2**20, 64], "inputs[0].data: 1 elements; shape [1048576, 64] takes 67108864 of them"),
+        ([1, 2, 3], [2, 2], "inputs[0].data: 3 elements; expected 4, as shape [2, 2] has"),
+        ([1], [2**20, 64], "inputs[0].data: 1 element; expected 67108864, as shape [1048576, 64] has"),
     ],
 )
 def test_data_of_another_shape_is_refused(data: list[Any], shape: list[int], told: str) -> None:
@@ -160,32 +160,43 @@ def test_data_of_another_shape_is_refused(data: list[Any], shape: list[int], tol
 
 
 def test_an_input_has_its_data_once() -> None:
-    expected = "inputs[0].data: expected either data or parameters.binary_data_size, and not both"
-    assert refusal(request(tensor([1.0], binary_data_size=4)), model(), b"\0" * 4) == expected
-    assert refusal(request({"name": "x", "datatype": "FP32", "shape": [1]})) == expected
+    told = refusal(request(tensor([1.0], binary_data_size=4)), model(), b"\0" * 4)
+    assert told == "inputs[0].data: given; expected either this or parameters.binary_data_size"
+    told = refusal(request({"name": "x", "datatype": "FP32", "shape": [1]}))
+    assert told == "inputs[0].data: missing; expected an array, or parameters.binary_data_size"
 
 
-@pytest.mark.parametrize("size", [-4, 4.0, True, "4"])
-def test_a_size_that_is_no_count_of_bytes_is_refused(size: Any) -> None:
+@pytest.mark.parametrize(
+    ("size", "what"), [(-4, "-4"), (4.0, "4.0 is a number"), (True, "true is a boolean"), ("4", '"4" is a string')]
+)
+def test_a_size_that_is_no_count_of_bytes_is_refused(size: Any, what: str) -> None:
     told = refusal(request(binary(size, shape=[1])), model(), b"\0" * 4)
-    assert told.startswith(f"inputs[0].parameters.binary_data_size: {json.dumps(size)} is ")
-    assert told.endswith("; expected an integer of at least 0")
+    assert told == f"inputs[0].parameters.binary_data_size: {what}; expected an integer of at least 0"
 
 
 @pytest.mark.parametrize("size", [0, 3, 5, 8, 2**63])
 def test_a_size_that_is_not_the_shapes_is_refused(size: int) -> None:
     told = refusal(request(binary(size, shape=[1])), model(), b"\0" * 8)
-    assert told == f"inputs[0].parameters.binary_data_size: {size}; shape [1] of FP32 has 4 bytes"
+    assert told == f"inputs[0].parameters.binary_data_size: {size}; expected 4, the bytes of FP32[1]"
 
 
 def test_fewer_bytes_than_declared_are_refused() -> None:
     told = refusal(request(binary(8)), model(), b"\0" * 7)
-    assert told == "inputs[0].parameters.binary_data_size: 8 bytes, but 7 are left in the body"
+    assert told == "inputs[0].parameters.binary_data_size: 8, but 7 bytes of the body remain"
+
+
+def test_a_binary_tensor_without_the_header_that_announces_it_is_told_of_the_header() -> None:
+    told = refusal(request(binary(8)), model())
+    assert told == (
+        "inputs[0].parameters.binary_data_size: 8, but 0 bytes of the body remain, "
+        "which without the header Inference-Header-Content-Length is all JSON"
+    )
 
 
 def test_more_bytes_than_declared_are_refused() -> None:
-    assert refusal(request(binary(8)), model(), b"\0" * 9) == "1 bytes of the body are left after the last binary tensor"
-    assert refusal(request(tensor([1])), model(), b"\0") == "1 bytes of the body are left after the last binary tensor"
+    told = "the body has {} more than its JSON and parameters.binary_data_size of its inputs say"
+    assert refusal(request(binary(8)), model(), b"\0" * 9) == told.format("1 byte")
+    assert refusal(request(tensor([1])), model(), b"\0\0") == told.format("2 bytes")
 
 
 @pytest.mark.parametrize(
@@ -201,14 +212,14 @@ def test_more_bytes_than_declared_are_refused() -> None:
     ],
 )
 def test_bytes_that_are_no_texts_are_refused(data: bytes, count: int, told: str) -> None:
-    expected = f"input 'x': BYTES tensor of {count} elements: {told}"
+    expected = f"inputs[0]: input 'x', BYTES[{count}]: {told}"
     assert refusal(request(binary(len(data), "BYTES", [count])), model("BYTES"), data) == expected
 
 
 @pytest.mark.parametrize("data", [b"\x02", b"\0\xff", b"\x01\x01\x80"])
 def test_a_byte_other_than_0_and_1_is_no_bool(data: bytes) -> None:
     told = refusal(request(binary(len(data), "BOOL")), model("BOOL"), data)
-    assert told == "inputs[0]: input 'x' has bytes other than 0 and 1; a BOOL is one or the other"
+    assert told == "inputs[0]: input 'x' has bytes other than 0 and 1; expected one of them for a BOOL"
 
 
 def test_half_precision_comes_in_and_goes_out_as_bytes() -> None:

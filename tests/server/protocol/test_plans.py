@@ -11,6 +11,7 @@ from server.errors import BadRequest, RequestError, TooLarge
 from server.protocol.plans import Plans
 from server.protocol.request import InferRequest, Limits, decode
 from server.slots import SMALLEST, Slot
+from tests.memory import slot_of
 
 from .messages import BATCHED, LIMITS, binary, body_of, floats, model, request, spec, tensor
 
@@ -21,13 +22,13 @@ ESCAPED = body_of(request(tensor([1.0, 2.0], name="a"), binary(4, "INT16"))).rep
 
 
 def content(taken: InferRequest, slot: Slot, signature: Signature) -> list[bytes]:
-    tensors, _ = slot.inputs(signature, taken.shapes)
+    tensors, _ = slot.inputs(signature, taken.shapes, slot.capacity)
     return [bytes(view(tensor.address, tensor.nbytes)) for tensor in tensors]
 
 
 def outcome(decoder: Any, body: bytes, header_length: int | None, signature: Signature) -> Any:
     """What comes of a body: the request and its tensors, or the refusal."""
-    slot = Slot(0)
+    slot = slot_of()
     try:
         taken = decoder(body, header_length, signature, slot, LIMITS)
     except (RequestError, TensorMismatch) as error:
@@ -62,9 +63,9 @@ def test_a_remembered_request_makes_room_for_its_answer() -> None:
     signature = Signature((spec("x", "FP32", "n"),), (spec("y", "FP32", "n", SMALLEST),))
     document, plans = body_of(request(binary(4))), Plans()
     for _ in range(2):
-        slot = Slot(0)
+        slot = slot_of()
         plans.decode(document + b"\0" * 4, len(document), signature, slot, LIMITS)
-        assert slot.inputs(signature, [(1,)])[1].nbytes >= 4 * SMALLEST
+        assert slot.inputs(signature, [(1,)], slot.capacity)[1].nbytes >= 4 * SMALLEST
 
 
 def test_a_remembered_request_whose_answer_no_memory_holds_is_still_too_large() -> None:
@@ -72,7 +73,7 @@ def test_a_remembered_request_whose_answer_no_memory_holds_is_still_too_large() 
     document, plans = body_of(request(binary(40))), Plans()
     for _ in range(2):
         with pytest.raises(TooLarge):
-            plans.decode(document + b"\0" * 40, len(document), signature, Slot(0), LIMITS)
+            plans.decode(document + b"\0" * 40, len(document), signature, slot_of(), LIMITS)
 
 
 @pytest.mark.parametrize("tensors", [b"", b"\0" * 7, b"\0" * 9, b"\0" * 16])
@@ -140,7 +141,7 @@ def test_a_request_over_the_limit_of_json_is_refused_each_time() -> None:
     plans, document = Plans(), body_of(request(binary(4)))
     for _ in range(2):
         with pytest.raises(TooLarge):
-            plans.decode(document + b"\0" * 4, len(document), model(), Slot(0), Limits(len(document) - 1, 9))
+            plans.decode(document + b"\0" * 4, len(document), model(), slot_of(), Limits(len(document) - 1, 9))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=13), st.integers(-1, 1)), max_size=8))
@@ -162,4 +163,4 @@ def test_a_request_is_remembered_by_its_bytes_not_its_meaning() -> None:
     check(plans, json.dumps(document, indent=1).encode(), b"\0" * 4, model())
     assert repr(plans) == "<Plans 2>"
     with pytest.raises(BadRequest):
-        plans.decode(b"", 1, model(), Slot(0), LIMITS)
+        plans.decode(b"", 1, model(), slot_of(), LIMITS)

@@ -14,6 +14,8 @@ from .messages import (
     take_bytes,
 )
 
+RAW = "Inference-Header-Content-Length: 0, a raw body,"
+
 
 def raw(body: bytes, signature: Signature) -> tuple[tuple[int, ...], bytes]:
     """The only tensor of a body in the raw form."""
@@ -56,15 +58,15 @@ def test_a_raw_body_of_bytes_is_one_element_without_its_length() -> None:
 @pytest.mark.parametrize(
     ("body", "signature", "told"),
     [
-        (b"\0" * 8, PAIR, "a raw body needs a model of 1 input; this one has 2"),
-        (b"", Signature((), ()), "a raw body needs a model of 1 input; this one has 0"),
-        (b"\0" * 4, model("FP32", "n", "m"), "a raw body cannot tell the shape of input 'x', [-1, -1]; send its shape"),
-        (b"a", model("BYTES", 2), "a raw body cannot tell the shape of input 'x', [2]; send its shape"),
-        (b"\0" * 4, model("FP32", 2), "a raw body of 4 bytes does not fit input 'x', FP32[2]"),
-        (b"\0" * 12, model("FP32", 2, "n"), "a raw body of 12 bytes does not fit input 'x', FP32[2, -1]"),
-        (b"\0" * 5, model("FP32", "n"), "a raw body of 5 bytes does not fit input 'x', FP32[-1]"),
-        (b"\0", model("FP32", 0, "n"), "a raw body of 1 bytes does not fit input 'x', FP32[0, -1]"),
-        (b"\xff", model("BYTES", 1), "input 'x': BYTES tensor of 1 elements: element 0 is not UTF-8"),
+        (b"\0" * 8, PAIR, f"{RAW} needs a model of 1 input; this one has 2"),
+        (b"", Signature((), ()), f"{RAW} needs a model of 1 input; this one has 0"),
+        (b"\0" * 4, model("FP32", "n", "m"), f"{RAW} cannot tell the shape of input 'x', [-1, -1]; send its shape in JSON"),
+        (b"a", model("BYTES", 2), f"{RAW} cannot tell the shape of input 'x', [2]; send its shape in JSON"),
+        (b"\0" * 4, model("FP32", 2), f"{RAW} of 4 bytes does not fit input 'x', FP32[2]"),
+        (b"\0" * 12, model("FP32", 2, "n"), f"{RAW} of 12 bytes does not fit input 'x', FP32[2, -1]"),
+        (b"\0" * 5, model("FP32", "n"), f"{RAW} of 5 bytes does not fit input 'x', FP32[-1]"),
+        (b"\0", model("FP32", 0, "n"), f"{RAW} of 1 byte does not fit input 'x', FP32[0, -1]"),
+        (b"\xff", model("BYTES", 1), "raw body: input 'x', BYTES[1]: element 0 is not UTF-8"),
         (b"\x02", model("BOOL", "n"), "raw body: input 'x' has bytes other than 0 and 1"),
     ],
 )

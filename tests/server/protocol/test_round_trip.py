@@ -14,8 +14,8 @@ from engines import DATATYPES, Signature, TensorSpec, wire
 from engines.signature import align
 from server.protocol.request import InferRequest, Wanted
 from server.protocol.response import encode
-from server.slots import Slot
 from server.ticket import Extent
+from tests.memory import slot_of
 
 from .messages import Document, request, take
 
@@ -116,9 +116,9 @@ def test_what_the_reference_client_writes_is_understood(inputs: list[Sample]) ->
 
 
 def answer(outputs: list[Sample]) -> tuple[bytes, int | None]:
-    slot, extents, end = Slot(0), [], 0
+    slot, extents, end = slot_of(), [], 0
     for item in outputs:
-        slot.reserve(end + len(item.wire), keep=end)
+        slot.reserve(end + len(item.wire))
         slot.view[end : end + len(item.wire)] = item.wire
         extents.append(Extent(item.value.shape, end, len(item.wire)))
         end = align(end + len(item.wire))

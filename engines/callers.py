@@ -1,0 +1,53 @@
+"""The stream that a caller's own work is on: chosen for one flow of execution, a thread or an asyncio task, and no other.
+
+What `on_stream` promises of an inference that is enqueued inside it, whoever's the stream is:
+
+1. It begins after everything that was on the stream, and what comes on the stream later begins after it: inputs that the
+   stream still writes and outputs that it will read need no wait in between. `Work.wait` is needed only to read them here.
+   Memory that the GPU cannot reach is the exception: such inputs are read when they are enqueued.
+2. It runs on the partition's SMs. A stream of the partition's green context carries all of it: copies, engine, the event at
+   its end. Any other stream of the device, whose work has other SMs, is ordered with the partition's by events on the device.
+3. Inferences of one executor follow each other in the order they were enqueued, whichever streams were chosen.
+4. What cannot be so is refused before anything is enqueued: a stream of another device, one that is being captured, or a
+   default stream while another context than the device's primary one is current.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_SELECTED: ContextVar[int | None] = ContextVar("greenlane_stream", default=None)
+
+
+@contextmanager
+def on_stream(stream: object) -> Iterator[None]:
+    """Order inferences that are enqueued in this block with a stream of the caller's; guards nest.
+
+    `stream` is its handle (CUstream) or an object with `__cuda_stream__`, as cuda.core's and CuPy's are; for PyTorch's give
+    `stream.cuda_stream`. 0 is the NULL stream, which is a choice too; None is none: the partition's stream alone.
+    It has to live until what was enqueued has ended. The thread has to be attached to the partition as ever, but another
+    context may be current in it. Only GPUs have streams; on a CPU this does nothing. Raises TypeError.
+    """
+    token = _SELECTED.set(None if stream is None else _handle(stream))
+    try:
+        yield
+    finally:
+        _SELECTED.reset(token)
+
+
+def selected() -> int | None:
+    """The handle of the stream that the calling flow has chosen; None for none."""
+    return _SELECTED.get()
+
+
+def _handle(stream: object) -> int:
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+        return stream
+    given = getattr(stream, "__cuda_stream__", None)
+    if given is None:
+        raise TypeError(
+            f"{stream!r} is no stream; expected its handle as an integer, such as torch's stream.cuda_stream, "
+            "an object with __cuda_stream__, or None"
+        )
+    _, handle = given() if callable(given) else given
+    return int(handle)

@@ -1,0 +1,110 @@
+"""Puts an executor's inferences in order with a stream of the caller's; the promises are those of `engines.callers`.
+
+It costs four calls of the driver to ask about the stream, and four to order it: two events in all, and no wait of the host.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.core import Device, Event, Stream
+from cuda.core._utils.cuda_utils import handle_return
+
+from partitions.cuda import CudaPartition
+
+from .errors import ExecutionFailed
+
+_DEFAULT = {0: "the NULL stream", 1: "the legacy default stream", 2: "the per-thread default stream"}
+_NOT_CAPTURED = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+
+
+class Ordering:
+    """One executor's; for the thread that enqueues. `home` is the partition's stream, `primary` its device's context."""
+
+    def __init__(self, device: int, home: Stream, primary: int, event: Event) -> None:
+        self._device = device
+        self._home = home
+        self._primary = primary
+        self._event = event
+
+    def __repr__(self) -> str:
+        return f"<Ordering with stream {int(self._home.handle):#x} of device {self._device}>"
+
+    @contextmanager
+    def around(self, handle: int) -> Iterator[Stream]:
+        """Within it, enqueue one inference on the stream that this gives; where that fails, leave nothing in flight.
+
+        Raises ExecutionFailed before that for a stream that cannot be used, CUDAError.
+        """
+        home = int(self._home.handle)
+        with self._current(handle):
+            self._check(handle)
+            if handle == home:
+                yield self._home
+            elif self._is_at_home(handle):
+                self._follow(handle, home)
+                yield Stream.from_handle(handle)
+                self._follow(home, handle)
+            else:
+                self._follow(home, handle)
+                yield self._home
+                self._follow(handle, home)
+
+    def close(self) -> None:
+        """Free the event."""
+        self._event.close()
+
+    @contextmanager
+    def _current(self, handle: int) -> Iterator[None]:
+        """The primary context, where another one is current in this thread; in the end that one again."""
+        if int(handle_return(driver.cuCtxGetCurrent())) == self._primary:
+            yield
+            return
+        if handle in _DEFAULT:
+            raise ExecutionFailed(
+                f"{_DEFAULT[handle]} was selected, but the context that is current is not the primary one of device "
+                f"{self._device}: it may be a green context, which has none; select a stream of a green context by its handle"
+            )
+        handle_return(driver.cuCtxPushCurrent(self._primary))
+        try:
+            yield
+        finally:
+            driver.cuCtxPopCurrent()
+
+    def _check(self, handle: int) -> None:
+        device = int(handle_return(driver.cuStreamGetDevice(handle)))
+        if device != self._device:
+            raise ExecutionFailed(
+                f"stream {handle:#x} is of device {device}, but the engine is bound to device {self._device}; "
+                f"select a stream of device {self._device}"
+            )
+        if handle_return(driver.cuStreamIsCapturing(handle)) != _NOT_CAPTURED:
+            raise ExecutionFailed(
+                f"stream {handle:#x} is being captured, and an inference cannot be part of another graph: it has its own; "
+                "end the capture first"
+            )
+
+    def _is_at_home(self, handle: int) -> bool:
+        """Whether its work runs on the partition's SMs, as that of every stream of the same green context."""
+        return _green(handle) == _green(int(self._home.handle))
+
+    def _follow(self, later: int, earlier: int) -> None:
+        """What is submitted to the one from now on begins after all that is on the other by now."""
+        handle_return(driver.cuEventRecord(self._event.handle, earlier))
+        handle_return(driver.cuStreamWaitEvent(later, self._event.handle, 0))
+
+
+def open_ordering(device: Device, partition: CudaPartition) -> Ordering:
+    """On a thread that is attached to the partition. Raises CUDAError."""
+    primary = int(handle_return(driver.cuCtxGetCurrent()))
+    return Ordering(partition.device.index, partition.stream, primary, device.create_event())
+
+
+def _green(handle: int) -> int:
+    return _number(handle_return(driver.cuStreamGetGreenCtx(handle)))
+
+
+def _number(handle: Any) -> int:
+    """A handle as an integer, NULL as 0."""
+    return int(handle) if handle is not None else 0

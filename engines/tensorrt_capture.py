@@ -1,0 +1,68 @@
+"""One inference captured as a graph, on a stream of the partition that nothing else uses.
+
+While a stream is captured, all that any thread submits to it goes into the capture, and waiting for it spoils the capture.
+The partition's own stream is other threads' too: a model is bound beside the worker, an executor is closed from elsewhere.
+So it is never captured. A graph stays on the SMs of the green context it was captured in, whatever stream it is launched
+on, and both streams are of the same context.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.core import Stream
+from cuda.core._utils.cuda_utils import handle_return
+
+from partitions.cuda import CudaPartition, SideStream
+
+from .errors import ExecutionFailed
+
+_THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+
+class Graph:
+    """A graph that can be launched. Nothing checks that what it works on is still there."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"<Graph{'' if self._handle else ', closed'}>"
+
+    def launch(self, stream: Stream) -> None:
+        """On a stream of the green context it was captured in. Raises CUDAError."""
+        handle_return(driver.cuGraphLaunch(self._handle, stream.handle))
+
+    def close(self) -> None:
+        """Destroy it, once; it must not be in flight. Raises CUDAError."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle_return(driver.cuGraphExecDestroy(handle))
+
+
+def capture(partition: CudaPartition, submit: Callable[[SideStream], str]) -> Graph:
+    """The graph of what `submit` puts on the stream it is given; it returns "", or why it could not.
+
+    Blocks. The calling thread must have nothing else to capture. Raises ExecutionFailed, PartitionError, CUDAError.
+    """
+    with ExitStack() as made:
+        with closing(partition.make_stream()) as side:
+            graph = _captured(side, submit)
+            made.callback(graph.close)
+        made.pop_all()
+        return graph
+
+
+def _captured(side: SideStream, submit: Callable[[SideStream], str]) -> Graph:
+    handle_return(driver.cuStreamBeginCapture(side.handle, _THREAD_LOCAL))
+    with ExitStack() as after:
+        try:
+            refused = submit(side)
+        finally:
+            ended = driver.cuStreamEndCapture(side.handle)
+            if ended[1] is not None:
+                after.callback(driver.cuGraphDestroy, ended[1])
+        if refused:
+            raise ExecutionFailed(refused)
+        return Graph(handle_return(driver.cuGraphInstantiate(handle_return(ended), 0)))

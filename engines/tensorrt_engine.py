@@ -1,0 +1,151 @@
+"""A deserialised plan: what is known of it, what its executors share, and how it is bound."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from partitions import DeviceLost, Partition, PartitionError
+from partitions.cuda import CudaDevice, CudaPartition
+from partitions.faults import translated
+
+from .cache import RuntimeCache
+from .errors import ExecutionFailed, ModelRefused
+from .notice import StagingNotice
+from .profiles import Profile, choose
+from .settings import RuntimeSettings
+from .signature import Shape, Signature, TensorSpec
+from .tensorrt_api import TensorRT
+from .tensorrt_bind import open_executor
+from .tensorrt_graphs import Situation
+from .tensorrt_run import TensorRTExecutor
+
+log = logging.getLogger("greenlane.engines")
+
+
+class TensorRTEngine:
+    """See `engines.base.Engine` for the contract. `plan` is the library's engine, None once closed."""
+
+    platform = "tensorrt_plan"
+
+    def __init__(
+        self,
+        path: Path,
+        device: CudaDevice,
+        api: TensorRT,
+        plan: Any,
+        signature: Signature,
+        profiles: Sequence[Profile],
+        settings: RuntimeSettings,
+        situation: Situation,
+        kernels: RuntimeCache | None,
+    ) -> None:
+        self.path = path
+        self.api = api
+        self.plan = plan
+        self.signature = signature
+        self.profiles = tuple(profiles)
+        self.settings = settings
+        self.situation = situation
+        self.notice = StagingNotice(path.name)
+        self._device = device
+        self._kernels = kernels
+        self._said: set[str] = set()
+        self._tuning: set[tuple[tuple[int, ...], int]] = set()
+
+    def __repr__(self) -> str:
+        return f"<TensorRTEngine {self.path.name} {self.signature!r}, {self.api}>"
+
+    @property
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Inputs, then outputs."""
+        return (*self.signature.inputs, *self.signature.outputs)
+
+    @property
+    def usable(self) -> Sequence[int]:
+        """Numbers of the profiles that may be run with."""
+        return range(len(self.profiles)) if self.settings.profile is None else (self.settings.profile,)
+
+    @property
+    def context_memory(self) -> tuple[int, ...]:
+        """Bytes of device memory that each context has to be given: one number, or none where the library allocates."""
+        return (max(1, self.plan.device_memory_size_v2),) if self.settings.allocation_strategy == "user_managed" else ()
+
+    def shapes(self, profile: int, which: str) -> tuple[Shape, ...]:
+        """The `min`, `opt` or `max` shape of each input in a profile."""
+        ranges = self.profiles[profile].ranges
+        return tuple(getattr(ranges[spec.name], which) if spec.name in ranges else spec.shape for spec in self.signature.inputs)
+
+    def profile_for(self, shapes: Sequence[Shape], active: int) -> int:
+        """The profile to run these shapes with. Raises TensorMismatch where there are several and none fits."""
+        return self.usable[0] if len(self.usable) == 1 else choose(self.profiles, self.signature, shapes, active)
+
+    def bind(self, partition: Partition) -> TensorRTExecutor:
+        if not isinstance(partition, CudaPartition):
+            raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
+        if self.plan is None:
+            raise ModelRefused(f"{self.path}: the engine is closed; load it again")
+        with refusing(f"binding {self.path} to {partition!r}"):
+            return partition.run(lambda: open_executor(self, partition))
+
+    def share_kernels(self, config: Any) -> None:
+        """Let a context with this configuration use the kernels compiled before, by other executors and processes too.
+
+        Never raises: without them, they are compiled again.
+        """
+        if self._kernels is None:
+            return
+        try:
+            self._kernels.save()  # What contexts made before have compiled.
+            done = config.set_runtime_cache(self._kernels.materialize(self._make_cache(), self.plan))
+            why = "" if done else "the library does not take it"
+        except Exception as error:
+            why = str(error)
+        if why:
+            self.warn_once(f"runs without a kernel cache: {why}")
+
+    def save_kernels(self) -> None:
+        """Keep what was compiled by now. Blocks. Never raises."""
+        if self._kernels is not None:
+            self._kernels.save()
+
+    def warn_once(self, text: str) -> None:
+        """Log a warning about this engine, unless it was logged before."""
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("%s: %s", self.path, text)
+
+    def warn_of_tuning(self, partition: CudaPartition, profile: int) -> None:
+        """Say once a partition, that is once for its granules, that a profile is meant for more SMs than it has."""
+        sms, key = self.profiles[profile].sms or 0, (partition.granules, profile)
+        if sms > partition.size and key not in self._tuning:
+            self._tuning.add(key)
+            how = "tuned" if self.profiles[profile].tuned else "meant"
+            text = "%s: profile %d is %s for %d SMs and runs on %d of %r; build one for this size with --profile --sms %d"
+            log.warning(text, self.path, profile, how, sms, partition.size, partition, partition.size)
+
+    def close(self) -> None:
+        """Save the kernels and free the plan's weights; its executors must be closed before."""
+        if self._kernels is not None:
+            with suppress(PartitionError):  # A lost device has nothing to save, which the cache finds out for itself.
+                self._device.make_current()
+            self._kernels.close()
+        self.plan = None
+
+    def _make_cache(self) -> Callable[[], Any]:
+        """The method keeps its configuration, of which the library's cache is a part, as long as the cache is kept."""
+        make: Callable[[], Any] = self.plan.create_runtime_config().create_runtime_cache
+        return make
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """What CUDA and a first run say as ModelRefused, but for errors after which nothing works: DeviceLost."""
+    try:
+        with translated(what):
+            yield
+    except DeviceLost:
+        raise
+    except (PartitionError, ExecutionFailed) as error:
+        raise ModelRefused(str(error)) from error

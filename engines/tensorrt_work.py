@@ -1,0 +1,78 @@
+"""Inferences in flight on a GPU's stream, and CUDA's errors as this package's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+import numpy as np
+from cuda.core import Event
+
+from partitions import DeviceLost, PartitionError
+from partitions.faults import translated
+
+from .base import Tensor
+from .errors import ExecutionFailed
+from .memory import view
+
+
+class TensorRTWork:
+    """One inference on a partition's stream; see `engines.base.Work`. What is on a GPU's stream cannot be cancelled."""
+
+    __slots__ = ("_event", "_outputs")
+
+    def __init__(self, event: Event, outputs: list[Tensor]) -> None:
+        self._event = event
+        self._outputs = outputs
+
+    def __repr__(self) -> str:
+        return f"<TensorRTWork {'done' if self._event.is_done else 'in flight'}>"
+
+    def wait(self) -> tuple[Tensor, ...]:
+        with failing("waiting for the GPU"):
+            self._event.sync()
+        return tuple(self._outputs)
+
+    def cancel(self) -> None:
+        """Nothing: a graph that was launched runs to its end."""
+
+
+class StagedWork(TensorRTWork):
+    """One whose outputs lie where a later inference's will, until they are collected."""
+
+    __slots__ = ("__weakref__", "_collected", "_collecting")
+
+    def __init__(self, event: Event, outputs: list[Tensor]) -> None:
+        super().__init__(event, outputs)
+        self._collected = False
+        self._collecting = Lock()
+
+    def wait(self) -> tuple[Tensor, ...]:
+        if not self._collected:
+            super().wait()
+        return self.collect()
+
+    def collect(self) -> tuple[Tensor, ...]:
+        """Copies of the outputs, made once it has ended and before its place in the ring is used again."""
+        with self._collecting:
+            if not self._collected:
+                self._outputs = [_own(tensor) for tensor in self._outputs]
+                self._collected = True
+            return tuple(self._outputs)
+
+
+@contextmanager
+def failing(what: str) -> Iterator[None]:
+    """CUDA's errors as ExecutionFailed, but for those after which nothing works: DeviceLost."""
+    try:
+        with translated(what):
+            yield
+    except DeviceLost:
+        raise
+    except PartitionError as error:
+        raise ExecutionFailed(str(error)) from error
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A copy of an output that lies in memory which the next inference will write to."""
+    copy = np.frombuffer(view(tensor.address, tensor.nbytes), np.uint8).copy()
+    return Tensor(tensor.shape, copy.ctypes.data, tensor.nbytes, copy)

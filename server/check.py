@@ -1,0 +1,219 @@
+"""`python -m server check FILE`: what a configuration would serve, and everything that is in the way of it.
+
+Nothing hides anything else: of a file with wrong keys the rest is looked at, tenants whose shares do not fit have their
+models tried on a part of the device, and without a device there is still the repository to look at.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from engines import TensorSpec, load_engine
+from partitions import Device, PartitionError, PartitionManager
+
+from .catalog import Entry, Served
+from .config import Config, ConfigError, ModelOptions, TenantConfig, salvage
+from .library import Library, Loaded
+from .repository import Repository
+from .tables import KeyPath, dotted, nearest
+
+Plan = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is not as it should be, each once: of the configuration, of what it names, and what may be meant so."""
+
+    wrong: dict[str, None] = field(default_factory=dict)
+    unserved: dict[str, None] = field(default_factory=dict)
+    doubtful: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def status(self) -> int:
+        return 2 if self.wrong else 1 if self.unserved else 0
+
+    def lines(self) -> list[str]:
+        """All of it, for people."""
+        titles = {
+            "greenlane: the configuration cannot be served:": self.wrong,
+            "greenlane: not all that is configured can be served:": self.unserved,
+            "greenlane: this may not be meant so:": self.doubtful,
+        }
+        return [line for title, found in titles.items() if found for line in (title, *(f"  {text}" for text in found))]
+
+
+def check(
+    path: str, open_device: Callable[[Config], Device], load: Callable[[str | None], AbstractContextManager[Config]]
+) -> int:
+    """Print what the file at `path` would serve, then on standard error everything that is wrong. Blocks: models are loaded.
+
+    Returns the exit status: 0 where all can be served, 1 where something that is configured cannot be, such as a broken
+    or absent model, 2 where the configuration itself is wrong or does not fit the device.
+    """
+    found = Findings()
+    with ExitStack() as stack:
+        if config := _configuration(path, load, stack, found):
+            _Check(config, found).run(_device(config, open_device, stack, found))
+    print("\n".join(found.lines() or ["all of it can be served"]), file=sys.stderr if found.lines() else sys.stdout)
+    return found.status
+
+
+def _configuration(
+    path: str, load: Callable[[str | None], AbstractContextManager[Config]], stack: ExitStack, found: Findings
+) -> Config | None:
+    try:
+        return stack.enter_context(load(path))
+    except ConfigError as error:
+        found.wrong.update(dict.fromkeys(error.problems))
+    try:
+        return salvage(Path(path))
+    except ConfigError:
+        return None
+
+
+def _device(config: Config, open_device: Callable[[Config], Device], stack: ExitStack, found: Findings) -> Device | None:
+    try:
+        return stack.enter_context(closing(open_device(config)))
+    except PartitionError as error:
+        found.wrong[f"{config.source}: device: {error}"] = None
+        return None
+
+
+class _Check:
+    """One look at a configuration; prints as it goes, since models may take their time."""
+
+    def __init__(self, config: Config, found: Findings) -> None:
+        self._config = config
+        self._found = found
+        self._repository = Repository(config.models.repository, config.models.max_batches)
+
+    def run(self, device: Device | None) -> None:
+        server, config = self._config.server, self._config
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        where = device.describe() if device else "no device, so no model is tried"
+        _say(f"{config.source}: http://{host}:{server.port} on {where}")
+        known = self._known()
+        self._check_options(known)
+        plan = self._plan(device) if device else {}
+        library = Library(self._repository, partial(load_engine, device=device))
+        for name, tenant in config.tenants.items():
+            _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}")
+            self._check_tenant(tenant, known)
+            wanted = [model for model in dict.fromkeys([*tenant.models, *known]) if model in known and tenant.may_call(model)]
+            self._try(library, device, plan.get(name, (0,)), wanted)
+
+    def _known(self) -> list[str]:
+        try:
+            known = self._repository.names()
+        except OSError as error:
+            self._wrong(("models", "repository"), f"cannot be read: {error.strerror}: {error.filename}")
+            return []
+        if not known:
+            self._found.doubtful[f"{self._config.source}: models.repository: there is no model in it"] = None
+        return known
+
+    def _plan(self, device: Device) -> Plan:
+        """Who would hold which granules; nobody where the shares do not fit."""
+        counts = {}
+        for name, tenant in self._config.tenants.items():
+            try:
+                counts[name] = tenant.share(device.unit, device.granules)
+            except ConfigError as error:
+                self._found.wrong.update(dict.fromkeys(f"{self._config.source}: {text}" for text in error.problems))
+        try:
+            return PartitionManager(device).plan(counts).after
+        except PartitionError as error:
+            self._wrong(("tenants",), str(error))
+            return {}
+
+    def _check_options(self, known: list[str]) -> None:
+        for name in self._config.models.options:
+            if name not in known:
+                self._unserved(("models", name), f"there is no such model in the repository{_hint(name, known)}")
+
+    def _check_tenant(self, tenant: TenantConfig, known: list[str]) -> None:
+        for name in tenant.models:
+            if name != "*" and name not in known:
+                self._unserved(("tenants", tenant.name, "models"), f"{name!r} is not in the repository{_hint(name, known)}")
+        allowed = os.sched_getaffinity(0)
+        if missing := sorted(set(tenant.front_cores or ()) - allowed):
+            text = f"{missing} are not among the cores this process may use, {sorted(allowed)}"
+            self._wrong(("tenants", tenant.name, "front_cores"), text)
+
+    def _try(self, library: Library, device: Device | None, granules: tuple[int, ...], names: list[str]) -> None:
+        """Load models on a partition of these granules, and close them again; only look for their files without a device."""
+        if device is None:
+            for name in names:
+                self._tell(_listed(self._repository, name))
+            return
+        try:
+            with closing(device.carve(granules)) as partition:
+                for name in names:
+                    loaded = library.attempt(name, partition)
+                    self._tell(loaded)
+                    for executor in loaded.executors.values():
+                        executor.close()
+        except PartitionError as error:
+            self._wrong(("device",), str(error))
+
+    def _tell(self, loaded: Loaded) -> None:
+        for served in loaded.served:
+            _say(f"  {served.name} {served.version}: {_describe(served)}")
+            self._check_batches(served)
+        for problem in loaded.problems:
+            _say(f"  {f'{problem.name} {problem.version}'.rstrip()}: unavailable")
+        self._found.unserved.update(dict.fromkeys(line for line in loaded.told() if line not in loaded.warnings))
+        self._found.doubtful.update(dict.fromkeys(loaded.warnings))
+
+    def _check_batches(self, served: Served) -> None:
+        """Options that only the model itself can show to be in vain."""
+        options = self._config.models.options.get(served.name, ModelOptions())
+        most, key = served.signature.max_batch, ("models", served.name)
+        for option in ("batch_delay", "preferred_batches") if not most else ():
+            if getattr(options, option):
+                self._unserved((*key, option), "the model takes no batches; set max_batch too, or leave it out")
+        if most and (above := [size for size in options.preferred_batches if size > most]):
+            self._unserved((*key, "preferred_batches"), f"{above[0]} is above the model's largest batch, which is {most}")
+
+    def _wrong(self, key: KeyPath, text: str) -> None:
+        self._found.wrong[f"{self._config.source}: {dotted(key)}: {text}"] = None
+
+    def _unserved(self, key: KeyPath, text: str) -> None:
+        self._found.unserved[f"{self._config.source}: {dotted(key)}: {text}"] = None
+
+
+def _listed(repository: Repository, name: str) -> Loaded:
+    listing = repository.read(name)
+    problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
+    return Loaded(name, [], problems, {}, (listing.warning,) if listing.warning else ())
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _hint(name: str, known: list[str]) -> str:
+    return f"; {nearest(name, known)}" if known else ""
+
+
+def _share(granules: tuple[int, ...] | None) -> str:
+    return "no granules" if granules is None else f"granules {list(granules)}"
+
+
+def _access(tenant: TenantConfig) -> str:
+    access = "keys" if tenant.keys_sha256 else "open"
+    return f"{access}, port {tenant.port}" if tenant.port else access
+
+
+def _describe(served: Served) -> str:
+    inputs, outputs = (_tensors(specs) for specs in (served.signature.inputs, served.signature.outputs))
+    most = served.signature.max_batch
+    return f"{inputs} -> {outputs}{f', batches of up to {most}' if most else ''} ({served.platform})"
+
+
+def _tensors(specs: Iterable[TensorSpec]) -> str:
+    return ", ".join(f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in specs) or "nothing"

@@ -1,0 +1,74 @@
+"""Processes as they are started and ended: forked off a small one that has the modules, and neither threads nor a device."""
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing import forkserver, reduction
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from types import MappingProxyType
+from typing import Any
+
+from ..link import Descriptors
+
+
+def _read_only(items: dict[str, Any]) -> MappingProxyType[str, Any]:
+    return MappingProxyType(items)
+
+
+reduction.ForkingPickler.register(MappingProxyType, lambda table: (_read_only, (dict(table),)))
+
+
+class Inherited:
+    """A descriptor on its way to a process that is being started; it belongs to that process then."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __reduce__(self) -> Any:
+        return _detach, (reduction.DupFd(self.descriptor),)
+
+
+def _detach(duplicate: Any) -> int:
+    found: int = duplicate.detach()
+    return found
+
+
+def inherited(descriptors: Descriptors) -> Descriptors:
+    """The same at the other end, where they are its own."""
+    memory, tickets, completions, slots = descriptors
+    sent: list[Any] = [Inherited(descriptor) for descriptor in (memory, tickets, completions)]  # Numbers at the other end.
+    return Descriptors(sent[0], sent[1], sent[2], slots)
+
+
+def prepare() -> None:
+    """Start what the processes are forked off, which takes a moment. Blocks, but not for that moment."""
+    _context()
+    forkserver.ensure_running()
+
+
+async def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """A process that runs this function with these arguments, which may be sockets."""
+    process = _context().Process(target=target, args=arguments, daemon=True)
+    await asyncio.to_thread(process.start)
+    return process
+
+
+def end(process: BaseProcess, patience: float) -> None:
+    """Wait for this process, and kill it if it takes more than so many seconds. Blocks."""
+    process.join(patience)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+
+
+def manner(process: BaseProcess) -> str:
+    """How it ended."""
+    status = process.exitcode or 0
+    return f"signal {-status}" if status < 0 else f"status {status}"
+
+
+def _context() -> ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["server.__main__", "server.fronts.origin"])
+    return context

@@ -1,0 +1,144 @@
+"""A tenant's HTTP side in a process of its own, as the device side sees it; see `server.desk.Desk`.
+
+What was said to the process is kept, to be said again to the one that takes its place when it dies.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from .. import link as links
+from ..catalog import Catalog, Entry, Served
+from ..config import TenantConfig
+from ..desk import DeviceSide, Report, State
+from ..errors import Unavailable
+from ..lane import LaneStatistics
+from ..link import Descriptors, Link
+from ..pool import SlotStatistics
+from ..service import slots
+from .channel import Channel
+
+_NOTHING = Report((), (), LaneStatistics(0, 0, 0, 0), SlotStatistics(0, 0, 0))
+
+
+class RemoteDesk:
+    """Belongs to the event loop. `renew` gives it a link, `connect` a process that has the other end of it."""
+
+    def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link) -> None:
+        self.link = link
+        self.descriptors = descriptors
+        self._config = config
+        self._device: DeviceSide | None = None
+        self._channel: Channel | None = None
+        self._catalog = Catalog()
+        self._state: State = "starting"
+        self._refusing = ""
+        self._cores: frozenset[int] | None = None
+        self._asked: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<RemoteDesk {self._config.name}, {self._channel!r}>"
+
+    def handlers(self) -> dict[str, Any]:
+        """What the process may say."""
+        return {"cancel": self._cancel, "retire": self._retire}
+
+    async def connect(self, channel: Channel) -> None:
+        """Speak to this process from now on, and tell it what those before were told."""
+        self._channel = channel
+        self._place()
+        published = list(self._repeat(channel))  # All is said before anything else can be.
+        with suppress(Unavailable):
+            await asyncio.gather(*published)
+        if channel is self._channel:
+            channel.tell("become", self._state)
+
+    def _repeat(self, channel: Channel) -> "Iterator[asyncio.Future[Any]]":
+        for name, served, problems in self._catalog.listing():
+            if served or problems:
+                yield channel.ask("publish", name, served, problems)
+            else:
+                channel.tell("announce", name)
+        if self._refusing:
+            channel.tell("refuse", self._refusing)
+
+    def renew(self) -> Descriptors:
+        """Have a new link, and return the old one's descriptors, to be closed when nothing uses it any more."""
+        left, self.descriptors = self.descriptors, links.create(slots(self._config))
+        self.link = links.attach(self.descriptors)
+        self._channel = None
+        return left
+
+    def open(self, device: DeviceSide) -> None:
+        self._device = device
+
+    def become(self, state: State) -> None:
+        """Tell the process the server's state."""
+        self._state = state
+        self._tell("become", state)
+
+    def announce(self, name: str) -> None:
+        self._catalog.announce(name)
+        self._tell("announce", name)
+
+    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> None:
+        self._catalog.put(name, served, problems)
+        await self._ask("publish", name, served, problems)
+
+    def place(self, cores: frozenset[int] | None) -> None:
+        self._cores = cores
+        self._place()
+
+    async def report(self) -> Report:
+        found = await self._ask("report")
+        return _NOTHING if found is None else found
+
+    def refuse(self, reason: str) -> None:
+        self._refusing = reason
+        self._tell("refuse", reason)
+
+    async def empty(self) -> None:
+        await self._ask("empty")
+
+    def close(self) -> None:
+        self.descriptors.close()
+
+    def _place(self) -> None:
+        """On its own cores if the configuration gives it some, else on those that came with its partition, if any."""
+        cores: Iterable[int] | None = self._config.front_cores or self._cores
+        if cores:
+            self._tell("place", frozenset(cores))
+
+    def _tell(self, name: str, *arguments: Any) -> None:
+        if self._channel:
+            self._channel.tell(name, *arguments)
+
+    async def _ask(self, name: str, *arguments: Any) -> Any:
+        """The answer, or None where there is no process to ask: of one that died nothing is left to wait for."""
+        if self._channel:
+            with suppress(Unavailable):
+                return await self._channel.ask(name, *arguments)
+        return None
+
+    def _cancel(self, slot: int, serial: int) -> None:
+        if self._device:
+            self._device.cancel(self._config.name, slot, serial)
+
+    def _retire(self, slot: int) -> None:
+        task = asyncio.ensure_future(self._let_go(slot))
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+
+    async def _let_go(self, slot: int) -> None:
+        channel = self._channel
+        if self._device:
+            await self._device.retire(self._config.name, slot)
+        if channel:  # Of the process that asked: another's slots are others.
+            channel.tell("retired", slot)
+
+
+def open_remote(config: TenantConfig) -> RemoteDesk:
+    """A desk without a process; its `close` frees what this takes."""
+    descriptors = links.create(slots(config))
+    return RemoteDesk(config, descriptors, links.attach(descriptors))

@@ -1,0 +1,249 @@
+"""Every process that speaks HTTP: started, watched, and started again when it died."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from ..config import Config
+from ..desk import State
+from . import children, door, doorman, process
+from .channel import Channel
+from .desk import RemoteDesk
+from .forward import Forwarded, answer
+from .heads import HOUSE, STRANGERS
+from .process import Outfit
+
+log = logging.getLogger("greenlane.fronts")
+
+PARTING = 5.0
+"""Seconds a process may take to end when it is told to."""
+_STABLE = 5.0
+"""Seconds after which a process that dies is started again at once; one that dies earlier waits, twice as long each time."""
+_PAUSE = 0.1
+_LONGEST_PAUSE = 10.0
+
+
+class Front:
+    """One process: what it is called, how it is started, and how it is spoken to."""
+
+    def __init__(self, name: str, desk: RemoteDesk | None, listeners: Sequence[socket.socket] = ()) -> None:
+        self.name = name
+        self.desk = desk
+        self.listeners = list(listeners)
+        self.channel = Channel({})
+        self.process: BaseProcess | None = None
+        self.door: socket.socket | None = None
+        self.restarts = Restarts()
+
+    def __repr__(self) -> str:
+        return f"<Front {self.name}, {self.process!r}>"
+
+    def shut(self) -> None:
+        """Nobody is to be heard from this process any more, and nobody sent there."""
+        self.channel.close()
+        if self.door:
+            self.door.close()
+            self.door = None
+
+
+class Restarts:
+    """How long to wait before something that died is started again."""
+
+    def __init__(self) -> None:
+        self._started = 0.0
+        self._pause = 0.0
+
+    def started(self, now: float) -> None:
+        """It was started, at this time in seconds."""
+        self._started = now
+
+    def pause(self, now: float) -> float:
+        """It died at this time: the seconds to wait."""
+        if now - self._started > _STABLE:
+            self._pause = 0.0
+            return 0.0
+        self._pause = min(_LONGEST_PAUSE, max(_PAUSE, 2 * self._pause))
+        return self._pause
+
+
+class House:
+    """All processes but this one. Belongs to the event loop.
+
+    `application` answers what the fronts forward; `reopened` is awaited with a tenant's name once its process is another.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        desks: Mapping[str, RemoteDesk],
+        listeners: Sequence[socket.socket],
+        own: Mapping[str, Sequence[socket.socket]],
+        application: Any,
+        reopened: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._config = config
+        self._listeners = list(listeners)
+        self._own = list(chain(*own.values()))
+        self._application = application
+        self._reopened = reopened
+        self._fronts = {name: Front(name, desk, own.get(name, ())) for name, desk in desks.items()}
+        self._fronts |= {name: Front(name, None) for name in (HOUSE, STRANGERS)}
+        self._doorman: BaseProcess | None = None
+        self._control: socket.socket | None = None
+        self._doorman_restarts = Restarts()
+        self._state: State = "starting"
+        self._watching: set[asyncio.Task[None]] = set()
+        self._closing = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<House {self._state}, {', '.join(self._fronts)}>"
+
+    async def start(self) -> None:
+        """Start every process. They answer from now on, what they can. After an error there may be some to `kill`."""
+        await asyncio.gather(self._start_doorman(), *map(self._start, self._fronts.values()))
+        self._watch(self._mind_doorman())
+        for front in self._fronts.values():
+            self._watch(self._mind(front))
+
+    def become(self, state: State) -> None:
+        """Tell everyone the server's state."""
+        self._state = state
+        for front in self._fronts.values():
+            if front.desk:
+                front.desk.become(state)
+            else:
+                front.channel.tell("become", state)
+
+    async def close(self) -> None:
+        """Let every process finish what it is about, and end. Nobody is let in from now on."""
+        self._closing.set()
+        if self._control:
+            self._control.shutdown(socket.SHUT_RDWR)
+        for listener in (*self._listeners, *self._own):
+            listener.close()
+        if self._doorman:  # Before the others: what it has passed on is to be answered.
+            await asyncio.to_thread(children.end, self._doorman, PARTING)
+        for front in self._fronts.values():
+            front.channel.tell("leave")
+        if self._watching:
+            await asyncio.wait(self._watching, timeout=PARTING)
+        self.kill()
+
+    def kill(self) -> None:
+        """End every process that is left, at once."""
+        self._closing.set()
+        for task in self._watching:
+            task.cancel()
+        for front in self._fronts.values():
+            front.shut()
+        if self._control:
+            self._control.close()
+        for child in (self._doorman, *(front.process for front in self._fronts.values())):
+            if child:
+                child.kill()
+                child.join()
+
+    async def _start(self, front: Front) -> None:
+        front.door, theirs = door.pair()
+        ours, other = socket.socketpair()
+        link = children.inherited(front.desk.descriptors) if front.desk else None
+        outfit = Outfit(front.name, self._config, theirs, other, link, front.listeners)
+        front.channel = Channel({"forward": self._forward, **(front.desk.handlers() if front.desk else {})})
+        front.restarts.started(time.monotonic())
+        try:
+            front.process = await children.start(process.main, outfit)
+        finally:
+            theirs.close()
+            other.close()
+        await front.channel.open(ours)
+        self._let_in(front)
+        if front.desk:
+            await front.desk.connect(front.channel)
+        else:
+            front.channel.tell("become", self._state)
+        if self._closing.is_set():
+            front.channel.tell("leave")
+
+    async def _start_doorman(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._doorman_restarts.started(time.monotonic())
+        try:
+            self._doorman = await children.start(doorman.main, self._config, self._listeners, theirs)
+        finally:
+            theirs.close()
+        for front in self._fronts.values():
+            self._let_in(front)
+
+    def _let_in(self, front: Front) -> None:
+        """Tell the doorman the way to this process; one that is gone is followed by one that is told everything."""
+        if self._control and front.door:
+            with suppress(OSError):
+                socket.send_fds(self._control, [front.name.encode()], [front.door.fileno()])
+
+    async def _mind(self, front: Front) -> None:
+        """Whenever this process ends though nobody told it to, have another one do its work."""
+        while True:
+            await front.channel.closed.wait()
+            if self._closing.is_set():
+                return
+            front.shut()
+            await self._buried(front.process, f"the HTTP process of {front.name}", front.restarts)
+            left = front.desk.renew() if front.desk else None
+            await self._insist(lambda: self._start(front))
+            if left:
+                await self._reopened(front.name)
+                left.close()
+
+    async def _mind_doorman(self) -> None:
+        while True:
+            assert self._control
+            with suppress(OSError):
+                await asyncio.get_running_loop().sock_recv(self._control, 1)
+            if self._closing.is_set():
+                return
+            self._control.close()
+            await self._buried(self._doorman, "the doorman", self._doorman_restarts)
+            await self._insist(self._start_doorman)
+
+    async def _buried(self, process: BaseProcess | None, what: str, restarts: "Restarts") -> None:
+        """Wait until it has ended, and then for as long as it should be left alone."""
+        assert process
+        await asyncio.to_thread(children.end, process, PARTING)
+        pause = restarts.pause(time.monotonic())
+        log.error("%s ended (%s); starting another%s", what, children.manner(process), f" in {pause:g} s" if pause else "")
+        await self._rest(pause)
+
+    async def _insist(self, start: Callable[[], Awaitable[None]]) -> None:
+        """Start something, as often as it takes."""
+        while not self._closing.is_set():
+            try:
+                await start()
+                return
+            except (OSError, EOFError) as error:  # There may be no memory, descriptors or processes to be had.
+                log.error("no process can be started now (%s); trying again in %g s", error, _LONGEST_PAUSE)
+                await self._rest(_LONGEST_PAUSE)
+
+    async def _rest(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
+
+    def _watch(self, minding: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(minding)
+        self._watching.add(task)
+        task.add_done_callback(_tell)
+
+    async def _forward(self, asked: Forwarded) -> Any:
+        return await answer(self._application, asked)
+
+
+def _tell(task: "asyncio.Task[None]") -> None:
+    """Nothing that goes wrong here is to go unnoticed."""
+    if not task.cancelled() and (error := task.exception()):
+        log.critical("a process is no longer watched: %s", error, exc_info=error)

@@ -1,0 +1,46 @@
+"""What every process of the house does first."""
+
+import logging
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from .. import logs
+from ..config import Config
+
+_COMMAND = Path("/proc/self/comm")
+
+
+class Signature(logging.Filter):
+    """Puts whose process this is on every record that does not name a tenant."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "tenant", "-") == "-":
+            record.tenant = self._name
+        return True
+
+
+def begin(name: str, config: Config) -> None:
+    """Leave signals to the process that started this one, sign what is logged, and be allowed many connections."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    allow_connections()
+    with suppress(OSError):
+        _COMMAND.write_text(f"greenlane {name}")  # The kernel keeps 15 bytes of it.
+    level = config.server.log_level
+    logs.configure(config.server.log_format, level if level == "error" else "warning")
+    for logger in ("greenlane", "uvicorn"):
+        for handler in logging.getLogger(logger).handlers:
+            handler.addFilter(Signature(name))
+
+
+def allow_connections() -> None:
+    """Have as many descriptors as the system lets this process have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # Some systems promise more than they give.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

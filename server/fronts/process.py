@@ -1,0 +1,257 @@
+"""The process of one front: connections come through its door, tickets go out over its link."""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import Coroutine
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from .. import link as links
+from .. import routes, web
+from ..catalog import Entry, Served
+from ..config import Config
+from ..desk import Report, State
+from ..front import Front, Head
+from ..infer import Infer, is_infer
+from ..link import Descriptors
+from ..service import Service, Tenant, open_tenant, publish, report
+from . import door, forward
+from .channel import Channel
+from .door import Passed
+from .forward import Forwarded
+from .heads import HOUSE, STRANGERS, belongs
+from .outset import begin
+
+log = logging.getLogger("greenlane.fronts")
+
+_AT_ONCE = 16
+_NICE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Outfit:
+    """What a front's process is given: whose it is, its door, its channel, and a tenant's link and own port's sockets."""
+
+    name: str
+    config: Config
+    door: socket.socket
+    channel: socket.socket
+    link: Descriptors | None
+    listeners: list[socket.socket]
+
+
+class Resumed(asyncio.Protocol):
+    """Goes before another protocol and shows it what was read from its connection earlier, before there can be more."""
+
+    def __init__(self, protocol: asyncio.Protocol, data: bytes) -> None:
+        self._protocol = protocol
+        self._data = data
+
+    def connection_made(self, transport: Any) -> None:
+        transport.set_protocol(self._protocol)
+        self._protocol.connection_made(transport)
+        self._protocol.data_received(self._data)
+
+
+class Server(uvicorn.Server):
+    """uvicorn, whose connections are brought to it, and which is told over the channel when to end."""
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+    async def take(self, passed: Passed) -> None:
+        """Serve this connection."""
+        data = passed.data()
+
+        def make() -> asyncio.Protocol:
+            kind: Any = self.config.http_protocol_class
+            protocol: asyncio.Protocol = kind(config=self.config, server_state=self.server_state, app_state={})
+            return Resumed(protocol, data) if data else protocol
+
+        with suppress(OSError):  # The client hung up already.
+            await asyncio.get_running_loop().connect_accepted_socket(make, passed.connection)
+
+
+class Process:
+    """One front at work; see `server.desk.Desk` for what the other end of its channel may say."""
+
+    def __init__(self, outfit: Outfit) -> None:
+        self._outfit = outfit
+        self._channel = Channel(
+            {
+                "announce": self._announce,
+                "publish": self._publish,
+                "place": self._place,
+                "become": self._become,
+                "refuse": self._refuse,
+                "retired": self._retired,
+                "report": self._report,
+                "empty": self._empty,
+                "leave": self._leave,
+            }
+        )
+        self._tenant: Tenant | None = None
+        self._service = Service(outfit.config, [])
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = Server(self._uvicorn())
+
+    def __repr__(self) -> str:
+        return f"<Process of {self._outfit.name}, {self._service!r}>"
+
+    async def run(self) -> None:
+        """Serve until told to leave, or nobody is there any more to tell it."""
+        outfit, loop = self._outfit, asyncio.get_running_loop()
+        if outfit.link:
+            self._tenant = open_tenant(outfit.config.tenants[outfit.name], links.attach(outfit.link), self)
+            self._tenant.lane.open(loop)
+            self._service = Service(outfit.config, [self._tenant])
+        await self._channel.open(outfit.channel)
+        outfit.door.setblocking(False)
+        loop.add_reader(outfit.door.fileno(), self._on_door)
+        self._spawn(self._outlive())
+        await self._server.serve(outfit.listeners)
+
+    def cancel(self, slot: int, serial: int) -> None:
+        self._channel.tell("cancel", slot, serial)
+
+    def retire(self, slot: int) -> None:
+        self._channel.tell("retire", slot)
+
+    def _uvicorn(self) -> uvicorn.Config:
+        infer = Infer(lambda: self._service)
+        application = web.build((routes.router, forward.router), service=lambda: self._service, ask=self._ask)
+
+        async def everything(scope: Any, receive: Any, send: Any) -> None:
+            await (infer if is_infer(scope["path"]) else application)(scope, receive, send)
+
+        return uvicorn.Config(
+            everything,
+            loop="uvloop",
+            lifespan="off",
+            ws="none",
+            http=partial(Front, infer, everything, self._pass_on),  # type: ignore[arg-type]
+            log_config=None,
+            access_log=False,
+            server_header=False,
+        )
+
+    async def _ask(self, asked: Forwarded) -> Any:
+        return await self._channel.ask("forward", asked)
+
+    async def _outlive(self) -> None:
+        """End with the process that started this one."""
+        await self._channel.closed.wait()
+        os._exit(1)
+
+    def _on_door(self) -> None:
+        """Connections arrived, or nobody is at the other end."""
+        with suppress(BlockingIOError):
+            for _ in range(_AT_ONCE):
+                if not self._take_next():
+                    asyncio.get_running_loop().remove_reader(self._outfit.door.fileno())
+                    return
+
+    def _take_next(self) -> bool:
+        """Take one connection; False once none will come. Raises BlockingIOError if there is none now."""
+        passed = door.take(self._outfit.door)
+        if passed:
+            self._spawn(self._take(passed))
+        return passed is not None
+
+    async def _take(self, passed: Passed) -> None:
+        try:
+            await self._server.take(passed)
+        finally:
+            if passed.ahead is not None:
+                os.close(passed.ahead)
+
+    def _pass_on(self, head: Head, transport: Any, data: bytearray) -> bool:
+        """Give a connection that is nobody's back to the doorman once it asks for something that is somebody's."""
+        if self._tenant or transport.get_write_buffer_size():
+            return False
+        where = belongs(head.path, head.headers.get(b"authorization"), head.headers.get(b"x-tenant"), self._service.tenancy)
+        if where == self._outfit.name:
+            return False
+        try:
+            self._give_back(where, transport, data)
+        except OSError:
+            return False
+        return True
+
+    def _give_back(self, where: str, transport: Any, data: bytearray) -> None:
+        ahead = door.write_down(bytes(data))
+        try:
+            door.give(self._outfit.door, Passed(where, transport.get_extra_info("socket"), ahead))
+        finally:
+            os.close(ahead)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("a connection could not be taken: %s", error, exc_info=error)
+
+    def _announce(self, name: str) -> None:
+        if self._tenant:
+            self._tenant.catalog.announce(name)
+
+    async def _publish(self, name: str, served: list[Served], problems: list[Entry]) -> None:
+        if self._tenant:
+            await publish(self._tenant, name, served, problems)
+
+    def _place(self, cores: frozenset[int]) -> None:
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError as error:
+            log.warning("the HTTP process cannot run on cores %s: %s", sorted(cores), error.strerror)
+
+    def _become(self, state: State) -> None:
+        self._service.become(state)
+        if state == "serving":
+            gc.collect()
+            gc.freeze()
+
+    def _refuse(self, reason: str) -> None:
+        if self._tenant:
+            self._tenant.lane.refusing = reason
+
+    def _retired(self, slot: int) -> None:
+        if self._tenant:
+            self._tenant.lane.slots.retired(slot)
+
+    def _report(self) -> Report:
+        assert self._tenant, "only tenants are asked for reports"
+        return report(self._tenant)
+
+    async def _empty(self) -> None:
+        if self._tenant:
+            await self._tenant.lane.empty()
+
+    def _leave(self) -> None:
+        """End once what was brought is answered; nobody brings more."""
+        with suppress(BlockingIOError):
+            while self._take_next():
+                pass
+        self._server.should_exit = True
+
+
+def main(outfit: Outfit) -> None:
+    """The process."""
+    begin(outfit.name, outfit.config)
+    if outfit.name in (HOUSE, STRANGERS):
+        os.nice(_NICE)  # What is nobody's comes after what is somebody's.
+    uvloop.run(Process(outfit).run())
+    sys.exit(0)

@@ -1,0 +1,108 @@
+"""The device's process, with every tenant's HTTP in a process of its own: from a configuration to an exit status."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from partitions import Device
+
+from .. import listen, web
+from ..app import DEVICE_LOST, PARTING, ROUTERS, freeze
+from ..config import Config
+from ..desk import State
+from ..runtime import Runtime
+from ..service import Service
+from . import children
+from .desk import open_remote
+from .house import House
+
+log = logging.getLogger("greenlane.fronts")
+
+_GONE, _TOLD = 0, 1
+
+
+async def serve(
+    config: Config,
+    opener: Callable[[Config], Device],
+    listeners: Sequence[socket.socket],
+    own: Mapping[str, Sequence[socket.socket]],
+    abandon: Callable[[int], object] = os._exit,
+) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. Returns the exit status.
+
+    `abandon` ends the process, with a status, when it is told a second time: what is in flight is not waited for.
+    """
+    told = _signalled()
+    await asyncio.to_thread(children.prepare)
+    service = Service(config, [])
+    desks = {name: open_remote(tenant) for name, tenant in config.tenants.items()}
+
+    def tell(state: State) -> None:
+        service.become(state)
+        house.become(state)
+
+    runtime = Runtime(config, await asyncio.to_thread(opener, config), desks, tell)
+    application = web.build(ROUTERS, service=lambda: service, runtime=lambda: runtime)
+    house = House(config, desks, listeners, own, application, runtime.reopen)
+    try:
+        await _start(house, runtime)
+        log.info("listening on %s", ", ".join(map(listen.address, chain(listeners, *own.values()))))
+        freezing = asyncio.create_task(freeze(runtime))
+        status = await _end(told, house, runtime, abandon)
+        freezing.cancel()
+        return status
+    finally:
+        house.kill()
+
+
+async def _start(house: House, runtime: Runtime) -> None:
+    """Start both at a time."""
+    starting = asyncio.create_task(house.start())
+    try:
+        await runtime.start()
+    finally:
+        await starting
+
+
+async def _end(told: asyncio.Event, house: House, runtime: Runtime, abandon: Callable[[int], object]) -> int:
+    """Wait for the end, and make it an orderly one if that is possible and nobody is in a hurry."""
+    if await _first(runtime.gone.wait(), told.wait()) == _TOLD:
+        told.clear()
+        first = await _first(runtime.gone.wait(), told.wait(), _leave(house, runtime))
+        if first == _TOLD:
+            house.kill()
+            abandon(0)
+        if first > _GONE:
+            return 0
+    await asyncio.sleep(PARTING)
+    return DEVICE_LOST
+
+
+async def _leave(house: House, runtime: Runtime) -> None:
+    await runtime.drain(runtime.config.server.drain_grace)
+    await house.close()
+    await runtime.close()
+
+
+async def _first(*waiting: Coroutine[Any, Any, Any]) -> int:
+    """Which of these is done first, by its place; raises what it raised. The others are cancelled."""
+    tasks = [asyncio.create_task(one) for one in waiting]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    place, first = next((place, task) for place, task in enumerate(tasks) if task.done())
+    for task in tasks:
+        task.cancel()
+    await first
+    return place
+
+
+def _signalled() -> asyncio.Event:
+    """Set whenever this process is told to end."""
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    return told

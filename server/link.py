@@ -1,0 +1,180 @@
+"""The way between the HTTP side and the device side of one tenant: a ring each way, each with an eventfd that wakes.
+
+A ring's cells hold numbers of slots; what is said about a slot lies in its own page. The eventfd's count is the number of
+cells that were written and not yet read, so that neither side ever looks at the other's place in the ring, and the kernel
+orders the memory. A slot is in a ring at most once, so a ring of as many cells as there are slots never overflows.
+"""
+
+import marshal
+import os
+import select
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from . import arena
+from .arena import Arena
+from .errors import BadRequest
+from .ticket import Done, Extent, Failure, Ticket
+
+_STOP = 1 << 32
+"""Added to the count of the tickets' eventfd it stops the reader; there are never so many tickets."""
+_MOST_TEXT = 2000
+"""Characters, of up to four bytes each."""
+
+
+class Descriptors(NamedTuple):
+    """What two processes need to share a link; each closes its own."""
+
+    memory: int
+    tickets: int
+    completions: int
+    slots: int
+
+    def close(self) -> None:
+        """Close all of them."""
+        for descriptor in (self.memory, self.tickets, self.completions):
+            os.close(descriptor)
+
+
+class Tickets:
+    """Tickets on their way to the device side, in order. One thread writes and puts, one other gets; `stop` is for any."""
+
+    def __init__(self, arena: Arena, event: int) -> None:
+        self._arena = arena
+        self._event = event
+        self._cells = arena.cells(0)
+        self._written = self._read = self._unread = 0
+        self._stopped = False
+        self._poller = select.poll()
+
+    def __repr__(self) -> str:
+        return f"<Tickets {self._written} put, {self._read} got>"
+
+    def write(self, ticket: Ticket) -> None:
+        """Write a ticket to its slot's page, for `put` to hand it over. Raises BadRequest for one that is longer."""
+        data = marshal.dumps(tuple(ticket))
+        if len(data) > arena.MESSAGE:
+            raise BadRequest(f"inputs: {len(ticket.shapes)} tensors have shapes too long to be told, {len(data)} bytes")
+        self._arena.slot(ticket.slot).ticket[: len(data)] = data
+
+    def put(self, tickets: Iterable[Ticket]) -> None:
+        """Hand over these, which were written, and wake the other side."""
+        count = 0
+        for ticket in tickets:
+            self._cells[self._written % self._arena.count] = ticket.slot
+            self._written += 1
+            count += 1
+        if count:
+            os.eventfd_write(self._event, count)
+
+    def get(self) -> Ticket | None:
+        """The next ticket; waits for it, or returns None once stopped: what is unread then is there for who reads next."""
+        while not self._unread and not self._stopped:
+            self._hear()
+        if self._stopped:
+            self._stopped = False
+            return None
+        return self._take()
+
+    def poll(self, look: bool = True) -> Ticket | None:
+        """The next ticket if there is one now and nobody said stop. Does not block.
+
+        Without `look` it is one that came with an earlier ticket, which costs no call of the system.
+        """
+        if look and not self._unread and self._poller.poll(0):
+            self._hear()
+        return self._take() if self._unread and not self._stopped else None
+
+    def stop(self) -> None:
+        """Make `get` return None, once."""
+        os.eventfd_write(self._event, _STOP)
+
+    def open(self) -> None:
+        """Make this the end that reads."""
+        self._poller.register(self._event, select.POLLIN)
+
+    def _hear(self) -> None:
+        try:
+            count = os.eventfd_read(self._event)
+        except InterruptedError:
+            return  # By a signal, which any thread may get; whoever wanted to hear asks again.
+        self._stopped = self._stopped or count >= _STOP
+        self._unread += count % _STOP
+
+    def _take(self) -> Ticket:
+        slot = self._cells[self._read % self._arena.count]
+        self._read += 1
+        self._unread -= 1
+        return Ticket._make(marshal.loads(self._arena.slot(slot).ticket))
+
+
+class Completions:
+    """Completions on their way to the HTTP side. One thread puts, one other takes when `event` becomes readable."""
+
+    def __init__(self, arena: Arena, event: int) -> None:
+        self.event = event
+        self._arena = arena
+        self._cells = arena.cells(1)
+        self._written = self._rung = self._read = 0
+
+    def __repr__(self) -> str:
+        return f"<Completions {self._written} put, {self._read} taken>"
+
+    def put(self, done: Done) -> None:
+        """Write this down, for `ring` to hand it over."""
+        data = _encode(done)
+        self._arena.slot(done.slot).completion[: len(data)] = data
+        self._cells[self._written % self._arena.count] = done.slot
+        self._written += 1
+
+    def ring(self) -> None:
+        """Hand over what was put, and wake the other side, if there is anything."""
+        count, self._rung = self._written - self._rung, self._written
+        if count:
+            os.eventfd_write(self.event, count)
+
+    def take(self) -> list[Done]:
+        """All that there are; none if there are none."""
+        try:
+            count = os.eventfd_read(self.event)
+        except BlockingIOError:
+            return []
+        return [self._next() for _ in range(count)]
+
+    def _next(self) -> Done:
+        slot = self._cells[self._read % self._arena.count]
+        self._read += 1
+        return _decode(slot, self._arena.slot(slot).completion)
+
+
+class Link(NamedTuple):
+    """One end of it, or both."""
+
+    arena: Arena
+    tickets: Tickets
+    completions: Completions
+
+
+def create(count: int) -> Descriptors:
+    """Make what a link of so many slots consists of."""
+    return Descriptors(arena.create(count), os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), count)
+
+
+def attach(descriptors: Descriptors) -> Link:
+    """One end of a link, or both. The eventfds have to stay open as long as it is used; the memory's may be closed."""
+    shared = arena.attach(descriptors.memory, descriptors.slots)
+    return Link(shared, Tickets(shared, descriptors.tickets), Completions(shared, descriptors.completions))
+
+
+def _encode(done: Done) -> bytes:
+    failure = done.failure and (done.failure.kind, done.failure.text[:_MOST_TEXT])
+    data = marshal.dumps((tuple([tuple(extent) for extent in done.outputs]), failure, done.began, done.ended))
+    if len(data) > arena.MESSAGE:
+        failure = ("raised", f"{len(done.outputs)} outputs have shapes too long to be told, {len(data)} bytes")
+        return marshal.dumps(((), failure, done.began, done.ended))
+    return data
+
+
+def _decode(slot: int, data: memoryview) -> Done:
+    extents, failure, began, ended = marshal.loads(data)
+    return Done(slot, tuple([Extent._make(extent) for extent in extents]), failure and Failure._make(failure), began, ended)

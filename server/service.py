@@ -1,0 +1,150 @@
+"""What the HTTP side knows: who the tenants are, what each of those that are served here may call, and the server's state."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from . import link as links
+from .catalog import Catalog, Entry, Served
+from .config import Config, TenantConfig
+from .desk import Counted, DeviceSide, Report, State
+from .errors import Misdirected
+from .lane import Control, Lane
+from .link import Descriptors, Link
+from .protocol.request import Limits
+from .scheduler import Scheduler
+from .tenancy import Tenancy
+
+HORIZON = 200_000
+"""Nanoseconds of short works that may be handed to a worker ahead: a few times what the way there and back takes."""
+SPARE = 256
+"""Slots beyond those of a full queue: for what is in flight, being decoded, and being encoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant that is served here: what is configured, what it is served, and its way to the worker."""
+
+    config: TenantConfig
+    catalog: Catalog
+    lane: Lane
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+
+class Service:
+    """Belongs to the event loop."""
+
+    def __init__(self, config: Config, tenants: Iterable[Tenant]) -> None:
+        self.config = config
+        self.limits = Limits(config.server.max_json_tensor, config.server.max_body)
+        self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
+        self.tenants = {tenant.name: tenant for tenant in tenants}
+        self.state: State = "starting"
+
+    def __repr__(self) -> str:
+        return f"<Service {self.state}, of {', '.join(self.tenants) or 'nobody'}>"
+
+    @property
+    def ready(self) -> bool:
+        """Whether new work is welcome: every model was tried, and nobody asked the server to stop."""
+        return self.state == "serving"
+
+    def become(self, state: State) -> None:
+        """This is the server's state from now on."""
+        self.state = state
+
+    def tenant(self, authorization: str | None, name: str | None) -> Tenant:
+        """Whose request this is, by its headers. Raises Unauthorized, or Misdirected for one who is served elsewhere."""
+        who = self.tenancy.identify(authorization, name)
+        try:
+            return self.tenants[who.name]
+        except KeyError:
+            raise Misdirected(f"this connection is not tenant {who.name!r}'s; open another for it") from None
+
+
+def open_tenant(config: TenantConfig, link: Link, control: Control) -> Tenant:
+    """A tenant that is served nothing yet."""
+    return Tenant(config, Catalog(), Lane(config.name, Scheduler(config.queue, config.in_flight, HORIZON), link, control))
+
+
+def slots(config: TenantConfig) -> int:
+    """How many slots a tenant's link has."""
+    return config.queue + SPARE
+
+
+class LocalDesk:
+    """A tenant served in the process that holds the device; see `server.desk.Desk`."""
+
+    def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link) -> None:
+        self.link = link
+        self.tenant = open_tenant(config, link, self)
+        self._descriptors = descriptors
+        self._device: DeviceSide | None = None
+        self._asked: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<LocalDesk {self.tenant.lane!r}>"
+
+    def open(self, device: DeviceSide) -> None:
+        self._device = device
+        self.tenant.lane.open(asyncio.get_running_loop())
+
+    def announce(self, name: str) -> None:
+        self.tenant.catalog.announce(name)
+
+    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> None:
+        await publish(self.tenant, name, served, problems)
+
+    def place(self, cores: frozenset[int] | None) -> None:
+        """Nothing: this process's threads are everybody's."""
+
+    async def report(self) -> Report:
+        return report(self.tenant)
+
+    def refuse(self, reason: str) -> None:
+        self.tenant.lane.refusing = reason
+
+    async def empty(self) -> None:
+        await self.tenant.lane.empty()
+
+    def close(self) -> None:
+        self.tenant.lane.close(asyncio.get_running_loop())
+        self._descriptors.close()
+
+    def cancel(self, slot: int, serial: int) -> None:
+        if self._device:
+            self._device.cancel(self.tenant.name, slot, serial)
+
+    def retire(self, slot: int) -> None:
+        task = asyncio.ensure_future(self._retire(slot))
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+
+    async def _retire(self, slot: int) -> None:
+        if self._device:
+            await self._device.retire(self.tenant.name, slot)
+        self.tenant.lane.slots.retired(slot)
+
+
+def open_local(config: TenantConfig) -> LocalDesk:
+    """A desk of this process; its `close` frees what this takes."""
+    descriptors = links.create(slots(config))
+    return LocalDesk(config, descriptors, links.attach(descriptors))
+
+
+async def publish(tenant: Tenant, name: str, served: list[Served], problems: list[Entry]) -> None:
+    """Serve these versions of a model to a tenant; return once no request is left for what they replace."""
+    left = [item.key for item in tenant.catalog.served() if item.name == name]
+    tenant.catalog.put(name, served, problems)
+    for key in left:
+        await tenant.lane.forgotten(key)
+
+
+def report(tenant: Tenant) -> Report:
+    """What was counted of a tenant."""
+    backlog = tenant.lane.backlog()
+    served = [Counted(s.name, s.version, s.statistics, backlog[s.key]) for s in tenant.catalog.served()]
+    return Report(served, tenant.catalog.index(), tenant.lane.statistics(), tenant.lane.slots.statistics())

@@ -1,0 +1,76 @@
+"""What is shipped to start from: the example configuration, the image and the unit say what the program says."""
+
+import configparser
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config import DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig, load
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = (ROOT / "deploy" / "greenlane.toml").read_text()
+EVERYTHING = re.sub(r"^# (?=\w+ = )", "", EXAMPLE, flags=re.MULTILINE)
+"""The example with its comments made keys."""
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "models").mkdir()
+    (folder / "greenlane.toml").write_text(text)
+    return folder / "greenlane.toml"
+
+
+def keys(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)} - {"name"}
+
+
+@pytest.mark.parametrize("text", [EXAMPLE, EVERYTHING], ids=["as it is", "with every key"])
+def test_the_example_can_be_served(tmp_path: Path, text: str) -> None:
+    config = load(write(tmp_path, text))
+    assert list(config.tenants) == ["acme", "globex", "initech"]
+
+
+def test_the_example_has_every_key_there_is() -> None:
+    document = tomllib.loads(EVERYTHING)
+    assert set(document["server"]) == keys(ServerConfig)
+    assert set(document["device"]) == keys(DeviceConfig)
+    assert set(document["models"]["resnet50"]) == keys(ModelOptions)
+    assert set(document["models"]) - {"resnet50"} == keys(ModelsConfig) - {"options"}
+    assert set().union(*document["tenants"].values()) == keys(TenantConfig)
+
+
+def test_keys_that_are_commented_out_are_shown_with_their_defaults(tmp_path: Path) -> None:
+    config = load(write(tmp_path, EVERYTHING))
+    _is_default(config.server, ServerConfig(), "default_tenant", "admin_key_sha256")
+    _is_default(config.device, DeviceConfig(), "cores")
+    _is_default(config.models.options["resnet50"], ModelOptions(), "max_batch", "preferred_batches")
+    plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
+    _is_default(config.tenants["acme"], plain, "port", "front_cores")
+
+
+def _is_default(shown: Any, default: Any, *without: str) -> None:
+    assert dataclasses.replace(shown, **{name: getattr(default, name) for name in without}) == default
+
+
+def test_the_image_is_made_of_what_there_is() -> None:
+    lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
+    copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
+    assert all((ROOT / name).exists() for names in copied for name in names)
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {package.rstrip("*") for package in packages} <= {name for names in copied for name in names}
+
+
+def test_the_image_does_not_run_as_root_and_says_whether_it_lives() -> None:
+    lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
+    words = [line.split()[0] for line in lines if line and line[0].isupper()]
+    assert "USER 10001" in lines
+    assert words.index("USER") < words.index("HEALTHCHECK") < words.index("ENTRYPOINT")
+
+
+def test_the_unit_restarts_a_lost_gpu_but_no_wrong_configuration() -> None:
+    unit = configparser.ConfigParser()
+    unit.read(ROOT / "deploy" / "greenlane.service")
+    assert (unit["Service"]["Restart"], unit["Service"]["RestartPreventExitStatus"]) == ("on-failure", "2")

@@ -1,0 +1,140 @@
+"""The real `python -m server` as a process of its own, and the processes it consists of."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from .harness import PATIENCE
+from .wire import until
+
+
+class Standing(NamedTuple):
+    """A line of a process in /proc: its name, its state and its parent."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+
+
+class Running:
+    """A server: its port, its log so far, and its processes."""
+
+    def __init__(self, popen: "subprocess.Popen[str]") -> None:
+        self.popen = popen
+        self.port = 0
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Wait until it serves."""
+        self._reader.start()
+        self.told("listening on ")
+        self.told("ready: ")
+        found = re.search(r"listening on http://\S+?:(\d+)", "".join(self.log))
+        assert found
+        self.port = int(found[1])
+
+    def told(self, text: str, times: int = 1) -> None:
+        """Wait until the log says this."""
+        until(lambda: sum(text in line for line in list(self.log)) >= times or not self._reader.is_alive())
+        assert sum(text in line for line in self.log) >= times, f"it never said {text!r}: {self.log}"
+
+    def family(self) -> list[Standing]:
+        """Every process that this server started, and itself."""
+        found, everyone = {self.popen.pid}, list(_everyone())
+        for _ in range(3):
+            found |= {one.pid for one in everyone if one.parent in found}
+        return [one for one in everyone if one.pid in found]
+
+    def pid(self, name: str) -> int:
+        """The process of this front, or of the doorman, once there is one."""
+        found: list[int] = []
+        until(lambda: bool(found.extend(self._named(f"greenlane {name}"[:15])) or found))
+        return found[0]
+
+    def _named(self, name: str) -> list[int]:
+        return [one.pid for one in self.family() if one.name == name and one.state != "Z"]
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.popen.send_signal(number)
+
+    def wait(self, seconds: float = 30) -> int:
+        """Its exit status."""
+        return self.popen.wait(seconds)
+
+    def close(self) -> None:
+        family = self.family()
+        self.popen.kill()
+        self.popen.wait()
+        until(lambda: not alive(family))
+        self._reader.join(PATIENCE)
+
+    def _read(self) -> None:
+        assert self.popen.stderr
+        for line in self.popen.stderr:
+            self.log.append(line)
+
+
+@contextmanager
+def running(config: Path, *options: str) -> Iterator[Running]:
+    """Serve this file until left; what is left of it then is killed."""
+    words = [sys.executable, "-m", "server", "--config", str(config), *options]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as popen:
+        server = Running(popen)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()
+
+
+def configure(path: Path, repository: Path, tenants: str, **server: str) -> Path:
+    """Write a configuration and return its path; `tenants` is TOML, `server` its section's keys besides what all have."""
+    settings = {"port": "0", "drain_grace": '"0s"', **server}
+    lines = ["[server]", *(f"{key} = {value}" for key, value in settings.items())]
+    path.write_text("\n".join([*lines, "[models]", f'repository = "{repository}"', tenants]))
+    return path
+
+
+def alive(family: list[Standing]) -> list[Standing]:
+    """Which of these are still there; zombies, whose parents have not looked yet, are not."""
+    now = {one.pid: one for one in _everyone()}
+    return [one for one in family if one.pid in now and now[one.pid].state != "Z"]
+
+
+def threads(pid: int) -> set[frozenset[int]]:
+    """On which cores the threads of a process may run."""
+    return {frozenset(os.sched_getaffinity(int(thread))) for thread in os.listdir(f"/proc/{pid}/task")}
+
+
+def client(server: Running, **headers: str) -> httpx.Client:
+    """Who sends these headers with every request."""
+    return httpx.Client(base_url=server.url, headers=headers, timeout=30)
+
+
+def _everyone() -> Iterator[Standing]:
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with suppress(OSError):
+                text = Path(f"/proc/{entry}/stat").read_text()
+                state, parent = text.rpartition(")")[2].split()[:2]
+                name = text[text.index("(") + 1 : text.rindex(")")]
+                yield Standing(int(entry), name, state, int(parent))

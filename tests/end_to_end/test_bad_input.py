@@ -1,0 +1,161 @@
+"""What bad input gets: a status, and the field, what came and what was expected in one sentence; and nobody else notices."""
+
+import gzip
+import json
+import zlib
+
+import pytest
+
+from .harness import Served
+from .mistakes import BYTES, DATA, DEEP, INPUTS, LONG, NO_JSON, OUTPUTS, PARAMETERS, SHAPES, Case
+from .wire import SMALL, Connection, posted
+
+RAW = "Inference-Header-Content-Length: 0, a raw body,"
+
+
+def headed(value: str, told: str) -> Case:
+    return Case(f"Inference-Header-Content-Length: {told}", SMALL, headers=(f"Inference-Header-Content-Length: {value}",))
+
+
+HEADERS = {
+    "a header length past the body": headed("9999", "9999; expected at most 80, the bytes of the body"),
+    "a negative header length": headed("-1", "'-1'; expected"),
+    "a header length that is no number": headed("ten", "'ten'; expected"),
+    "no header length": headed("", "''; expected"),
+    "a header length of 40 digits": headed("1" * 40, f"'{'1' * 40}'; expected"),
+    "a header length in the middle of the JSON": Case(
+        "the request body is not JSON: ", SMALL, headers=("Inference-Header-Content-Length: 10",)
+    ),
+    "a raw body for two inputs": Case(
+        f"{RAW} needs a model of 1 input; this one has 2", b"1234", "add", headers=("Inference-Header-Content-Length: 0",)
+    ),
+    "a raw body for two unknown sizes": Case(
+        f"{RAW} cannot tell the shape of input 'x', [-1, -1]", b"1234", headers=("Inference-Header-Content-Length: 0",)
+    ),
+    "a raw body of another size": Case(
+        f"{RAW} of 4 bytes does not fit input 'x', FP32[-1, 3]",
+        b"1234",
+        "rows",
+        headers=("Inference-Header-Content-Length: 0",),
+    ),
+    "another encoding": Case(
+        "Content-Encoding: 'br'; expected gzip, deflate or identity", SMALL, headers=("Content-Encoding: br",), status=415
+    ),
+    "two encodings": Case(
+        "Content-Encoding: 'gzip, gzip'; expected", SMALL, headers=("Content-Encoding: gzip, gzip",), status=415
+    ),
+    "a long encoding": Case(
+        f"Content-Encoding: '{LONG[:40]}'; expected", SMALL, headers=(f"Content-Encoding: {LONG[:1000]}",), status=415
+    ),
+    "no gzip under its name": Case("the body is not gzip: ", SMALL, headers=("Content-Encoding: gzip",)),
+    "half of a gzip": Case(
+        "the body is not one whole gzip stream", gzip.compress(b" " * 99)[:-9], headers=("Content-Encoding: gzip",)
+    ),
+    "a gzip bomb": Case(
+        "the body unpacks to more than 67108864 bytes",
+        gzip.compress(bytes(2**27)),
+        headers=("Content-Encoding: gzip",),
+        status=413,
+    ),
+    "a deflate bomb": Case(
+        "the body unpacks to more than 67108864 bytes",
+        zlib.compress(bytes(2**27)),
+        headers=("Content-Encoding: deflate",),
+        status=413,
+    ),
+    "a tenant that is none": Case("X-Tenant: there is no tenant 'nobody'", SMALL, headers=("X-Tenant: nobody",), status=401),
+    "a key that is none": Case(
+        "Authorization: no tenant has this key", SMALL, headers=("Authorization: Bearer no",), status=401
+    ),
+}
+
+INDEX, LOAD, UNLOAD = "/v2/repository/index", "/v2/repository/models/add/load", "/v2/repository/models/add/unload"
+REPOSITORY = {
+    "an index of an array": Case("the request body is an array; expected an object", b"[]", path=INDEX),
+    "an index of NaN": Case("the request body is not JSON: ", b'{"ready": NaN}', path=INDEX),
+    "an index of a string": Case('ready: "yes" is a string; expected true or false', {"ready": "yes"}, path=INDEX),
+    "an index of a key twice": Case(
+        'the request body has the key "ready" twice', b'{"ready": true, "ready": false}', path=INDEX
+    ),
+    "an index of 250,000 brackets": Case("the request body is not JSON: ", b"[" * 250_000, path=INDEX),
+    "an index of 100 brackets": Case(
+        f"ready: {'[' * 40}... is an array; expected true or false", f'{{"ready": {DEEP}}}'.encode(), path=INDEX
+    ),
+    "an index of a megabyte": Case(
+        "a body of more than 1048576 bytes, which is the limit here", b" " * (2**20 + 1), path=INDEX, status=413
+    ),
+    "a load of a number": Case(
+        "parameters.config: 1 is an integer; expected a string", {"parameters": {"config": 1}}, path=LOAD
+    ),
+    "a load of a file": Case(
+        f"parameters.file:1/{'z' * 33}...: failed to load: put files into the repository",
+        {"parameters": {f"file:1/{LONG}": "AAAA"}},
+        path=LOAD,
+    ),
+    "a load of no JSON": Case("failed to load 'add': the config parameter: ", {"parameters": {"config": "{"}}, path=LOAD),
+    "a load of brackets": Case(
+        "failed to load 'add': the config parameter: ", {"parameters": {"config": "[" * 99_999}}, path=LOAD
+    ),
+    "a load of nothing": Case("failed to load '..': not in the repository", b"", path="/v2/repository/models/%2e%2e/load"),
+    "an unload of an array": Case("parameters: [] is an array; expected an object", {"parameters": []}, path=UNLOAD),
+    "an unload of null": Case(
+        "parameters.unload_dependents: null; expected", {"parameters": {"unload_dependents": None}}, path=UNLOAD
+    ),
+    "a version that is no number": Case(
+        "there is nothing at /v2/models/add/versions/one/infer", SMALL, path="/v2/models/add/versions/one/infer", status=404
+    ),
+    "a version of 20 digits": Case(
+        "Request for unknown model: 'add' version", SMALL, path=f"/v2/models/add/versions/{'9' * 20}/infer", status=404
+    ),
+    "a model that is none": Case("Request for unknown model: '\\x00' is not found", SMALL, "%00", status=404),
+}
+
+TABLES = {
+    "json": NO_JSON,
+    "inputs": INPUTS,
+    "shapes": SHAPES,
+    "data": DATA,
+    "parameters": PARAMETERS,
+    "outputs": OUTPUTS,
+    "bytes": BYTES,
+    "headers": HEADERS,
+    "repository": REPOSITORY,
+}
+CASES = [pytest.param(case, id=f"{table}: {name}") for table, cases in TABLES.items() for name, case in cases.items()]
+GOOD = posted("identity", SMALL)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_told_what_is_wrong_and_the_connection_serves_on(served: Served, case: Case) -> None:
+    with Connection(served) as connection:
+        connection.send(case.bytes)
+        answer = connection.answer()
+        assert (answer.status, list(answer.json)) == (case.status, ["error"])
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json["error"].startswith(case.told), answer.json["error"]
+        assert len(answer.json["error"]) < 400
+        connection.send(GOOD)
+        assert connection.answer().json["outputs"][0]["data"] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "/;=", ""])
+def test_what_content_type_says_does_not_matter(served: Served, kind: str) -> None:
+    with Connection(served) as connection:
+        connection.send(posted("identity", SMALL, f"Content-Type: {kind}"))
+        assert connection.answer().json["outputs"][0]["data"] == [1, 2]
+
+
+def test_a_request_without_content_length_has_no_body_and_what_follows_is_none(served: Served) -> None:
+    head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: test\r\n\r\n"
+    with Connection(served) as connection:
+        connection.send(head + GOOD)
+        assert connection.answer().json == {"error": "the request body is empty; expected an object"}
+        assert connection.answer().json["outputs"][0]["data"] == [1, 2]
+        connection.send(head + json.dumps(SMALL).encode() + b"\r\n\r\n")
+        assert connection.answer().status == 400
+
+
+def test_a_field_that_the_protocol_does_not_know_means_nothing(served: Served) -> None:
+    with Connection(served) as connection:
+        connection.send(posted("identity", SMALL | {"model_name": "other", "extra": {"inputs": [[{}]]}}))
+        assert connection.answer().json["outputs"][0]["data"] == [1, 2]

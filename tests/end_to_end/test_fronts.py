@@ -1,0 +1,480 @@
+"""HTTP in processes of its own: whose connection goes where, and what happens when one of the processes ends."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from server.tenancy import digest
+
+from .harness import cores
+from .processes import Running, alive, client, configure, running, threads
+from .wire import FOREVER, SMALL, Connection, binary, infer, lane, parts, post, posted, request, spin, tensor, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+TENANTS = """
+[tenants.acme]
+granules = 1
+models = ["*"]
+[tenants.globex]
+granules = 1
+models = ["identity", "spin"]
+keys_sha256 = ["{key}"]
+port = {port}
+front_cores = "{core}"
+"""
+KEY = {"Authorization": "Bearer secret"}
+ACME = "X-Tenant: acme"
+GLOBEX = "Authorization: Bearer secret"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: test\r\n\r\n"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def own_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def config(standard: Path, own_port: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fronts") / "greenlane.toml"
+    return configure(path, standard, TENANTS.format(key=digest("secret"), port=own_port, core=cores()[0]))
+
+
+@pytest.fixture(scope="module")
+def server(config: Path) -> Iterator[Running]:
+    with running(config) as server:
+        yield server
+
+
+@pytest.fixture
+def acme(server: Running) -> Iterator[httpx.Client]:
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        yield http
+
+
+@pytest.fixture
+def globex(server: Running) -> Iterator[httpx.Client]:
+    with client(server, **KEY) as http:
+        yield http
+
+
+def holder(server: Running, connection: Connection) -> str:
+    """The name of the process that has the other end of a connection."""
+    here = f"0100007F:{connection._socket.getsockname()[1]:04X}"
+    inode = next(f[9] for f in map(str.split, Path("/proc/net/tcp").read_text().splitlines()) if f[2] == here)
+    return next(one.name for one in server.family() if f"socket:[{inode}]" in _open(one.pid))
+
+
+def _open(pid: int) -> set[str]:
+    found = set()
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{pid}/fd/{entry}"))
+    return found
+
+
+class Load(threading.Thread):
+    """Asks for sums, one after another, until stopped; what came instead of a right answer is in `wrong`."""
+
+    def __init__(self, server: Running, model: str = "identity", **headers: str) -> None:
+        super().__init__(daemon=True)
+        self.answered = 0
+        self.wrong: list[object] = []
+        self._http = client(server, **headers)
+        self._model = model
+        self._go_on = True
+
+    def run(self) -> None:
+        while self._go_on:
+            value = self.answered % 1000
+            try:
+                answer = infer(self._http, self._model, request(tensor("x", "FP32", [1, 1], [value])))
+                right = answer.status_code == 200 and answer.json()["outputs"][0]["data"] == [value]
+            except (httpx.TransportError, ValueError) as error:
+                self.wrong.append(repr(error))
+                continue
+            self.answered += 1
+            if not right:
+                self.wrong.append((answer.status_code, answer.text))
+
+    def more(self, count: int = 20) -> None:
+        """Wait until so many more were answered."""
+        enough = self.answered + count
+        until(lambda: self.answered >= enough)
+
+    def __enter__(self) -> "Load":
+        self.start()
+        self.more(3)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._go_on = False
+        self.join()
+        self._http.close()
+
+
+def test_each_tenant_is_served_by_a_process_of_its_own(server: Running) -> None:
+    for header, name in ((ACME, "greenlane acme"), (GLOBEX, "greenlane globe")):
+        with Connection(server) as connection:
+            connection.send(posted("identity", SMALL, header))
+            assert connection.answer().status == 200
+            assert holder(server, connection) == name
+
+
+def test_headers_may_come_in_pieces(server: Running) -> None:
+    with Connection(server) as connection:
+        data = posted("identity", SMALL, ACME)
+        for index in range(len(data)):
+            connection.send(data[index : index + 1])
+        assert connection.answer().status == 200
+        assert holder(server, connection) == "greenlane acme"
+
+
+def test_another_tenants_request_on_a_tenants_connection_is_misdirected(server: Running) -> None:
+    with Connection(server) as connection:
+        connection.send(posted("identity", SMALL, ACME))
+        assert connection.answer().status == 200
+        connection.send(posted("identity", SMALL, GLOBEX))
+        assert connection.answer().status == 421
+        connection.send(posted("identity", SMALL, ACME))
+        assert connection.answer().status == 200
+
+
+@pytest.mark.parametrize("rows", [1, 5000, 100_000])
+def test_a_connection_that_asked_for_health_first_goes_to_the_tenant_it_asks_for_next(server: Running, rows: int) -> None:
+    x = np.arange(rows * 2, dtype=np.float32).tobytes()
+    asked = binary(request(tensor("x", "FP32", [rows, 2], binary_data_size=len(x)), outputs=[{"name": "y"}]), x)
+    length = asked["headers"]["Inference-Header-Content-Length"]
+    with Connection(server) as connection:
+        connection.send(LIVE)
+        assert connection.answer().status == 200
+        assert holder(server, connection) == "greenlane (hous"
+        connection.send(post("/v2/models/identity/infer", asked["content"], ACME, f"Inference-Header-Content-Length: {length}"))
+        answer = connection.answer()
+        assert (answer.status, len(answer.json["outputs"][0]["data"])) == (200, rows * 2)
+        assert holder(server, connection) == "greenlane acme"
+
+
+def test_a_stranger_is_refused_apart_and_served_once_the_key_is_right(server: Running) -> None:
+    with Connection(server) as connection:
+        connection.send(posted("identity", SMALL, "Authorization: Bearer wrong"))
+        assert connection.answer().status == 401
+        assert holder(server, connection) == "greenlane (stra"
+        connection.send(posted("identity", SMALL))
+        assert connection.answer().status == 401
+        connection.send(posted("identity", SMALL, GLOBEX))
+        assert connection.answer().status == 200
+        assert holder(server, connection) == "greenlane globe"
+
+
+@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00", b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"a" * 70_000])
+def test_what_is_no_http_is_told_so_at_once(server: Running, data: bytes) -> None:
+    with Connection(server) as connection:
+        connection.send(data)
+        assert connection.answer().status in (400, 401, 404, 431)
+
+
+def test_administration_and_metrics_answer_on_every_connection(
+    server: Running, acme: httpx.Client, globex: httpx.Client
+) -> None:
+    with client(server) as nobody:
+        for http in (nobody, acme, globex):
+            assert [tenant["name"] for tenant in http.get("/admin/tenants").json()["tenants"]] == ["acme", "globex"]
+            assert "nv_inference_request_success" in http.get("/metrics").text
+            assert http.get("/v2/health/ready").status_code == 200
+            assert http.get("/admin/nothing").status_code == 404
+            assert http.delete("/admin/partitions").status_code == 405
+
+
+def test_what_a_tenant_counts_reaches_the_metrics(acme: httpx.Client) -> None:
+    def counted() -> float:
+        lines = acme.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if "_request_success" in line and 'model="pick"' in line)
+
+    before = counted()
+    asked = request(tensor("x", "FP32", [4], [1, 2, 3, 4]), tensor("at", "INT64", [1], [2]))
+    assert infer(acme, "pick", asked).status_code == 200
+    assert counted() == before + 1
+
+
+def test_models_are_loaded_and_unloaded_through_a_front(acme: httpx.Client, globex: httpx.Client) -> None:
+    assert acme.post("/v2/repository/models/add/unload").status_code == 200
+    assert acme.get("/v2/models/add/ready").status_code == 503
+    assert acme.post("/v2/repository/models/add/load").status_code == 200
+    assert acme.get("/v2/models/add/ready").status_code == 200
+    assert globex.post("/v2/repository/models/add/load").status_code == 404
+
+
+def test_a_tenants_own_port_leads_to_its_process(server: Running, own_port: int) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{own_port}", timeout=30) as http:
+        assert infer(http, "identity", SMALL, headers=KEY).status_code == 200
+        assert infer(http, "identity", SMALL).status_code == 401
+
+
+def test_front_cores_are_where_a_tenants_process_runs(server: Running) -> None:
+    assert threads(server.pid("globex")) == {frozenset(cores()[:1])}
+
+
+def test_bodies_of_38_megabytes_come_and_go(acme: httpx.Client) -> None:
+    x = np.random.default_rng(0).random((2375, 4000), np.float32)
+    document = request(
+        tensor("x", "FP32", list(x.shape), binary_data_size=x.nbytes),
+        outputs=[{"name": "y", "parameters": {"binary_data": True}}],
+    )
+    answer = acme.post("/v2/models/identity/infer", **binary(document, x.tobytes()))
+    assert answer.status_code == 200, answer.text
+    assert parts(answer)[1] == [x.tobytes()]
+
+
+def test_a_slow_reader_holds_up_nobody(server: Running, acme: httpx.Client, globex: httpx.Client) -> None:
+    ones = [1.0] * 60_000
+    with Connection(server) as slow:
+        for _ in range(20):
+            slow.send(posted("identity", request(tensor("x", "FP32", [1, 60_000], ones)), ACME))
+            assert infer(acme, "identity", SMALL).status_code == 200
+        assert infer(globex, "identity", SMALL).status_code == 200
+        assert all(slow.answer().status == 200 for _ in range(20))
+
+
+def test_a_flood_of_strangers_stops_nobody(server: Running) -> None:
+    stop = threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            with Connection(server) as connection:
+                connection.send(posted("identity", SMALL, "Authorization: Bearer wrong") * 20)
+                assert connection.answer().status == 401
+
+    flooding = [threading.Thread(target=flood, daemon=True) for _ in range(4)]
+    for thread in flooding:
+        thread.start()
+    try:
+        with Load(server, **{"X-Tenant": "acme"}) as load:
+            load.more(50)
+        assert load.wrong == []
+    finally:
+        stop.set()
+        for thread in flooding:
+            thread.join()
+
+
+def test_when_a_tenants_process_is_killed_its_clients_are_cut_off_and_nobody_else_notices(server: Running) -> None:
+    deaths = _deaths(server, "acme")
+    with Load(server, **KEY) as other, Connection(server) as connection, client(server) as admin:
+        connection.send(posted("spin", spin(FOREVER), ACME))
+        until(lambda: lane(admin)["in_flight"] == 1)
+        os.kill(server.pid("acme"), signal.SIGKILL)
+        assert connection.ended()
+        killed = time.monotonic()
+        with client(server, **{"X-Tenant": "acme"}) as http:
+            assert infer(http, "identity", SMALL).status_code == 200
+        assert time.monotonic() - killed < 2
+        other.more()
+        assert other.wrong == []
+        assert lane(admin)["in_flight"] == 0
+    server.told("the HTTP process of acme ended (signal 9); starting another", deaths + 1)
+
+
+def test_a_tenant_whose_process_is_killed_under_load_is_served_again(server: Running) -> None:
+    for _ in range(3):
+        with Load(server, **{"X-Tenant": "acme"}) as load, Load(server, **KEY) as other:
+            os.kill(server.pid("acme"), signal.SIGKILL)
+            load.more()
+            other.more()
+        assert other.wrong == []
+        assert all(isinstance(wrong, str) for wrong in load.wrong), "a connection that ends is no wrong answer"
+        assert len(load.wrong) <= 2
+
+
+def test_what_was_loaded_and_unloaded_is_known_to_the_process_that_takes_over(server: Running, acme: httpx.Client) -> None:
+    assert acme.post("/v2/repository/models/brain/unload").status_code == 200
+    acme.close()
+    before = server.pid("acme")
+    os.kill(before, signal.SIGKILL)
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        assert http.get("/v2/models/brain/ready").status_code == 503
+        assert http.get("/v2/models/add/ready").status_code == 200
+        assert http.get("/v2/health/ready").status_code == 200
+        assert http.post("/v2/repository/models/brain/load").status_code == 200
+        assert http.get("/v2/models/brain/ready").status_code == 200
+
+
+def test_the_house_and_the_strangers_processes_are_replaced_too(server: Running) -> None:
+    for name, headers in (("(house)", {}), ("(strangers)", {"Authorization": "Bearer wrong"})):
+        os.kill(server.pid(name), signal.SIGKILL)
+        with client(server) as http:
+            path = "/v2/health/ready" if name == "(house)" else "/v2/models/identity"
+            assert http.get(path, headers=headers).status_code == (200 if name == "(house)" else 401)
+
+
+def test_connections_go_on_without_the_doorman_and_new_ones_wait_for_the_next(server: Running, acme: httpx.Client) -> None:
+    assert infer(acme, "identity", SMALL).status_code == 200
+    os.kill(server.pid("doorman"), signal.SIGKILL)
+    assert infer(acme, "identity", SMALL).status_code == 200
+    with client(server, **KEY) as http:
+        assert infer(http, "identity", SMALL).status_code == 200
+    server.told("the doorman ended (signal 9); starting another")
+
+
+def test_a_process_can_be_replaced_though_what_it_was_forked_off_is_gone(server: Running) -> None:
+    parent = {one.parent for one in server.family() if one.name == "greenlane acme"}.pop()
+    os.kill(parent, signal.SIGKILL)
+    for name in ("acme", "doorman"):
+        os.kill(server.pid(name), signal.SIGKILL)
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        assert infer(http, "identity", SMALL).status_code == 200
+
+
+def _deaths(server: Running, name: str) -> int:
+    return sum(f"the HTTP process of {name} ended" in line for line in list(server.log))
+
+
+def test_a_repartition_under_load_loses_nothing(standard: Path, tmp_path: Path) -> None:
+    config = configure(tmp_path / "one.toml", standard, '[tenants.acme]\ngranules = 1\nmodels = ["identity"]')
+    with running(config) as server, client(server) as admin, Load(server, **{"X-Tenant": "acme"}) as load:
+        for count in (2, 1, 2, 1):
+            assert admin.put("/admin/partitions", json={"acme": count}).json()["moved"] == ["acme"]
+            load.more()
+        assert load.wrong == []
+
+
+@pytest.fixture
+def keyed(standard: Path, tmp_path: Path) -> Path:
+    """With a key for the administration, and a tenant for those who name none."""
+    tenants = '[tenants.acme]\ngranules = 1\nin_flight = 1\nmodels = ["identity", "spin"]'
+    settings = {"admin_key_sha256": f'"{digest("admin")}"', "default_tenant": '"acme"', "log_format": '"json"'}
+    return configure(tmp_path / "keyed.toml", standard, tenants, **settings)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_under_load_loses_no_request_and_ends_with_0(keyed: Path, number: int) -> None:
+    with running(keyed) as server, client(server, Authorization="Bearer admin") as admin:
+        assert admin.get("/metrics", headers={"Authorization": "none"}).status_code == 401
+        connections = [Connection(server) for _ in range(12)]
+        for connection in connections:
+            connection.send(posted("spin", spin(20_000)))
+        until(lambda: _held(lane(admin)) == 12)
+        family = server.family()
+        server.signal(number)
+        assert [connection.answer().status for connection in connections] == [200] * 12
+        for connection in connections:
+            connection.close()
+        assert server.wait() == 0
+        until(lambda: not alive(family))
+        assert [line for line in server.log if '"error"' in line or "Traceback" in line] == []
+
+
+def _held(tenant: dict[str, Any]) -> int:
+    found: int = tenant["waiting"] + tenant["in_flight"]
+    return found
+
+
+def test_a_second_signal_ends_it_at_once(keyed: Path) -> None:
+    with running(keyed) as server, Connection(server) as connection, client(server, Authorization="Bearer admin") as admin:
+        connection.send(posted("spin", spin(FOREVER)))
+        until(lambda: lane(admin)["in_flight"] == 1)
+        server.signal()
+        server.told("draining")
+        server.signal()
+        assert server.wait(5) == 0
+        assert connection.ended()
+
+
+def test_nothing_is_left_of_a_server_that_is_killed(keyed: Path) -> None:
+    with running(keyed) as server, Connection(server) as connection:
+        connection.send(posted("identity", SMALL))
+        assert connection.answer().status == 200
+        family = server.family()
+        assert len(family) >= 6
+        server.signal(signal.SIGKILL)
+        killed = time.monotonic()
+        assert connection.ended()
+        until(lambda: not alive(family))
+        assert time.monotonic() - killed < 1
+
+
+def test_readiness_turns_503_before_new_work_is_refused(standard: Path, tmp_path: Path) -> None:
+    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
+    config = configure(tmp_path / "grace.toml", standard, tenants, drain_grace='"60s"')
+    with running(config) as server, client(server, **{"X-Tenant": "acme"}) as http, client(server) as nobody:
+        begun = time.monotonic()
+        assert nobody.post("/admin/drain").status_code == 202
+        for asker in (http, nobody):
+            until(lambda asker=asker: asker.get("/v2/health/ready").status_code == 503)  # type: ignore[misc]
+        assert infer(http, "identity", SMALL).status_code == 200
+        assert http.get("/v2/health/live").status_code == 200
+        assert time.monotonic() - begun < 30, "it waited for the end of the drain"
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(keyed: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        words = [sys.executable, "-m", "server", "--config", str(keyed), "--port", port]
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    remedy = "choose another with --port or server.port"
+    assert ended.stderr == f"greenlane: cannot listen on 127.0.0.1:{port}: another program listens there; {remedy}\n"
+
+
+def test_a_server_that_cannot_start_ends_and_leaves_nothing(standard: Path, tmp_path: Path) -> None:
+    script = f"""
+import asyncio, sys
+from pathlib import Path
+from partitions.cpu import open_cpu
+from server.config import load
+from server.fronts.serve import serve
+from server.listen import listen
+
+class Broken(Exception): ...
+
+def opener(config):
+    device = open_cpu()
+    def carve(*_): raise Broken("no granules today")
+    device.carve = carve
+    return device
+
+if __name__ == "__main__":
+    config = load(Path({str(tmp_path / "c.toml")!r}))
+    asyncio.run(serve(config, opener, *listen(config)))
+"""
+    configure(tmp_path / "c.toml", standard, '[tenants.acme]\ngranules = 1\nmodels = ["identity"]')
+    (tmp_path / "broken.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    words = [sys.executable, str(tmp_path / "broken.py")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=30, env=environment)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1
+    assert ended.stderr.endswith("Broken: no granules today\n")
+
+
+def test_records_of_a_front_say_whose_it_is(keyed: Path) -> None:
+    with running(keyed) as server, Connection(server) as connection:
+        connection.send(posted("identity", SMALL))
+        assert connection.answer().status == 200
+        connection.send(b"garbage\r\n\r\n")
+        assert connection.answer().status == 400
+        server.told("Invalid HTTP request received.")
+        line = next(line for line in server.log if "Invalid HTTP" in line)
+        assert json.loads(line)["tenant"] == "acme"

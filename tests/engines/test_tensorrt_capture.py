@@ -1,0 +1,101 @@
+"""What other threads do on a partition while one of them captures a graph there, on a simulated GPU."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import Tensor
+from tests.engines.simulated import Bench, assert_right, opened, rows
+from tests.simulation import Misuse
+from tests.simulation.errors import CUDAError
+
+MOMENTS = ["IExecutionContext.execute_async_v3", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphDestroy"]
+"""Calls of a capture."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with opened(tmp_path) as bench:
+        yield bench
+        bench.close()
+
+
+def while_capturing(bench: Bench, executor: Any, moment: str, action: Callable[[], object]) -> None:
+    """Capture a shape, and at that moment do this in another thread, until it is done."""
+    assert_right(executor, rows(5))
+    captures = executor._captures
+    bench.gpu.meanwhile(moment, lambda: bench.partition.run(action))
+    assert_right(executor, rows(5, 1))
+    assert executor._captures == captures + 1
+    assert_right(executor, rows(5, 2))
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_executor_is_closed_while_another_is_captured(bench: Bench, moment: str, caplog: pytest.LogCaptureFixture) -> None:
+    """F77: closing waits for the partition's stream, which spoils a capture of that stream."""
+    executor, other = bench.bind(), bench.bind()
+    other.enqueue([Tensor.of(rows(2))])
+    while_capturing(bench, executor, moment, other.close)
+    assert caplog.messages == []
+    executor.close()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_executor_runs_while_another_is_captured(bench: Bench, moment: str) -> None:
+    """And what it submits does not go into the other's graph."""
+    executor, other = bench.bind(), bench.bind()
+    while_capturing(bench, executor, moment, lambda: [assert_right(other, rows(4, seed)) for seed in range(3)])
+    assert_right(other, rows(4, 9))
+    other.close()
+    executor.close()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_engine_is_bound_while_another_is_captured(bench: Bench, moment: str) -> None:
+    """As when a model is loaded while its tenant is served."""
+    executor, bound = bench.bind(), []
+    engine = bench.load(bench.plan())
+    while_capturing(bench, executor, moment, lambda: bound.append(engine.bind(bench.partition)))
+    (other,) = bound
+    assert_right(other, rows(2))
+    other.close()
+    executor.close()
+
+
+def test_a_capture_leaves_no_stream_behind(bench: Bench) -> None:
+    """F66, F77."""
+    executor = bench.bind()
+    (context,) = bench.gpu.contexts
+    for call in ("launch", "cuGraphInstantiate", "cuStreamEndCapture"):
+        bench.gpu.fail(call, 3 if call == "launch" else 1)
+        for _ in range(2):
+            assert_right(executor, rows(5))
+    assert [stream.handle for stream in context.streams if not stream.closed] == [bench.partition.handle]
+    executor.close()
+
+
+def test_a_graph_that_is_closed_is_gone_once(bench: Bench) -> None:
+    executor = bench.bind()
+    (prepared,) = executor._prepared.values()
+    graph = prepared.graph
+    assert repr(graph) == "<Graph>"
+    prepared.close()
+    graph.close()
+    assert repr(graph) == "<Graph, closed>"
+    assert bench.gpu.log.count("cuGraphExecDestroy") == 1
+    executor.close()
+
+
+def test_the_simulation_objects_to_what_this_avoids(bench: Bench) -> None:
+    """A wait for a stream that is captured, and another thread's work on it."""
+    stream = bench.partition.stream
+    bench.gpu.begin_capture(stream._stream, thread_local=True)
+    with pytest.raises(CUDAError, match="STREAM_CAPTURE_UNSUPPORTED"):
+        stream.sync()
+    event = bench.device.make_current().create_event()
+    with pytest.raises(Misuse, match="went into the graph that another one captured"):
+        bench.partition.run(lambda: stream.record(event))
+    stream._stream.capture = bench.gpu.here.capture = None
+    event.close()

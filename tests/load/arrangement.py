@@ -1,0 +1,89 @@
+"""Who shares what with whom: the deployments that the experiment compares, from what the device has. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .deployment import Deployment, Tenant
+from .kinds import KINDS, TRIO, TRIO_OF
+
+SPLIT, SHARED, QUARTERS = "split", "shared", "quarters"
+VICTIM, AGGRESSOR, EVERYONE = "victim", "aggressor", "everyone"
+MOST_CORES = 4
+"""Cores of a partition of CPU cores: the models have no use for more."""
+
+
+class Impossible(Exception):
+    """What was asked for cannot be tried, on this device or at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """The cores that servers may use: `carved` by a CPU device, and as many of `fronts` for each tenant's HTTP process."""
+
+    all: tuple[int, ...]
+    carved: tuple[int, ...]
+    fronts: tuple[tuple[int, ...], ...] = ()
+
+    def of(self, tenant: int, last: int | None = None) -> tuple[int, ...]:
+        """Those of one tenant's HTTP process, by its place in the file, or of all from there to `last` together."""
+        places = self.fronts[tenant : tenant + 1 if last is None else last + 1]
+        return tuple(core for place in places for core in place)
+
+
+def share_cores(every: Sequence[int], own: Sequence[int], each: int, tenants: int) -> Cores:
+    """Take the load processes' own away, then `each` cores for every tenant's HTTP process. Raises Impossible."""
+    left = tuple(core for core in every if core not in own)
+    if each * tenants >= len(left) and each:
+        raise Impossible(f"{each} cores for each of {tenants} HTTP processes leave none of {len(left)} for the rest")
+    split = len(left) - each * tenants
+    fronts = tuple(left[at : at + each] for at in range(split, len(left), each)) if each else ()
+    return Cores(left, left[:split], fronts)
+
+
+def deployments(
+    device: str, granules: int, victim: str, kinds: Sequence[str], fronts: str | None, cores: Cores
+) -> dict[str, Deployment]:
+    """The servers by their names: SPLIT with a partition for the victim and one for the aggressor, SHARED with one for both.
+
+    For the three aggressors at a time, QUARTERS with four partitions of one size. Raises Impossible.
+    """
+    models = tuple(sorted({model for kind in kinds for model in _models(kind)}))
+    one, other = halves(device, granules)
+    tenants: dict[str, tuple[Tenant, ...]] = {
+        SPLIT: (Tenant(VICTIM, one, (victim,), cores.of(0)), Tenant(AGGRESSOR, other, models, cores.of(1)))
+    }
+    everything = granules if device == "cuda" else one + other
+    tenants[SHARED] = (Tenant(EVERYONE, everything, tuple(sorted({victim, *models})), cores.of(0, 1)),)
+    if TRIO in kinds:
+        tenants[QUARTERS] = _quarters(fourth(device, granules), victim, cores)
+    return {name: Deployment(name, device, group, fronts, cores.all, cores.carved) for name, group in tenants.items()}
+
+
+def _quarters(each: int, victim: str, cores: Cores) -> tuple[Tenant, ...]:
+    aggressors = [
+        Tenant(f"{AGGRESSOR}-{kind}", each, (KINDS[kind].model,), cores.of(index)) for index, kind in enumerate(TRIO_OF, 1)
+    ]
+    return (Tenant(VICTIM, each, (victim,), cores.of(0)), *aggressors)
+
+
+def halves(device: str, granules: int) -> tuple[int, int]:
+    """Granules of the victim and of the aggressor. A GPU's last granule may be of another size and is left out.
+
+    Raises Impossible.
+    """
+    if granules < 2:
+        raise Impossible(f"the device has {granules} granule; two tenants need 2")
+    if device == "cuda":
+        return granules // 2, max(1, granules // 2 - 1)
+    return min(MOST_CORES, granules // 2), min(MOST_CORES, granules // 2)
+
+
+def fourth(device: str, granules: int) -> int:
+    """Granules of each of four tenants. Raises Impossible."""
+    if granules < 4:
+        raise Impossible(f"the device has {granules} granules; four tenants need 4")
+    return granules // 4 if device == "cuda" else min(MOST_CORES, granules // 4)
+
+
+def _models(kind: str) -> set[str]:
+    return {KINDS[name].model for name in (TRIO_OF if kind == TRIO else (kind,))}

@@ -1,0 +1,147 @@
+"""Load as hard as it can be made: every connection sends again as soon as it was answered, reads hardly, or never stays."""
+
+import select
+from itertools import cycle
+from time import perf_counter, sleep
+
+from .jobs import ClosedLoop, Tally
+from .wire import Broken, Connection
+
+EVENTS = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
+"""Edge-triggered, so that a connection is registered once in its life."""
+SIP, PAUSE, HOLD = 64, 0.02, 0.5
+"""A slow reader takes so many bytes every so many seconds, and hangs up after so many."""
+NARROW = 4096
+"""Bytes of a slow reader's receive buffer: what it does not read stays with the server."""
+
+
+class Flood:
+    """Connections that ask again at once; with `churn`, each time on a new one."""
+
+    def __init__(self, job: ClosedLoop) -> None:
+        self._job = job
+        self._asks = cycle(job.asks)
+        self._poll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        self._missing = job.connections
+        self.tally = Tally(job.name, job.seconds)
+
+    def open(self) -> None:
+        """Nothing yet: whoever floods connects when it begins."""
+
+    def run(self, start: float) -> Tally:
+        """Begin `ahead` seconds before `start` (by `time.perf_counter`), end `seconds` after it. Blocks."""
+        _sleep_until(start - self._job.ahead)
+        while (left := start + self._job.seconds - perf_counter()) > 0:
+            missing, self._missing = self._missing, 0
+            for _ in range(missing):
+                self._begin()
+            for number, events in self._poll.poll(0.001 if self._missing else left):
+                self._step(number, events)
+        for connection in self._connections.values():
+            self._count(connection)
+        self._poll.close()
+        return self.tally
+
+    def _begin(self) -> None:
+        connection = Connection(self._job.port)
+        connection.open()
+        number = connection.socket.fileno()
+        self._connections[number] = connection
+        self._poll.register(number, EVENTS)
+        self._ask(number, connection)
+
+    def _ask(self, number: int, connection: Connection) -> None:
+        try:
+            connection.send(next(self._asks).data)
+        except Broken:
+            self._end(number, 0)
+
+    def _step(self, number: int, events: int) -> None:
+        connection = self._connections.get(number)
+        if connection is None:
+            return
+        try:
+            connection.flush()
+            answer = connection.receive() if events & ~select.EPOLLOUT else None
+        except Broken:
+            self._end(number, 0)
+            return
+        if answer and (answer.last or self._job.behaviour == "churn"):
+            self._end(number, answer.status)
+        elif answer:
+            self.tally.count(answer.status)
+            self._ask(number, connection)
+
+    def _end(self, number: int, status: int) -> None:
+        """Close a connection, which takes it out of the poll; another is begun before the next look at all of them."""
+        self.tally.count(status)
+        self._count(self._connections.pop(number))
+        self._missing += 1
+
+    def _count(self, connection: Connection) -> None:
+        self.tally.sent += connection.sent
+        self.tally.received += connection.received
+        connection.close()
+
+
+class SlowReaders:
+    """Connections that ask for much, take a few bytes of it now and then, and hang up."""
+
+    def __init__(self, job: ClosedLoop) -> None:
+        self._job = job
+        self._asks = cycle(job.asks)
+        self.tally = Tally(job.name, job.seconds)
+
+    def open(self) -> None:
+        """Nothing yet."""
+
+    def run(self, start: float) -> Tally:
+        """As `Flood.run`. Connections begin apart, so that they do not all hang up at once."""
+        _sleep_until(start - self._job.ahead)
+        began, count = perf_counter(), self._job.connections
+        readers = {self._new(): began - HOLD * index / count for index in range(count)}
+        while (now := perf_counter()) < start + self._job.seconds:
+            for connection, since in list(readers.items()):
+                if now - since > HOLD or not self._sip(connection):
+                    self._count(connection)
+                    del readers[connection]
+                    readers[self._new()] = now
+            sleep(PAUSE)
+        for connection in readers:
+            self._count(connection)
+        return self.tally
+
+    def _new(self) -> Connection:
+        connection = Connection(self._job.port, NARROW)
+        connection.open()
+        try:
+            connection.send(next(self._asks).data)
+        except Broken:
+            return connection  # The first sip finds out.
+        return connection
+
+    def _sip(self, connection: Connection) -> bool:
+        """Take a little; whether there is more to come."""
+        try:
+            connection.flush()
+            answer = connection.receive(SIP)
+        except Broken:
+            return False
+        return answer is None
+
+    def _count(self, connection: Connection) -> None:
+        """An answer that was begun and not read to its end is what a slow reader is about: it counts as one."""
+        self.tally.sent += connection.sent
+        self.tally.received += connection.received
+        self.tally.count(connection.status)
+        connection.close()
+
+
+def closed_loop(job: ClosedLoop) -> Flood | SlowReaders:
+    """What behaves as the job says."""
+    return SlowReaders(job) if job.behaviour == "slow" else Flood(job)
+
+
+def _sleep_until(moment: float) -> None:
+    sleep(max(0.0, moment - perf_counter()))

@@ -1,0 +1,95 @@
+"""Load processes from the side that starts them: all begin at one moment, and what they saw is brought together."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from time import perf_counter
+
+from .figures import Samples, merged, percentile
+from .jobs import ClosedLoop, OpenLoop, Seen, Tally
+
+_NOTICE = 0.02
+"""Seconds between the word and the start, besides what an aggressor begins ahead."""
+
+
+class LoadProcessFailed(Exception):
+    """A load process ended without a result; its own words say why."""
+
+
+class Worker:
+    """One load process. `start`, `ready`, `go`, `result`, in this order; `close` whatever happened."""
+
+    def __init__(self, job: OpenLoop | ClosedLoop) -> None:
+        self._job = job
+        self._process: subprocess.Popen[bytes]
+
+    def start(self) -> None:
+        """Start the process and give it its job."""
+        command = [sys.executable, "-m", f"{__package__}.worker"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        assert self._process.stdin is not None
+        pickle.dump(self._job, self._process.stdin)
+        self._process.stdin.flush()
+
+    def ready(self) -> None:
+        """Wait until it has everything but the start. Raises LoadProcessFailed."""
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"ready\n":
+            raise self._failure()
+
+    def go(self, start: float) -> None:
+        """Tell it when to begin, by `time.perf_counter`, which is one clock for all processes."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(repr(start).encode() + b"\n")
+        self._process.stdin.close()
+
+    def result(self) -> Seen | Tally:
+        """Wait for the end, and return what it saw. Raises LoadProcessFailed."""
+        assert self._process.stdout is not None
+        try:
+            return pickle.load(self._process.stdout)  # type: ignore[no-any-return]
+        except EOFError:
+            raise self._failure() from None
+
+    def close(self) -> None:
+        """End the process if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe:
+                pipe.close()
+
+    def _failure(self) -> LoadProcessFailed:
+        assert self._process.stderr is not None
+        return LoadProcessFailed(self._process.stderr.read().decode().strip() or "it said nothing")
+
+
+def run(jobs: Sequence[OpenLoop | ClosedLoop]) -> tuple[float, list[Seen | Tally]]:
+    """Do these jobs at the same time; return when they began and what each came to. Blocks. Raises LoadProcessFailed."""
+    workers = [Worker(job) for job in jobs]
+    started: list[Worker] = []
+    try:
+        for worker in workers:
+            worker.start()
+            started.append(worker)
+        for worker in workers:
+            worker.ready()
+        ahead = max((job.ahead for job in jobs if isinstance(job, ClosedLoop)), default=0.0)
+        start = perf_counter() + ahead + _NOTICE
+        for worker in workers:
+            worker.go(start)
+        return start, [worker.result() for worker in workers]
+    finally:
+        for worker in started:
+            worker.close()
+
+
+def together(results: Sequence[Seen | Tally]) -> tuple[Samples, list[Tally], float, int, list[bytes]]:
+    """The open loops' samples as one, the closed loops' tallies, the client's own p99 delay, wrong sizes, and answers kept."""
+    seen = [result for result in results if isinstance(result, Seen)]
+    late = percentile(sorted(late for one in seen for late in one.late), 0.99)
+    bodies = [body for one in seen for body in one.bodies]
+    tallies = [result for result in results if isinstance(result, Tally)]
+    return merged(one.samples for one in seen), tallies, late, sum(one.wrong for one in seen), bodies

@@ -1,0 +1,157 @@
+"""The servers of the isolation experiment: real ones, each a process of its own, told what to do by a TOML file."""
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+PATIENCE = 300.0
+"""Seconds after which a server that does not get ready is given up: a GPU's engines are compiled meanwhile."""
+LOOK = 0.1
+"""Seconds between looks at whether it is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant's granules and models, and the cores that its HTTP process runs on; none are any."""
+
+    name: str
+    granules: int
+    models: tuple[str, ...]
+    front_cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A server: its device, its tenants, the cores it may use, and those that a CPU device carves; none are any.
+
+    `fronts` None is the server's default.
+    """
+
+    name: str
+    device: str
+    tenants: tuple[Tenant, ...]
+    fronts: str | None = None
+    cores: tuple[int, ...] = ()
+    carved: tuple[int, ...] = ()
+
+    def config(self, repository: Path) -> str:
+        """The configuration file."""
+        server = ['max_body = "64MiB"', 'log_level = "warning"', 'drain_grace = "0s"']
+        server += [f'fronts = "{self.fronts}"'] if self.fronts else []
+        device = [f'backend = "{self.device}"']
+        device += [f'cores = "{_list(self.carved)}"'] if self.carved and self.device == "cpu" else []
+        lines = ["[server]", *server, "[device]", *device, "[models]", f'repository = "{repository}"']
+        for tenant in self.tenants:
+            models = ", ".join(f'"{model}"' for model in tenant.models)
+            lines += [f"[tenants.{tenant.name}]", f"granules = {tenant.granules}", "queue = 1024", f"models = [{models}]"]
+            lines += [f'front_cores = "{_list(tenant.front_cores)}"'] if tenant.front_cores else []
+        return "\n".join([*lines, ""])
+
+
+class NotServed(Exception):
+    """A server that did not start; its log says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server process that was started; `wait_ready` says when it serves."""
+
+    deployment: Deployment
+    port: int
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def wait_ready(self) -> None:
+        """Wait until every tenant's models are. Blocks, on a GPU for as long as it compiles kernels. Raises NotServed."""
+        for tenant in self.deployment.tenants:
+            for model in tenant.models:
+                self._wait_for(tenant.name, model)
+
+    def _wait_for(self, tenant: str, model: str) -> None:
+        end = monotonic() + PATIENCE
+        while True:
+            status, body = ask(self.port, "GET", f"/v2/models/{model}/ready", {"X-Tenant": tenant})
+            if status == 200:
+                return
+            if self.process.poll() is not None or monotonic() > end:
+                said = self.log.read_text()[-3000:]
+                raise NotServed(f"{model} of {tenant} is not ready ({status}: {body!r:.300}):\n{said}")
+            try:
+                self.process.wait(LOOK)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+@contextmanager
+def launched(deployment: Deployment, folder: Path, repository: Path) -> Iterator[Server]:
+    """Start a server on a port of the loopback interface, its files in `folder`; it is ended after the block."""
+    config, log, port = folder / f"{deployment.name}.toml", folder / f"{deployment.name}.log", free_port()
+    config.write_text(deployment.config(repository))
+    command = [sys.executable, "-m", "server", "--config", str(config), "--port", str(port)]
+    with log.open("wb") as output, restricted(deployment.cores):
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield Server(deployment, port, process, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def restricted(cores: Sequence[int]) -> Iterator[None]:
+    """What is started in this block may use these cores only."""
+    before = os.sched_getaffinity(0)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def free_port() -> int:
+    """A port that nobody had a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def granules(device: str, cores: Sequence[int]) -> int:
+    """How many granules a device has; asked in another process, which may split a GPU while this one does not.
+
+    `cores` are what a CPU device carves. Raises NotServed if there is no such device.
+    """
+    chosen = list(cores) if device == "cpu" else None
+    code = f"from partitions import open_device; print(len(open_device({device!r}, {chosen!r}).granules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        raise NotServed(done.stderr.strip().splitlines()[-1])
+    return int(done.stdout)
+
+
+def ask(port: int, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[int, bytes]:
+    """One request; the status and body, or 0 and why there were none."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body, dict(headers))
+        response = connection.getresponse()
+        return response.status, response.read()
+    except OSError as error:
+        return 0, str(error).encode()
+    finally:
+        connection.close()
+
+
+def _list(cores: Sequence[int]) -> str:
+    return ",".join(map(str, cores))

@@ -1,0 +1,144 @@
+"""The isolation experiment over HTTP: phases in turns, on servers that all run at the same time.
+
+Alone and under load follow each other again and again, so that whatever else the machine does meets both alike.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter, sleep
+
+from .arrangement import AGGRESSOR, EVERYONE, QUARTERS, SHARED, SPLIT, VICTIM
+from .asks import as_json, binary, truth, wrong
+from .crew import run, together
+from .jobs import ClosedLoop, OpenLoop, Tally
+from .kinds import KINDS, TRIO, TRIO_OF
+from .schedule import arrivals, share
+from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
+
+SETTLE = 0.2
+"""Seconds between phases, in which a server gets rid of what an aggressor left behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is measured, and how. `rate` is requests a second, `rows` the batch of the compute-heavy aggressor.
+
+    `own` are cores that nobody but the load processes use: the first for the victim's client, which then spins.
+    """
+
+    victim: str
+    kinds: tuple[str, ...]
+    form: str = "binary"
+    rate: float = 400.0
+    arrivals: str = "poisson"
+    seconds: float = 1.0
+    rounds: int = 3
+    rows: int = 8
+    processes: int = 1
+    bound: float = 1.3
+    own: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One phase to come."""
+
+    kind: str
+    aggressor: str
+    round: int
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (f"round {self.round + 1}", self.aggressor, self.kind) if part)
+
+
+def steps(kinds: Sequence[str], rounds: int) -> Iterator[Step]:
+    """All phases in order; every round begins with another aggressor."""
+    for number in range(rounds):
+        yield Step(CONTROL_ALONE, "", number)
+        at = number % len(kinds)
+        for kind in (*kinds[at:], *kinds[:at]):
+            yield from (Step(what, kind, number) for what in (ALONE, UNDER, CONTROL))
+
+
+class Experiment:
+    """Servers that are ready, by their names, and the settings. `run` does it all."""
+
+    def __init__(self, settings: Settings, ports: dict[str, int], tell: Callable[[int, int, str], None]) -> None:
+        self._settings = settings
+        self._ports = ports
+        self._tell = tell
+        self._done: list[tuple[Step, Phase]] = []
+        self._bodies: list[tuple[Phase, list[bytes]]] = []
+
+    def run(self) -> list[Combination]:
+        """Every phase of every round. Blocks. Raises LoadProcessFailed."""
+        plan, began = list(steps(self._settings.kinds, self._settings.rounds)), perf_counter()
+        for number, step in enumerate(plan):
+            self._tell(number, len(plan), str(step))
+            self._done.append((step, self._phase(step, began)))
+            sleep(SETTLE)
+        self._check()
+        return [self._combination(kind) for kind in self._settings.kinds]
+
+    def _phase(self, step: Step, began: float) -> Phase:
+        port = self._ports[_server(step)]
+        jobs: list[OpenLoop | ClosedLoop] = [*self._victims(port, step)]
+        jobs += self._aggressors(port, step) if step.kind in (UNDER, CONTROL) else []
+        start, results = run(jobs)
+        samples, tallies, late, sizes, bodies = together(results)
+        phase = Phase(step.kind, step.round, start - began, samples, _busy(tallies), late, sizes)
+        self._bodies.append((phase, bodies))
+        return phase
+
+    def _victims(self, port: int, step: Step) -> list[OpenLoop]:
+        settings = self._settings
+        form = binary if settings.form == "binary" else as_json
+        ask = form(settings.victim, EVERYONE if _server(step) == SHARED else VICTIM)
+        due = arrivals(settings.arrivals, settings.rate, settings.seconds, seed=step.round)
+        count = 1 if settings.own else max(1, settings.processes // 2)
+        shared = {"port": port, "ask": ask, "connections": 8 // count, "most": 64 // count}
+        own = {"spin": bool(settings.own), "cores": settings.own[:1] or None}
+        return [OpenLoop(arrivals=share(due, index, count), **shared, **own) for index in range(count)]  # type: ignore[arg-type]
+
+    def _aggressors(self, port: int, step: Step) -> list[ClosedLoop]:
+        settings = self._settings
+        names = TRIO_OF if step.aggressor == TRIO else (step.aggressor,)
+        found: list[ClosedLoop] = []
+        for name in names:
+            alone = f"{AGGRESSOR}-{name}" if step.aggressor == TRIO else AGGRESSOR
+            tenant = EVERYONE if _server(step) == SHARED else alone
+            cores = settings.own[1:] or None
+            found += KINDS[name].jobs(port, tenant, settings.seconds, settings.rows, settings.processes, cores)
+        return found
+
+    def _check(self) -> None:
+        """Compare the answers that were kept with the model's, now that nothing is measured any more."""
+        wanted = truth(self._settings.victim)
+        for phase, bodies in self._bodies:
+            phase.wrong += wrong(bodies, self._settings.form, wanted)
+
+    def _combination(self, kind: str) -> Combination:
+        phases = tuple(phase for step, phase in self._done if step.aggressor in (kind, ""))
+        return Combination(self._settings.victim, kind, phases, self._settings.bound)
+
+
+def _server(step: Step) -> str:
+    if step.kind in (CONTROL, CONTROL_ALONE):
+        return SHARED
+    return QUARTERS if step.aggressor == TRIO else SPLIT
+
+
+def _busy(tallies: Sequence[Tally]) -> list[dict[str, object]]:
+    """What the aggressors of one kind did together: answers a second, by status, and megabytes a second."""
+    names = dict.fromkeys(tally.name for tally in tallies)
+    return [_sum(name, [tally for tally in tallies if tally.name == name]) for name in names]
+
+
+def _sum(name: str, tallies: Sequence[Tally]) -> dict[str, object]:
+    statuses: dict[int, int] = {}
+    for tally in tallies:
+        for status, count in tally.statuses.items():
+            statuses[status] = statuses.get(status, 0) + count
+    seconds = tallies[0].seconds
+    megabytes = sum(tally.sent + tally.received for tally in tallies) / 1e6 / seconds
+    return {"name": name, "rate": sum(t.answers for t in tallies) / seconds, "megabytes": megabytes, "statuses": statuses}

@@ -1,0 +1,137 @@
+"""What an experiment came to, as the text table and the JSON document; the page and the plots are made from it as well."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .figures import Figures, figures
+from .verdicts import KINDS, Combination, Phase, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Work done a second by all tenants at the same time, on partitions and without; the ratio is of medians over rounds."""
+
+    name: str
+    partitions: float
+    plain: float
+
+    @property
+    def ratio(self) -> float:
+        """What of the throughput is left with partitions."""
+        return self.partitions / self.plain
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """An experiment: what was asked, on which machine, what came of it, and what a reader has to know (`notes`)."""
+
+    title: str
+    settings: dict[str, Any]
+    machine: dict[str, str]
+    combinations: tuple[Combination, ...]
+    aggressors: dict[str, str]
+    notes: tuple[str, ...]
+    throughput: tuple[Throughput, ...] = field(default=())
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """One a combination."""
+        return [combination.verdict() for combination in self.combinations]
+
+    @property
+    def phases(self) -> list[Phase]:
+        """Every phase once, in order."""
+        found = {id(phase): phase for combination in self.combinations for phase in combination.phases}
+        return sorted(found.values(), key=lambda phase: phase.began)
+
+
+HEADING = f"""\
+{"":22} {"p99, ms: medians over rounds":^28}  {"under load / alone":^22} {"control":>8}
+{"victim / aggressor":22} {"alone":>8} {"loaded":>9} {"control":>9}  {"p50":>6} {"p99":>7} {"p99.9":>7} {"p99":>8}  verdict"""
+
+
+def line(verdict: Verdict) -> str:
+    """One line of the table."""
+    control = milliseconds(verdict.control.p99) if verdict.control else "-"
+    ratios = verdict.ratios
+    name, alone, under = f"{verdict.victim} / {verdict.aggressor}", verdict.alone.p99, verdict.under.p99
+    return (
+        f"{name:22} {milliseconds(alone):>8} {milliseconds(under):>9} {control:>9}  "
+        f"{times(ratios['p50']):>6} {times(ratios['p99']):>7} {times(ratios['p999']):>7} "
+        f"{times(verdict.control_ratio):>8}  {verdict.word}"
+    )
+
+
+def table(findings: Findings) -> str:
+    """The whole table, and below it what every verdict rests on where it is not a plain success."""
+    verdicts = findings.verdicts
+    why = [f"{one.victim} / {one.aggressor}: {one.word}: {one.why}" for one in verdicts if one.word != "isolated"]
+    total = [
+        f"throughput of {one.name}: {one.partitions:,.0f} a second on partitions, {one.plain:,.0f} without: {one.ratio:.2f}"
+        for one in findings.throughput
+    ]
+    return "\n".join([HEADING, *map(line, verdicts), *why, *total])
+
+
+def document(findings: Findings) -> dict[str, Any]:
+    """Everything but the single samples, for programs. What is not a number is null."""
+    found: dict[str, Any] = _plain(
+        {
+            "title": findings.title,
+            "settings": findings.settings,
+            "machine": findings.machine,
+            "verdicts": [asdict(verdict) for verdict in findings.verdicts],
+            "combinations": [_combination(combination) for combination in findings.combinations],
+            "throughput": [asdict(one) | {"ratio": one.ratio} for one in findings.throughput],
+            "notes": findings.notes,
+        }
+    )
+    return found
+
+
+def milliseconds(microseconds: float) -> str:
+    """Three digits or so; a dash for what is not a number."""
+    value = microseconds / 1e3
+    if math.isnan(value):
+        return "-"
+    return f"{value:.3f}" if value < 0.1 else times(value)
+
+
+def times(ratio: float) -> str:
+    """A ratio as it stands in tables."""
+    return "-" if math.isnan(ratio) else f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
+
+
+def busiest(combination: Combination, kind: str) -> list[dict[str, Any]]:
+    """What the aggressors did in the phases of a kind, summed up by name: the mean rate and megabytes a second."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for phase in combination.of(kind):
+        for row in phase.busy:
+            rows.setdefault(row["name"], []).append(row)
+    return [{"name": name, "rate": _mean(some, "rate"), "megabytes": _mean(some, "megabytes")} for name, some in rows.items()]
+
+
+def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
+    return float(sum(row[key] for row in rows) / len(rows))
+
+
+def _combination(combination: Combination) -> dict[str, Any]:
+    rounds = {kind: [_phase(phase) for phase in combination.of(kind)] for kind in KINDS}
+    return {"victim": combination.victim, "aggressor": combination.aggressor, "bound": combination.bound, "rounds": rounds}
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    found: Figures = figures(phase.samples)
+    own = {"round": phase.round, "began": phase.began, "busy": phase.busy, "client_late_p99": phase.own, "wrong": phase.wrong}
+    return asdict(found) | own
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

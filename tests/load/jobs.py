@@ -1,0 +1,87 @@
+"""What a load process is told, and what it tells back; it crosses between processes, so it is data and nothing else."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .figures import Samples
+
+Behaviour = Literal["flood", "churn", "slow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as it goes over the wire, and the size of the body of a right answer where that is known."""
+
+    data: bytes
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoop:
+    """Send `ask` whenever an arrival is due, whatever came of those before.
+
+    `connections` are opened beforehand, `most` is how many there may be: an arrival that finds none free waits for one, and
+    its latency counts from when it was due. `spin` is to burn the core instead of sleeping: for a core that is nobody
+    else's. `grace` is the seconds that the last answers are waited for. Every `keep`th answer is brought back whole.
+    """
+
+    port: int
+    ask: Ask
+    arrivals: list[float]
+    connections: int
+    most: int
+    spin: bool = False
+    grace: float = 3.0
+    keep: int = 64
+    cores: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLoop:
+    """Send the next of `asks` on every one of `connections` as soon as the last was answered, as hard as they can.
+
+    `flood` keeps connections, `churn` makes a new one for each request, `slow` reads a few bytes of an answer now and then.
+    It begins `ahead` seconds before the start that everybody is given and ends `seconds` after it.
+    """
+
+    name: str
+    port: int
+    asks: tuple[Ask, ...]
+    connections: int
+    behaviour: Behaviour
+    seconds: float
+    ahead: float = 0.3
+    cores: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class Seen:
+    """What an open loop saw. `late` is when each request was sent after it was due, in microseconds, by the client's own
+    fault: arrivals that had to wait for a connection are counted in `waited` instead."""
+
+    samples: Samples = field(default_factory=Samples)
+    late: list[float] = field(default_factory=list)
+    waited: int = 0
+    connections: int = 0
+    wrong: int = 0
+    bodies: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a closed loop did: answers by status (0: the connection ended without one), and bytes both ways."""
+
+    name: str
+    seconds: float
+    statuses: dict[int, int] = field(default_factory=dict)
+    sent: int = 0
+    received: int = 0
+
+    def count(self, status: int) -> None:
+        """Note one answer."""
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+
+    @property
+    def answers(self) -> int:
+        """Answers of any status."""
+        return sum(count for status, count in self.statuses.items() if status)

@@ -1,0 +1,56 @@
+"""The ways of being a nuisance, each as hard as a client can: what is sent, on how many connections, to which model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .asks import as_json, binary, invalid, strangers
+from .jobs import Ask, Behaviour, ClosedLoop
+from .subjects import ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way. `asks` makes its requests for a tenant, given the rows of a large batch."""
+
+    name: str
+    what: str
+    model: str
+    connections: int
+    asks: Callable[[str, int], tuple[Ask, ...]]
+    behaviour: Behaviour = "flood"
+
+    def jobs(
+        self, port: int, tenant: str, seconds: float, rows: int, processes: int, cores: tuple[int, ...] | None = None
+    ) -> list[ClosedLoop]:
+        """The same for each of some processes, which share its connections."""
+        count = max(1, min(processes, self.connections // 4))
+        asks, each = self.asks(tenant, rows), self.connections // count
+        job = ClosedLoop(
+            name=self.name,
+            port=port,
+            asks=asks,
+            connections=each,
+            behaviour=self.behaviour,
+            seconds=seconds,
+            cores=cores,
+        )
+        return [job] * count
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("compute", "batches of convolutions", "conv", 4, lambda t, rows: (binary("conv", t, rows),)),
+        Kind("transfer", "38 MB bodies", "image", 2, lambda t, _: (binary("image", t, ROWS),)),
+        Kind("bandwidth", "a model that reads 64 MB", "elementwise", 4, lambda t, _: (binary("elementwise", t),)),
+        Kind("small", "small requests, 32 connections", "identity", 32, lambda t, _: (binary("identity", t),)),
+        Kind("json", "a megabyte of JSON both ways", "numbers", 8, lambda t, _: (as_json("numbers", t),)),
+        Kind("slow", "8 MB answers, read by a few bytes", "wide", 16, lambda t, _: (binary("wide", t),), "slow"),
+        Kind("churn", "a new connection for each request", "identity", 16, lambda t, _: (binary("identity", t),), "churn"),
+        Kind("invalid", "nothing but wrong requests of its own", "identity", 16, lambda t, _: invalid(t)),
+        Kind("strangers", "requests of no tenant, some not even HTTP", "identity", 16, lambda _, __: strangers()),
+    )
+}
+TRIO = "trio"
+"""Three aggressors at a time, on four partitions: these."""
+TRIO_OF = ("compute", "transfer", "small")

@@ -1,0 +1,142 @@
+"""Requests sent when they are due, and their latency from then: what a client sees that does not slow down with the server.
+
+Sockets and `select` in one thread, as its timeouts are the only ones finer than a millisecond. Nothing is computed meanwhile
+that can be done afterwards.
+"""
+
+import select
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+
+from .jobs import OpenLoop, Seen
+from .wire import Answer, Broken, Connection
+
+
+class Generator:
+    """One process's part of an open loop: `open`, then `run`."""
+
+    def __init__(self, job: OpenLoop) -> None:
+        self._job = job
+        self.seen = Seen()
+        self._free: list[Connection] = []
+        self._busy: dict[int, tuple[Connection, int]] = {}
+        self._waiting: deque[int] = deque()
+        self._start = 0.0
+        self._answers = 0
+
+    def open(self) -> None:
+        """Make the connections and have one request answered on each, so that the first that counts is like the rest. Blocks.
+
+        Raises RuntimeError if one is not answered with 200.
+        """
+        for _ in range(self._job.connections):
+            connection = self._connect()
+            self._free.append(connection)
+            answer = _ask(connection, self._job.ask.data)
+            if answer.status != 200:
+                self._give_up()
+                raise RuntimeError(f"the first request was answered with {answer.status}: {answer.body!r:.300}")
+
+    def run(self, start: float) -> Seen:
+        """Send everything, wait for the answers, and return what came of it. `start` is by `time.perf_counter`. Blocks."""
+        self._start = start
+        due = [start + arrival for arrival in self._job.arrivals]
+        count, index = len(due), 0
+        while index < count:
+            now = perf_counter()
+            while index < count and due[index] <= now:
+                self._begin(index, now)
+                index += 1
+            self._wait(0.0 if self._job.spin or index == count else max(0.0, due[index] - perf_counter()))
+        end = perf_counter() + self._job.grace
+        while (self._busy or self._waiting) and (left := end - perf_counter()) > 0:
+            self._wait(left)
+        self._give_up()
+        return self.seen
+
+    def _connect(self) -> Connection:
+        connection = Connection(self._job.port)
+        connection.open()
+        self.seen.connections += 1
+        return connection
+
+    def _begin(self, index: int, now: float) -> None:
+        """Send arrival `index`, on a connection that is free, on a new one, or on the next that becomes free."""
+        if not self._free and len(self._busy) < self._job.most:
+            self._free.append(self._connect())
+        if not self._free:
+            self.seen.waited += 1
+            self._waiting.append(index)
+            return
+        self.seen.late.append((now - self._start - self._job.arrivals[index]) * 1e6)
+        self._send(self._free.pop(), index)
+
+    def _send(self, connection: Connection, index: int) -> None:
+        number = connection.socket.fileno()
+        self._busy[number] = (connection, index)
+        try:
+            connection.send(self._job.ask.data, keep=index % self._job.keep == 0)
+        except Broken:
+            self._break(number)
+
+    def _wait(self, seconds: float) -> None:
+        unsent = [number for number, (connection, _) in self._busy.items() if connection.unsent]
+        readable, writable, _ = select.select(list(self._busy), unsent, (), seconds)
+        for number in writable:
+            self._attempt(number, self._busy[number][0].flush)
+        for number in readable:
+            if number in self._busy and (answer := self._attempt(number, self._busy[number][0].receive)):
+                self._end(number, answer, perf_counter())
+
+    def _attempt(self, number: int, step: Callable[[], Answer | None]) -> Answer | None:
+        try:
+            return step()
+        except Broken:
+            self._break(number)
+            return None
+
+    def _end(self, number: int, answer: Answer, now: float) -> None:
+        connection, index = self._busy.pop(number)
+        self._note(index, now, answer.status)
+        if answer.status == 200 and self._job.ask.size not in (None, answer.size):
+            self.seen.wrong += 1
+        if answer.body is not None and answer.status == 200:
+            self.seen.bodies.append(answer.body)
+        if answer.last:
+            connection.close()
+        self._again(self._connect() if answer.last else connection)
+
+    def _break(self, number: int) -> None:
+        connection, index = self._busy.pop(number)
+        connection.close()
+        self._note(index, perf_counter(), 0)
+        self._again(self._connect())
+
+    def _again(self, connection: Connection) -> None:
+        if self._waiting:
+            self._send(connection, self._waiting.popleft())
+        else:
+            self._free.append(connection)
+
+    def _note(self, index: int, now: float, status: int) -> None:
+        due = self._job.arrivals[index]
+        self.seen.samples.add(due, (now - self._start - due) * 1e6, status)
+
+    def _give_up(self) -> None:
+        """What was not answered counts as waited for until now."""
+        now = perf_counter()
+        for index in [*(index for _, index in self._busy.values()), *self._waiting]:
+            self._note(index, now, 0)
+        for connection in [*self._free, *(connection for connection, _ in self._busy.values())]:
+            connection.close()
+
+
+def _ask(connection: Connection, data: bytes) -> Answer:
+    """One request and its answer, by waiting for the socket. Raises Broken."""
+    connection.send(data, keep=True)
+    while True:
+        readable, _, _ = select.select([connection.socket], [connection.socket] if connection.unsent else [], [], 60)
+        connection.flush()
+        if readable and (answer := connection.receive()):
+            return answer

@@ -1,0 +1,140 @@
+"""A model on a partition with memory to feed it from, and threads that drive it: what a tenant is when there is no HTTP."""
+
+import ctypes
+import mmap
+from collections import deque
+from collections.abc import Callable
+from threading import Thread
+from time import perf_counter, sleep
+from typing import Any, TypeVar
+
+import numpy as np
+
+from engines import Engine, Executor, Room, Tensor, Work
+from engines.signature import align
+from partitions import Device, Partition
+
+from .figures import Samples
+from .subjects import Array
+
+T = TypeVar("T")
+AHEAD = 2
+"""Works that an aggressor has on its stream at a time, so that it never runs empty."""
+
+
+class Memory:
+    """Host memory that the device reads and writes in place."""
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self._pages = mmap.mmap(-1, nbytes)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+        self.array = np.frombuffer(self._pages, np.uint8)
+        self._pinned = device.pin(self.address, nbytes)
+
+    def close(self) -> None:
+        """Unpin it."""
+        self._pinned.close()
+
+
+class Seat:
+    """An executor, `x` in its own memory AHEAD times, and room for the outputs. One thread at a time drives it."""
+
+    def __init__(self, partition: Partition, executor: Executor, x: Array, memories: list[Memory]) -> None:
+        self.partition = partition
+        self.rows = x.shape[0]
+        self._executor = executor
+        self._memories = memories
+        self._turn = 0
+        self._asks = [_ask(memory, x) for memory in memories]
+
+    def enqueue(self) -> Work:
+        """Put one inference on the stream; not more than AHEAD may be unfinished."""
+        self._turn = (self._turn + 1) % len(self._asks)
+        return self._executor.enqueue(*self._asks[self._turn])
+
+    def answer(self) -> Array:
+        """What comes out, as an array of its own. Blocks."""
+        (tensor,) = self.on_thread(lambda: self.enqueue().wait())
+        return np.array(tensor.array(self._executor.engine.signature.outputs[0].datatype), np.float32)
+
+    def on_thread(self, function: Callable[[], T]) -> T:
+        """Call it on a thread of the partition."""
+        return self.partition.run(function)
+
+    def close(self) -> None:
+        """Nothing may be in flight."""
+        self._executor.close()
+        for memory in self._memories:
+            memory.close()
+
+
+def open_seat(device: Device, engine: Engine, partition: Partition, x: Array) -> Seat:
+    """Bind the engine and make it memory. Blocks, on a GPU for seconds. Raises ModelRefused, PartitionError."""
+    executor = engine.bind(partition)
+    sizes = engine.signature.check([x.shape])
+    room = engine.signature.output_bytes(sizes)
+    return Seat(partition, executor, x, [Memory(device, align(x.nbytes) + room) for _ in range(AHEAD)])
+
+
+def at_rate(seat: Seat, rate: float, start: float, seconds: float) -> Samples:
+    """One inference after another, `rate` a second, the next one when it is due and the last has ended. Blocks.
+
+    Latency is from the call to the outputs in host memory: copies, engine, copies.
+    """
+    samples, due = Samples(), 0.0
+    while due < seconds:
+        sleep(max(0.0, start + due - perf_counter()))
+        began = perf_counter()
+        seat.enqueue().wait()
+        ended = perf_counter()
+        samples.add(began - start, (ended - began) * 1e6, 200)
+        due = max(due + 1 / rate, ended - start)
+    return samples
+
+
+def back_to_back(seat: Seat, start: float, until: float) -> int:
+    """As many inferences as there is time for, AHEAD of them at once. Blocks; returns how many ended before `until`."""
+    sleep(max(0.0, start - perf_counter()))
+    works: deque[Work] = deque(seat.enqueue() for _ in range(AHEAD))
+    done = 0
+    while perf_counter() < until:
+        works.popleft().wait()
+        done += 1
+        works.append(seat.enqueue())
+    for work in works:
+        work.wait()
+    return done
+
+
+def all_at_once(tasks: list[tuple[Seat, Callable[[Seat], T]]]) -> list[T]:
+    """Each task on a thread of its seat's partition; their results in order. Blocks. Raises what one of them raised."""
+    runs = [_Run(seat, task) for seat, task in tasks]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    if errors := [run.error for run in runs if run.error]:
+        raise errors[0]
+    return [run.result for run in runs]
+
+
+class _Run(Thread):
+    def __init__(self, seat: Seat, task: Callable[[Seat], Any]) -> None:
+        super().__init__(name=f"load on {seat.partition!r}")
+        self._seat = seat
+        self._task = task
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._seat.partition.attach()
+            self.result = self._task(self._seat)
+        except BaseException as error:  # Told to whoever waits for the thread.
+            self.error = error
+
+
+def _ask(memory: Memory, x: Array) -> tuple[list[Tensor], Room]:
+    memory.array[: x.nbytes] = np.frombuffer(x.tobytes(), np.uint8)
+    start = align(x.nbytes)
+    return [Tensor(x.shape, memory.address, x.nbytes)], Room(memory.address + start, memory.array.nbytes - start)

@@ -1,0 +1,118 @@
+"""The models of the isolation experiment: victims small and large, and one for each way of being a nuisance.
+
+All are made on the spot with random weights. Rows are the first dimension, where a model has it variable.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.networks import Draft, Network, mlp, resnet
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+IMAGE = (3, 224, 224)
+ROWS = 64
+"""The largest batch: 64 images are 38 MB."""
+
+
+def identity() -> Network:
+    """What it is given."""
+    draft = Draft()
+    draft.named("y", "x")
+    return Network(draft.finish({"x": ("b", 16)}, {"y": ("b", 16)}), _rows(16), ())
+
+
+def numbers() -> Network:
+    """The same for 90,000 of them: a megabyte of JSON each way, the most that a server takes by default."""
+    draft = Draft()
+    draft.named("y", "x")
+    return Network(draft.finish({"x": ("b", 90_000)}, {"y": ("b", 90_000)}), _rows(90_000), ())
+
+
+def conv(channels: int = 128) -> Network:
+    """Eight convolutions over a small image: 1.6 GFLOP a row of 3 KB."""
+    draft, x, width = Draft(), "x", 1
+    for _ in range(8):
+        x, width = draft.op("Relu", draft.conv(x, width, channels)), channels
+    draft.named("y", draft.op("Flatten", draft.op("GlobalAveragePool", x)))
+    return Network(draft.finish({"x": ("b", 1, 28, 28)}, {"y": ("b", channels)}), _rows(1, 28, 28), ())
+
+
+def image() -> Network:
+    """The mean of each colour: much to carry, nothing to compute."""
+    draft = Draft()
+    draft.named("y", draft.op("GlobalAveragePool", "x"))
+    return Network(draft.finish({"x": ("b", *IMAGE)}, {"y": ("b", 3, 1, 1)}), _rows(*IMAGE), ())
+
+
+def elementwise(millions: int) -> Network:
+    """One number multiplied with `millions` of them and added to as many others: 8 bytes read for each, far past any cache."""
+    draft, length = Draft(), millions << 20
+    product = draft.op("Mul", "x", draft.weight(1, length))
+    draft.named("y", draft.op("ReduceMax", draft.op("Add", product, draft.weight(1, length)), axes=[1]))
+    return Network(draft.finish({"x": (1, 1)}, {"y": (1, 1)}), {}, ())
+
+
+def wide() -> Network:
+    """Sixteen numbers repeated until they are 8 MB."""
+    draft = Draft()
+    draft.named("y", draft.op("Mul", "x", draft.constant(np.ones((2**17, 16), np.float32))))
+    return Network(draft.finish({"x": (1, 16)}, {"y": (2**17, 16)}), {}, ())
+
+
+def _rows(*shape: int) -> dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]:
+    return {"x": ((1, *shape), (ROWS, *shape), (ROWS, *shape))}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model with one FP32 input x, of which one row has this shape, and one FP32 output y."""
+
+    name: str
+    network: Callable[[], Network]
+    row: tuple[int, ...]
+
+
+SUBJECTS = {
+    subject.name: subject
+    for subject in (
+        Subject("identity", identity, (16,)),
+        Subject("numbers", numbers, (90_000,)),
+        Subject("mlp", mlp, (784,)),
+        Subject("resnet", resnet, IMAGE),
+        Subject("conv", conv, (1, 28, 28)),
+        Subject("image", image, IMAGE),
+        Subject("elementwise", lambda: elementwise(8), (1,)),
+        Subject("wide", wide, (16,)),
+    )
+}
+
+
+def write(root: Path, names: set[str], plans: bool) -> None:
+    """Write these models as version 1 in a repository below `root`; `plans` for a GPU, ONNX otherwise. Blocks."""
+    for name in sorted(names):
+        folder = root / name / "1"
+        folder.mkdir(parents=True)
+        network = SUBJECTS[name].network()
+        path = folder / ("model.plan" if plans else "model.onnx")
+        path.write_bytes(plan(network) if plans else network.onnx)
+
+
+def plan(network: Network) -> bytes:
+    """An engine file, for batches from one row to all. Needs TensorRT, and no GPU if that is TensorRT-RTX. Blocks."""
+    from engines.builder import BuildOptions, build
+    from engines.profiles import Profile, Range
+
+    ranges = {name: Range(*shapes) for name, shapes in network.ranges.items()}
+    return build(network.onnx, BuildOptions(profiles=(Profile(ranges),)))
+
+
+def expected(network: Network, x: Array) -> Array:
+    """What the model makes of it, by ONNX Runtime on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(network.onnx, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]  # type: ignore[no-any-return]

@@ -1,0 +1,114 @@
+"""One client connection without a framework: bytes out, a status and a size back. Never blocks.
+
+It reads no more of HTTP than it needs: a status line and Content-Length. A connection is used for one request at a time.
+"""
+
+import re
+import socket
+from dataclasses import dataclass
+
+CHUNK = 1 << 18
+_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
+_CLOSE = re.compile(rb"\r\nconnection:\s*close", re.IGNORECASE)
+
+
+class Broken(Exception):
+    """The connection ended, or what came was no HTTP answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer; `body` is None unless it was asked for, `last` whether the server closes the connection after it."""
+
+    status: int
+    size: int
+    body: bytes | None
+    last: bool
+
+
+class Connection:
+    """A socket to a port of the loopback interface. One thread.
+
+    `sent` and `received` count bytes, `status` is that of the last answer whose head has come.
+    """
+
+    def __init__(self, port: int, receive_buffer: int | None = None) -> None:
+        self.port = port
+        self._buffer = receive_buffer
+        self.socket: socket.socket
+        self.sent = self.received = self.status = 0
+        self.unsent: memoryview = memoryview(b"")
+        self._head = b""
+        self._left = self._size = 0
+        self._last = False
+        self._keep: list[bytes] | None = None
+
+    def open(self) -> None:
+        """Begin to connect; `flush` says when that worked. Raises OSError."""
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer)
+        self.socket.setblocking(False)
+        self.socket.connect_ex(("127.0.0.1", self.port))
+
+    def close(self) -> None:
+        """End it; calling it again does nothing."""
+        self.socket.close()
+
+    def send(self, data: bytes, keep: bool = False) -> None:
+        """Begin a request; `keep` is whether the answer is to hold its body. Raises Broken."""
+        self.unsent, self._head, self._left, self._size = memoryview(data), b"", -1, 0
+        self._keep = [] if keep else None
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes. Raises Broken."""
+        while self.unsent:
+            try:
+                count = self.socket.send(self.unsent)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise Broken(str(error)) from error
+            self.sent += count
+            self.unsent = self.unsent[count:]
+
+    def receive(self, most: int = CHUNK) -> Answer | None:
+        """Take what has come; the answer, once it is whole. Raises Broken."""
+        while True:
+            try:
+                data = self.socket.recv(most)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise Broken(str(error)) from error
+            if not data:
+                raise Broken("the server closed the connection")
+            self.received += len(data)
+            if answer := self._take(data):
+                return answer
+            if most < CHUNK:
+                return None
+
+    def _take(self, data: bytes) -> Answer | None:
+        if self._left < 0:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return None
+            data = self._head[end + 4 :]
+            self._begin(self._head[: end + 2])
+        self._left -= len(data)
+        if self._keep is not None:
+            self._keep.append(data)
+        if self._left > 0:
+            return None
+        return Answer(self.status, self._size, None if self._keep is None else b"".join(self._keep), self._last)
+
+    def _begin(self, head: bytes) -> None:
+        length = _LENGTH.search(head)
+        if not length or not head.startswith(b"HTTP/1.1 "):
+            raise Broken(f"an answer without Content-Length: {head[:100]!r}")
+        self.status, self._last = int(head[9:12]), _CLOSE.search(head) is not None
+        self._size = self._left = int(length[1])

@@ -1,0 +1,28 @@
+"""The device side of a link as a process of its own: a worker over fakes, until its input ends. See test_link."""
+
+import sys
+
+from engines import DATATYPES, Signature, TensorSpec
+from server import link as links
+from server.link import Descriptors
+from server.pins import Pins
+from server.worker import Seat, Worker
+from tests.fakes import FakeDevice, FakeEngine
+
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+KEY = "m/1#1"
+
+
+def serve(descriptors: Descriptors) -> None:
+    device = FakeDevice()
+    partition = device.carve([0])
+    executors = {KEY: FakeEngine(SIGNATURE, compute=lambda given: [given[0][::-1]]).bind(partition)}
+    worker = Worker(partition, executors, lost=print)
+    worker.serve(Seat(links.attach(descriptors), Pins(device.pin)))
+    sys.stdin.read()
+    worker.close()
+
+
+if __name__ == "__main__":
+    serve(Descriptors(*map(int, sys.argv[1:])))

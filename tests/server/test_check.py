@@ -1,0 +1,223 @@
+"""`check`: everything at once, with the exit status of the worst; real models on the CPU's cores."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from partitions import Device, DeviceUnavailable, open_device
+from server.check import check
+from server.config import Config, load
+from tests.end_to_end import repository
+from tests.fakes import FakeDevice, Script
+
+CONFIG = """
+[server]
+fronts = "per-tenant"
+
+[device]
+backend = "cpu"
+
+[models]
+repository = "models"
+
+[models.rows]
+max_batch = 2
+
+[tenants.acme]
+granules = 1
+models = ["rows"]
+keys_sha256 = ["{digest}"]
+"""
+
+
+def on_cpu(config: Config) -> Device:
+    return open_device(config.device.backend, config.device.cores)
+
+
+def configuration(path: str | None) -> AbstractContextManager[Config]:
+    return nullcontext(load(Path(path or "")))
+
+
+def on_nothing(config: Config) -> Device:
+    raise DeviceUnavailable("there is no GPU here")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    repository.write(tmp_path / "models", "rows", repository.ROWS)
+    (tmp_path / "greenlane.toml").write_text(CONFIG.format(digest="a" * 64))
+    return tmp_path
+
+
+class Told:
+    """What a check printed and returned; `read` of the file is changed before it."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._capsys = capsys
+        self.out: list[str] = []
+        self.err: list[str] = []
+
+    def check(self, *changes: tuple[str, str], device: Callable[[Config], Device] = on_cpu, more: str = "") -> int:
+        path = self.folder / "greenlane.toml"
+        text = path.read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text + more)
+        status = check(str(path), device, configuration)
+        captured = self._capsys.readouterr()
+        self.out, self.err = captured.out.splitlines(), [line.strip() for line in captured.err.splitlines()]
+        return status
+
+
+@pytest.fixture
+def told(folder: Path, capsys: pytest.CaptureFixture[str]) -> Told:
+    return Told(folder, capsys)
+
+
+def test_what_would_be_served_is_printed_with_shares_and_tensors(told: Told) -> None:
+    assert told.check() == 0
+    first, *lines = told.out
+    assert first.startswith("greenlane.toml: http://127.0.0.1:8000 on CPU, ")
+    assert lines == [
+        "tenant acme: granules [0], keys",
+        "  rows 1: x FP32[-1, 3] -> y FP32[-1, 3], batches of up to 2 (onnxruntime_onnx)",
+        "all of it can be served",
+    ]
+    assert told.err == []
+
+
+def test_a_model_without_inputs_or_batches_is_described_too(told: Told) -> None:
+    constant = "constant () => (float[2] y) <float[2] c = {1, 2}> { y = Identity(c) }"
+    repository.write(told.folder / "models", "constant", constant)
+    assert told.check(('["rows"]', '["*"]\nport = 8001'), ("[server]", "[server]\nhost = '::1'")) == 0
+    assert told.out[0].startswith("greenlane.toml: http://[::1]:8000 on ")
+    assert told.out[1] == "tenant acme: granules [0], keys, port 8001"
+    assert told.out[2] == "  constant 1: nothing -> y FP32[2] (onnxruntime_onnx)"
+
+
+def test_models_are_loaded_so_a_broken_one_is_found(told: Told) -> None:
+    (told.folder / "models" / "rows" / "1" / "model.onnx").write_bytes(b"not a model")
+    assert told.check() == 1
+    assert told.out[2] == "  rows 1: unavailable"
+    assert told.err[0] == "greenlane: not all that is configured can be served:"
+    assert told.err[1].startswith("model rows 1 is unavailable: rows/1/model.onnx: failed to load: ")
+
+
+def test_a_configuration_that_contradicts_its_model_is_found(told: Told) -> None:
+    (told.folder / "models" / "rows" / "config.pbtxt").write_text('input { name: "z" data_type: TYPE_FP32 dims: 3 }')
+    assert told.check() == 1
+    assert "rows/config.pbtxt contradicts the model: the model has no input 'z', it has 'x'" in told.err[1]
+
+
+def test_what_is_named_and_absent_is_told_with_the_nearest_there_is(told: Told) -> None:
+    assert told.check(("[models.rows]", "[models.row]"), ('["rows"]', '["rows", "ROWS"]')) == 1
+    assert told.err[1:] == [
+        "greenlane.toml: models.row: there is no such model in the repository; did you mean 'rows'?",
+        "greenlane.toml: tenants.acme.models: 'ROWS' is not in the repository; did you mean 'rows'?",
+    ]
+
+
+def test_a_problem_of_several_tenants_is_told_once(told: Told) -> None:
+    (told.folder / "models" / "rows" / "two").mkdir()
+    (told.folder / "models" / "rows" / "config.pbtxt").write_text("max_bacth_size: 2")
+    more = '[tenants.globex]\ngranules = 1\nmodels = ["*"]'
+    assert told.check(more=more, device=lambda _: FakeDevice()) == 1
+    assert len(told.err) == len(set(told.err))
+    assert "model rows two is unavailable: not a version: expected a number above 0 without leading zeros" in told.err
+    ignored = "rows/config.pbtxt: ignored, as they mean nothing here: max_bacth_size (did you mean max_batch_size?)"
+    assert told.err[-2:] == ["greenlane: this may not be meant so:", ignored]
+
+
+def test_fields_that_are_ignored_are_told_and_no_failure(told: Told) -> None:
+    (told.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group []")
+    assert told.check() == 0
+    assert told.err[0] == "greenlane: this may not be meant so:"
+
+
+def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(told: Told) -> None:
+    (told.folder / "models" / "rows" / "1" / "model.onnx").write_bytes(b"")
+    changes = [("[server]", "[server]\nprot = 1"), ("granules = 1", "granules = 4096")]
+    assert told.check(*changes) == 2
+    assert told.err[:2] == [
+        "greenlane: the configuration cannot be served:",
+        "greenlane.toml: server.prot: unknown key; did you mean 'port'?",
+    ]
+    assert told.err[2].startswith("greenlane.toml: tenants: acme 4096 = 4096 granules, but the device has ")
+    assert told.err[4].startswith("model rows 1 is unavailable: ")
+    assert told.out[1:] == ["tenant acme: no granules, keys", "  rows 1: unavailable"]
+
+
+@pytest.mark.parametrize("text", ["= nothing", "[models]\nrepository = 'nowhere'"])
+def test_of_a_file_that_says_too_little_only_its_problems_are_told(told: Told, text: str) -> None:
+    (told.folder / "greenlane.toml").write_text(text)
+    assert told.check() == 2
+    assert told.out == []
+    assert told.err[0] == "greenlane: the configuration cannot be served:"
+
+
+def test_a_share_in_units_of_another_device_names_the_key_to_use(told: Told) -> None:
+    assert told.check(("granules", "sms")) == 2
+    assert told.err[1] == "greenlane.toml: tenants.acme.sms: this device is shared out in cores; use 'cores' instead"
+    assert told.out[2].startswith("  rows 1: x FP32")
+
+
+def test_without_a_device_there_is_still_the_repository(told: Told) -> None:
+    repository.write(told.folder / "models", "other", repository.IDENTITY, config="platform: 'python'")
+    assert told.check(('["rows"]', '["other", "rows"]'), device=on_nothing) == 2
+    assert told.out[0].endswith(" on no device, so no model is tried")
+    assert told.out[1:] == ["tenant acme: no granules, keys", "  other: unavailable"]
+    assert told.err[1] == "greenlane.toml: device: there is no GPU here"
+    assert told.err[3].startswith("model other is unavailable: other/config.pbtxt: platform is ")
+
+
+def test_a_partition_that_cannot_be_made_is_told(told: Told) -> None:
+    script = Script()
+    script.fail("carve")
+    device = FakeDevice(script=script)
+    assert told.check(device=lambda _: device) == 2
+    assert told.err[1] == "greenlane.toml: device: told to fail at carve"
+    assert device.closed
+
+
+def test_an_empty_repository_is_doubtful(told: Told) -> None:
+    (told.folder / "models" / "rows").rename(told.folder / "rows")
+    assert told.check(("[models.rows]\nmax_batch = 2", ""), ('["rows"]', '["*"]')) == 0
+    assert told.err[1:] == ["greenlane.toml: models.repository: there is no model in it"]
+
+
+def test_an_absent_model_of_an_empty_repository_is_told_without_a_guess(told: Told) -> None:
+    (told.folder / "models" / "rows").rename(told.folder / "rows")
+    assert told.check(("[models.rows]\nmax_batch = 2", "")) == 1
+    assert told.err[1] == "greenlane.toml: tenants.acme.models: 'rows' is not in the repository"
+
+
+def test_batches_that_the_model_does_not_take_are_told(told: Told) -> None:
+    assert told.check(("max_batch = 2", 'batch_delay = "1ms"\npreferred_batches = [4]')) == 1
+    assert told.err[1:] == [
+        "greenlane.toml: models.rows.batch_delay: the model takes no batches; set max_batch too, or leave it out",
+        "greenlane.toml: models.rows.preferred_batches: the model takes no batches; set max_batch too, or leave it out",
+    ]
+
+
+def test_a_preferred_batch_above_what_the_model_s_files_say_is_told(told: Told) -> None:
+    (told.folder / "models" / "rows" / "config.pbtxt").write_text("max_batch_size: 4")
+    assert told.check(("max_batch = 2", "preferred_batches = [4, 8]")) == 1
+    assert told.err[1:] == ["greenlane.toml: models.rows.preferred_batches: 8 is above the model's largest batch, which is 4"]
+
+
+def test_cores_that_a_front_may_not_use_are_told(told: Told) -> None:
+    assert told.check(("granules = 1", 'granules = 1\nfront_cores = "65535"')) == 2
+    assert told.err[1].startswith("greenlane.toml: tenants.acme.front_cores: [65535] are not among the cores")
+
+
+def test_a_repository_that_vanished_is_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opener(config: Config) -> Device:
+        (told.folder / "models").rename(told.folder / "gone")
+        return on_cpu(config)
+
+    assert told.check(device=opener) == 2
+    assert told.err[1].startswith("greenlane.toml: models.repository: cannot be read: No such file or directory: ")

@@ -1,0 +1,276 @@
+"""Both ends of a link: whatever is put is got once and in order, by whoever reads, in this process or another."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from server import link as links
+from server.arena import MESSAGE
+from server.errors import BadRequest
+from server.link import Descriptors, Link
+from server.ticket import Done, Extent, Failure, Ticket
+from tests.contract import in_a_thread
+from tests.memory import linked
+from tests.server.far_side import KEY, SIGNATURE
+
+PATIENCE = 30
+SLOTS = 4
+SHAPES = st.lists(st.lists(st.integers(0, 1 << 60), max_size=4).map(tuple), max_size=4).map(tuple)
+KINDS = st.sampled_from(["raised", "cancelled", "expired", "lost"])
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    with linked(SLOTS) as link:
+        link.tickets.open()
+        yield link
+
+
+def ticket(slot: int, serial: int = 1, shapes: tuple[tuple[int, ...], ...] = ((1,),)) -> Ticket:
+    return Ticket(slot, serial, KEY, shapes, float("inf"), 64)
+
+
+def put(link: Link, *tickets: Ticket) -> None:
+    for each in tickets:
+        link.tickets.write(each)
+    link.tickets.put(tickets)
+
+
+def end(link: Link, done: Done) -> None:
+    link.completions.put(done)
+    link.completions.ring()
+
+
+def wait(link: Link) -> list[Done]:
+    """The completions, once there are any."""
+    poller = select.poll()
+    poller.register(link.completions.event, select.POLLIN)
+    assert poller.poll(PATIENCE * 1000), "no completion came"
+    return link.completions.take()
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Both rings beside two plain queues; `said` is whether somebody said stop and nobody heard it yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = ExitStack()
+        self.link = self.left.enter_context(linked(SLOTS))
+        self.link.tickets.open()
+        self.tickets: deque[Ticket] = deque()
+        self.flying: deque[Ticket] = deque()
+        self.written: deque[Done] = deque()
+        self.dones: deque[Done] = deque()
+        self.said = False
+        self.serials = count(1)
+
+    def teardown(self) -> None:
+        self.left.close()
+
+    def free(self) -> list[int]:
+        used = {ticket.slot for ticket in (*self.tickets, *self.flying)} | {done.slot for done in (*self.written, *self.dones)}
+        return [slot for slot in range(SLOTS) if slot not in used]
+
+    @rule(data=st.data(), shapes=SHAPES, deadline=st.floats(allow_nan=False))
+    def put(self, data: st.DataObject, shapes: Any, deadline: float) -> None:
+        slots = data.draw(st.lists(st.sampled_from(self.free()), unique=True)) if self.free() else []
+        tickets = [Ticket(slot, next(self.serials), KEY, shapes, deadline, 64) for slot in slots]
+        put(self.link, *tickets)
+        self.tickets.extend(tickets)
+
+    @precondition(lambda self: not self.said)
+    @rule()
+    def stop(self) -> None:
+        self.link.tickets.stop()
+        self.said = True
+
+    @precondition(lambda self: self.said or self.tickets)
+    @rule()
+    def get(self) -> None:
+        got = self.link.tickets.get()
+        if got is None:
+            assert self.said, "nobody said stop"
+            self.said = False
+        else:
+            self.take(got)
+
+    @rule(look=st.booleans())
+    def poll(self, look: bool) -> None:
+        got = self.link.tickets.poll(look)
+        if got is None:
+            assert self.said or not self.tickets or not look, "a ticket that is there was not found"
+        else:
+            self.take(got)
+
+    def take(self, got: Ticket) -> None:
+        assert got == self.tickets.popleft()
+        self.flying.append(got)
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), shapes=SHAPES, failure=st.none() | st.builds(Failure, KINDS, st.text(max_size=99)))
+    def end(self, data: st.DataObject, shapes: Any, failure: Failure | None) -> None:
+        ended = data.draw(st.sampled_from(list(self.flying)))
+        self.flying.remove(ended)
+        outputs = () if failure else tuple([Extent(shape, place * 64, place) for place, shape in enumerate(shapes)])
+        done = Done(ended.slot, outputs, failure, ended.serial, ended.serial + 1)
+        self.link.completions.put(done)
+        self.written.append(done)
+
+    @rule()
+    def ring(self) -> None:
+        self.link.completions.ring()
+        self.dones.extend(self.written)
+        self.written.clear()
+
+    @rule()
+    def hear(self) -> None:
+        assert self.link.completions.take() == list(self.dones)
+        self.dones.clear()
+
+    @invariant()
+    def everything_describes_itself(self) -> None:
+        assert f"{repr(self.link.tickets).split()[1]} put" in repr(self.link.tickets)
+        assert "<Completions " in repr(self.link.completions)
+
+
+TestInterleavings = Interleavings.TestCase
+
+
+def test_a_reader_that_waits_is_woken_by_a_ticket_and_by_a_stop(link: Link) -> None:
+    _, got = in_a_thread(link.tickets.get)
+    put(link, ticket(2))
+    assert got.result(PATIENCE) == ticket(2)
+    _, got = in_a_thread(link.tickets.get)
+    link.tickets.stop()
+    assert got.result(PATIENCE) is None
+
+
+def test_tickets_that_nobody_read_are_there_for_the_next_reader(link: Link) -> None:
+    put(link, ticket(0), ticket(1))
+    link.tickets.stop()
+    put(link, ticket(2))
+    assert link.tickets.get() is None
+    assert [link.tickets.get() for _ in range(3)] == [ticket(0), ticket(1), ticket(2)]
+    assert link.tickets.poll() is None
+
+
+def test_nothing_more_is_begun_once_stop_was_heard(link: Link) -> None:
+    put(link, ticket(0), ticket(1))
+    link.tickets.stop()
+    assert link.tickets.poll() is None
+    assert link.tickets.get() is None
+    assert link.tickets.poll() == ticket(0)
+
+
+def test_a_signal_does_not_disturb_a_reader_that_waits(link: Link) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    try:
+        for turn in range(50):
+            thread, got = in_a_thread(link.tickets.get)
+            for _ in range(20):
+                assert thread.ident
+                signal.pthread_kill(thread.ident, signal.SIGUSR1)
+                os.sched_yield()
+            put(link, ticket(0, turn))
+            assert got.result(PATIENCE) == ticket(0, turn)
+            thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_ticket_that_is_longer_than_its_page_is_refused_and_harms_no_other(link: Link) -> None:
+    put(link, ticket(0))
+    with pytest.raises(BadRequest, match=r"^inputs: 2000 tensors have shapes too long to be told, \d+ bytes$"):
+        link.tickets.write(ticket(1, shapes=((1 << 40,),) * 2000))
+    put(link, ticket(2))
+    assert [link.tickets.poll() for _ in range(3)] == [ticket(0), ticket(2), None]
+
+
+def test_a_model_with_thousands_of_outputs_is_a_failure_that_says_so(link: Link) -> None:
+    end(link, Done(1, (Extent((1,), 0, 4),) * 5000, None, 3, 4))
+    (done,) = link.completions.take()
+    assert (done.slot, done.outputs, done.began, done.ended) == (1, (), 3, 4)
+    assert done.failure
+    assert done.failure.kind == "raised"
+    assert done.failure.text.startswith("5000 outputs have shapes too long to be told, ")
+
+
+@given(st.text(min_size=1, max_size=9), KINDS)
+def test_a_long_text_is_cut_and_still_of_its_kind(text: str, kind: Any) -> None:
+    with linked(1) as link:
+        end(link, Done(0, (), Failure(kind, text * MESSAGE), 1, 2))
+        (done,) = link.completions.take()
+    assert done.failure
+    assert done.failure.kind == kind
+    assert (text * MESSAGE).startswith(done.failure.text)
+    assert len(done.failure.text) >= 1000
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "字", "\U0001f600", "\ud800"])
+def test_a_long_text_of_any_letters_fits(link: Link, letter: str) -> None:
+    end(link, Done(0, (), Failure("lost", letter * MESSAGE), 1, 2))
+    (done,) = link.completions.take()
+    assert done.failure
+    assert done.failure.kind == "lost"
+    assert set(done.failure.text) == {letter}
+
+
+def test_no_completions_are_none(link: Link) -> None:
+    assert link.completions.take() == []
+
+
+@pytest.fixture
+def far() -> Iterator[tuple[Link, "subprocess.Popen[bytes]"]]:
+    """A link whose device side is another process."""
+    descriptors = links.create(SLOTS)
+    shared = descriptors[:3]
+    command = [sys.executable, "-m", "tests.server.far_side", *map(str, descriptors)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=shared) as process:
+        yield links.attach(descriptors), process
+        assert process.stdin
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0
+    descriptors.close()
+
+
+def test_tensors_cross_to_another_process_and_its_answers_come_back(far: tuple[Link, Any]) -> None:
+    link, _ = far
+    for turn in range(3 * SLOTS):
+        slot = link.arena.slot(turn % SLOTS)
+        data = bytes(range(turn, turn + 8))
+        assert slot.place(SIGNATURE, [8]) == [0]
+        slot.view[:8] = data
+        put(link, Ticket(slot.index, turn, KEY, ((2,),), float("inf"), slot.capacity))
+        (done,) = wait(link)
+        (extent,) = done.outputs
+        assert (done.slot, done.failure, extent.shape) == (slot.index, None, (2,))
+        assert bytes(slot.view[extent.offset : extent.offset + 8]) == data[::-1]
+
+
+def test_what_fails_in_another_process_is_told_here(far: tuple[Link, Any]) -> None:
+    link, _ = far
+    put(link, ticket(0, shapes=((1, 2, 3),)), ticket(1)._replace(model="gone/1#1"))
+    dones = wait(link)
+    while len(dones) < 2:
+        dones += wait(link)
+    assert [(done.slot, done.failure and done.failure.kind) for done in dones] == [(0, "raised"), (1, "raised")]
+
+
+def test_descriptors_are_closed_once_and_for_all() -> None:
+    descriptors = links.create(1)
+    Descriptors(*descriptors).close()
+    for descriptor in descriptors[:3]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

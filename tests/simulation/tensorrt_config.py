@@ -1,0 +1,105 @@
+"""How contexts of a simulated TensorRT-RTX are configured, and the cache of kernels that they share."""
+
+import json
+from enum import IntEnum
+
+from .gpu import Gpu
+
+
+class CudaGraphStrategy(IntEnum):
+    DISABLED = 0
+    WHOLE_GRAPH_CAPTURE = 1
+
+
+class DynamicShapesKernelSpecializationStrategy(IntEnum):
+    LAZY = 0
+    EAGER = 1
+    NONE = 2
+
+
+class ExecutionContextAllocationStrategy(IntEnum):
+    STATIC = 0
+    ON_PROFILE_CHANGE = 1
+    USER_MANAGED = 2
+
+
+class EngineValidity(IntEnum):
+    VALID = 0
+    SUBOPTIMAL = 1
+    INVALID = 2
+
+
+class EngineInvalidityDiagnostics(IntEnum):
+    VERSION_MISMATCH = 1
+    UNSUPPORTED_CC = 2
+    OLD_CUDA_DRIVER = 4
+    OLD_CUDA_RUNTIME = 8
+    INSUFFICIENT_GPU_MEMORY = 16
+    MALFORMED_ENGINE = 32
+    CUDA_ERROR = 64
+
+
+class IRuntimeCache:
+    """Kernels by name. It takes in what another one of the same GPU and driver gave, and keeps what it has besides."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._kernels: set[str] = set()
+
+    def serialize(self) -> bytes:
+        self._gpu.enter("IRuntimeCache.serialize")
+        return json.dumps([self._gpu.name, sorted(self._kernels)]).encode() if self._kernels else b""
+
+    def deserialize(self, blob: bytes) -> bool:
+        self._gpu.enter("IRuntimeCache.deserialize", current=True)
+        try:
+            name, kernels = json.loads(bytes(blob))
+        except ValueError:
+            return False
+        if name == self._gpu.name:
+            self._kernels |= set(kernels)
+        return bool(name == self._gpu.name)
+
+    def _compile(self, kernel: str) -> None:
+        if kernel not in self._kernels:
+            self._kernels.add(kernel)
+            self._gpu.compiled.append(kernel)
+
+
+class IRuntimeConfig:
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._graphs = CudaGraphStrategy.DISABLED
+        self._kernels = DynamicShapesKernelSpecializationStrategy.LAZY
+        self._allocation = ExecutionContextAllocationStrategy.STATIC
+        self._cache = IRuntimeCache(gpu)
+
+    @property
+    def cuda_graph_strategy(self) -> CudaGraphStrategy:
+        return self._graphs
+
+    @cuda_graph_strategy.setter
+    def cuda_graph_strategy(self, value: CudaGraphStrategy) -> None:
+        self._graphs = CudaGraphStrategy(value)
+
+    @property
+    def dynamic_shapes_kernel_specialization_strategy(self) -> DynamicShapesKernelSpecializationStrategy:
+        return self._kernels
+
+    @dynamic_shapes_kernel_specialization_strategy.setter
+    def dynamic_shapes_kernel_specialization_strategy(self, value: DynamicShapesKernelSpecializationStrategy) -> None:
+        self._kernels = DynamicShapesKernelSpecializationStrategy(value)
+
+    def set_execution_context_allocation_strategy(self, strategy: ExecutionContextAllocationStrategy) -> None:
+        self._allocation = ExecutionContextAllocationStrategy(strategy)
+
+    def get_execution_context_allocation_strategy(self) -> ExecutionContextAllocationStrategy:
+        return self._allocation
+
+    def create_runtime_cache(self) -> IRuntimeCache:
+        self._gpu.enter("IRuntimeConfig.create_runtime_cache")
+        return IRuntimeCache(self._gpu)
+
+    def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
+        self._cache = cache
+        return self._gpu.takes_caches
