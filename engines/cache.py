@@ -10,6 +10,8 @@ each key (engine, library, device, namespace), and four laws keep anybody from l
 4. No trouble with the cache reaches an inference: it is a warning, and kernels are compiled again.
 
 Reading takes no lock, since a rename shows the old file or the new one.
+
+In the file is also where the executors of one engine meet: each has a cache of its own, for the reason at `RuntimeCache`.
 """
 
 import io
@@ -34,6 +36,9 @@ _FILE = Frame(b"\x89GLKRNL\n", 1)
 
 Combine = Callable[[bytes, bytes], bytes]
 """Theirs and ours, in one."""
+
+Warn = Callable[[str], None]
+"""Takes the text of a warning."""
 
 
 class LibraryCache(Protocol):
@@ -77,11 +82,15 @@ class Store(Protocol):
 class RuntimeCache:
     """One cache of the library's and where it is kept; several engines may share it. Methods may be called from any thread.
 
-    It is saved when it is closed, and failing that when it is collected or the interpreter ends, but once.
+    The library's own object must not be used by two threads at once, though: where two first inferences compile into one,
+    TensorRT-RTX 1.6.1 crashes the process. So what runs on several threads has a RuntimeCache for each, kept in one place.
+
+    It is saved when it is closed, and failing that when it is collected or the interpreter ends, but once. `warn` is told
+    what went wrong; by default it is logged.
     """
 
-    def __init__(self, store: Store, found: bytes = b"") -> None:
-        self._kept = _Kept(store, found)
+    def __init__(self, store: Store, found: bytes = b"", warn: Warn = log.warning) -> None:
+        self._kept = _Kept(store, found, warn)
         self._finalizer = weakref.finalize(self, self._kept.close)
 
     def __enter__(self) -> "RuntimeCache":
@@ -114,19 +123,19 @@ class RuntimeCache:
         self._finalizer()
 
 
-def open_cache(where: object, key: CacheKey, timeout: float = 10.0) -> RuntimeCache:
+def open_cache(where: object, key: CacheKey, timeout: float = 10.0, warn: Warn = log.warning) -> RuntimeCache:
     """A cache kept at `where`: a file's path, "" for nowhere, or a seekable binary stream, which is read now and written
     when saved, as the blob alone. Blocks. A file that is missing is a first run, one that is damaged a warning.
 
-    `timeout` is in seconds, for the lock. Raises TypeError on anything else.
+    `timeout` is in seconds, for the lock. `warn` is told what goes wrong. Raises TypeError on anything else.
     """
-    store = _store(where, key, timeout)
-    return RuntimeCache(store, store.read())
+    store = _store(where, key, timeout, warn)
+    return RuntimeCache(store, store.read(), warn)
 
 
-def _store(where: object, key: CacheKey, timeout: float) -> Store:
+def _store(where: object, key: CacheKey, timeout: float, warn: Warn) -> Store:
     if isinstance(where, (str, os.PathLike)):
-        return FileStore(Path(where).expanduser(), key, timeout) if os.fspath(where) else MemoryStore()
+        return FileStore(Path(where).expanduser(), key, timeout, warn=warn) if os.fspath(where) else MemoryStore()
     if isinstance(where, (io.BufferedIOBase, io.RawIOBase)):
         return StreamStore(where)
     raise TypeError(f"a cache is kept in a file, a binary stream or ''; got {where!r}")
@@ -135,11 +144,14 @@ def _store(where: object, key: CacheKey, timeout: float) -> Store:
 class FileStore:
     """One key of a file. `limit` is the most bytes the file's blobs may have together: what was saved longest ago goes."""
 
-    def __init__(self, path: Path, key: CacheKey, timeout: float = 10.0, limit: int = 1 << 30) -> None:
+    def __init__(
+        self, path: Path, key: CacheKey, timeout: float = 10.0, limit: int = 1 << 30, warn: Warn = log.warning
+    ) -> None:
         self._path = path
         self._key = json.dumps(key)
         self._timeout = timeout
         self._limit = limit
+        self._warn = warn
 
     def __repr__(self) -> str:
         return str(self._path)
@@ -164,7 +176,7 @@ class FileStore:
         except FileNotFoundError:
             return {}
         except (FrameError, UnicodeDecodeError, OSError) as error:
-            log.warning("%s: the kernel cache cannot be read, so kernels are compiled again: %s", self._path, error)
+            self._warn(f"{self._path}: the kernel cache cannot be read, so kernels are compiled again: {error}")
             return {}
 
 
@@ -202,8 +214,9 @@ class StreamStore:
 class _Kept:
     """What has to outlive a RuntimeCache that nobody closed, so that it can still be saved."""
 
-    def __init__(self, store: Store, found: bytes) -> None:
+    def __init__(self, store: Store, found: bytes, warn: Warn) -> None:
         self._store = store
+        self._warn = warn
         self._known = found  # What the cache in use has taken in, or refused: it need not be combined with.
         self._found = len(found)
         self._saved = 0
@@ -229,8 +242,8 @@ class _Kept:
                 cache = make()
                 self._refused = bool(self._known) and not cache.deserialize(self._known)
                 if self._refused:
-                    log.warning(
-                        "%r: the kernels kept there do not fit this library, driver and GPU; starting empty", self._store
+                    self._warn(
+                        f"{self._store!r}: the kernels kept there do not fit this library, driver and GPU; starting empty"
                     )
                 self._cache, self._make, self._owner = cache, make, owner
             return self._cache
@@ -257,8 +270,8 @@ class _Kept:
                 self._store.write(blob, self._known, lambda theirs, ours: combine(make, theirs, ours))
                 self._known, self._saved = blob, len(blob)
         except Exception as error:
-            level, self._said = logging.DEBUG if self._said else logging.WARNING, True
-            log.log(level, "%r: the kernel cache was not saved: %s", self._store, str(error))
+            warn, self._said = log.debug if self._said else self._warn, True
+            warn(f"{self._store!r}: the kernel cache was not saved: {error}")
 
 
 def combine(make: Callable[[], LibraryCache], theirs: bytes, ours: bytes) -> bytes:

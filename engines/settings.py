@@ -48,8 +48,8 @@ class RuntimeSettings:
       the background (`lazy`), or never (`none`). A captured graph keeps the kernels it was captured with, so `lazy`
       and dynamic inputs are not captured.
     - `allocation_strategy`: who gives an execution context its memory, and when.
-    - `cache_path`: the file, or the folder, that keeps compiled kernels from one run to the next; None is a file beside
-      the plan, and "" keeps them in memory only.
+    - `cache_path`: the file, or the folder, that keeps compiled kernels from one run to the next, and that executors find
+      each other's in; None is a file beside the plan. With "" each executor compiles its own and keeps them in memory.
     - `copies`: inputs and outputs are moved by the partition's own multiprocessors (`sm`), by the copy engines that all
       tenants share (`engine`), or by whichever suits their size (`auto`).
     - `profile`: the one optimization profile to run with; None takes for each shape one that fits.

@@ -11,7 +11,7 @@ from partitions.cuda import CudaDevice
 
 from .artifact import PORTABLE, PlanFile, read_plan
 from .builder import build_cached
-from .cache import CacheKey, RuntimeCache, open_cache
+from .cache import CacheKey
 from .errors import ModelRefused
 from .profiles import Profile, Range
 from .settings import RuntimeSettings, streaming_budget
@@ -59,8 +59,8 @@ def _engine(
     usable = profiles if pinned is None else profiles[pinned : pinned + 1]
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
     situation = Situation(dynamic, streaming, native="cuda_graph_strategy" in api.features)
-    kernels = _kernels(path, device, api, file, settings)
-    return TensorRTEngine(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, kernels)
+    key = CacheKey(hashlib.sha256(file.plan).hexdigest(), f"{api.library} {api.version}", device.name)
+    return TensorRTEngine(path, api, plan, _limited(signature, usable), profiles, settings, situation, key)
 
 
 def _check(path: Path, file: PlanFile, api: TensorRT, capability: str) -> None:
@@ -95,13 +95,6 @@ def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSetti
     asked, automatic = settings.weight_streaming_budget, plan.get_weight_streaming_automatic_budget
     plan.weight_streaming_budget_v2 = streaming_budget(asked, baked, streamable, automatic)
     return bool(plan.weight_streaming_budget_v2 < streamable)
-
-
-def _kernels(path: Path, device: CudaDevice, api: TensorRT, file: PlanFile, settings: RuntimeSettings) -> RuntimeCache | None:
-    if "cache_path" not in api.features:
-        return None
-    key = CacheKey(hashlib.sha256(file.plan).hexdigest(), f"{api.library} {api.version}", device.name)
-    return open_cache(settings.cache_file(path) or "", key)
 
 
 def _capability(device: CudaDevice) -> str:

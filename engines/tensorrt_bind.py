@@ -7,6 +7,7 @@ from cuda.core import Buffer, Device
 
 from partitions.cuda import CudaPartition
 
+from .cache import RuntimeCache
 from .copies import LENGTH, Copies, EngineCopies, compile_kernels, open_copier
 from .errors import ModelRefused
 from .ordering import open_ordering
@@ -24,13 +25,14 @@ def open_executor(engine: "TensorRTEngine", partition: CudaPartition) -> TensorR
     way = _way(engine)
     profile = suited(engine.profiles, engine.usable, partition.size)
     with ExitStack() as made:
-        fitting = _Fitting(engine, partition, partition.device.make_current(), made)
+        kernels = made.enter_context(engine.open_kernels())
+        fitting = _Fitting(engine, partition, partition.device.make_current(), kernels, made)
         executor = TensorRTExecutor(engine, partition, way, fitting.equip(way.native, profile))
         made.callback(executor.close)
         others = [each for each in engine.usable if each != profile]
         executor.warm_up([engine.shapes(each, "opt") for each in (*others, profile)])
+        kernels.save()  # Now, so that a process that is killed leaves them to the next.
         made.pop_all()
-    engine.save_kernels()
     return executor
 
 
@@ -47,24 +49,27 @@ def _way(engine: "TensorRTEngine") -> Way:
 class _Fitting:
     """Makes what one executor needs; `made` undoes it, in the opposite order, if something fails."""
 
-    def __init__(self, engine: "TensorRTEngine", partition: CudaPartition, device: Device, made: ExitStack) -> None:
+    def __init__(
+        self, engine: "TensorRTEngine", partition: CudaPartition, device: Device, kernels: RuntimeCache, made: ExitStack
+    ) -> None:
         self._engine = engine
         self._partition = partition
         self._device = device
+        self._kernels = kernels
         self._made = made
 
     def equip(self, native: bool, profile: int) -> Equipment:
         engine, partition = self._engine, self._partition
         extra = [self._own(partition.make_stream()) for _ in range(engine.plan.num_aux_streams)]
         memory = [self._allocate(size) for size in engine.context_memory]
-        contexts = Contexts(engine, partition.stream, extra, *memory)
+        contexts = Contexts(engine, partition.stream, extra, self._kernels, *memory)
         context = self._own(contexts.open(native, profile))
         buffers = self._buffers(context)
         context.switch(profile)
         copies = self._copies()
         events = [self._device.create_event() for _ in range(LENGTH)]
         ordering = open_ordering(self._device, partition)
-        return Equipment(contexts, context, buffers, copies, events, ordering, (*memory, *extra))
+        return Equipment(contexts, context, buffers, copies, events, ordering, (self._kernels, *memory, *extra))
 
     def _buffers(self, context: Context) -> list[Buffer]:
         """One for each input, then each output, large enough for every profile."""

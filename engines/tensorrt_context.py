@@ -11,6 +11,7 @@ from cuda.core import Buffer, Stream
 
 from partitions.cuda import SideStream
 
+from .cache import RuntimeCache
 from .errors import ExecutionFailed, ModelRefused
 from .signature import Shape
 from .tensorrt_api import first_error, listening
@@ -102,14 +103,23 @@ class Context:
 
 
 class Contexts:
-    """Makes the contexts of one engine on one partition. `memory` is theirs where the settings say that it is ours to give."""
+    """Makes the contexts of one executor. `memory` is theirs where the settings say that it is ours to give.
+
+    `kernels` must be this executor's alone: see `RuntimeCache`.
+    """
 
     def __init__(
-        self, engine: "TensorRTEngine", stream: Stream, extra: Sequence[SideStream], memory: Buffer | None = None
+        self,
+        engine: "TensorRTEngine",
+        stream: Stream,
+        extra: Sequence[SideStream],
+        kernels: RuntimeCache,
+        memory: Buffer | None = None,
     ) -> None:
         self._engine = engine
         self._stream = stream
         self._extra = extra
+        self._kernels = kernels
         self._memory = memory
 
     def __repr__(self) -> str:
@@ -149,5 +159,19 @@ class Contexts:
         if "allocation_strategy" in api.features:
             kinds = api.module.ExecutionContextAllocationStrategy
             config.set_execution_context_allocation_strategy(getattr(kinds, settings.allocation_strategy.upper()))
-        self._engine.share_kernels(config)
+        if "cache_path" in api.features:
+            self._lend_kernels(config)
         return config
+
+    def _lend_kernels(self, config: Any) -> None:
+        """Let a context with this configuration use the kernels compiled before; without them, they are compiled again."""
+        plan = self._engine.plan
+        try:
+            # The method keeps its configuration, of which the library's cache is a part, as long as the cache is kept.
+            make = plan.create_runtime_config().create_runtime_cache
+            done = config.set_runtime_cache(self._kernels.materialize(make, plan))
+            why = "" if done else "the library does not take it"
+        except Exception as error:
+            why = str(error)
+        if why:
+            self._engine.warn_once(f"runs without a kernel cache: {why}")

@@ -1,16 +1,16 @@
 """A deserialised plan: what is known of it, what its executors share, and how it is bound."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from partitions import DeviceLost, Partition, PartitionError
-from partitions.cuda import CudaDevice, CudaPartition
+from partitions.cuda import CudaPartition
 from partitions.faults import translated
 
-from .cache import RuntimeCache
+from .cache import CacheKey, RuntimeCache, open_cache
 from .errors import ExecutionFailed, ModelRefused
 from .notice import StagingNotice
 from .profiles import Profile, choose
@@ -32,14 +32,13 @@ class TensorRTEngine:
     def __init__(
         self,
         path: Path,
-        device: CudaDevice,
         api: TensorRT,
         plan: Any,
         signature: Signature,
         profiles: Sequence[Profile],
         settings: RuntimeSettings,
         situation: Situation,
-        kernels: RuntimeCache | None,
+        key: CacheKey,
     ) -> None:
         self.path = path
         self.api = api
@@ -49,8 +48,7 @@ class TensorRTEngine:
         self.settings = settings
         self.situation = situation
         self.notice = StagingNotice(path.name)
-        self._device = device
-        self._kernels = kernels
+        self._key = key
         self._said: set[str] = set()
         self._tuning: set[tuple[tuple[int, ...], int]] = set()
 
@@ -89,26 +87,12 @@ class TensorRTEngine:
         with refusing(f"binding {self.path} to {partition!r}"):
             return partition.run(lambda: open_executor(self, partition))
 
-    def share_kernels(self, config: Any) -> None:
-        """Let a context with this configuration use the kernels compiled before, by other executors and processes too.
+    def open_kernels(self) -> RuntimeCache:
+        """The kernels compiled before, by other executors and processes too, for one executor that uses and closes it.
 
-        Never raises: without them, they are compiled again.
+        Each has its own, kept in the same file, as executors are used by several threads at once. Blocks to read the file.
         """
-        if self._kernels is None:
-            return
-        try:
-            self._kernels.save()  # What contexts made before have compiled.
-            done = config.set_runtime_cache(self._kernels.materialize(self._make_cache(), self.plan))
-            why = "" if done else "the library does not take it"
-        except Exception as error:
-            why = str(error)
-        if why:
-            self.warn_once(f"runs without a kernel cache: {why}")
-
-    def save_kernels(self) -> None:
-        """Keep what was compiled by now. Blocks. Never raises."""
-        if self._kernels is not None:
-            self._kernels.save()
+        return open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once)
 
     def warn_once(self, text: str) -> None:
         """Log a warning about this engine, unless it was logged before."""
@@ -126,17 +110,8 @@ class TensorRTEngine:
             log.warning(text, self.path, profile, how, sms, partition.size, partition, partition.size)
 
     def close(self) -> None:
-        """Save the kernels and free the plan's weights; its executors must be closed before."""
-        if self._kernels is not None:
-            with suppress(PartitionError):  # A lost device has nothing to save, which the cache finds out for itself.
-                self._device.make_current()
-            self._kernels.close()
+        """Free the plan's weights; its executors must be closed before."""
         self.plan = None
-
-    def _make_cache(self) -> Callable[[], Any]:
-        """The method keeps its configuration, of which the library's cache is a part, as long as the cache is kept."""
-        make: Callable[[], Any] = self.plan.create_runtime_config().create_runtime_cache
-        return make
 
 
 @contextmanager

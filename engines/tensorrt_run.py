@@ -132,7 +132,7 @@ class TensorRTExecutor:
     def close(self) -> None:
         """Wait for the stream, then free graphs, context and memory, in this order, whatever fails. Any thread.
 
-        Raises ExecutionFailed, DeviceLost.
+        Kernels that were compiled meanwhile are saved once the context is gone. Raises ExecutionFailed, DeviceLost.
         """
         with self._turn:
             if not self._closed:

@@ -47,6 +47,7 @@ def open_configured(config: Config) -> Device:
 
     Raises DeviceUnavailable.
     """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # Each tenant's stream in a hardware queue of its own.
     backend = config.device.backend
     if backend == "auto" and not has_tensorrt():
         log.info("the device is the CPU: TensorRT is not installed")

@@ -47,6 +47,8 @@ def admin(request: Request) -> None:
     if expected is None:
         if not _is_local(request):
             raise Unauthorized("without server.admin_key_sha256 the admin API answers on the loopback interface only")
+        if "forwarded" in request.headers or "x-forwarded-for" in request.headers:  # A proxy here brings everybody.
+            raise Unauthorized("without server.admin_key_sha256 the admin API does not answer through a proxy")
         if "origin" in request.headers:  # A web page that is open on this machine comes from the loopback interface, too.
             raise Unauthorized("without server.admin_key_sha256 the admin API does not answer to web pages")
         return

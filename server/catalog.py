@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from engines import Signature
 
+from .batches import Batching
 from .errors import NotFound, Unavailable
 from .protocol.plans import Plans
 from .statistics import ModelStatistics
@@ -13,7 +14,7 @@ from .ticket import ModelKey
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model at one version, ready on this tenant's partition."""
+    """One model at one version, ready on this tenant's partition; `batching` is how its requests are joined, if they are."""
 
     name: str
     version: str
@@ -21,12 +22,13 @@ class Served:
     signature: Signature
     platform: str
     config: dict[str, Any]
+    batching: Batching | None = None
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
     plans: Plans = field(default_factory=Plans, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What counts and remembers requests stays in the process that has them."""
-        return Served, (self.name, self.version, self.key, self.signature, self.platform, self.config)
+        return Served, (self.name, self.version, self.key, self.signature, self.platform, self.config, self.batching)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class _Check:
     def __init__(self, config: Config, found: Findings) -> None:
         self._config = config
         self._found = found
-        self._repository = Repository(config.models.repository, config.models.max_batches)
+        self._repository = Repository(config.models.repository, config.models.options)
 
     def run(self, device: Device | None) -> None:
         server, config = self._config.server, self._config
@@ -176,7 +176,7 @@ class _Check:
         for option in ("batch_delay", "preferred_batches") if not most else ():
             if getattr(options, option):
                 self._unserved((*key, option), "the model takes no batches; set max_batch too, or leave it out")
-        if most and (above := [size for size in options.preferred_batches if size > most]):
+        if most and (above := [size for size in options.preferred_batches or () if size > most]):
             self._unserved((*key, "preferred_batches"), f"{above[0]} is above the model's largest batch, which is {most}")
 
     def _wrong(self, key: KeyPath, text: str) -> None:
@@ -189,7 +189,7 @@ class _Check:
 def _listed(repository: Repository, name: str) -> Loaded:
     listing = repository.read(name)
     problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
-    return Loaded(name, [], problems, {}, (listing.warning,) if listing.warning else ())
+    return Loaded(name, [], problems, {}, [listing.warning] if listing.warning else [])
 
 
 def _say(line: str) -> None:

@@ -70,13 +70,13 @@ class DeviceConfig:
 class ModelOptions:
     """What the files of one model do not say; None where they decide.
 
-    `batch_delay` is the seconds a request may wait for others to share its batch, `preferred_batches` are the sizes,
-    ascending, at which a batch waits for no more.
+    `batch_delay` is the seconds that requests may wait for others to share their batch though the partition is idle,
+    `preferred_batches` are the sizes, ascending, at which a batch waits for no more.
     """
 
     max_batch: Annotated[int | None, whole(0)] = None
-    batch_delay: Annotated[float, DURATION] = 0.0
-    preferred_batches: Annotated[tuple[int, ...], BATCHES] = ()
+    batch_delay: Annotated[float | None, DURATION] = None
+    preferred_batches: Annotated[tuple[int, ...] | None, BATCHES] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,6 @@ class ModelsConfig:
 
     repository: Annotated[Path, TEXT]
     options: Mapping[str, ModelOptions] = field(default_factory=dict)
-
-    @property
-    def max_batches(self) -> dict[str, int]:
-        """The largest batch of each model that has one configured."""
-        return {name: option.max_batch for name, option in self.options.items() if option.max_batch is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

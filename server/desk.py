@@ -59,8 +59,11 @@ class Desk(Protocol):
     def announce(self, name: str) -> None:
         """This model is being loaded; what serves goes on."""
 
-    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> None:
-        """Serve these versions of a model from now on; return once no request is left for what they replace."""
+    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> bool:
+        """Serve these versions of a model from now on; return once no request is left for what they replace.
+
+        False if nobody is there any more who would know.
+        """
 
     def place(self, cores: frozenset[int] | None) -> None:
         """These of the host's cores are the tenant's own now; None if the hardware does not say."""

@@ -170,10 +170,13 @@ class Front(asyncio.Protocol):
             return
         self._beginning = True
         try:
-            while self._head is None and self._writable and not self._closing and self._buffer and self._begin():
+            while self._head is None and self._may_begin() and self._begin():
                 pass
         finally:
             self._beginning = False
+
+    def _may_begin(self) -> bool:
+        return bool(self._buffer) and self._writable and not self._closing and not self._transport.is_closing()
 
     def _begin(self) -> bool:
         """Begin to answer the next request; False if its headers are not there yet, or the connection is another's now."""

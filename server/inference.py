@@ -80,7 +80,8 @@ class Inference:
             slot = self._slot = tenant.lane.admit()
             request = self._request = served.plans.decode(body, _header_length(headers), served.signature, slot, limits)
             self._decoded = time.monotonic_ns()
-            tenant.lane.begin(slot, served.key, request.shapes, self._end, request.priority, request.timeout)
+            lane, priority, timeout = tenant.lane, request.priority, request.timeout
+            lane.begin(slot, served.key, request.shapes, self._end, priority, timeout, served.batching)
         except Exception as error:
             self._fail(error)
 
@@ -99,9 +100,10 @@ class Inference:
             self._fail(end)
             return
         try:
-            assert self._slot
+            slot = self._target.tenant.lane.slots.at(end.slot) if end.rows else self._slot
+            assert slot
             served, request = self._served, self._request
-            response = served.plans.encode(served.name, served.version, request, served.signature, self._slot, end.outputs)
+            response = served.plans.encode(served.name, served.version, request, served.signature, slot, end.outputs)
         except Exception as error:
             self._fail(error)
         else:

@@ -2,22 +2,33 @@
 
 A request owns a slot. Whatever ends its wait (the completion, its deadline, its client going away), its owner calls
 `release`, which withdraws what still waits, stops what runs, and frees the slot once nothing touches its memory.
+
+Requests that run together do so in a slot more, which their inputs are copied to and their outputs are read from. It is
+free when the work has ended and the last of them was released; the work is stopped when all were released before.
 """
 
 import asyncio
+import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from engines import TensorMismatch
+
+from .batches import Batching, Choice, Waiting
 from .errors import DeadlineExceeded, Failed, QueueFull, RequestError, Unavailable
+from .gather import gather, split
 from .link import Link
 from .pool import SlotPool
 from .scheduler import Scheduler
 from .slots import Slot
 from .ticket import Done, Failure, ModelKey, Ticket
+
+log = logging.getLogger("greenlane.lane")
 
 _NEVER = float("inf")
 
@@ -45,12 +56,25 @@ class Pending:
     heard: Heard | None
     timer: asyncio.TimerHandle | None = None
     ended: bool = False
+    joint: "Joint | None" = None
 
     def tell(self, end: Done | RequestError) -> None:
         """Tell the owner how it ended, unless it knows."""
         heard, self.heard = self.heard, None
         if heard:
             heard(end)
+
+
+@dataclass(slots=True)
+class Joint:
+    """Requests that run together, in a slot of their own; `left` are the slots of those that were not released yet."""
+
+    slot: Slot
+    ticket: Ticket
+    batching: Batching
+    members: Sequence[Waiting]
+    left: set[int]
+    ended: bool = False
 
 
 class Control(Protocol):
@@ -76,8 +100,12 @@ class Lane:
         self._serial = 0
         self._pending: dict[int, Pending] = {}
         self._abandoned: dict[int, Pending] = {}
+        self._joints: dict[int, Joint] = {}
+        self._unjoinable: set[ModelKey] = set()
+        self._alarm: asyncio.TimerHandle | None = None
         self._settling: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._gathered: list[Ticket] = []
+        self._handing_over = False
         self._rejected = 0
 
     def __repr__(self) -> str:
@@ -89,16 +117,19 @@ class Lane:
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hear no more."""
+        self._wake_at(None)
         loop.remove_reader(self._link.completions.event)
 
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
-        return LaneStatistics(scheduler.waiting, scheduler.in_flight, len(self._abandoned), self._rejected)
+        abandoned = len(self._abandoned) + sum(len(joint.members) - len(joint.left) for joint in self._joints.values())
+        return LaneStatistics(scheduler.waiting, scheduler.in_flight, abandoned, self._rejected)
 
     def backlog(self) -> Counter[ModelKey]:
         """How many requests for each model wait for their turn."""
         begun = self._scheduler.in_flight
-        return Counter(p.ticket.model for p in self._pending.values() if not p.ended and p.slot.index not in begun)
+        waiting = [p for p in self._pending.values() if not p.ended and not p.joint and p.slot.index not in begun]
+        return Counter(pending.ticket.model for pending in waiting)
 
     def check(self) -> None:
         """Raise QueueFull, or Unavailable while draining, if a request that came now would be refused."""
@@ -116,11 +147,17 @@ class Lane:
         return self.slots.acquire()
 
     def submit(
-        self, slot: Slot, model: ModelKey, shapes: tuple[tuple[int, ...], ...], priority: int = 0, timeout: float | None = None
+        self,
+        slot: Slot,
+        model: ModelKey,
+        shapes: tuple[tuple[int, ...], ...],
+        priority: int = 0,
+        timeout: float | None = None,
+        batching: Batching | None = None,
     ) -> "asyncio.Future[Done]":
         """As `begin`, for whoever would rather wait: the future gives the completion, or raises what `heard` is told."""
         future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self.begin(slot, model, shapes, partial(_resolve, future), priority, timeout)
+        self.begin(slot, model, shapes, partial(_resolve, future), priority, timeout, batching)
         return future
 
     def begin(
@@ -131,13 +168,21 @@ class Lane:
         heard: Heard,
         priority: int = 0,
         timeout: float | None = None,
+        batching: Batching | None = None,
     ) -> None:
-        """Queue a decoded request; `timeout` is in seconds from now. Raises QueueFull, BadRequest."""
+        """Queue a decoded request, with `batching` to be joined with others; `timeout` is in seconds from now.
+
+        Outputs of one that was joined, whose completion has `rows`, lie in the completion's slot instead of its own.
+        Raises QueueFull, BadRequest.
+        """
         deadline = _NEVER if timeout is None else time.monotonic() + timeout
         self._serial += 1
         ticket = Ticket(slot.index, self._serial, model, shapes, deadline, slot.capacity)
         self._link.tickets.write(ticket)
-        self._scheduler.add(ticket, priority)
+        part = None
+        if batching and not self._scheduler.idle and model not in self._unjoinable:  # An idle one launches it at once.
+            part = batching.part(ticket, time.monotonic())
+        self._scheduler.add(ticket, priority, part)
         pending = self._pending[slot.index] = Pending(slot, ticket, heard)
         if timeout is not None:
             late = DeadlineExceeded("Request timeout expired")
@@ -149,29 +194,81 @@ class Lane:
         pending = self._pending.pop(slot.index, None)
         if pending and pending.timer:
             pending.timer.cancel()
-        if pending and not pending.ended and not self._scheduler.withdraw(slot.index):
+        if pending and pending.joint:
+            self._leave(pending.joint, slot)  # Its own memory is not what runs.
+        elif pending and not pending.ended and not self._scheduler.withdraw(slot.index):
             self._abandoned[slot.index] = pending
             self._control.cancel(slot.index, pending.ticket.serial)
+            return
+        self.slots.release(slot)
+        self._settle()
+
+    def _leave(self, joint: Joint, slot: Slot) -> None:
+        joint.left.remove(slot.index)
+        if joint.left:
+            return
+        if joint.ended:
+            self.slots.release(joint.slot)
         else:
-            self.slots.release(slot)
-            self._settle()
+            self._control.cancel(joint.slot.index, joint.ticket.serial)
 
     def _hear(self) -> None:
         """Completions arrived."""
-        for done in self._link.completions.take():
+        ended = self._link.completions.take()
+        for done in ended:
+            self._scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
+            self.slots.heard(done)
+        if self._scheduler.joining:
+            self._launch()  # The answers of many take their time, in which the next may run.
+        for done in ended:
             self._end(done)
         self._launch()
         self._settle()
 
     def _end(self, done: Done) -> None:
-        self._scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
-        self.slots.heard(done)
         if abandoned := self._abandoned.pop(done.slot, None):
             self.slots.release(abandoned.slot)
+        elif joint := self._joints.pop(done.slot, None):
+            self._end_joint(joint, done)
         else:
-            pending = self._pending[done.slot]
-            pending.ended = True
-            pending.tell(done if done.failure is None else _error(done.failure))
+            self._told(self._pending[done.slot], done)
+
+    def _told(self, pending: Pending, done: Done) -> None:
+        pending.ended = True
+        pending.tell(done if done.failure is None else _error(done.failure))
+
+    def _end_joint(self, joint: Joint, done: Done) -> None:
+        joint.ended = True
+        if not joint.left:
+            self.slots.release(joint.slot)
+        elif done.failure and done.failure.kind == "raised":
+            self._part(joint)
+        else:
+            self._share(joint, done)
+
+    def _share(self, joint: Joint, done: Done) -> None:
+        """Tell each who is left of its rows."""
+        rows = [ticket.shapes[0][0] for _, _, ticket, _ in joint.members]
+        try:
+            shares = [()] * len(rows) if done.failure else split(done.outputs, rows, joint.batching.signature, joint.slot)
+        except ValueError as error:
+            log.warning("model %s: requests are not joined any more: %s", joint.ticket.model, error)
+            self._unjoinable.add(joint.ticket.model)
+            self._part(joint)
+            return
+        slot, _, failure, began, ended, _ = done
+        total = sum(rows)
+        for (_, _, ticket, _), outputs in zip(joint.members, shares, strict=True):
+            if ticket.slot in joint.left:
+                self._told(self._pending[ticket.slot], Done(slot, outputs, failure, began, ended, total))
+
+    def _part(self, joint: Joint) -> None:
+        """What did not work together is tried once more, each alone, so that one's data fails nobody else."""
+        left = [each for each in joint.members if each[2].slot in joint.left]
+        for _, _, ticket, _ in left:
+            self._pending[ticket.slot].joint = None
+        self._scheduler.put_back(left)
+        self.slots.release(joint.slot)
 
     def empty(self) -> Awaitable[None]:
         """Wait until no request is left, and every one that was has been answered."""
@@ -179,25 +276,77 @@ class Lane:
 
     def forgotten(self, model: ModelKey) -> Awaitable[None]:
         """Wait until no request for this model is left."""
-        return self._settled(lambda: not any(pending.ticket.model == model for pending in self._all()))
+        return self._settled(lambda: not any(each.ticket.model == model for each in self._all()))
 
-    def _all(self) -> list[Pending]:
-        return [*self._pending.values(), *self._abandoned.values()]
+    def _all(self) -> list[Pending | Joint]:
+        return [*self._pending.values(), *self._abandoned.values(), *self._joints.values()]
 
     def _launch(self) -> None:
         """Hand over what may run: at once if the worker has nothing to do, else together with what else comes in this turn."""
-        idle = not self._scheduler.busy
-        tickets = self._scheduler.take()
-        if idle:
-            self._link.tickets.put(tickets)
-        elif tickets:
-            if not self._gathered:
+        joining = self._scheduler.joining
+        if not self._scheduler.busy:
+            self._link.tickets.put(self._choose() if joining else self._scheduler.take())
+        elif joining or (tickets := self._scheduler.take()):
+            if not self._handing_over:
+                self._handing_over = True
                 asyncio.get_running_loop().call_soon(self._hand_over)
-            self._gathered += tickets
+            if not joining:
+                self._gathered += tickets
 
     def _hand_over(self) -> None:
-        tickets, self._gathered = self._gathered, []
+        tickets, self._gathered, self._handing_over = self._gathered, [], False
+        if self._scheduler.joining:
+            tickets += self._choose()
         self._link.tickets.put(tickets)
+
+    def _choose(self) -> list[Ticket]:
+        """As `Scheduler.take`, where some may be joined."""
+        tickets, now = [], time.monotonic()
+        while (choice := self._scheduler.choose(now)).members:
+            tickets.append(self._launch_one(choice))
+        self._wake_at(choice.due)
+        return tickets
+
+    def _launch_one(self, choice: Choice) -> Ticket:
+        """The ticket of all that were chosen, or of the first alone where they cannot be put together."""
+        joint = self._join(choice.members, choice.batching) if choice.batching else None
+        if joint is None:
+            ticket = choice.members[0][2]
+            self._scheduler.launch(choice.members[:1], ticket.slot)
+            return ticket
+        self._joints[joint.slot.index] = joint
+        for _, _, ticket, _ in joint.members:
+            self._pending[ticket.slot].joint = joint
+        self._scheduler.launch(joint.members, joint.slot.index)
+        return joint.ticket
+
+    def _join(self, members: Sequence[Waiting], batching: Batching) -> Joint | None:
+        """Their inputs in one slot more; None where there is no slot, or no room in one, or the model does not take so many."""
+        try:
+            slot = self.slots.acquire_large()
+        except QueueFull:
+            return None
+        tickets = [ticket for _, _, ticket, _ in members]
+        try:
+            sources = [(self._pending[ticket.slot].slot, ticket.shapes) for ticket in tickets]
+            shapes = gather(sources, batching.signature, slot)
+            self._serial += 1
+            deadline = max([ticket.deadline for ticket in tickets])
+            whole = Ticket(slot.index, self._serial, tickets[0].model, shapes, deadline, slot.capacity)
+            self._link.tickets.write(whole)
+        except (RequestError, TensorMismatch):
+            self.slots.release(slot)
+            return None
+        return Joint(slot, whole, batching, members, {ticket.slot for ticket in tickets})
+
+    def _wake_at(self, due: float | None) -> None:
+        """Look again at this time, on the clock of `time.monotonic`, and at no other."""
+        if self._alarm:
+            self._alarm.cancel()
+        self._alarm = None
+        if due is not None:  # In whole milliseconds, which is as well as an event loop can tell the time.
+            delay = math.ceil((due - time.monotonic()) * 1000) / 1000
+            self._alarm = asyncio.get_running_loop().call_later(delay, self._launch)
 
     async def _settled(self, condition: Callable[[], bool]) -> None:
         if not condition():

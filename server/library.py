@@ -6,7 +6,7 @@ Everything here blocks and belongs on a thread of its own, never on the event lo
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -16,7 +16,7 @@ from engines import Engine, EngineError, Executor, load_engine
 from partitions import Partition
 
 from .catalog import Entry, Served
-from .modelconfig import apply, describe
+from .modelconfig import apply, batching, describe
 from .repository import ModelFile, Repository
 from .ticket import ModelKey
 
@@ -31,7 +31,7 @@ class Loaded:
     served: list[Served]
     problems: list[Entry]
     executors: dict[ModelKey, Executor]
-    warnings: tuple[str, ...] = ()
+    warnings: list[str] = field(default_factory=list)
 
     def told(self) -> tuple[str, ...]:
         """What people should hear about it, a line each."""
@@ -77,7 +77,7 @@ class Library:
         """As `load`, but what goes wrong is left to the caller to tell."""
         listing = self._repository.read(name, override)
         problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
-        loaded = Loaded(name, [], problems, {}, (listing.warning,) if listing.warning else ())
+        loaded = Loaded(name, [], problems, {}, [listing.warning] if listing.warning else [])
         for file in listing.files:
             self._load_version(file, partition, loaded)
         return loaded
@@ -104,9 +104,12 @@ class Library:
             reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.path.name}")
             loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
             return
-        config = describe(file.name, file.config.versions, signature, engine.platform)
+        how, why_not = batching(file.config, signature)
+        if why_not:
+            loaded.warnings.append(f"model {file.name} {version}: {why_not}")
+        config = describe(file.name, file.config.versions, signature, engine.platform, how)
         key = f"{file.name}/{version}#{next(self._loads)}"
-        served = Served(file.name, version, key, signature, engine.platform, config)
+        served = Served(file.name, version, key, signature, engine.platform, config, how)
         loaded.served.append(served)
         loaded.executors[key] = executor
 

@@ -11,10 +11,21 @@ from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
 from engines.signature import Signature, TensorSpec
 
+from .batches import Batching, most_rows, obstacle
 from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .protocol.document import short, show
 
-__all__ = ["ConfigRefused", "ModelConfig", "StatedTensor", "VersionPolicy", "apply", "describe", "from_json", "parse"]
+__all__ = [
+    "ConfigRefused",
+    "ModelConfig",
+    "StatedTensor",
+    "VersionPolicy",
+    "apply",
+    "batching",
+    "describe",
+    "from_json",
+    "parse",
+]
 
 _FILENAMES = {
     "": ("model.onnx", "model.plan"),
@@ -59,8 +70,8 @@ class ModelConfig:
 
     `max_batch` is what counts, None where nothing is said, and `max_batch_key` the file and key that said it.
     `stated_max_batch` is what this file says, which another setting may have overruled; dims in the file leave the batch
-    out if that is above 0. Of `filenames` the first one present is the model. `unread` names the fields that were ignored,
-    nested ones as `input.reshape`.
+    out if that is above 0. `batch_delay` is in seconds, `preferred_batches` are ascending. Of `filenames` the first one
+    present is the model. `unread` names the fields that were ignored, nested ones as `input.reshape`.
     """
 
     name: str = ""
@@ -69,6 +80,8 @@ class ModelConfig:
     stated_max_batch: int | None = None
     inputs: tuple[StatedTensor, ...] = ()
     outputs: tuple[StatedTensor, ...] = ()
+    batch_delay: float = 0.0
+    preferred_batches: tuple[int, ...] = ()
     versions: VersionPolicy = VersionPolicy()
     filenames: tuple[str, ...] = _FILENAMES[""]
     unread: tuple[str, ...] = ()
@@ -107,7 +120,19 @@ def _with_batch(config: ModelConfig, signature: Signature, max_batch: int) -> Si
         raise ModelRefused(f"{config.max_batch_key}: {error}") from error
 
 
-def describe(name: str, versions: VersionPolicy, signature: Signature, platform: str) -> dict[str, object]:
+def batching(config: ModelConfig, signature: Signature) -> tuple[Batching | None, str]:
+    """How requests for the model are joined, given what `apply` returned, or None; then why not, if it takes batches."""
+    most = most_rows(signature)
+    if most < 2:
+        return None, ""
+    if why := obstacle(signature):
+        return None, f"requests are not joined into batches: {why}"
+    return Batching(signature, most, config.batch_delay, config.preferred_batches), ""
+
+
+def describe(
+    name: str, versions: VersionPolicy, signature: Signature, platform: str, batching: Batching | None = None
+) -> dict[str, object]:
     """The JSON of `GET /v2/models/NAME/config`. `platform` is `<project>_<format>`."""
     return {
         "name": name,
@@ -117,7 +142,13 @@ def describe(name: str, versions: VersionPolicy, signature: Signature, platform:
         "max_batch_size": signature.max_batch,
         "input": [_describe_tensor(spec, signature.max_batch) for spec in signature.inputs],
         "output": [_describe_tensor(spec, signature.max_batch) for spec in signature.outputs],
+        **({"dynamic_batching": _describe_batching(batching)} if batching else {}),
     }
+
+
+def _describe_batching(batching: Batching) -> dict[str, object]:
+    delay = round(batching.delay * 1e6)
+    return {"preferred_batch_size": list(batching.preferred), "max_queue_delay_microseconds": delay}
 
 
 def _describe_tensor(spec: TensorSpec, max_batch: int) -> dict[str, object]:
@@ -146,6 +177,8 @@ class _Reader:
             stated_max_batch=max_batch,
             inputs=self._tensors("input", message.input),
             outputs=self._tensors("output", message.output),
+            batch_delay=message.dynamic_batching.max_queue_delay_microseconds / 1e6,
+            preferred_batches=self._preferred(message.dynamic_batching, max_batch),
             versions=self._versions(message.version_policy),
             filenames=self._filenames(message),
             unread=reading.unread,
@@ -173,6 +206,14 @@ class _Reader:
             dims = show(list(message.dims))
             self._refuse(f"{field} {_name(message.name)}: {wrong[0]} in dims {dims}; expected 1 or more, or -1")
         return StatedTensor(message.name, datatypes[config_name], tuple(message.dims))
+
+    def _preferred(self, message: Any, max_batch: int | None) -> tuple[int, ...]:
+        sizes = tuple(sorted(set(message.preferred_batch_size)))
+        if wrong := [size for size in sizes if size < 1 or (max_batch is not None and size > max_batch)]:
+            most = "" if max_batch is None else f" to {max_batch}, the max_batch_size"
+            expected = f"expected 1{most or ' or more'}"
+            self._refuse(f"dynamic_batching.preferred_batch_size: {wrong[0]} in {show(list(sizes))}; {expected}")
+        return sizes
 
     def _versions(self, message: Any) -> VersionPolicy:
         choice = message.WhichOneof("policy_choice")

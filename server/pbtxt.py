@@ -28,10 +28,12 @@ _MESSAGES = {
         "repeated ModelInput input 5",
         "repeated ModelOutput output 6",
         "optional string default_model_filename 8",
+        "optional ModelDynamicBatching dynamic_batching 11",
         "optional string backend 17",
     ),
     "ModelInput": ("optional string name 1", "optional DataType data_type 2", "repeated int64 dims 4"),
     "ModelOutput": ("optional string name 1", "optional DataType data_type 2", "repeated int64 dims 3"),
+    "ModelDynamicBatching": ("repeated int32 preferred_batch_size 1", "optional uint64 max_queue_delay_microseconds 2"),
     "ModelVersionPolicy": ("oneof Latest latest 1", "oneof All all 2", "oneof Specific specific 3"),
     "Latest": ("optional uint32 num_versions 1",),
     "All": (),
@@ -39,9 +41,12 @@ _MESSAGES = {
 }
 _IGNORED = {
     "ModelConfig": (
-        "runtime batch_input batch_output optimization dynamic_batching sequence_batching ensemble_scheduling "
+        "runtime batch_input batch_output optimization sequence_batching ensemble_scheduling "
         "instance_group cc_model_filenames metric_tags parameters model_warmup model_operations "
         "model_transaction_policy model_repository_agents response_cache model_metrics"
+    ),
+    "ModelDynamicBatching": (
+        "preserve_ordering priority_levels default_priority_level default_queue_policy priority_queue_policy"
     ),
     "ModelInput": "format reshape is_shape_tensor allow_ragged_batch optional is_non_linear_format_io",
     "ModelOutput": "reshape label_filename is_shape_tensor is_non_linear_format_io",

@@ -52,6 +52,18 @@ class SlotPool:
         self._slots.append(self._arena.slot(len(self._slots)))
         return self._slots[-1]
 
+    def acquire_large(self) -> Slot:
+        """Take the free slot that has the most memory, for what is larger than most. Raises QueueFull as `acquire` does."""
+        if not self._free:
+            return self.acquire()
+        slot = max(self._free, key=lambda slot: slot.capacity)
+        self._free.remove(slot)
+        return slot
+
+    def at(self, index: int) -> Slot:
+        """The slot with this number, which somebody took."""
+        return self._slots[index]
+
     def heard(self, done: Done) -> None:
         """Take notice of a slot that the device side let grow."""
         for extent in done.outputs:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from .config import ModelOptions
 from .modelconfig import ConfigRefused, ModelConfig, from_json, parse
 from .protocol.document import short
 from .tables import dotted
@@ -48,12 +49,12 @@ class Listing:
 class Repository:
     """The models below a directory. Everything is read anew each time and blocks; any thread may call.
 
-    `max_batches` are the largest batches set elsewhere, by model; they overrule what a model's own files say.
+    `options` are what is set elsewhere, by model; they overrule what a model's own files say.
     """
 
-    def __init__(self, root: Path, max_batches: Mapping[str, int]) -> None:
+    def __init__(self, root: Path, options: Mapping[str, ModelOptions]) -> None:
         self._root = root
-        self._max_batches = max_batches
+        self._options = options
 
     def __repr__(self) -> str:
         return f"<Repository {self._root}>"
@@ -87,9 +88,7 @@ class Repository:
             raise ConfigRefused(
                 f"{config.source}: name is {short(repr(config.name))}; expected {name!r} as the directory, or none"
             )
-        if name not in self._max_batches:
-            return config
-        return replace(config, max_batch=self._max_batches[name], max_batch_key=dotted(("models", name, "max_batch")))
+        return _overruled(config, self._options[name], name) if name in self._options else config
 
     def _read_config(self, name: str) -> ModelConfig:
         source = f"{name}/config.pbtxt"
@@ -126,6 +125,17 @@ class Repository:
         if not path:
             return Problem(directory, f"no {' or '.join(config.filenames)} in {name}/{directory}")
         return ModelFile(name, int(directory), path, config)
+
+
+def _overruled(config: ModelConfig, options: ModelOptions, name: str) -> ModelConfig:
+    """The configuration where what is set elsewhere counts."""
+    if options.max_batch is not None:
+        config = replace(config, max_batch=options.max_batch, max_batch_key=dotted(("models", name, "max_batch")))
+    if options.batch_delay is not None:
+        config = replace(config, batch_delay=options.batch_delay)
+    if options.preferred_batches is not None:
+        config = replace(config, preferred_batches=options.preferred_batches)
+    return config
 
 
 def _is_name(name: str) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from engines import Engine, Executor, load_engine
+from engines import Engine, Executor, RuntimeSettings, load_engine
 from partitions import Device, DeviceLost, Move, Partition, PartitionManager
 from partitions import probe as probes
+from partitions.base import Closing
 
 from .catalog import Entry
 from .config import Config, TenantConfig
@@ -52,8 +53,10 @@ class Runtime:
         self.device = device
         self.desks = desks
         self.manager = PartitionManager(device)
+        settings = RuntimeSettings(copies=config.device.copies)
         self.library = Library(
-            Repository(config.models.repository, config.models.max_batches), read or partial(load_engine, device=device)
+            Repository(config.models.repository, config.models.options),
+            read or partial(load_engine, device=device, settings=settings),
         )
         self.state: State = "starting"
         self.gone = asyncio.Event()
@@ -132,6 +135,7 @@ class Runtime:
         async with self._changing[name]:
             if self.state == "closed":
                 return
+            self._workers[name].abandon()
             await asyncio.to_thread(self._workers[name].halt)
             left, self._seats[name] = self._seats[name], Seat(self.desks[name].link, Pins(self.device.pin))
             self._serve(name)
@@ -301,9 +305,19 @@ class Runtime:
         executors, before = self._workers[tenant].executors, self._served[tenant].get(loaded.name)
         executors.update(loaded.executors)
         self._served[tenant][loaded.name] = loaded
-        await self.desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
-        for key in before.executors if before else ():
-            await asyncio.to_thread(executors.pop(key).close)
+        settled = await self.desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
+        left = [executors.pop(key) for key in before.executors] if before else []
+        if settled:
+            await asyncio.to_thread(_close, left)
+        elif left:  # Its process died: what that had asked for may still be running.
+            await self._close_halted(tenant, left)
+
+    async def _close_halted(self, tenant: str, left: Iterable[Executor]) -> None:
+        try:
+            await asyncio.to_thread(self._workers[tenant].halt)
+            await asyncio.to_thread(_close, left)
+        finally:
+            self._serve(tenant)
 
     def _serves(self, tenant: str, name: str) -> bool:
         loaded = self._served[tenant].get(name)
@@ -340,9 +354,9 @@ def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dic
     return bound
 
 
-def _close(workers: Iterable[Worker]) -> None:
-    for worker in workers:
-        worker.close()
+def _close(things: Iterable[Closing]) -> None:
+    for thing in things:
+        thing.close()
 
 
 def _places(partition: Partition) -> str:

@@ -1,12 +1,15 @@
 """One tenant's bounded queue and its credits: what runs next. Pure decisions: no clock, no thread, no I/O.
 
 Rule 1: at most `credits` tickets are in flight, or as many as have lately ended within `horizon`. Rule 2: at most `limit`
-wait; one more is refused. Rule 3: the smallest priority number goes first, and among equals the one that came first.
+wait; one more is refused. Rule 3: the smallest priority number goes first, and among equals the one that came first. Rule 4:
+requests that may be joined go as `server.batches` decides; those that go together are one ticket in flight.
 """
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .batches import NOTHING, Choice, Part, Waiting, choose
 from .errors import QueueFull
 from .ticket import Ticket
 
@@ -29,13 +32,15 @@ class Scheduler:
 
     `horizon` is in nanoseconds. Works that are shorter than the way to the worker and back would leave it idle between
     two of them; so more of those are launched ahead, but never more than take this long, for they cannot be overtaken.
+    `joining` is how many wait that may be joined: while there are any, `choose` and `launch` take the place of `take`.
     """
 
     def __init__(self, limit: int, credits: int, horizon: int = 0) -> None:
         self.limit = limit
         self.credits = credits
         self.horizon = horizon
-        self._waiting: list[tuple[int, int, Ticket]] = []
+        self.joining = 0
+        self._waiting: list[Waiting] = []
         self._flying: set[int] = set()
         self._arrivals = 0
         self._longest = horizon + 1
@@ -57,25 +62,50 @@ class Scheduler:
         """Whether anything is in flight."""
         return bool(self._flying)
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight, and nothing waits."""
+        return not self._flying and not self._waiting
+
     def check(self) -> None:
         """Raise QueueFull if `add` would."""
         if len(self._waiting) >= self.limit and not self._welcome:
             raise QueueFull(f"Exceeds maximum queue size: {len(self._waiting)} requests are waiting, and {self.limit} may")
 
-    def add(self, ticket: Ticket, priority: int = 0) -> None:
-        """Queue a ticket; priority 1 is the highest, 0 the default. Raises QueueFull."""
+    def add(self, ticket: Ticket, priority: int = 0, part: Part | None = None) -> None:
+        """Queue a ticket; priority 1 is the highest, 0 the default; with a `part` it may be joined. Raises QueueFull."""
         self.check()
         self._arrivals += 1
-        insort(self._waiting, (priority or LAST, self._arrivals, ticket))
+        insort(self._waiting, (priority or LAST, self._arrivals, ticket, part))
+        if part:
+            self.joining += 1
 
     def take(self) -> list[Ticket]:
-        """The tickets to launch now; they count as in flight from here on."""
+        """The tickets to launch now, if none may be joined; they count as in flight from here on."""
         if not self._waiting or (free := self._ahead - len(self._flying)) <= 0:
             return []
-        taken = [ticket for _, _, ticket in self._waiting[:free]]
+        taken = [entry[2] for entry in self._waiting[:free]]
         del self._waiting[:free]
         self._flying.update([ticket.slot for ticket in taken])
         return taken
+
+    def choose(self, now: float) -> Choice:
+        """What to `launch` next, at a time on the clock of the parts; nothing changes."""
+        if not self._waiting or len(self._flying) >= self._ahead:
+            return NOTHING
+        return choose(self._waiting, bool(self._flying), now)
+
+    def launch(self, members: Sequence[Waiting], slot: int) -> None:
+        """These, which were chosen, go together in this slot: in flight from here on."""
+        for each in members:
+            self._waiting.remove(each)
+            self.joining -= each[3] is not None
+        self._flying.add(slot)
+
+    def put_back(self, members: Sequence[Waiting]) -> None:
+        """These went together and have to go again: each takes its old place, to go alone, whatever the limit."""
+        for priority, arrival, ticket, _ in members:
+            insort(self._waiting, (priority, arrival, ticket, None))
 
     def finish(self, slot: int, took: int | None = None) -> None:
         """The work of this slot ended, however; it `took` these nanoseconds. Raises KeyError if none was in flight."""
@@ -86,9 +116,10 @@ class Scheduler:
 
     def withdraw(self, slot: int) -> bool:
         """Take the ticket of this slot out of the queue; False if it does not wait there."""
-        for place, (_, _, ticket) in enumerate(self._waiting):
+        for place, (_, _, ticket, part) in enumerate(self._waiting):
             if ticket.slot == slot:
                 del self._waiting[place]
+                self.joining -= part is not None
                 return True
         return False
 

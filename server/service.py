@@ -95,8 +95,9 @@ class LocalDesk:
     def announce(self, name: str) -> None:
         self.tenant.catalog.announce(name)
 
-    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> None:
+    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> bool:
         await publish(self.tenant, name, served, problems)
+        return True
 
     def place(self, cores: frozenset[int] | None) -> None:
         """Nothing: this process's threads are everybody's."""

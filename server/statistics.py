@@ -19,7 +19,7 @@ class Duration:
 
 @dataclass(slots=True)
 class Size:
-    """Requests of one number of rows that were answered, and where their nanoseconds went, added up."""
+    """Requests of one number of rows that were answered, or runs, and where their nanoseconds went, added up."""
 
     count: int = 0
     total: int = 0
@@ -33,18 +33,27 @@ class Size:
 class ModelStatistics:
     """One model at one version, as one tenant used it. The HTTP side's: not thread-safe.
 
-    `sizes` are by rows; `failures` by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER); `last` is when the last request
-    was answered, on the clock of `time.monotonic_ns`, 0 for never. What is asked for seldom is added up when asked for.
+    `sizes` are requests that ran alone, by rows; `joined` all that ran together with others, `joined_rows` their rows, and
+    `runs` what they ran in, by rows; `failures` are by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER); `last` is when
+    the last request was answered, on the clock of `time.monotonic_ns`, 0 for never. What is asked for seldom is added up
+    when asked for.
     """
 
     sizes: dict[int, Size] = field(default_factory=dict)
+    joined: Size = field(default_factory=Size)
+    joined_rows: int = 0
+    runs: dict[int, Size] = field(default_factory=dict)
+    last_run: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     failed_ns: int = 0
     last: int = 0
 
     def succeeded(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> None:
-        """Count an answered request; the times are nanoseconds on the clock of `time.monotonic_ns`."""
-        size = self.sizes.get(rows)
+        """Count an answered request; the times are nanoseconds on the clock of `time.monotonic_ns`.
+
+        Those that ran together are counted one after another.
+        """
+        size = self._share(arrived, decoded, done, encoded, rows) if done.rows else self.sizes.get(rows)
         if size is None:
             size = self.sizes[rows] = Size()
         size.count += 1
@@ -56,6 +65,18 @@ class ModelStatistics:
         size.compute_output += encoded - done.ended
         self.last = encoded
 
+    def _share(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> Size:
+        """Count the run with the first request that tells of it; its beginning is its name."""
+        self.joined_rows += rows
+        if done.began != self.last_run:
+            self.last_run = done.began
+            run = self.runs.setdefault(done.rows, Size())
+            run.count += 1
+            run.compute_input += decoded - arrived
+            run.compute_infer += done.ended - done.began
+            run.compute_output += encoded - done.ended
+        return self.joined
+
     def failed(self, ns: int, reason: str) -> None:
         """Count a request that got an error instead."""
         self.failed_ns += ns
@@ -64,12 +85,12 @@ class ModelStatistics:
     @property
     def inferences(self) -> int:
         """Rows inferred."""
-        return sum(rows * size.count for rows, size in self.sizes.items())
+        return self.joined_rows + sum(rows * size.count for rows, size in self.sizes.items())
 
     @property
     def executions(self) -> int:
         """Runs of the model."""
-        return sum(size.count for size in self.sizes.values())
+        return sum(size.count for sizes in (self.sizes, self.runs) for size in sizes.values())
 
     @property
     def success(self) -> Duration:
@@ -109,20 +130,24 @@ class ModelStatistics:
     def as_json(self) -> dict[str, object]:
         """The fields of one entry of `model_stats` in Triton's statistics extension, name and version aside."""
         durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-        phases = ("compute_input", "compute_infer", "compute_output")
-        batches = [
-            {"batch_size": rows} | {name: {"count": size.count, "ns": getattr(size, name)} for name in phases}
-            for rows, size in sorted(self.sizes.items())
-        ]
         return {
             "last_inference": self.last_ms,
             "inference_count": self.inferences,
             "execution_count": self.executions,
             "inference_stats": {name: getattr(self, name).as_json() for name in durations},
             "response_stats": {},
-            "batch_stats": batches,
+            "batch_stats": [self._batch(rows) for rows in sorted(self.sizes.keys() | self.runs.keys())],
             "memory_usage": [],
         }
 
     def _sum(self, name: str) -> Duration:
-        return Duration(self.executions, sum(getattr(size, name) for size in self.sizes.values()))
+        sizes = (self.joined, *self.sizes.values())
+        return Duration(sum(size.count for size in sizes), sum(getattr(size, name) for size in sizes))
+
+    def _batch(self, rows: int) -> dict[str, object]:
+        """The runs of so many rows, whether of one request or of several."""
+        sizes = [size for size in (self.sizes.get(rows), self.runs.get(rows)) if size]
+        count = sum(size.count for size in sizes)
+        phases = ("compute_input", "compute_infer", "compute_output")
+        times = {name: Duration(count, sum(getattr(size, name) for size in sizes)).as_json() for name in phases}
+        return {"batch_size": rows, **times}

@@ -42,10 +42,14 @@ class Failure(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An inference that ended. `began` and `ended` are nanoseconds on the clock of `time.monotonic_ns`."""
+    """An inference that ended. `began` and `ended` are nanoseconds on the clock of `time.monotonic_ns`.
+
+    `rows` never crosses: the HTTP side says to each of several requests that ran together how many rows they had in all.
+    """
 
     slot: int
     outputs: tuple[Extent, ...]
     failure: Failure | None
     began: int
     ended: int
+    rows: int = 0

@@ -67,6 +67,7 @@ class Worker:
         self._cancelled: dict[int, int] = {}
         self._last: ModelKey | None = None
         self._took = self._rung = self._looked = 0
+        self._abandoned = False
         self._done = self._failed = 0
 
     def __repr__(self) -> str:
@@ -80,9 +81,15 @@ class Worker:
         """Run what comes over this link, from now on and on a thread of its own."""
         if seat is not self._seat:  # Another link counts its serials anew.
             self._cancelled = {}
-        self._seat = seat
+        self._seat, self._abandoned = seat, False
         self._thread = Thread(target=self._run, args=(seat,), name=f"worker {self.partition!r}", daemon=True)
         self._thread.start()
+
+    def abandon(self) -> None:
+        """Nobody is there any more to hear of what this link brought: stop what is in flight, begin nothing. Any thread."""
+        self._abandoned = True
+        for flight in list(self._flying.values()):
+            flight.work.cancel()
 
     def halt(self) -> None:
         """Begin nothing more, and finish what is in flight. Blocks for that long."""
@@ -153,7 +160,7 @@ class Worker:
         return None
 
     def _is_cancelled(self, ticket: Ticket) -> bool:
-        return self._cancelled.get(ticket.slot) == ticket.serial
+        return self._abandoned or self._cancelled.get(ticket.slot) == ticket.serial
 
     def _finish(self, seat: Seat, flight: Flight) -> None:
         slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()

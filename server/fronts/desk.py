@@ -82,9 +82,9 @@ class RemoteDesk:
         self._catalog.announce(name)
         self._tell("announce", name)
 
-    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> None:
+    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> bool:
         self._catalog.put(name, served, problems)
-        await self._ask("publish", name, served, problems)
+        return bool(await self._ask("publish", name, served, problems))
 
     def place(self, cores: frozenset[int] | None) -> None:
         self._cores = cores

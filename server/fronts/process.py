@@ -208,9 +208,10 @@ class Process:
         if self._tenant:
             self._tenant.catalog.announce(name)
 
-    async def _publish(self, name: str, served: list[Served], problems: list[Entry]) -> None:
+    async def _publish(self, name: str, served: list[Served], problems: list[Entry]) -> bool:
         if self._tenant:
             await publish(self._tenant, name, served, problems)
+        return True
 
     def _place(self, cores: frozenset[int]) -> None:
         try:

@@ -46,7 +46,7 @@ def test_keys_that_are_commented_out_are_shown_with_their_defaults(tmp_path: Pat
     config = load(write(tmp_path, EVERYTHING))
     _is_default(config.server, ServerConfig(), "default_tenant", "admin_key_sha256")
     _is_default(config.device, DeviceConfig(), "cores")
-    _is_default(config.models.options["resnet50"], ModelOptions(), "max_batch", "preferred_batches")
+    _is_default(config.models.options["resnet50"], ModelOptions(), "max_batch", "batch_delay", "preferred_batches")
     plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
     _is_default(config.tenants["acme"], plain, "port", "front_cores")
 

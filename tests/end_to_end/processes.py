@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import httpx
 
 from .harness import PATIENCE
-from .wire import until
+from .wire import Connection, infer, request, tensor, until
 
 
 class Standing(NamedTuple):
@@ -66,9 +67,16 @@ class Running:
 
     def pid(self, name: str) -> int:
         """The process of this front, or of the doorman, once there is one."""
-        found: list[int] = []
-        until(lambda: bool(found.extend(self._named(f"greenlane {name}"[:15])) or found))
-        return found[0]
+        until(lambda: bool(self._named(f"greenlane {name}"[:15])))
+        return self._named(f"greenlane {name}"[:15])[0]
+
+    def kill(self, *names: str) -> None:
+        """Kill the processes of these names, and wait until they are gone: what one that is dying is given is lost."""
+        doomed = {self.pid(name) for name in names}
+        family = [one for one in self.family() if one.pid in doomed]
+        for pid in doomed:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(family))
 
     def _named(self, name: str) -> list[int]:
         return [one.pid for one in self.family() if one.name == name and one.state != "Z"]
@@ -128,6 +136,68 @@ def threads(pid: int) -> set[frozenset[int]]:
 def client(server: Running, **headers: str) -> httpx.Client:
     """Who sends these headers with every request."""
     return httpx.Client(base_url=server.url, headers=headers, timeout=30)
+
+
+def holder(server: Running, connection: Connection) -> str:
+    """The name of the process that has the other end of a connection."""
+    here = f"0100007F:{connection._socket.getsockname()[1]:04X}"
+    inode = next(f[9] for f in map(str.split, Path("/proc/net/tcp").read_text().splitlines()) if f[2] == here)
+    return next(one.name for one in server.family() if f"socket:[{inode}]" in _opened(one.pid))
+
+
+def _opened(pid: int) -> set[str]:
+    found = set()
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):
+            found.add(os.readlink(f"/proc/{pid}/fd/{entry}"))
+    return found
+
+
+class Load(threading.Thread):
+    """Asks for sums, one after another, until stopped; what came instead of a right answer is in `wrong`."""
+
+    def __init__(self, server: Running, model: str = "identity", **headers: str) -> None:
+        super().__init__(daemon=True)
+        self.answered = 0
+        self.wrong: list[object] = []
+        self._http = client(server, **headers)
+        self._model = model
+        self._go_on = True
+
+    def run(self) -> None:
+        while self._go_on:
+            value = self.answered % 1000
+            try:
+                answer = infer(self._http, self._model, request(tensor("x", "FP32", [1, 1], [value])))
+                right = answer.status_code == 200 and answer.json()["outputs"][0]["data"] == [value]
+            except (httpx.TransportError, ValueError) as error:
+                self.wrong.append(repr(error))
+                continue
+            self.answered += 1
+            if not right:
+                self.wrong.append((answer.status_code, answer.text))
+
+    def more(self, count: int = 20) -> None:
+        """Wait until so many more were answered."""
+        enough = self.answered + count
+        until(lambda: self.answered >= enough)
+
+    def __enter__(self) -> "Load":
+        self.start()
+        self.more(3)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._go_on = False
+        self.join()
+        self._http.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _everyone() -> Iterator[Standing]:

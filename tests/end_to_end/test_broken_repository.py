@@ -18,7 +18,7 @@ from .harness import Served, configuration, serving
 from .wire import SMALL, infer, tensor
 from .wire import request as asked
 
-TRITONS = "tritons/config.pbtxt: ignored, as they mean nothing here: instance_group, dynamic_batching"
+TRITONS = "tritons/config.pbtxt: ignored, as they mean nothing here: instance_group"
 NO_VERSION = "not a version: expected a number above 0 without leading zeros"
 
 REASONS = {

@@ -1,17 +1,11 @@
 """HTTP in processes of its own: whose connection goes where, and what happens when one of the processes ends."""
 
-import contextlib
-import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -20,7 +14,7 @@ import pytest
 from server.tenancy import digest
 
 from .harness import cores
-from .processes import Running, alive, client, configure, running, threads
+from .processes import Load, Running, alive, client, configure, free_port, holder, running, threads
 from .wire import FOREVER, SMALL, Connection, binary, infer, lane, parts, post, posted, request, spin, tensor, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -40,13 +34,6 @@ KEY = {"Authorization": "Bearer secret"}
 ACME = "X-Tenant: acme"
 GLOBEX = "Authorization: Bearer secret"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: test\r\n\r\n"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")
@@ -76,61 +63,6 @@ def acme(server: Running) -> Iterator[httpx.Client]:
 def globex(server: Running) -> Iterator[httpx.Client]:
     with client(server, **KEY) as http:
         yield http
-
-
-def holder(server: Running, connection: Connection) -> str:
-    """The name of the process that has the other end of a connection."""
-    here = f"0100007F:{connection._socket.getsockname()[1]:04X}"
-    inode = next(f[9] for f in map(str.split, Path("/proc/net/tcp").read_text().splitlines()) if f[2] == here)
-    return next(one.name for one in server.family() if f"socket:[{inode}]" in _open(one.pid))
-
-
-def _open(pid: int) -> set[str]:
-    found = set()
-    for entry in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):
-            found.add(os.readlink(f"/proc/{pid}/fd/{entry}"))
-    return found
-
-
-class Load(threading.Thread):
-    """Asks for sums, one after another, until stopped; what came instead of a right answer is in `wrong`."""
-
-    def __init__(self, server: Running, model: str = "identity", **headers: str) -> None:
-        super().__init__(daemon=True)
-        self.answered = 0
-        self.wrong: list[object] = []
-        self._http = client(server, **headers)
-        self._model = model
-        self._go_on = True
-
-    def run(self) -> None:
-        while self._go_on:
-            value = self.answered % 1000
-            try:
-                answer = infer(self._http, self._model, request(tensor("x", "FP32", [1, 1], [value])))
-                right = answer.status_code == 200 and answer.json()["outputs"][0]["data"] == [value]
-            except (httpx.TransportError, ValueError) as error:
-                self.wrong.append(repr(error))
-                continue
-            self.answered += 1
-            if not right:
-                self.wrong.append((answer.status_code, answer.text))
-
-    def more(self, count: int = 20) -> None:
-        """Wait until so many more were answered."""
-        enough = self.answered + count
-        until(lambda: self.answered >= enough)
-
-    def __enter__(self) -> "Load":
-        self.start()
-        self.more(3)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._go_on = False
-        self.join()
-        self._http.close()
 
 
 def test_each_tenant_is_served_by_a_process_of_its_own(server: Running) -> None:
@@ -283,7 +215,7 @@ def test_when_a_tenants_process_is_killed_its_clients_are_cut_off_and_nobody_els
     with Load(server, **KEY) as other, Connection(server) as connection, client(server) as admin:
         connection.send(posted("spin", spin(FOREVER), ACME))
         until(lambda: lane(admin)["in_flight"] == 1)
-        os.kill(server.pid("acme"), signal.SIGKILL)
+        server.kill("acme")
         assert connection.ended()
         killed = time.monotonic()
         with client(server, **{"X-Tenant": "acme"}) as http:
@@ -298,7 +230,7 @@ def test_when_a_tenants_process_is_killed_its_clients_are_cut_off_and_nobody_els
 def test_a_tenant_whose_process_is_killed_under_load_is_served_again(server: Running) -> None:
     for _ in range(3):
         with Load(server, **{"X-Tenant": "acme"}) as load, Load(server, **KEY) as other:
-            os.kill(server.pid("acme"), signal.SIGKILL)
+            server.kill("acme")
             load.more()
             other.more()
         assert other.wrong == []
@@ -309,8 +241,7 @@ def test_a_tenant_whose_process_is_killed_under_load_is_served_again(server: Run
 def test_what_was_loaded_and_unloaded_is_known_to_the_process_that_takes_over(server: Running, acme: httpx.Client) -> None:
     assert acme.post("/v2/repository/models/brain/unload").status_code == 200
     acme.close()
-    before = server.pid("acme")
-    os.kill(before, signal.SIGKILL)
+    server.kill("acme")
     with client(server, **{"X-Tenant": "acme"}) as http:
         assert http.get("/v2/models/brain/ready").status_code == 503
         assert http.get("/v2/models/add/ready").status_code == 200
@@ -321,7 +252,7 @@ def test_what_was_loaded_and_unloaded_is_known_to_the_process_that_takes_over(se
 
 def test_the_house_and_the_strangers_processes_are_replaced_too(server: Running) -> None:
     for name, headers in (("(house)", {}), ("(strangers)", {"Authorization": "Bearer wrong"})):
-        os.kill(server.pid(name), signal.SIGKILL)
+        server.kill(name)
         with client(server) as http:
             path = "/v2/health/ready" if name == "(house)" else "/v2/models/identity"
             assert http.get(path, headers=headers).status_code == (200 if name == "(house)" else 401)
@@ -329,7 +260,7 @@ def test_the_house_and_the_strangers_processes_are_replaced_too(server: Running)
 
 def test_connections_go_on_without_the_doorman_and_new_ones_wait_for_the_next(server: Running, acme: httpx.Client) -> None:
     assert infer(acme, "identity", SMALL).status_code == 200
-    os.kill(server.pid("doorman"), signal.SIGKILL)
+    server.kill("doorman")
     assert infer(acme, "identity", SMALL).status_code == 200
     with client(server, **KEY) as http:
         assert infer(http, "identity", SMALL).status_code == 200
@@ -338,143 +269,13 @@ def test_connections_go_on_without_the_doorman_and_new_ones_wait_for_the_next(se
 
 def test_a_process_can_be_replaced_though_what_it_was_forked_off_is_gone(server: Running) -> None:
     parent = {one.parent for one in server.family() if one.name == "greenlane acme"}.pop()
-    os.kill(parent, signal.SIGKILL)
-    for name in ("acme", "doorman"):
-        os.kill(server.pid(name), signal.SIGKILL)
+    children = [one for one in server.family() if one.name in ("greenlane acme", "greenlane doorm")]
+    for pid in (parent, *(child.pid for child in children)):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(children))
     with client(server, **{"X-Tenant": "acme"}) as http:
         assert infer(http, "identity", SMALL).status_code == 200
 
 
 def _deaths(server: Running, name: str) -> int:
     return sum(f"the HTTP process of {name} ended" in line for line in list(server.log))
-
-
-def test_a_repartition_under_load_loses_nothing(standard: Path, tmp_path: Path) -> None:
-    config = configure(tmp_path / "one.toml", standard, '[tenants.acme]\ngranules = 1\nmodels = ["identity"]')
-    with running(config) as server, client(server) as admin, Load(server, **{"X-Tenant": "acme"}) as load:
-        for count in (2, 1, 2, 1):
-            assert admin.put("/admin/partitions", json={"acme": count}).json()["moved"] == ["acme"]
-            load.more()
-        assert load.wrong == []
-
-
-@pytest.fixture
-def keyed(standard: Path, tmp_path: Path) -> Path:
-    """With a key for the administration, and a tenant for those who name none."""
-    tenants = '[tenants.acme]\ngranules = 1\nin_flight = 1\nmodels = ["identity", "spin"]'
-    settings = {"admin_key_sha256": f'"{digest("admin")}"', "default_tenant": '"acme"', "log_format": '"json"'}
-    return configure(tmp_path / "keyed.toml", standard, tenants, **settings)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_under_load_loses_no_request_and_ends_with_0(keyed: Path, number: int) -> None:
-    with running(keyed) as server, client(server, Authorization="Bearer admin") as admin:
-        assert admin.get("/metrics", headers={"Authorization": "none"}).status_code == 401
-        connections = [Connection(server) for _ in range(12)]
-        for connection in connections:
-            connection.send(posted("spin", spin(20_000)))
-        until(lambda: _held(lane(admin)) == 12)
-        family = server.family()
-        server.signal(number)
-        assert [connection.answer().status for connection in connections] == [200] * 12
-        for connection in connections:
-            connection.close()
-        assert server.wait() == 0
-        until(lambda: not alive(family))
-        assert [line for line in server.log if '"error"' in line or "Traceback" in line] == []
-
-
-def _held(tenant: dict[str, Any]) -> int:
-    found: int = tenant["waiting"] + tenant["in_flight"]
-    return found
-
-
-def test_a_second_signal_ends_it_at_once(keyed: Path) -> None:
-    with running(keyed) as server, Connection(server) as connection, client(server, Authorization="Bearer admin") as admin:
-        connection.send(posted("spin", spin(FOREVER)))
-        until(lambda: lane(admin)["in_flight"] == 1)
-        server.signal()
-        server.told("draining")
-        server.signal()
-        assert server.wait(5) == 0
-        assert connection.ended()
-
-
-def test_nothing_is_left_of_a_server_that_is_killed(keyed: Path) -> None:
-    with running(keyed) as server, Connection(server) as connection:
-        connection.send(posted("identity", SMALL))
-        assert connection.answer().status == 200
-        family = server.family()
-        assert len(family) >= 6
-        server.signal(signal.SIGKILL)
-        killed = time.monotonic()
-        assert connection.ended()
-        until(lambda: not alive(family))
-        assert time.monotonic() - killed < 1
-
-
-def test_readiness_turns_503_before_new_work_is_refused(standard: Path, tmp_path: Path) -> None:
-    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
-    config = configure(tmp_path / "grace.toml", standard, tenants, drain_grace='"60s"')
-    with running(config) as server, client(server, **{"X-Tenant": "acme"}) as http, client(server) as nobody:
-        begun = time.monotonic()
-        assert nobody.post("/admin/drain").status_code == 202
-        for asker in (http, nobody):
-            until(lambda asker=asker: asker.get("/v2/health/ready").status_code == 503)  # type: ignore[misc]
-        assert infer(http, "identity", SMALL).status_code == 200
-        assert http.get("/v2/health/live").status_code == 200
-        assert time.monotonic() - begun < 30, "it waited for the end of the drain"
-
-
-def test_a_port_that_is_taken_is_told_in_one_line(keyed: Path) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = str(holder.getsockname()[1])
-        words = [sys.executable, "-m", "server", "--config", str(keyed), "--port", port]
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1
-    remedy = "choose another with --port or server.port"
-    assert ended.stderr == f"greenlane: cannot listen on 127.0.0.1:{port}: another program listens there; {remedy}\n"
-
-
-def test_a_server_that_cannot_start_ends_and_leaves_nothing(standard: Path, tmp_path: Path) -> None:
-    script = f"""
-import asyncio, sys
-from pathlib import Path
-from partitions.cpu import open_cpu
-from server.config import load
-from server.fronts.serve import serve
-from server.listen import listen
-
-class Broken(Exception): ...
-
-def opener(config):
-    device = open_cpu()
-    def carve(*_): raise Broken("no granules today")
-    device.carve = carve
-    return device
-
-if __name__ == "__main__":
-    config = load(Path({str(tmp_path / "c.toml")!r}))
-    asyncio.run(serve(config, opener, *listen(config)))
-"""
-    configure(tmp_path / "c.toml", standard, '[tenants.acme]\ngranules = 1\nmodels = ["identity"]')
-    (tmp_path / "broken.py").write_text(script)
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    words = [sys.executable, str(tmp_path / "broken.py")]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=30, env=environment)
-    assert ended.returncode == 1
-    assert ended.stderr.count("Traceback") == 1
-    assert ended.stderr.endswith("Broken: no granules today\n")
-
-
-def test_records_of_a_front_say_whose_it_is(keyed: Path) -> None:
-    with running(keyed) as server, Connection(server) as connection:
-        connection.send(posted("identity", SMALL))
-        assert connection.answer().status == 200
-        connection.send(b"garbage\r\n\r\n")
-        assert connection.answer().status == 400
-        server.told("Invalid HTTP request received.")
-        line = next(line for line in server.log if "Invalid HTTP" in line)
-        assert json.loads(line)["tenant"] == "acme"

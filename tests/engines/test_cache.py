@@ -275,8 +275,29 @@ def test_anything_else_is_no_place_for_a_cache(where: object) -> None:
         open_cache(where, KEY)
 
 
+def test_whoever_opens_a_cache_can_hear_its_warnings_instead_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    path = tmp_path / "kernels"
+    keep(path, "conv")
+    path.write_bytes(path.read_bytes()[:-1])
+    cache = open_cache(path, KEY, timeout=0, warn=heard.append)
+    add(cache.materialize(Kernels), "gemm")
+    with FileLock(f"{path}.lock"):
+        cache.close()
+    path.unlink()
+    keep(path, "conv")
+    with open_cache(path, KEY, warn=heard.append) as cache:
+        cache.materialize(lambda: Kernels(driver="590"))
+    assert [text.partition(": the kernel")[0] for text in heard] == [str(path)] * 3
+    for text, part in zip(heard, ("cannot be read", "was not saved", "do not fit"), strict=True):
+        assert part in text
+    assert not caplog.records
+
+
 def test_engines_that_ask_at_once_share_one_cache_filled_once(tmp_path: Path) -> None:
-    """F52."""
+    """F52, F53."""
     path = tmp_path / "kernels"
     keep(path, "conv")
     made: list[Kernels] = []

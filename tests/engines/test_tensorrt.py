@@ -229,7 +229,8 @@ def steps(folder: Path) -> list[tuple[str, int]]:
 
 
 def outcome(engine: Any, partition: Any) -> str:
-    """What comes of binding and closing: the kind of the error and its text, or nothing."""
+    """What comes of binding without kernels from before, and closing: the kind of the error and its text, or nothing."""
+    engine.settings.cache_file(engine.path).unlink(missing_ok=True)
     try:
         engine.bind(partition).close()
     except (ModelRefused, DeviceLost) as error:

@@ -1,16 +1,20 @@
 """The cache of compiled kernels, from one engine to the next, on a simulated GPU."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
 
-from tests.engines.simulated import Bench, affine, opened
+from partitions import DeviceLost
+from tests.engines.simulated import Bench, affine, assert_right, opened, rows
 from tests.engines.tensors import run
-from tests.simulation import Gpu
+from tests.simulation import Gpu, Misuse
 from tests.simulation.tensorrt import library
+from tests.simulation.tensorrt_config import COMPILING
 
 
 @pytest.fixture
@@ -60,24 +64,75 @@ def test_they_are_saved_once_an_executor_is_bound(bench: Bench) -> None:
     executor.close()
 
 
-def test_executors_of_an_engine_share_them(bench: Bench) -> None:
-    """F52, F53: the library's cache is made once for all of them."""
-    engine = bench.load(bench.plan())
+@pytest.mark.parametrize(("settings", "compiled"), [({}, 1), ({"cache_path": ""}, 3)])
+def test_executors_of_an_engine_find_each_other_s_in_the_file(bench: Bench, settings: dict[str, Any], compiled: int) -> None:
+    """F53: and nowhere else, as a cache in use is one executor's."""
+    engine = bench.load(bench.plan(), **settings)
     executors = [engine.bind(bench.device.carve([granule])) for granule in (1, 2, 3)]
-    assert len(bench.gpu.compiled) == 1
-    assert bench.gpu.log.count("IRuntimeConfig.create_runtime_cache") == 1
+    caches = {context.get_runtime_config().get_runtime_cache() for context in bench.gpu.executions}
+    assert len(caches) == 3
+    assert len(bench.gpu.compiled) == compiled
     for executor in executors:
         executor.close()
         executor._partition.close()
     engine.close()
 
 
+@pytest.mark.parametrize("settings", [{}, {"cache_path": ""}])
+def test_an_engine_is_bound_to_two_partitions_at_once(bench: Bench, settings: dict[str, Any]) -> None:
+    """F53: the second partition compiles and runs while the first is held where it compiles. One cache would be a crash."""
+    path = bench.plan()
+    engine, other, executors = bench.load(path, **settings), bench.device.carve([1]), []
+
+    def meanwhile() -> None:
+        executors.append(engine.bind(other))
+        assert_right(executors[0], rows(5))
+
+    bench.gpu.meanwhile(COMPILING, meanwhile)
+    executors.append(engine.bind(bench.partition))
+    assert len(bench.gpu.compiled) == 3
+    for executor in executors:
+        assert_right(executor, rows(4))
+        executor.close()
+    other.close()
+    engine.close()
+    assert used(bench, path, count=5) == [] or settings
+
+
+@pytest.mark.parametrize("use", ["serialize", "_compile"])
+def test_the_simulation_objects_to_a_cache_that_two_threads_use_at_once(bench: Bench, use: str) -> None:
+    cache = bench.load(bench.plan()).plan.create_runtime_config().create_runtime_cache()
+    arguments = ["another"] if use == "_compile" else []
+    with ThreadPoolExecutor(1) as thread:
+        bench.gpu.meanwhile(COMPILING, lambda: thread.submit(getattr(cache, use), *arguments).result())
+        with pytest.raises(Misuse, match="two threads used one cache of kernels at once"):
+            cache._compile("one")
+        thread.submit(getattr(cache, use), *arguments).result()
+
+
 def test_a_context_that_takes_over_has_them_too(bench: Bench) -> None:
-    """F45, F52."""
+    """F45, F52: the executor's cache is made once, for whichever context."""
     path = bench.plan()
     used(bench, path)
     bench.gpu.capturable = False
+    begun = len(bench.gpu.log)
     assert used(bench, path) == []
+    assert bench.gpu.log[begun:].count("ICudaEngine.create_execution_context") == 2
+    assert bench.gpu.log[begun:].count("IRuntimeConfig.create_runtime_cache") == 1
+
+
+def test_a_cache_is_closed_after_the_last_context_and_before_the_plan(bench: Bench) -> None:
+    """F48, F54: what was compiled after binding is saved, and the plan outlives the library's cache."""
+    engine = bench.load(bench.plan())
+    executor = engine.bind(bench.partition)
+    assert_right(executor, rows(4))
+    plan, begun = ref(engine.plan), len(bench.gpu.log)
+    engine.close()
+    assert plan()
+    executor.close()
+    assert plan() is None
+    calls = bench.gpu.log[begun:]
+    assert calls.index("IExecutionContext.__del__") < calls.index("IRuntimeCache.serialize")
 
 
 def test_they_are_kept_in_a_folder_in_a_file_or_nowhere(bench: Bench) -> None:
@@ -130,14 +185,14 @@ def test_a_damaged_file_is_a_warning_and_replaced(bench: Bench, caplog: pytest.L
     path = bench.plan()
     path.with_name("affine1.plan.cache").write_bytes(b"damaged")
     assert len(used(bench, path)) == 2
-    assert {message.partition(": the")[0] for message in caplog.messages} == {f"{path}.cache"}
+    assert {message.partition(": the")[0] for message in caplog.messages} == {f"{path}: {path}.cache"}
     assert used(bench, path) == []
 
 
 def test_a_folder_that_cannot_be_written_to_costs_one_warning_and_nothing_else(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F49, F55: though it is tried whenever an executor is bound, and in the end."""
+    """F49, F55: though it is tried whenever an executor is bound or closed."""
     path = bench.plan()
     path.with_name("affine1.plan.cache.lock").mkdir()
     engine = bench.load(path)
@@ -184,10 +239,24 @@ def test_a_library_without_a_cache_keeps_nothing(tmp_path: Path) -> None:
         bench.close()
 
 
-def test_an_engine_is_closed_by_a_thread_that_cuda_has_not_seen_and_after_the_device_was_lost(bench: Bench) -> None:
+def test_they_are_saved_by_a_thread_that_cuda_has_not_seen(bench: Bench) -> None:
     path = bench.plan()
-    engine = bench.load(path)
-    engine.bind(bench.partition).close()
+    executor = bench.load(path).bind(bench.partition)
+    assert_right(executor, rows(3))
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(executor.close).result()
+    assert used(bench, path) == []
+
+
+def test_an_executor_of_a_lost_device_is_closed_though_nothing_can_be_saved(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = bench.load(bench.plan())
+    executor = engine.bind(bench.partition)
     bench.gpu.lose("CUDA_ERROR_UNKNOWN")
+    with pytest.raises(DeviceLost):
+        executor.close()
     engine.close()
     assert engine.plan is None
+    assert len(caplog.messages) == 1
+    assert "the kernel cache was not saved: CUDA_ERROR_UNKNOWN" in caplog.messages[0]

@@ -3,8 +3,10 @@
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -145,6 +147,25 @@ def test_times(
         "total_p99": statistics.quantiles(totals, n=100)[98],
         "executor": repr(executor),
     }
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_two_partitions_bind_one_engine_at_the_same_time(turn: int, tmp_path: Path, device: Device) -> None:
+    """F53: no kernel is compiled yet, so both threads do. A cache that they share has crashed the process."""
+    network = mlp()
+    engine = load_engine(plan(tmp_path, network), device)
+    start = Barrier(2)
+
+    def bind(partition: Partition) -> Executor:
+        start.wait()
+        return engine.bind(partition)
+
+    with ExitStack() as left, ThreadPoolExecutor(2) as threads:
+        partitions = [left.enter_context(closing(device.carve(range(first, first + 3)))) for first in (0, 3)]
+        executors = [left.enter_context(closing(executor)) for executor in threads.map(bind, partitions)]
+        for executor, partition in zip(executors, partitions, strict=True):
+            assert_right(network, executor, partition)
+    engine.close()
 
 
 def test_rebinding_again_and_again_leaves_device_memory_flat(engine: Engine, device: Device) -> None:

@@ -42,7 +42,7 @@ def _break(root: Path, good: Path) -> None:
     (add(root, "words") / "model.onnx").write_text("This is not a model.")
 
 
-REASONS = {"truncated": "truncated", "bare": "load", "older": "1.0.0.1", "other": "8.6", "prose": "load", "words": "words"}
+REASONS = {"truncated": "truncated", "bare": "load", "older": "1.0.0.1", "other": "8.6", "prose": "malformed", "words": "words"}
 """What the reason of each says among other things; about a plan that nobody wrote, the library's words."""
 
 

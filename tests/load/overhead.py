@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -71,18 +71,21 @@ class Experiment:
         for turn in range(rounds):
             tell(f"{case}: round {turn + 1} of {rounds}")
             found = {server.name: _round(server, case, seconds) for server in (both if turn % 2 else both[::-1])}
-            pairs.append((found["greenlane"], found["bare"]))
+            pairs.append((found["greenlane"], found[self.bare.name]))
         ours, theirs = zip(*pairs, strict=True)
         return Comparison(case, _medians(ours), _medians(theirs), median(a.rate / b.rate for a, b in pairs))
 
 
 @contextmanager
-def experiment(in_flight: int | None = None, asgi: bool = False) -> Iterator[Experiment]:
-    """Both servers, started; `in_flight` is the tenant's, None the server's default; `asgi` as for `servers.greenlane`."""
+def experiment(in_flight: int | None = None, asgi: bool = False, beside: Server | None = None) -> Iterator[Experiment]:
+    """Both servers, started; `in_flight` is the tenant's, None the server's default; `asgi` as for `servers.greenlane`.
+
+    `beside` is another server of the same models, which runs already, in place of the bare application.
+    """
     with tempfile.TemporaryDirectory(prefix="greenlane-load-") as folder:
         root = Path(folder, "models")
         build(root)
-        with greenlane(root, in_flight, asgi) as ours, bare(root) as theirs:
+        with greenlane(root, in_flight, asgi) as ours, nullcontext(beside) if beside else bare(root) as theirs:
             yield Experiment(root, ours, theirs)
 
 
@@ -99,9 +102,13 @@ def model_microseconds(root: Path, model: str, runs: int = 500) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status."""
     options = _parser().parse_args(arguments)
+    if options.write_models:
+        build(Path(options.write_models))
+        return 0
     cases = [case for case in CASES if options.only in str(case)]
-    with experiment(options.in_flight, options.asgi) as both:
-        print(_HEADING)
+    beside = Server("beside", options.pid, options.beside) if options.beside else None
+    with experiment(options.in_flight, options.asgi, beside) as both:
+        print(_HEADING.format(both.bare.name))
         results = [_tell(both.compare(case, options.rounds, options.seconds, _progress)) for case in cases]
         images = [result for result in results if result.case.model == "image"]
         model = model_microseconds(both.root, "image")
@@ -114,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 _COLUMNS = f"{'req/s':>8} {'p50 us':>8} {'p99 us':>8} {'CPU us':>7}"
 _HEADING = f"""\
-{"":19} {"greenlane":^34}   {"bare":^34}
+{"":19} {"greenlane":^34}   {{:^34}}
 {"case-connections":19} {_COLUMNS}   {_COLUMNS}   ratio"""
 
 
@@ -126,6 +133,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="TEXT", help=f"only cases with this in their names: {names}")
     parser.add_argument("--in-flight", type=int, metavar="N", help="the tenant's in_flight; default: the server's")
     parser.add_argument("--asgi", action="store_true", help="Greenlane as uvicorn server.app:app, not as python -m server")
+    parser.add_argument(
+        "--beside", type=int, metavar="PORT", help="compare with the server that listens there, of the same models"
+    )
+    parser.add_argument("--pid", type=int, default=0, help="that server's process, for its CPU time")
+    parser.add_argument("--write-models", metavar="FOLDER", help="only write the models there, for such a server to serve")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     return parser
 
@@ -155,7 +167,7 @@ def _beyond(result: Comparison, model: float) -> str:
     verdict = "within" if ours < TARGET else "OVER"
     return (
         f"{result.case}: the model takes {model:,.0f} us of CPU; beyond it Greenlane takes {ours:,.0f} us, "
-        f"{verdict} the target of {TARGET:,.0f}, and the bare application {theirs:,.0f}"
+        f"{verdict} the target of {TARGET:,.0f}, and the other {theirs:,.0f}"
     )
 
 

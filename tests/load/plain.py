@@ -15,13 +15,19 @@ def open_plain(device: Device) -> Partition:
 
 def _plain_stream(device: Any) -> Partition:
     """Only a GPU's needs CUDA, so that it is imported here."""
+    from cuda.bindings import driver
     from cuda.core import StreamOptions
+    from cuda.core._utils.cuda_utils import handle_return
 
-    from partitions.cuda import CudaPartition
+    from partitions.cuda import NONBLOCKING, CudaPartition, SideStream
     from partitions.green import Green
 
     class PlainStream(CudaPartition):
         """A stream of the primary context in a partition's place; there is no green context to be kept for others."""
+
+        def make_stream(self) -> SideStream:
+            self.device.make_current()
+            return SideStream(int(handle_return(driver.cuStreamCreate(NONBLOCKING))))
 
         def close(self) -> None:
             if not self._closed:

@@ -29,7 +29,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """CPU time of it and the processes that it started so far, in user mode and in the kernel."""
-        return sum(_ticks(pid) for pid in _family(self.pid)) / _TICKS
+        return sum(_ticks(pid) for pid in _family(self.pid)) / _TICKS if self.pid else 0.0
 
     def ask(self, request: Request) -> tuple[bytes, str | None]:
         """Send one request; return the body and its Inference-Header-Content-Length. Raises RuntimeError unless it is a 200."""

@@ -1,6 +1,9 @@
+import pickle
+
 import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
+from server.batches import Batching
 from server.catalog import Catalog, Entry, Served
 from server.errors import NotFound, Unavailable
 
@@ -143,3 +146,12 @@ def test_a_catalog_shows_how_much_is_ready() -> None:
     made = catalog(served("m", "1"), served("m", "2"))
     made.announce("k")
     assert repr(made) == "<Catalog 2 ready, 2 known>"
+
+
+def test_another_process_is_told_what_is_served_and_nothing_of_what_was_counted() -> None:
+    model = Served("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", {}, Batching(SIGNATURE, 4, 0.5, (2,)))
+    model.statistics.failed(1, "OTHER")
+    there = pickle.loads(pickle.dumps(model))
+    assert there == model
+    assert there.batching == model.batching
+    assert there.statistics.failures == {}

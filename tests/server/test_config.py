@@ -130,7 +130,7 @@ def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
     acme = config.tenants["acme"]
     assert (acme.name, acme.sms, acme.queue, acme.in_flight, acme.keys_sha256) == ("acme", 48, 64, 2, ())
     assert (acme.port, acme.front_cores) == (None, None)
-    assert ModelOptions() == ModelOptions(max_batch=None, batch_delay=0.0, preferred_batches=())
+    assert ModelOptions() == ModelOptions(max_batch=None, batch_delay=None, preferred_batches=None)
 
 
 def test_the_repository_is_found_from_the_files_folder_wherever_the_process_runs(

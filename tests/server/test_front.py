@@ -7,11 +7,12 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from server.errors import ClientGone
-from server.front import MOST_AHEAD, MOST_HEADERS, Front
-from server.infer import Call, Infer, Reply
+from server.errors import Unauthorized
+from server.front import MOST_AHEAD, MOST_HEADERS, Front, PassOn
+from server.infer import Infer
 
-REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+REQUEST = b"POST /v2/repository/index HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+INFER = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
 
 
 class Transport(asyncio.Transport):
@@ -30,6 +31,9 @@ class Transport(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def abort(self) -> None:
+        self.closed = True
+
     def is_closing(self) -> bool:
         return self.closed
 
@@ -44,37 +48,37 @@ class Transport(asyncio.Transport):
 
 
 class Answers:
-    """In the place of `Infer`: answers once it is let, and counts calls that were cancelled."""
+    """An application that answers once it is let, and counts calls that were cancelled; in the place of `Infer` it refuses."""
 
     def __init__(self) -> None:
         self.let = asyncio.Event()
         self.bodies: list[bytes] = []
         self.cancelled = 0
+        self.found = 0
 
-    async def answer(self, call: Call) -> Reply | None:
-        try:
-            self.bodies.append(await call.body(100))
-        except ClientGone:
-            return None
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.bodies.append((await receive())["body"])
         try:
             await self.let.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        return Reply(200, [(b"content-type", b"text/plain")], b"ok")
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    def find(self, *_: object) -> Any:
+        self.found += 1
+        raise Unauthorized("who is this?")
 
 
 class Bench:
     """A front, its transport, and who answers."""
 
-    def __init__(self, keep_alive: int = 5) -> None:
-        async def application(scope: Any, receive: Any, send: Any) -> None:
-            raise NotImplementedError
-
-        config = uvicorn.Config(application, timeout_keep_alive=keep_alive, log_config=None)
-        config.load()
+    def __init__(self, pass_on: PassOn | None = None) -> None:
         self.answers, self.transport, self.state = Answers(), Transport(), ServerState()
-        self.front = Front(cast(Infer, self.answers), config, self.state, {})
+        config = uvicorn.Config(self.answers, timeout_keep_alive=5, log_config=None)
+        config.load()
+        self.front = Front(cast(Infer, self.answers), self.answers, pass_on, config, self.state, {})
         self.front.connection_made(self.transport)
 
     async def settle(self) -> None:
@@ -171,7 +175,7 @@ async def test_a_connection_that_says_nothing_for_long_is_closed_and_one_that_do
 @pytest.mark.parametrize(
     "data",
     [
-        b"GET /v2 HTTP/1.1\r\n",
+        b"PATCH /v2",
         b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}",
         b"POST /v2/models/m/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
         b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -179,7 +183,7 @@ async def test_a_connection_that_says_nothing_for_long_is_closed_and_one_that_do
         b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
         b"POST /v2/models/m/infer HTTP/1.1\r\nnonsense\r\n\r\n",
         b"POST /v2/models/m/infer HTTP/1.1\r\nA: " + b"a" * MOST_HEADERS,
-        b"POST /v2/repository/index HTTP/1.1\r\n",
+        b"POST /v2/repository/index HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n",
     ],
 )
 async def test_every_other_request_goes_to_uvicorn_with_all_its_bytes(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,3 +199,40 @@ async def test_every_other_request_goes_to_uvicorn_with_all_its_bytes(data: byte
     assert received == [data]
     bench.front._close_if_idle()
     assert not bench.transport.closed, "it is not ours to close any more"
+
+
+async def test_headers_may_come_in_pieces_and_so_may_the_body() -> None:
+    bench = Bench()
+    bench.answers.let.set()
+    for index in range(len(REQUEST)):
+        bench.front.data_received(REQUEST[index : index + 1])
+    await bench.settle()
+    assert bench.answers.bodies == [b"{}"]
+
+
+async def test_a_connection_that_is_another_processs_is_left_without_a_word() -> None:
+    shown: list[Any] = []
+
+    def pass_on(head: Any, transport: Any, data: bytearray) -> bool:
+        shown.append((head.path, bytes(data)))
+        return True
+
+    bench = Bench(pass_on)
+    bench.front.data_received(INFER + b"more")
+    assert shown == [(b"/v2/models/m/infer", INFER + b"more")]
+    assert (bench.transport.closed, bench.transport.written, bench.answers.found) == (True, b"", 0)
+
+
+async def test_a_connection_that_broke_is_answered_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    asked: list[None] = []
+
+    def find(*_: object) -> Any:
+        asked.append(None)
+        assert len(asked) < 10, "it goes on for ever"
+        bench.transport.closed = True  # As a write that fails does, some time before the front is told.
+        raise Unauthorized("who is this?")
+
+    monkeypatch.setattr(bench.answers, "find", find)
+    bench.front.data_received(INFER * 20)
+    assert len(asked) == 1

@@ -8,6 +8,7 @@ import pytest
 
 from engines import DATATYPES, Engine, ModelRefused, Signature, TensorSpec
 from partitions import Partition
+from server.batches import Batching
 from server.library import Library
 from server.repository import Repository
 from tests.fakes import FakeDevice, FakeEngine, Script
@@ -74,6 +75,22 @@ def test_a_problem_of_one_version_names_it_but_not_where_the_repository_lies(
     add(tmp_path, "m")
     library(tmp_path, refuse).load("m", partitions[0])
     assert messages(caplog) == ["model m 1 is unavailable: m/1/model.onnx: no good"]
+
+
+def test_a_model_that_takes_batches_has_its_requests_joined_or_a_warning_why_not(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    add(tmp_path, "m", "max_batch_size: 4")
+    add(tmp_path, "square", "max_batch_size: 4")
+    square = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", "n")),), ())
+    models = library(tmp_path, lambda path: FakeEngine(square if "square" in str(path) else SIGNATURE, Script()))
+    (joined,), (alone,) = (models.load(name, partitions[0]).served for name in ("m", "square"))
+    assert joined.batching == Batching(SIGNATURE.with_max_batch(4), 4)
+    assert "dynamic_batching" in joined.config
+    assert alone.batching is None
+    assert messages(caplog) == [
+        "model square 1: requests are not joined into batches: 'x' has the batch dimension 'n' in another place too: [n, n]"
+    ]
 
 
 def test_an_attempt_leaves_telling_to_its_caller(

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
 from engines.signature import Signature, TensorSpec
-from server.modelconfig import ConfigRefused, ModelConfig, StatedTensor, VersionPolicy, apply, describe, from_json, parse
+from server.batches import Batching
+from server.modelconfig import (
+    ConfigRefused,
+    ModelConfig,
+    StatedTensor,
+    VersionPolicy,
+    apply,
+    batching,
+    describe,
+    from_json,
+    parse,
+)
 
 TYPICAL = """
 name: "resnet50"  # as the directory {
@@ -64,10 +75,46 @@ def test_a_typical_file_is_read():
     assert (config.filenames, config.source) == (("model.onnx",), "m/config.pbtxt")
 
 
+def test_how_requests_are_joined_is_read():
+    config = read(TYPICAL)
+    assert (config.batch_delay, config.preferred_batches) == (0.0001, (4, 8))
+    assert read("dynamic_batching { preferred_batch_size: [ 8, 4, 8 ] }").preferred_batches == (4, 8)
+    block = {"preferredBatchSize": [2], "max_queue_delay_microseconds": "500"}
+    told = from_json(json.dumps({"dynamic_batching": block}))
+    assert (told.batch_delay, told.preferred_batches) == (0.0005, (2,))
+
+
+def test_a_model_that_takes_batches_has_its_requests_joined_and_shows_how():
+    signature = BATCHED.with_max_batch(8)
+    how, why_not = batching(read(TYPICAL), signature)
+    assert (how, why_not) == (Batching(signature, 8, 0.0001, (4, 8)), "")
+    shown = {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": 100}
+    assert describe("m", VersionPolicy(), signature, "onnxruntime_onnx", how)["dynamic_batching"] == shown
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_model_without_batches_has_nothing_to_join(most):
+    signature = BATCHED.with_max_batch(most)
+    assert batching(ModelConfig(), signature) == (None, "")
+    assert "dynamic_batching" not in describe("m", VersionPolicy(), signature, "onnxruntime_onnx", None)
+
+
+def test_a_model_whose_rows_cannot_be_told_apart_says_why_its_requests_are_not_joined():
+    square = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", "n")),), (), 8)
+    assert batching(ModelConfig(), square) == (
+        None,
+        "requests are not joined into batches: 'x' has the batch dimension 'n' in another place too: [n, n]",
+    )
+
+
 def test_fields_that_are_not_read_are_named_once_in_their_order():
     assert read(TYPICAL).unread == (
         *("input.format", "input.reshape", "input.is_shape_tensor", "output.label_filename"),
-        *("instance_group", "dynamic_batching", "optimization", "parameters"),
+        *("instance_group", "optimization", "parameters"),
+    )
+    assert read("dynamic_batching { preserve_ordering: true zzz: 1 }").unread == (
+        "dynamic_batching.preserve_ordering",
+        "dynamic_batching.zzz (there is no such field)",
     )
 
 
@@ -142,6 +189,14 @@ def test_what_cannot_be_read_is_refused_with_file_and_line(text, line, reason):
     ("text", "reason"),
     [
         ("max_batch_size: -1", "max_batch_size is -1; expected 0 (no batching) or more"),
+        (
+            "dynamic_batching { preferred_batch_size: [4, 0] }",
+            "dynamic_batching.preferred_batch_size: 0 in [0, 4]; expected 1 or more",
+        ),
+        (
+            "max_batch_size: 8 dynamic_batching { preferred_batch_size: 16 }",
+            "dynamic_batching.preferred_batch_size: 16 in [16]; expected 1 to 8, the max_batch_size",
+        ),
         ("input { data_type: TYPE_FP32 }", "input[0] has no name"),
         ('output { name: "y" dims: 1 }', "output 'y' has no data_type; expected one such as TYPE_FP32"),
         (tensor("input", "x", "TYPE_FP32", "[2, 0]"), "input 'x': 0 in dims [2, 0]; expected 1 or more, or -1"),

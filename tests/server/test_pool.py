@@ -33,6 +33,19 @@ def test_the_slot_that_was_given_back_last_is_used_first() -> None:
     assert pool.acquire().index == 2
 
 
+def test_what_is_large_gets_the_free_slot_that_grew_most_or_a_fresh_one() -> None:
+    pool, _ = pool_of(2)
+    large, small = pool.acquire_large(), pool.acquire_large()
+    large.reserve(2 * SMALLEST)
+    pool.release(large)
+    pool.release(small)
+    assert pool.acquire_large() is large
+    assert pool.at(large.index) is large
+    assert pool.acquire_large() is small
+    with pytest.raises(QueueFull):
+        pool.acquire_large()
+
+
 def test_when_all_are_in_use_one_more_is_refused_until_one_is_given_back() -> None:
     pool, _ = pool_of(2)
     slots = [pool.acquire(), pool.acquire()]

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from server.config import ModelOptions
 from server.repository import Problem, Repository
 
 ABSENT = (Problem("", "not in the repository"),)
@@ -165,8 +166,8 @@ def test_the_name_may_be_the_directory(repository, add):
 
 
 def test_fields_that_are_not_read_are_named_in_one_warning(repository, add):
-    add("m/1/model.onnx", m="instance_group [ { count: 2 } ]\ndynamic_batching {}")
-    warning = "m/config.pbtxt: ignored, as they mean nothing here: instance_group, dynamic_batching"
+    add("m/1/model.onnx", m="instance_group [ { count: 2 } ]\noptimization {}")
+    warning = "m/config.pbtxt: ignored, as they mean nothing here: instance_group, optimization"
     assert repository.read("m").warning == warning
 
 
@@ -181,9 +182,20 @@ def test_a_broken_override_is_a_problem(repository, add):
     assert problem(repository.read("m", "[]")).reason.startswith("the config parameter: ")
 
 
+def test_how_requests_are_joined_is_what_is_set_elsewhere_and_else_what_the_files_say(tmp_path, add):
+    add("m/1/model.onnx", m="dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 500 }")
+    for options, delay, preferred in (
+        (ModelOptions(), 0.0005, (4,)),
+        (ModelOptions(batch_delay=0.0), 0.0, (4,)),
+        (ModelOptions(preferred_batches=(2, 8)), 0.0005, (2, 8)),
+    ):
+        (file,) = Repository(tmp_path, {"m": options}).read("m").files
+        assert (file.config.max_batch, file.config.batch_delay, file.config.preferred_batches) == (None, delay, preferred)
+
+
 def test_the_largest_batch_set_elsewhere_overrules_the_files_own_which_stays_visible(tmp_path, add):
     add("m/1/model.onnx", "n/1/model.onnx", m="max_batch_size: 8", n="max_batch_size: 8")
-    repository = Repository(tmp_path, {"m": 0})
+    repository = Repository(tmp_path, {"m": ModelOptions(max_batch=0)})
     (m,), (n,) = repository.read("m").files, repository.read("n").files
     assert (m.config.max_batch, m.config.stated_max_batch) == (0, 8)
     assert (n.config.max_batch, n.config.stated_max_batch) == (8, 8)

@@ -2,6 +2,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engines import Signature
+from server.batches import Batching
 from server.errors import QueueFull
 from server.scheduler import Scheduler, SchedulerStatistics
 from server.ticket import Ticket
@@ -147,6 +149,52 @@ def test_works_as_long_as_the_horizon_or_a_horizon_of_nothing_leave_the_credits(
 
 def test_works_that_take_no_time_at_all_are_launched_ahead_as_far_as_the_queue_reaches() -> None:
     assert launched(ended(Scheduler(limit=99, credits=1, horizon=1000), *[0] * 99)) == 50
+
+
+def joinable(scheduler: Scheduler, *slots: int) -> Scheduler:
+    for slot in slots:
+        scheduler.add(ticket(slot), 0, Batching(Signature((), (), 3), 3).part(ticket(slot), 0.0))
+    return scheduler
+
+
+def test_those_that_go_together_take_one_credit_until_their_work_ends() -> None:
+    scheduler = joinable(Scheduler(limit=8, credits=1), 0, 1, 2, 3)
+    choice = scheduler.choose(0.0)
+    assert [each[2].slot for each in choice.members] == [0, 1, 2]
+    scheduler.launch(choice.members, 7)
+    assert scheduler.in_flight == {7}
+    assert (scheduler.joining, scheduler.statistics().waiting) == (1, 1)
+    assert scheduler.choose(0.0).members == ()
+    scheduler.finish(7)
+    assert [each[2].slot for each in scheduler.choose(0.0).members] == [3]
+
+
+def test_those_that_are_put_back_take_their_old_places_to_go_alone() -> None:
+    scheduler = joinable(Scheduler(limit=2, credits=1), 0, 1, 2)
+    members = scheduler.choose(0.0).members
+    scheduler.launch(members, 7)
+    filled(scheduler, 3, 4)
+    scheduler.finish(7)
+    scheduler.put_back(members)
+    assert scheduler.joining == 0
+    order = []
+    for _ in range(5):
+        (slot,) = taken(scheduler)
+        scheduler.finish(slot)
+        order.append(slot)
+    assert order == [0, 1, 2, 3, 4]
+    assert scheduler.idle
+
+
+def test_one_that_is_withdrawn_joins_nobody() -> None:
+    scheduler = joinable(Scheduler(limit=8, credits=1), 0, 1)
+    assert scheduler.withdraw(0)
+    assert not scheduler.idle
+    assert [each[2].slot for each in scheduler.choose(0.0).members] == [1]
+    assert scheduler.joining == 1
+    assert scheduler.withdraw(1)
+    assert scheduler.joining == 0
+    assert scheduler.choose(0.0).members == ()
 
 
 def test_a_scheduler_shows_what_waits_and_flies() -> None:

@@ -1,4 +1,7 @@
+import time
 from typing import Any
+
+import pytest
 
 from server.statistics import Duration, ModelStatistics
 from server.ticket import Done
@@ -6,8 +9,8 @@ from server.ticket import Done
 NOTHING = {"count": 0, "ns": 0}
 
 
-def done(began: int, ended: int) -> Done:
-    return Done(0, (), None, began, ended)
+def done(began: int, ended: int, rows: int = 0) -> Done:
+    return Done(0, (), None, began, ended, rows)
 
 
 def once(ns: int, count: int = 1) -> dict[str, int]:
@@ -18,11 +21,8 @@ def inference(statistics: ModelStatistics) -> Any:
     return statistics.as_json()["inference_stats"]
 
 
-def test_durations_add_up() -> None:
-    duration = Duration()
-    duration.add(3)
-    duration.add(4)
-    assert duration.as_json() == {"count": 2, "ns": 7}
+def test_a_duration_shows_how_often_and_how_long() -> None:
+    assert Duration(2, 7).as_json() == {"count": 2, "ns": 7}
 
 
 def test_a_model_that_was_never_asked_has_counted_nothing() -> None:
@@ -41,7 +41,7 @@ def test_a_model_that_was_never_asked_has_counted_nothing() -> None:
 
 def test_an_answered_request_is_counted_in_each_of_its_phases() -> None:
     statistics = ModelStatistics()
-    statistics.succeeded(arrived=100, decoded=110, done=done(130, 170), encoded=250, rows=4, now_ms=1234)
+    statistics.succeeded(arrived=100, decoded=110, done=done(130, 170), encoded=250, rows=4)
     assert inference(statistics) == {
         "success": once(150),
         "fail": NOTHING,
@@ -50,14 +50,19 @@ def test_an_answered_request_is_counted_in_each_of_its_phases() -> None:
         "compute_infer": once(40),
         "compute_output": once(80),
     }
-    counts = statistics.as_json()
-    assert (counts["last_inference"], counts["inference_count"], counts["execution_count"]) == (1234, 4, 1)
+    assert (statistics.inferences, statistics.executions) == (4, 1)
+
+
+def test_the_last_answer_is_told_in_the_time_of_day() -> None:
+    statistics, now = ModelStatistics(), time.monotonic_ns()
+    statistics.succeeded(now - 4, now - 3, done(now - 2, now - 1), now, 1)
+    assert statistics.last_ms == pytest.approx(time.time() * 1000, abs=10_000)
 
 
 def test_every_size_of_batch_is_counted_for_itself_the_smallest_first() -> None:
     statistics = ModelStatistics()
     for rows in (8, 1, 8):
-        statistics.succeeded(arrived=0, decoded=1, done=done(2, 2 + rows), encoded=20, rows=rows, now_ms=0)
+        statistics.succeeded(arrived=0, decoded=1, done=done(2, 2 + rows), encoded=20, rows=rows)
     assert statistics.as_json()["batch_stats"] == [
         {"batch_size": 1, "compute_input": once(1), "compute_infer": once(1), "compute_output": once(17)},
         {"batch_size": 8, "compute_input": once(2, 2), "compute_infer": once(16, 2), "compute_output": once(20, 2)},
@@ -65,9 +70,24 @@ def test_every_size_of_batch_is_counted_for_itself_the_smallest_first() -> None:
     assert (statistics.inferences, statistics.executions) == (17, 3)
 
 
+def test_requests_that_ran_together_are_one_run_of_all_their_rows() -> None:
+    statistics = ModelStatistics()
+    for rows, arrived in ((1, 0), (2, 4)):
+        statistics.succeeded(arrived, arrived + 1, done(10, 15, rows=3), encoded=20, rows=rows)
+    statistics.succeeded(20, 21, done(30, 35, rows=3), encoded=40, rows=3)  # The others of it were not answered.
+    statistics.succeeded(40, 41, done(50, 51), encoded=60, rows=3)
+    assert (statistics.inferences, statistics.executions) == (9, 3)
+    assert inference(statistics)["success"] == once(20 + 16 + 20 + 20, 4)
+    assert inference(statistics)["queue"] == once(9 + 5 + 9 + 9, 4)
+    assert inference(statistics)["compute_infer"] == once(5 + 5 + 5 + 1, 4)
+    assert statistics.as_json()["batch_stats"] == [
+        {"batch_size": 3, "compute_input": once(3, 3), "compute_infer": once(11, 3), "compute_output": once(5 + 5 + 9, 3)}
+    ]
+
+
 def test_work_that_began_before_its_decoding_was_noted_never_waited() -> None:
     statistics = ModelStatistics()
-    statistics.succeeded(arrived=0, decoded=10, done=done(8, 12), encoded=20, rows=1, now_ms=0)
+    statistics.succeeded(arrived=0, decoded=10, done=done(8, 12), encoded=20, rows=1)
     assert inference(statistics)["queue"] == once(0)
 
 
@@ -85,5 +105,6 @@ def test_a_failure_is_counted_by_its_reason_and_runs_no_inference() -> None:
 def test_no_two_models_share_their_counts() -> None:
     one, other = ModelStatistics(), ModelStatistics()
     one.failed(1, "OTHER")
-    one.succeeded(0, 1, done(1, 2), 3, 1, 0)
+    one.succeeded(0, 1, done(1, 2), 3, 1)
+    one.succeeded(0, 1, done(1, 2, rows=2), 3, 1)
     assert other == ModelStatistics()

@@ -155,16 +155,22 @@ class Driver:
     def cuMemHostUnregister(self, p: int) -> tuple[Any, ...]:
         return self._call("cuMemHostUnregister", lambda: self._gpu.unpin(p), current=True)
 
-    def cuPointerGetAttribute(self, attribute: CUpointer_attribute, ptr: int) -> tuple[Any, ...]:
-        def body() -> int:
-            if not self._gpu.is_reachable(ptr):
-                raise CUDAError("CUDA_ERROR_INVALID_VALUE: not a pointer of CUDA's")
-            device = self._gpu.device_of(ptr)
-            if attribute == CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-                return device
-            return CUmemorytype.CU_MEMORYTYPE_HOST if device < 0 else CUmemorytype.CU_MEMORYTYPE_DEVICE
+    def cuPointerGetAttributes(
+        self, numAttributes: int, attributes: Sequence[CUpointer_attribute], ptr: int
+    ) -> tuple[Any, ...]:
+        """Zeros for memory that is not CUDA's."""
 
-        return self._call("cuPointerGetAttribute", body, current=True, gives=True)
+        def body() -> list[int]:
+            device = self._gpu.device_of(ptr)
+            kind = CUmemorytype.CU_MEMORYTYPE_HOST if device < 0 else CUmemorytype.CU_MEMORYTYPE_DEVICE
+            known = {
+                CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE: int(kind),
+                CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: max(0, device),
+            }
+            reachable = self._gpu.is_reachable(ptr)
+            return [known[attribute] if reachable else 0 for attribute in attributes[:numAttributes]]
+
+        return self._call("cuPointerGetAttributes", body, current=True, gives=True)
 
     def cuMemcpyAsync(self, dst: int, src: int, ByteCount: int, hStream: int) -> tuple[Any, ...]:
         return self._call("cuMemcpyAsync", lambda: self._gpu.enqueue_copy(dst, src, ByteCount, hStream), current=True)

@@ -1,9 +1,16 @@
-"""How contexts of a simulated TensorRT-RTX are configured, and the cache of kernels that they share."""
+"""How contexts of a simulated TensorRT-RTX are configured, and the cache of kernels that they may share."""
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
+from .errors import Misuse
 from .gpu import Gpu
+
+COMPILING = "compiling a kernel"
+"""What the log has for each kernel that is in no cache."""
 
 
 class CudaGraphStrategy(IntEnum):
@@ -40,15 +47,20 @@ class EngineInvalidityDiagnostics(IntEnum):
 
 
 class IRuntimeCache:
-    """Kernels by name. It takes in what another one of the same GPU and driver gave, and keeps what it has besides."""
+    """Kernels by name. It takes in what another one of the same GPU and driver gave, and keeps what it has besides.
+
+    Contexts may share it, but not two threads at once: the real one crashes the process in `execute_async_v3` then.
+    """
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._kernels: set[str] = set()
+        self._turn = threading.RLock()
 
     def serialize(self) -> bytes:
         self._gpu.enter("IRuntimeCache.serialize")
-        return json.dumps([self._gpu.name, sorted(self._kernels)]).encode() if self._kernels else b""
+        with self._alone():
+            return json.dumps([self._gpu.name, sorted(self._kernels)]).encode() if self._kernels else b""
 
     def deserialize(self, blob: bytes) -> bool:
         self._gpu.enter("IRuntimeCache.deserialize", current=True)
@@ -56,14 +68,27 @@ class IRuntimeCache:
             name, kernels = json.loads(bytes(blob))
         except ValueError:
             return False
-        if name == self._gpu.name:
-            self._kernels |= set(kernels)
+        with self._alone():
+            if name == self._gpu.name:
+                self._kernels |= set(kernels)
         return bool(name == self._gpu.name)
 
     def _compile(self, kernel: str) -> None:
-        if kernel not in self._kernels:
-            self._kernels.add(kernel)
-            self._gpu.compiled.append(kernel)
+        """Whoever runs a kernel comes by. A test can hold a thread inside with `meanwhile(COMPILING, ...)`."""
+        with self._alone():
+            if kernel not in self._kernels:
+                self._gpu.enter(COMPILING)
+                self._kernels.add(kernel)
+                self._gpu.compiled.append(kernel)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise Misuse("two threads used one cache of kernels at once")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
 
 class IRuntimeConfig:
@@ -99,6 +124,9 @@ class IRuntimeConfig:
     def create_runtime_cache(self) -> IRuntimeCache:
         self._gpu.enter("IRuntimeConfig.create_runtime_cache")
         return IRuntimeCache(self._gpu)
+
+    def get_runtime_cache(self) -> IRuntimeCache:
+        return self._cache
 
     def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
         self._cache = cache

@@ -10,7 +10,9 @@ from engines.memory import view
 from server.errors import BadRequest, RequestError, TooLarge
 from server.protocol.plans import Plans
 from server.protocol.request import InferRequest, Limits, decode
+from server.protocol.response import encode
 from server.slots import SMALLEST, Slot
+from server.ticket import Extent
 from tests.memory import slot_of
 
 from .messages import BATCHED, LIMITS, binary, body_of, floats, model, request, spec, tensor
@@ -164,3 +166,27 @@ def test_a_request_is_remembered_by_its_bytes_not_its_meaning() -> None:
     assert repr(plans) == "<Plans 2>"
     with pytest.raises(BadRequest):
         plans.decode(b"", 1, model(), slot_of(), LIMITS)
+
+
+def written(slot: Slot, at: int, *values: float, rows: int = 1) -> list[Extent]:
+    """An output in the slot, as a batch's may lie anywhere."""
+    data = floats(list(values))
+    slot.view[at : at + len(data)] = data
+    return [Extent((rows, len(values) // rows), at, len(data))]
+
+
+def answers(plans: Plans, taken: InferRequest, slot: Slot, extents: list[Extent]) -> bool:
+    """Whether an answer with whatever is remembered is the one without."""
+    parts = ("m", "1", taken, BATCHED, slot, extents)
+    return plans.encode(*parts) == encode(*parts)
+
+
+@pytest.mark.parametrize("binary_data", [True, False])
+def test_answers_that_differ_in_place_shape_or_nothing_but_content_are_what_they_would_be_without(binary_data: bool) -> None:
+    plans, slot = Plans(), slot_of()
+    body = body_of(request(binary(8, shape=[1, 2]), parameters={"binary_data_output": binary_data}))
+    taken, other = (plans.decode(body + floats([1, 2]), len(body), BATCHED, slot, limits) for limits in (LIMITS, LIMITS))
+    assert taken is other or not binary_data
+    for at, *values in ((0, 1, 2), (0, 3, 4), (64, 5, 6), (128, 7, 8), (64, 1, 2, 3, 4), (0, 1, 2)):
+        assert answers(plans, taken, slot, written(slot, at, *values))
+    assert answers(plans, taken, slot, written(slot, 0, 1, 2, 3, 4, rows=2))

@@ -1,0 +1,126 @@
+"""Which of a tenant's waiting requests run together. Pure decisions: no clock, no thread, no I/O.
+
+Rule 1: the head of the queue (the smallest priority number, then the first to come) goes first, and says for which model.
+Rule 2: its kin join it in the queue's order, past whoever waits between them: requests for the same model whose shapes
+differ in nothing but rows. The first that does not fit ends the batch, so kin never overtake each other. Rule 3: a batch
+that reaches a preferred size ends at the largest it reaches; one that reaches none is all there is. Rule 4: a batch that
+could grow is held back while work is in flight, behind which it would only wait; and where the model has a delay and the
+batch is of several, until the first of them has waited that long. Rule 5: it is not held back from an idle partition if it
+is a request alone, and nowhere if somebody waits who cannot join it. So nobody waits for ever, nor for another's batch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engines.signature import Signature, TensorSpec
+
+from .ticket import Shape, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How requests for one model are joined: up to `most` rows, after at most `delay` seconds on an idle partition.
+
+    `preferred` are the sizes, ascending, at which a batch waits for no more.
+    """
+
+    signature: Signature
+    most: int
+    delay: float = 0.0
+    preferred: tuple[int, ...] = ()
+
+    def part(self, ticket: Ticket, now: float) -> "Part":
+        """What there is to know of a request that begins to wait now, in seconds on any clock."""
+        shapes = ticket.shapes
+        return Part(self, (ticket.model, tuple([shape[1:] for shape in shapes])), shapes[0][0], now + self.delay)
+
+
+class Part(NamedTuple):
+    """A request that may be joined with its kin, those of equal `kind`; `due` is when it has waited for them long enough."""
+
+    batching: Batching
+    kind: tuple[str, tuple[Shape, ...]]
+    rows: int
+    due: float
+
+
+Waiting = tuple[int, int, Ticket, Part | None]
+"""Priority, number in the order of arrival, ticket, and how it may be joined. Sorted, they are a queue."""
+
+
+class Choice(NamedTuple):
+    """What to launch now, as one work; or nothing, and if nothing else happens before, when to ask again.
+
+    `batching` is that of the members if they are several.
+    """
+
+    members: Sequence[Waiting] = ()
+    batching: Batching | None = None
+    due: float | None = None
+
+
+NOTHING = Choice()
+
+
+def choose(waiting: Sequence[Waiting], busy: bool, now: float) -> Choice:
+    """Choose from a queue that is not empty, with a credit for one work free; `busy` is whether others are in flight."""
+    part = waiting[0][3]
+    if part is None:
+        return Choice(waiting[:1])
+    kin, sizes, grows = _kin(waiting, part)
+    if cut := _preferred(sizes, part.batching.preferred):
+        return _launch(kin[:cut], part.batching)
+    if not grows or len(kin) < len(waiting):
+        return _launch(kin, part.batching)
+    if busy:
+        return NOTHING
+    due = min([each[3].due for each in kin if each[3]])
+    return _launch(kin, part.batching) if len(kin) == 1 or now >= due else Choice(due=due)
+
+
+def _launch(members: Sequence[Waiting], batching: Batching) -> Choice:
+    return Choice(members, batching if len(members) > 1 else None)
+
+
+def most_rows(signature: Signature) -> int:
+    """The most rows that one run takes: the largest batch, or fewer where the engine was built for fewer."""
+    return min([signature.max_batch, *(spec.limits[0][1] for spec in signature.inputs if spec.limits)])
+
+
+def obstacle(signature: Signature) -> str | None:
+    """Why requests for a model that takes batches cannot be joined and told apart again by their rows; None if they can."""
+    batches = {spec.dims[0] for spec in signature.inputs}
+    for spec in (*signature.inputs, *signature.outputs):
+        if shared := [dim for dim in spec.dims[1:] if dim in batches and dim]:
+            return f"{spec.name!r} has the batch dimension {shared[0]!r} in another place too: {_dims(spec)}"
+    for spec in signature.outputs:
+        if spec.dims[0] and any(batches) and spec.dims[0] not in batches:
+            return f"output {spec.name!r} has {spec.dims[0]!r} for a first dimension, which is no input's: {_dims(spec)}"
+    return None if signature.inputs else "it has no inputs"
+
+
+def _kin(waiting: Sequence[Waiting], head: Part) -> tuple[list[Waiting], list[int], bool]:
+    """Those that go with the head, itself included, the rows up to each, and whether there is room for one more."""
+    kin: list[Waiting] = []
+    sizes: list[int] = []
+    rows, most = 0, head.batching.most
+    for each in waiting:
+        part = each[3]
+        if part is None or part.kind != head.kind:
+            continue
+        if kin and rows + part.rows > most:
+            return kin, sizes, False
+        rows += part.rows
+        kin.append(each)
+        sizes.append(rows)
+    return kin, sizes, rows < most
+
+
+def _preferred(sizes: Sequence[int], preferred: Sequence[int]) -> int:
+    """How many make the largest batch of a preferred size; 0 if none do."""
+    return max([place for place, rows in enumerate(sizes, 1) if rows in preferred], default=0) if preferred else 0
+
+
+def _dims(spec: TensorSpec) -> str:
+    return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in spec.dims) + "]"

@@ -1,0 +1,152 @@
+"""A server of several processes as a whole: how it ends, or does not begin, and what it loses meanwhile."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.tenancy import digest
+
+from .harness import cores
+from .processes import Load, alive, client, configure, running
+from .wire import FOREVER, SMALL, Connection, infer, lane, posted, spin, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+
+def test_a_repartition_under_load_loses_nothing(standard: Path, tmp_path: Path) -> None:
+    config = configure(tmp_path / "one.toml", standard, '[tenants.acme]\ngranules = 1\nmodels = ["identity"]')
+    with running(config) as server, client(server) as admin, Load(server, **{"X-Tenant": "acme"}) as load:
+        for count in (2, 1, 2, 1):
+            assert admin.put("/admin/partitions", json={"acme": count}).json()["moved"] == ["acme"]
+            load.more()
+        assert load.wrong == []
+
+
+@pytest.fixture
+def keyed(standard: Path, tmp_path: Path) -> Path:
+    """With a key for the administration, and a tenant for those who name none."""
+    tenants = '[tenants.acme]\ngranules = 1\nin_flight = 1\nmodels = ["identity", "spin"]'
+    settings = {"admin_key_sha256": f'"{digest("admin")}"', "default_tenant": '"acme"', "log_format": '"json"'}
+    return configure(tmp_path / "keyed.toml", standard, tenants, **settings)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_under_load_loses_no_request_and_ends_with_0(keyed: Path, number: int) -> None:
+    with running(keyed) as server, client(server, Authorization="Bearer admin") as admin:
+        assert admin.get("/metrics", headers={"Authorization": "none"}).status_code == 401
+        connections = [Connection(server) for _ in range(12)]
+        for connection in connections:
+            connection.send(posted("spin", spin(20_000)))
+        until(lambda: _held(lane(admin)) == 12)
+        family = server.family()
+        server.signal(number)
+        assert [connection.answer().status for connection in connections] == [200] * 12
+        for connection in connections:
+            connection.close()
+        assert server.wait() == 0
+        until(lambda: not alive(family))
+        assert [line for line in server.log if '"error"' in line or "Traceback" in line] == []
+
+
+def _held(tenant: dict[str, Any]) -> int:
+    found: int = tenant["waiting"] + tenant["in_flight"]
+    return found
+
+
+def test_a_second_signal_ends_it_at_once(keyed: Path) -> None:
+    with running(keyed) as server, Connection(server) as connection, client(server, Authorization="Bearer admin") as admin:
+        connection.send(posted("spin", spin(FOREVER)))
+        until(lambda: lane(admin)["in_flight"] == 1)
+        server.signal()
+        server.told("draining")
+        server.signal()
+        assert server.wait(5) == 0
+        assert connection.ended()
+
+
+def test_nothing_is_left_of_a_server_that_is_killed(keyed: Path) -> None:
+    with running(keyed) as server, Connection(server) as connection:
+        connection.send(posted("identity", SMALL))
+        assert connection.answer().status == 200
+        family = server.family()
+        assert len(family) >= 6
+        server.signal(signal.SIGKILL)
+        killed = time.monotonic()
+        assert connection.ended()
+        until(lambda: not alive(family))
+        assert time.monotonic() - killed < 1
+
+
+def test_readiness_turns_503_before_new_work_is_refused(standard: Path, tmp_path: Path) -> None:
+    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
+    config = configure(tmp_path / "grace.toml", standard, tenants, drain_grace='"60s"')
+    with running(config) as server, client(server, **{"X-Tenant": "acme"}) as http, client(server) as nobody:
+        begun = time.monotonic()
+        assert nobody.post("/admin/drain").status_code == 202
+        for asker in (http, nobody):
+            until(lambda asker=asker: asker.get("/v2/health/ready").status_code == 503)  # type: ignore[misc]
+        assert infer(http, "identity", SMALL).status_code == 200
+        assert http.get("/v2/health/live").status_code == 200
+        assert time.monotonic() - begun < 30, "it waited for the end of the drain"
+
+
+def test_a_port_that_is_taken_is_told_in_one_line(keyed: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = str(holder.getsockname()[1])
+        words = [sys.executable, "-m", "server", "--config", str(keyed), "--port", port]
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    remedy = "choose another with --port or server.port"
+    assert ended.stderr == f"greenlane: cannot listen on 127.0.0.1:{port}: another program listens there; {remedy}\n"
+
+
+def test_a_server_that_cannot_start_ends_and_leaves_nothing(standard: Path, tmp_path: Path) -> None:
+    script = f"""
+import asyncio, sys
+from pathlib import Path
+from partitions.cpu import open_cpu
+from server.config import load
+from server.fronts.serve import serve
+from server.listen import listen
+
+class Broken(Exception): ...
+
+def opener(config):
+    device = open_cpu()
+    def carve(*_): raise Broken("no granules today")
+    device.carve = carve
+    return device
+
+if __name__ == "__main__":
+    config = load(Path({str(tmp_path / "c.toml")!r}))
+    asyncio.run(serve(config, opener, *listen(config)))
+"""
+    configure(tmp_path / "c.toml", standard, '[tenants.acme]\ngranules = 1\nmodels = ["identity"]')
+    (tmp_path / "broken.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    words = [sys.executable, str(tmp_path / "broken.py")]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=30, env=environment)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1
+    assert ended.stderr.endswith("Broken: no granules today\n")
+
+
+def test_records_of_a_front_say_whose_it_is(keyed: Path) -> None:
+    with running(keyed) as server, Connection(server) as connection:
+        connection.send(posted("identity", SMALL))
+        assert connection.answer().status == 200
+        connection.send(b"garbage\r\n\r\n")
+        assert connection.answer().status == 400
+        server.told("Invalid HTTP request received.")
+        line = next(line for line in server.log if "Invalid HTTP" in line)
+        assert json.loads(line)["tenant"] == "acme"

@@ -1,0 +1,137 @@
+"""A tenant's desk, with the test at the other end of its channel."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from server.catalog import Entry
+from server.config import TenantConfig
+from server.desk import Report
+from server.fronts.channel import Channel
+from server.fronts.desk import RemoteDesk, open_remote
+from server.lane import LaneStatistics
+from server.pool import SlotStatistics
+
+PROBLEM = Entry("broken", "1", "UNAVAILABLE", "no such file")
+
+
+class Process:
+    """What a tenant's process hears; it answers every question with None, or with what `answers` says."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.answers: dict[str, Any] = {}
+        self.channel = Channel({name: self._hear(name) for name in NAMES})
+
+    def _hear(self, name: str) -> Any:
+        def handler(*arguments: Any) -> Any:
+            self.heard.append((name, *arguments))
+            return self.answers.get(name)
+
+        return handler
+
+    async def meet(self, desk: RemoteDesk) -> Channel:
+        """Connect it to a desk."""
+        ours, theirs = socket.socketpair()
+        channel = Channel(desk.handlers())
+        await channel.open(ours)
+        await self.channel.open(theirs)
+        await desk.connect(channel)
+        await channel.ask("empty")
+        return channel
+
+
+NAMES = ("announce", "publish", "place", "become", "refuse", "retired", "report", "empty")
+
+
+class Device:
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def cancel(self, tenant: str, slot: int, serial: int) -> None:
+        self.asked.append((tenant, slot, serial))
+
+    async def retire(self, tenant: str, slot: int) -> None:
+        self.asked.append((tenant, slot))
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[RemoteDesk]:
+    desk = open_remote(TenantConfig(name="acme", granules=1, models=("*",)))
+    yield desk
+    desk.close()
+
+
+async def test_a_process_is_told_everything_that_was_said_before_it_came(desk: RemoteDesk) -> None:
+    desk.announce("slow")
+    await desk.publish("broken", [], [PROBLEM])
+    desk.place(frozenset({0}))
+    desk.become("serving")
+    desk.refuse("draining")
+    process = Process()
+    channel = await process.meet(desk)
+    assert process.heard[:-1] == [
+        ("place", frozenset({0})),
+        ("announce", "slow"),
+        ("refuse", "draining"),
+        ("publish", "broken", [], [PROBLEM]),
+        ("become", "serving"),
+    ]
+    process.heard.clear()
+    desk.become("draining")
+    await desk.publish("slow", [], [PROBLEM])
+    await desk.empty()
+    assert process.heard == [("become", "draining"), ("publish", "slow", [], [PROBLEM]), ("empty",)]
+    channel.close()
+    process.channel.close()
+
+
+async def test_without_a_process_nothing_is_waited_for(desk: RemoteDesk) -> None:
+    assert (await desk.report()).index == ()
+    await desk.empty()
+    process = Process()
+    channel = await process.meet(desk)
+    process.answers["report"] = counted = Report((), (PROBLEM,), LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
+    assert await desk.report() == counted
+    process.channel.close()
+    assert isinstance(await desk.report(), Report)
+    channel.close()
+
+
+async def test_what_the_process_asks_reaches_the_device(desk: RemoteDesk) -> None:
+    device, process = Device(), Process()
+    desk.open(device)
+    channel = await process.meet(desk)
+    process.channel.tell("cancel", 3, 14)
+    process.channel.tell("retire", 3)
+    while ("retired", 3) not in process.heard:
+        await asyncio.sleep(0)
+    assert device.asked == [("acme", 3, 14), ("acme", 3)]
+    channel.close()
+    process.channel.close()
+
+
+async def test_a_new_link_leaves_the_old_one_to_whoever_still_uses_it(desk: RemoteDesk) -> None:
+    before, link = desk.descriptors, desk.link
+    left = desk.renew()
+    assert left == before
+    assert desk.link is not link
+    assert set(desk.descriptors[:3]).isdisjoint(left[:3])
+    assert os.fstat(left.memory).st_size > 0
+    left.close()
+
+
+async def test_front_cores_that_are_configured_come_before_those_of_the_partition() -> None:
+    desk = open_remote(TenantConfig(name="acme", granules=1, models=("*",), front_cores=(0,)))
+    process = Process()
+    desk.place(frozenset({5}))
+    channel = await process.meet(desk)
+    assert ("place", frozenset({0})) in process.heard
+    assert repr(desk).startswith("<RemoteDesk acme, <Channel")
+    channel.close()
+    process.channel.close()
+    desk.close()
