@@ -98,6 +98,28 @@ def suited(profiles: Sequence[Profile], usable: Sequence[int], sms: int) -> int:
     return max(fitting or usable[:1], key=lambda number: (profiles[number].sms or 0, -number))
 
 
+def usual(profile: Profile, inputs: Sequence[TensorSpec]) -> list[tuple[Shape, ...]]:
+    """Shapes of the inputs worth being ready for, the most usual last: the smallest, the largest, and, where nothing differs
+    but the batch, its powers of two. A shape that nothing was ready for holds its tenant up while kernels are compiled.
+    """
+    ranges = [profile.ranges.get(spec.name, Range(*[spec.shape] * 3)) for spec in inputs]
+    sets = [tuple(getattr(each, word) for each in ranges) for word in ("min", "max")]
+    varying = [each for each in ranges if each.min != each.max]
+    if varying and all(each.min[1:] == each.max[1:] for each in varying):
+        sets += [
+            tuple(_of_batch(each, 1 << power) for each in ranges)
+            for power in range(max(e.max[0] for e in varying).bit_length())
+        ]
+    last = tuple(each.opt for each in ranges)
+    return [*(each for each in dict.fromkeys(sets) if each != last), last]
+
+
+def _of_batch(sizes: Range, batch: int) -> Shape:
+    if sizes.min == sizes.max:
+        return sizes.min
+    return min(max(batch, sizes.min[0]), sizes.max[0]), *sizes.min[1:]
+
+
 def shown(shape: Shape) -> str:
     """`1x3x224x224`."""
     return "x".join(map(str, shape))

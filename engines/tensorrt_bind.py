@@ -30,7 +30,7 @@ def open_executor(engine: "TensorRTEngine", partition: CudaPartition) -> TensorR
         executor = TensorRTExecutor(engine, partition, way, fitting.equip(way.native, profile))
         made.callback(executor.close)
         others = [each for each in engine.usable if each != profile]
-        executor.warm_up([engine.shapes(each, "opt") for each in (*others, profile)])
+        executor.warm_up([shapes for each in (*others, profile) for shapes in engine.usual(each)])
         kernels.save()  # Now, so that a process that is killed leaves them to the next.
         made.pop_all()
     return executor

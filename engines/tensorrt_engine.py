@@ -13,7 +13,7 @@ from partitions.faults import translated
 from .cache import CacheKey, RuntimeCache, open_cache
 from .errors import ExecutionFailed, ModelRefused
 from .notice import StagingNotice
-from .profiles import Profile, choose
+from .profiles import Profile, choose, usual
 from .settings import RuntimeSettings
 from .signature import Shape, Signature, TensorSpec
 from .tensorrt_api import TensorRT
@@ -74,6 +74,10 @@ class TensorRTEngine:
         """The `min`, `opt` or `max` shape of each input in a profile."""
         ranges = self.profiles[profile].ranges
         return tuple(getattr(ranges[spec.name], which) if spec.name in ranges else spec.shape for spec in self.signature.inputs)
+
+    def usual(self, profile: int) -> list[tuple[Shape, ...]]:
+        """Sets of shapes that an executor is warmed up with, the most usual last."""
+        return usual(self.profiles[profile], self.signature.inputs)[0 if self.settings.warm_up == "usual" else -1 :]
 
     def profile_for(self, shapes: Sequence[Shape], active: int) -> int:
         """The profile to run these shapes with. Raises TensorMismatch where there are several and none fits."""

@@ -53,7 +53,7 @@ class Runtime:
         self.device = device
         self.desks = desks
         self.manager = PartitionManager(device)
-        settings = RuntimeSettings(copies=config.device.copies)
+        settings = RuntimeSettings(copies=config.device.copies, warm_up="usual")
         self.library = Library(
             Repository(config.models.repository, config.models.options),
             read or partial(load_engine, device=device, settings=settings),

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused, TensorMismatch
-from engines.profiles import Profile, Range, choose, complete, make_range, parse_shape, shown, suited
+from engines.profiles import Profile, Range, choose, complete, make_range, parse_shape, shown, suited, usual
 from engines.signature import Signature, TensorSpec
 
 FP32 = DATATYPES["FP32"]
@@ -137,3 +137,22 @@ def test_a_profile_shows_its_ranges_and_its_partition() -> None:
     assert str(Profile()) == "no dynamic inputs"
     assert str(Profile(PROFILES[0].ranges, 48)) == "x 1x4..1x4..4x4; meant, but not tuned, for 48 SMs"
     assert str(Profile({}, 48, True)) == "no dynamic inputs; tuned for 48 SMs"
+
+
+def ranged(*dims: tuple[int, int, int]) -> Range:
+    return Range(*(tuple(dim[which] for dim in dims) for which in range(3)))
+
+
+def test_one_is_ready_for_the_powers_of_two_of_a_batch_between_its_bounds_and_for_the_usual_one_last() -> None:
+    profile = Profile({"x": ranged((1, 4, 6), (3, 3, 3))})
+    inputs = [TensorSpec("x", DATATYPES["FP32"], ("n", 3)), TensorSpec("w", DATATYPES["FP32"], (2,))]
+    assert usual(profile, inputs) == [((1, 3), (2,)), ((6, 3), (2,)), ((2, 3), (2,)), ((4, 3), (2,))]
+
+
+def test_where_more_than_the_batch_differs_one_is_ready_for_the_bounds_and_the_usual_shape() -> None:
+    profile = Profile({"x": ranged((1, 1, 8), (16, 32, 64))})
+    assert usual(profile, [TensorSpec("x", DATATYPES["FP32"], ("n", "w"))]) == [((1, 16),), ((8, 64),), ((1, 32),)]
+
+
+def test_where_nothing_differs_one_shape_is_ready() -> None:
+    assert usual(Profile(), [TensorSpec("x", DATATYPES["FP32"], (2, 3))]) == [((2, 3),)]

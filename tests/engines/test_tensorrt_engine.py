@@ -68,6 +68,17 @@ def test_every_profile_was_run_before_an_engine_is_bound(bench: Bench, executor:
     assert bench.gpu.log.count("cuGraphLaunch") == launched + 1
 
 
+def test_what_is_usual_was_run_and_captured_before_an_engine_is_bound_where_that_is_asked(bench: Bench) -> None:
+    """A shape that nothing was ready for would compile its kernels while its tenant waits."""
+    executor = bench.bind(AFFINE, SMALL, warm_up="usual")
+    assert [kernel.partition(" ")[2] for kernel in bench.gpu.compiled] == ["((1, 3),)", "((4, 3),)", "((2, 3),)"]
+    for count in (1, 2, 4):
+        launched = bench.gpu.log.count("cuGraphLaunch")
+        assert_right(executor, rows(count))
+        assert bench.gpu.log.count("cuGraphLaunch") == launched + 1
+    executor.close()
+
+
 def test_what_no_profile_holds_is_refused_with_what_they_do(bench: Bench) -> None:
     """F25, F72: between two profiles only once it is enqueued, and nothing comes of it."""
     apart: Ranges = {"x": [(8, 3), (8, 3), (9, 3)]}
