@@ -31,6 +31,8 @@ from .ticket import Done, Failure, ModelKey, Ticket
 log = logging.getLogger("greenlane.lane")
 
 _NEVER = float("inf")
+TIDY = 10.0
+"""Seconds between two looks at memory that nobody needs any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Lane:
         self._scheduler = scheduler
         self._link = link
         self._control = control
+        self._tidying: asyncio.TimerHandle | None = None
         self._serial = 0
         self._pending: dict[int, Pending] = {}
         self._abandoned: dict[int, Pending] = {}
@@ -114,11 +117,18 @@ class Lane:
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hear completions on this event loop from now on."""
         loop.add_reader(self._link.completions.event, self._hear)
+        self._tidying = loop.call_later(TIDY, self._tidy, loop)
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hear no more."""
         self._wake_at(None)
         loop.remove_reader(self._link.completions.event)
+        if self._tidying:
+            self._tidying.cancel()
+
+    def _tidy(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.slots.tidy()
+        self._tidying = loop.call_later(TIDY, self._tidy, loop)
 
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()

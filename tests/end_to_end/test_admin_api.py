@@ -282,8 +282,8 @@ async def test_before_there_is_a_runtime_all_that_needs_one_is_503(method: str, 
         assert (await http.get("/v2/health/live")).json() == {"live": True}
 
 
-def test_an_application_shows_its_runtime(pair: Served) -> None:
-    assert repr(pair.application).startswith("<Application <Runtime serving")
+def test_an_application_shows_both_its_sides(pair: Served) -> None:
+    assert repr(pair.application).startswith("<Application (<Service serving, of acme, globex>, <Runtime serving")
     assert repr(Application(lambda: demo(None))) == "<Application None>"
 
 

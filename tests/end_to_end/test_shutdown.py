@@ -16,6 +16,8 @@ import aiohttp
 import httpx
 import pytest
 
+from .wire import FOREVER
+
 CONFIG = """
 [server]
 default_tenant = "acme"
@@ -96,8 +98,8 @@ async def accepted(http: aiohttp.ClientSession, count: int) -> None:
         held = tenant["waiting"] + tenant["in_flight"]
 
 
-async def status_of(http: aiohttp.ClientSession) -> int:
-    async with http.post("/v2/models/spin/infer", json=spin(500)) as answer:
+async def status_of(http: aiohttp.ClientSession, turns: int) -> int:
+    async with http.post("/v2/models/spin/infer", json=spin(turns)) as answer:
         await answer.read()
         return answer.status
 
@@ -106,9 +108,13 @@ async def status_of(http: aiohttp.ClientSession) -> int:
 def test_sigterm_under_load_loses_no_accepted_request(config: Path, command: list[str], status: int) -> None:
     async def terminate_under_load(process: Process) -> list[int]:
         async with aiohttp.ClientSession(process.url) as http:
-            asking = [asyncio.ensure_future(status_of(http)) for _ in range(20)]
-            await accepted(http, 15)
+            endless = asyncio.ensure_future(status_of(http, FOREVER))  # Until its client goes, nothing else is done.
+            await accepted(http, 1)
+            asking = [asyncio.ensure_future(status_of(http, 500)) for _ in range(20)]
+            await accepted(http, 21)
             process.popen.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(process.read_until, "draining")
+            endless.cancel()
             return await asyncio.gather(*asking)
 
     with running(config, command) as process:

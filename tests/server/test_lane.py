@@ -203,6 +203,8 @@ async def test_a_slot_that_grew_over_the_limit_is_retired_and_used_again_once_th
     slot, _ = ask(lane)
     await hand.end(outputs=(Extent((1 << 29,), 0, 1 << 29),))
     lane.release(slot)
+    lane.slots.tidy()
+    lane.slots.tidy()
     assert hand.retiring == [slot.index]
     other, _ = ask(lane)
     assert other is not slot
@@ -217,8 +219,12 @@ async def test_an_abandoned_slot_that_grew_is_retired_when_its_work_has_ended_an
     slot.reserve(1 << 29)
     lane.submit(slot, "m/1#1", SHAPES)
     lane.release(slot)
+    lane.slots.tidy()
+    lane.slots.tidy()
     assert hand.retiring == []
     await hand.end(Failure("cancelled", ""))
+    lane.slots.tidy()
+    lane.slots.tidy()
     assert hand.retiring == [slot.index]
 
 

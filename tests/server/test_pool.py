@@ -55,13 +55,22 @@ def test_when_all_are_in_use_one_more_is_refused_until_one_is_given_back() -> No
     assert pool.acquire() is slots[0]
 
 
-def test_grown_memory_is_kept_within_the_budget_and_retired_beyond_it() -> None:
+def idle(pool: SlotPool) -> None:
+    """As long a time as it takes to see that nobody needs a slot."""
+    pool.tidy()
+    pool.tidy()
+
+
+def test_grown_memory_beyond_the_budget_is_retired_when_nobody_needed_it_for_a_while() -> None:
     pool, retiring = pool_of(keep=5 * SMALLEST)
     small, large, huge = pool.acquire(), pool.acquire(), pool.acquire()
     large.reserve(4 * SMALLEST)
     huge.reserve(8 * SMALLEST)
     huge.view[:4] = b"mine"
     pool.release(huge)
+    pool.tidy()
+    assert retiring == [], "it was in use a moment ago"
+    pool.tidy()
     assert retiring == [huge.index]
     assert pool.statistics().used == 2
     assert pool.acquire() is not huge, "it is not free before the device let go of it"
@@ -72,7 +81,29 @@ def test_grown_memory_is_kept_within_the_budget_and_retired_beyond_it() -> None:
     pool.release(huge)
     pool.release(small)
     pool.release(large)
+    idle(pool)
     assert retiring == [huge.index, large.index]
+
+
+def test_of_more_than_is_to_be_kept_the_slots_that_are_used_least_go() -> None:
+    pool, retiring = pool_of(keep=5 * SMALLEST)
+    slots = [pool.acquire() for _ in range(3)]
+    for slot in slots:
+        slot.reserve(2 * SMALLEST)
+    for slot in slots:
+        pool.release(slot)
+    idle(pool)
+    assert retiring == [slots[0].index]
+
+
+def test_memory_that_is_needed_all_the_time_is_kept_whatever_it_is() -> None:
+    pool, retiring = pool_of(keep=0)
+    for _ in range(3):
+        slot = pool.acquire()
+        slot.reserve(4 * SMALLEST)
+        pool.release(slot)
+        pool.tidy()
+    assert retiring == []
 
 
 def test_memory_within_the_budget_stays_with_its_slot() -> None:
@@ -80,6 +111,7 @@ def test_memory_within_the_budget_stays_with_its_slot() -> None:
     slot = pool.acquire()
     slot.reserve(2 * SMALLEST)
     pool.release(slot)
+    idle(pool)
     assert retiring == []
     assert (pool.acquire(), slot.capacity) == (slot, 2 * SMALLEST)
 
@@ -92,6 +124,7 @@ def test_a_slot_that_the_device_side_let_grow_counts_as_grown() -> None:
     pool.heard(Done(slot.index, (Extent((1,), 0, 1), Extent((2,), SMALLEST - 1, 2)), None, 1, 2))
     assert slot.capacity == 2 * SMALLEST
     pool.release(slot)
+    idle(pool)
     assert retiring == [slot.index]
 
 
@@ -116,6 +149,10 @@ class Pools(RuleBasedStateMachine):
     @rule(place=st.integers(0, 3))
     def release(self, place: int) -> None:
         self.pool.release(self.held.pop(place % len(self.held)))
+
+    @rule()
+    def tidy(self) -> None:
+        self.pool.tidy()
 
     @precondition(lambda self: self.retiring)
     @rule()

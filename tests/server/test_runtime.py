@@ -278,6 +278,8 @@ async def test_a_slot_that_grew_beyond_the_budget_is_unpinned_and_used_again(roo
         (pin,) = site.device.pins
         assert (pin.address, pin.nbytes, pin.closed) == (slot.address, 1 << 29, False)
         lane.release(slot)
+        lane.slots.tidy()
+        lane.slots.tidy()
         async with asyncio.timeout(30):
             while slot.capacity != SMALLEST:
                 await asyncio.sleep(0)
