@@ -223,6 +223,7 @@ class Front(asyncio.Protocol):
             if head.target is None:
                 head.target = self._infer.find(head.method, head.path, head.headers)
             inference = Inference(head.target)
+            inference.expect(head.length)
         except Exception as error:
             self._finish(head, refusal(error, None))
             return

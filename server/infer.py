@@ -17,7 +17,6 @@ from .departures import Departures, Receive
 from .errors import (
     ClientGone,
     NotFound,
-    TooLarge,
     WrongMethod,
 )
 from .inference import Inference, Outcome, Success, Target, refusal, success
@@ -51,14 +50,14 @@ class Infer:
         name, version = _named(method, raw_path)
         service = self._service()
         tenant = service.tenant(_text(headers, b"authorization"), _text(headers, b"x-tenant"))
-        _check_length(headers, service.config.server.max_body)
-        return Target(tenant, name, version, service.limits)
+        return Target(tenant, name, version, service.limits, service.config.server.max_body)
 
     async def answer(self, call: Call) -> Reply | None:
         """Answer one request, whatever it is; None if its client is gone."""
         inference = None
         try:
             inference = Inference(self.find(call.method, call.raw_path, call.headers))
+            inference.expect(int(call.headers.get(b"content-length", 0)))
             outcome = await self._infer(inference, call)
             return await _packed(outcome, call.headers)
         except ClientGone:
@@ -119,11 +118,6 @@ def _named(method: str, raw_path: bytes) -> tuple[str, str | None]:
 def _text(headers: Headers, name: bytes) -> str | None:
     value = headers.get(name)
     return None if value is None else value.decode("latin-1")
-
-
-def _check_length(headers: Headers, limit: int) -> None:
-    if (declared := int(headers.get(b"content-length", 0))) > limit:
-        raise TooLarge(f"a body of {declared} bytes; the limit is {limit}")
 
 
 async def _unpacked(call: Call, limit: int) -> bytes:

@@ -17,6 +17,7 @@ from .errors import (
     Failed,
     QueueFull,
     RequestError,
+    TooLarge,
     Unavailable,
     answer,
     status_of,
@@ -43,6 +44,7 @@ class Target(NamedTuple):
     name: str
     version: str | None
     limits: Limits
+    max_body: int
 
 
 class Inference:
@@ -70,11 +72,18 @@ class Inference:
         """Whose it is."""
         return self._target.tenant.name
 
+    def expect(self, length: int) -> None:
+        """A body of so many bytes is on its way. Raises TooLarge."""
+        if length > self._target.max_body:
+            error = TooLarge(f"a body of {length} bytes; the limit is {self._target.max_body}")
+            self.count(error)
+            raise error
+
     def begin(self, body: bytes, headers: Headers, heard: Callable[["Outcome"], None]) -> None:
         """The body has come, unpacked; `heard` is told the outcome, once, before or after this returns."""
         self._heard = heard
         try:
-            tenant, name, version, limits = self._target
+            tenant, name, version, limits, _ = self._target
             self._arrived = time.monotonic_ns()
             served = self._served = tenant.catalog.find(name, version)  # It may be another by now.
             slot = self._slot = tenant.lane.admit()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -81,6 +82,7 @@ def serving(
     http: Any = partial(Front, application.infer, application, None) if front else "httptools"
     settings = uvicorn.Config(application, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=30)
     server = _Server(settings, served)
+    heard = _loggers()
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
@@ -91,8 +93,17 @@ def serving(
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
+        for logger, (handlers, level, propagate) in heard.items():  # A server has the log to itself; pytest wants it back.
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
         gc.unfreeze()  # A server freezes what is there when it is ready, for the process's life; this one lives on.
     assert not thread.is_alive(), "the server did not stop"
+
+
+def _loggers() -> dict[logging.Logger, tuple[list[logging.Handler], int, bool]]:
+    """Those that a server configures: to whom they hand what, from which level on, and whether up as well."""
+    found = [logging.getLogger(name) for name in ("greenlane", "uvicorn")]
+    return {logger: (logger.handlers, logger.level, logger.propagate) for logger in found}
 
 
 def cores() -> list[int]:

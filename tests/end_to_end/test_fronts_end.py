@@ -42,12 +42,16 @@ def keyed(standard: Path, tmp_path: Path) -> Path:
 def test_a_signal_under_load_loses_no_request_and_ends_with_0(keyed: Path, number: int) -> None:
     with running(keyed) as server, client(server, Authorization="Bearer admin") as admin:
         assert admin.get("/metrics", headers={"Authorization": "none"}).status_code == 401
-        connections = [Connection(server) for _ in range(12)]
+        endless, *connections = [Connection(server) for _ in range(13)]
+        endless.send(posted("spin", spin(FOREVER)))  # Until its client goes, nothing else is done.
+        until(lambda: lane(admin)["in_flight"] == 1)
         for connection in connections:
-            connection.send(posted("spin", spin(20_000)))
-        until(lambda: _held(lane(admin)) == 12)
+            connection.send(posted("spin", spin(500)))
+        until(lambda: _held(lane(admin)) == 13)
         family = server.family()
         server.signal(number)
+        server.told("draining")
+        endless.close()
         assert [connection.answer().status for connection in connections] == [200] * 12
         for connection in connections:
             connection.close()

@@ -16,6 +16,7 @@ import aiohttp
 import httpx
 import pytest
 
+from .harness import PATIENCE
 from .wire import FOREVER
 
 CONFIG = """
@@ -92,10 +93,11 @@ def spin(turns: int) -> dict[str, Any]:
 async def accepted(http: aiohttp.ClientSession, count: int) -> None:
     """Return once the server holds this many requests."""
     held = 0
-    while held < count:
-        async with http.get("/admin/tenants") as answer:
-            tenant = json.loads(await answer.read())["tenants"][0]
-        held = tenant["waiting"] + tenant["in_flight"]
+    async with asyncio.timeout(PATIENCE):
+        while held < count:
+            async with http.get("/admin/tenants") as answer:
+                tenant = json.loads(await answer.read())["tenants"][0]
+            held = tenant["waiting"] + tenant["in_flight"]
 
 
 async def status_of(http: aiohttp.ClientSession, turns: int) -> int:
@@ -139,7 +141,8 @@ def test_readiness_turns_503_before_new_work_is_refused(tmp_path: Path, standard
         assert process.popen.wait(30) == 0
 
 
-def test_a_port_that_is_taken_ends_the_start_with_an_error(config: Path) -> None:
+def test_a_port_that_is_taken_ends_the_start_of_a_single_process_too(config: Path) -> None:
+    config.write_text(config.read_text().replace("[server]", '[server]\nfronts = "inline"'))
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
