@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -304,9 +304,9 @@ class Runtime:
         """Serve what was loaded in place of what was; the old is closed once its last request ended."""
         executors, before = self._workers[tenant].executors, self._served[tenant].get(loaded.name)
         executors.update(loaded.executors)
-        self._served[tenant][loaded.name] = loaded
+        self._served[tenant][loaded.name] = replace(loaded, executors={})  # Those of now are the worker's.
         settled = await self.desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
-        left = [executors.pop(key) for key in before.executors] if before else []
+        left = [executors.pop(served.key) for served in before.served] if before else []
         if settled:
             await asyncio.to_thread(_close, left)
         elif left:  # Its process died: what that had asked for may still be running.

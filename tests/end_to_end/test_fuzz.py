@@ -198,7 +198,7 @@ class Target:
         assert self.connection.answer().json["outputs"][0]["data"] == [1, 2]
 
 
-bounded = settings(derandomize=True, max_examples=300, database=None, suppress_health_check=[HealthCheck.too_slow])
+bounded = settings(derandomize=True, max_examples=500, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize(("model", "document"), JSON, ids=[model for model, _ in JSON])

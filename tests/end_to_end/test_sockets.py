@@ -163,7 +163,7 @@ def test_requests_sent_ahead_on_one_connection_are_answered_in_order(served: Ser
     assert [answer.json.get("id") for answer in answers] == ["r0", None, "r2", None, "r4", "r5"]
 
 
-@pytest.mark.parametrize("served", [True], indirect=True, ids=["front"])
+@pytest.mark.parametrize("served", ["front"], indirect=True)
 def test_a_client_that_leaves_with_requests_sent_ahead_stops_the_one_that_runs(served: Served, http: httpx.Client) -> None:
     """Not under ASGI: uvicorn tells only the newest of a connection's requests that its client is gone."""
     before, failed, cancelled = executions(http, "identity"), failures(http, "spin"), cancellations(http)
