@@ -16,7 +16,7 @@ from .callers import selected
 from .datatypes import DataType
 from .errors import TensorMismatch
 from .memory import view
-from .signature import ALIGNMENT, Signature
+from .signature import ALIGNMENT, Signature, TensorSpec
 
 
 class Tensor(NamedTuple):
@@ -81,6 +81,38 @@ NO_ROOM = Room()
 """No memory for outputs: each is answered in memory of its own."""
 
 
+def check_tensors(signature: Signature, inputs: Sequence[Tensor]) -> None:
+    """Raise TensorMismatch unless this is one tensor for each input, of as many bytes as its shape has.
+
+    Shapes are not compared: see `Signature.check`. Takes a microsecond.
+    """
+    if len(inputs) != len(signature.inputs) or not all(isinstance(tensor, Tensor) for tensor in inputs):
+        raise _mismatch(signature, inputs)
+    for spec, tensor in zip(signature.inputs, inputs, strict=True):
+        if spec.datatype.size and tensor.nbytes != spec.nbytes(tensor.shape):
+            raise missized(spec, tensor)
+
+
+def missized(spec: TensorSpec, tensor: Tensor) -> TensorMismatch:
+    """The error of a tensor that has more or fewer bytes than its shape: what lies behind it would be read, or left."""
+    shape, expected = list(tensor.shape), spec.nbytes(tensor.shape)
+    return TensorMismatch(
+        f"input {spec.name!r}: {tensor.nbytes} bytes for shape {shape} of {spec.datatype}; expected {expected}"
+    )
+
+
+def _mismatch(signature: Signature, inputs: Sequence[object]) -> TensorMismatch:
+    """Why these are not what the model takes, by count and kind."""
+    if isinstance(inputs, Tensor):
+        text = "one Tensor by itself; expected a list with one for each of the model's inputs"
+        return TensorMismatch(f"{text} ({signature.expected})")
+    for spec, tensor in zip(signature.inputs, inputs, strict=False):
+        if not isinstance(tensor, Tensor):
+            came = f"{type(tensor).__module__}.{type(tensor).__name__}".removeprefix("builtins.")
+            return TensorMismatch(f"input {spec.name!r}: a {came}; expected an engines.Tensor, as Tensor.of(array) makes it")
+    return signature.miscounted(len(inputs), "tensor")
+
+
 class Work(Protocol):
     """One inference that was enqueued. Both methods may be called from any thread."""
 
@@ -105,7 +137,8 @@ class Executor(Protocol):
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> Work:
         """Put one inference on the partition's stream and return without waiting for it. Works of one stream end in order.
 
-        Shapes must have passed `Signature.check`. One thread at a time.
+        Shapes must have passed `Signature.check`. One thread at a time. Raises TensorMismatch for what is not one tensor for
+        each input, of as many bytes as its shape has.
         """
 
     def close(self) -> None:

@@ -25,9 +25,12 @@ from .memory import view
 
 SOURCE = r"""
 struct Row { const char *from; char *to; unsigned long long nbytes; };
+struct State { unsigned turn, arrived, unused[2]; Row rows[1]; };
 
-__device__ void copy(const Row &row) {
-    const unsigned long long thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+// Row n begins with block n, so that small tensors of one inference come at the same time, each by a block of its own.
+__device__ void copy(const Row &row, unsigned number) {
+    const unsigned long long block = (blockIdx.x + gridDim.x - number % gridDim.x) % gridDim.x;
+    const unsigned long long thread = block * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
     const bool aligned = !((reinterpret_cast<size_t>(row.from) | reinterpret_cast<size_t>(row.to)) & 15);
     const unsigned long long wide = aligned ? row.nbytes / 16 : 0;
     for (unsigned long long at = thread; at < wide; at += threads)
@@ -35,17 +38,25 @@ __device__ void copy(const Row &row) {
     for (unsigned long long at = wide * 16 + thread; at < row.nbytes; at += threads) row.to[at] = row.from[at];
 }
 
-extern "C" __global__ void bring_in(const Row *ring, unsigned length, unsigned rows, unsigned inputs, const unsigned *state) {
-    const Row *table = ring + (state[0] % length) * rows;
-    for (unsigned row = 0; row < inputs; ++row) copy(table[row]);
+// The host's memory is asked for the table once, and the device keeps it for take_out: behind a neighbour's copies each
+// such question takes 15 microseconds.
+extern "C" __global__ void bring_in(const Row *ring, unsigned length, unsigned rows, unsigned inputs, State *state) {
+    constexpr unsigned HELD = 128;
+    __shared__ Row held[HELD];
+    const Row *table = ring + (state->turn % length) * rows;
+    for (unsigned row = threadIdx.x; row < min(rows, HELD); row += blockDim.x) held[row] = table[row];
+    __syncthreads();
+    for (unsigned row = 0; row < inputs; ++row) copy(row < HELD ? held[row] : table[row], row);
+    if (blockIdx.x != gridDim.x - 1) return;
+    for (unsigned row = inputs + threadIdx.x; row < rows; row += blockDim.x)
+        state->rows[row] = row < HELD ? held[row] : table[row];
 }
 
-extern "C" __global__ void take_out(const Row *ring, unsigned length, unsigned rows, unsigned inputs, unsigned *state) {
-    const Row *table = ring + (state[0] % length) * rows;
-    for (unsigned row = inputs; row < rows; ++row) copy(table[row]);
+extern "C" __global__ void take_out(unsigned rows, unsigned inputs, State *state) {
+    for (unsigned row = inputs; row < rows; ++row) copy(state->rows[row], row - inputs);
     __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0 && atomicInc(&state[1], gridDim.x - 1) == gridDim.x - 1) state[0] += 1;
+    if (threadIdx.x == 0 && atomicInc(&state->arrived, gridDim.x - 1) == gridDim.x - 1) state->turn += 1;
 }
 """
 
@@ -55,14 +66,19 @@ LENGTH = 16
 """Tables in a ring: the most inferences of one executor that may be in flight."""
 
 
-SM_COPIES_UP_TO = 8 << 20
-"""Bytes that an inference may move, in and out together, for `auto` to leave them to the SMs. To be measured: what is
-known is that SMs take 29 us for 600 KB where the engines take 22, and move 38 MB at 48 GB/s where the engines reach 51,
-and that a small copy waits 750 us behind a neighbour's 38 MB in the engines' queue and not at all on its own SMs.
+SM_COPIES_UP_TO = 32 << 20
+"""Bytes that an inference may move, in and out together, for `auto` to leave them to the SMs.
+
+Measured on an H100 by `python -m tests.load.copies` (2026-11-21): 600 KB took the SMs 33 us where the engines took 20, and
+92 us while a neighbour's SMs brought in 38 MB; in the engines' queue behind a neighbour's 38 MB it was 711 us. From some
+32 MB on a neighbour's 38 MB cost either way the same (1.4 to 1.5 ms for 38 MB), the engines are a tenth faster alone, and
+what neighbours' SMs copy meanwhile is slowed down less than by SMs (71 against 92 us for 600 KB).
 """
 
 Span = tuple[int, int, int]
 """From where, to where and how many bytes one tensor goes."""
+Table = Any
+"""Spans in the form that those who copy them want, made by `Copies.table`."""
 
 
 class Copies(Protocol):
@@ -72,8 +88,11 @@ class Copies(Protocol):
     def captured(self) -> bool:
         """Whether a graph may hold them, to be launched again for other addresses."""
 
-    def write(self, spans: Sequence[Span]) -> None:
-        """Say where the tensors of the next inference go: inputs, then outputs."""
+    def table(self, spans: Sequence[Span]) -> Table:
+        """Where the tensors of an inference go, inputs, then outputs, as `write` takes it; as often as wanted."""
+
+    def write(self, table: Table) -> None:
+        """Say where the tensors of the next inference go."""
 
     def bring_in(self, stream: Stream) -> None:
         """Submit the copies of its inputs, or capture them. Raises CUDAError."""
@@ -97,21 +116,25 @@ class Copier:
         self._bring_in, self._take_out = kernels
         self._ring = ring
         self._state = state
-        self._arguments = (ring, np.uint32(LENGTH), np.uint32(rows), np.uint32(inputs), state)
+        self._in = (ring, np.uint32(LENGTH), np.uint32(rows), np.uint32(inputs), state)
+        self._out = (np.uint32(rows), np.uint32(inputs), state)
         self._tables = _tables(ring, rows)
         self._counted = 0
 
     def __repr__(self) -> str:
         return f"<Copier of {self._tables.shape[1]} tensors>"
 
-    def write(self, spans: Sequence[Span]) -> None:
-        self._tables[self._counted % LENGTH] = spans
+    def table(self, spans: Sequence[Span]) -> Table:
+        return np.array(spans, np.uint64).reshape(self._tables.shape[1:])
+
+    def write(self, table: Table) -> None:
+        self._tables[self._counted % LENGTH] = table
 
     def bring_in(self, stream: Stream) -> None:
-        launch(stream, CONFIG, self._bring_in, *self._arguments)
+        launch(stream, CONFIG, self._bring_in, *self._in)
 
     def take_out(self, stream: Stream) -> None:
-        launch(stream, CONFIG, self._take_out, *self._arguments)
+        launch(stream, CONFIG, self._take_out, *self._out)
 
     def count(self) -> None:
         """As the device does in the last copy: the two have to agree on the table."""
@@ -134,8 +157,11 @@ class EngineCopies:
     def __repr__(self) -> str:
         return f"<EngineCopies, {self._inputs} in>"
 
-    def write(self, spans: Sequence[Span]) -> None:
-        self._spans = spans
+    def table(self, spans: Sequence[Span]) -> Table:
+        return spans
+
+    def write(self, table: Table) -> None:
+        self._spans = table
 
     def bring_in(self, stream: Stream) -> None:
         _submit(self._spans[: self._inputs], stream)
@@ -169,7 +195,7 @@ def open_copier(device: Device, stream: Stream, kernels: tuple[Kernel, Kernel], 
     """Make a copier for `rows` tensors, of which the first are `inputs`. Blocks. Raises PartitionError."""
     with translated("making the ring of copies"):
         ring = LegacyPinnedMemoryResource().allocate(LENGTH * rows * 24)
-        state = device.allocate(8, stream=stream)
+        state = device.allocate(16 + rows * 24, stream=stream)
         state.fill(0, stream=stream)
         stream.sync()
     return Copier(kernels, ring, state, inputs, rows)

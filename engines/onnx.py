@@ -18,9 +18,9 @@ from partitions import Partition
 from partitions.cpu import CpuPartition, CpuStream
 
 from . import wire
-from .base import NO_ROOM, Room, Tensor
+from .base import NO_ROOM, Room, Tensor, check_tensors
 from .datatypes import DATATYPES
-from .errors import Cancelled, ExecutionFailed, ModelRefused, TensorMismatch
+from .errors import Cancelled, ExecutionFailed, ModelRefused
 from .memory import view
 from .signature import Shape, Signature, TensorSpec, align
 
@@ -129,8 +129,7 @@ class OnnxExecutor:
         return f"<OnnxExecutor {self.engine.path.name}, {runs}{', closed' if self._closed else ''}>"
 
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "OnnxWork":
-        if len(inputs) != len(self._signature.inputs) or not all(isinstance(tensor, Tensor) for tensor in inputs):
-            raise _mismatch(self._signature, inputs)
+        check_tensors(self._signature, inputs)
         return OnnxWork(self._stream, inputs, room, self._run)
 
     def close(self) -> None:
@@ -160,9 +159,6 @@ class OnnxExecutor:
         binding = self._session.io_binding()
         outputs: list[Tensor | None] = []
         for spec, tensor in zip(self._signature.inputs, inputs, strict=True):
-            if tensor.nbytes != spec.nbytes(tensor.shape):
-                expected = f"{spec.datatype}{list(tensor.shape)} has {spec.nbytes(tensor.shape)}"
-                raise ExecutionFailed(f"input {spec.name!r}: {tensor.nbytes} bytes, but {expected}")
             binding.bind_input(spec.name, "cpu", 0, _NUMBERS[spec.datatype.name], tensor.shape, tensor.address)
         for spec, place in zip(self._signature.outputs, self._place([tensor.shape for tensor in inputs], room), strict=True):
             if place is None:
@@ -326,22 +322,6 @@ def _tensor(array: "np.ndarray[Any, Any]") -> Tensor:
 def _is_wrong_shape(error: Exception) -> bool:
     text = str(error)
     return "invalid dimensions for output" in text or "provided for output" in text
-
-
-def _mismatch(signature: Signature, inputs: Sequence[object]) -> TensorMismatch:
-    """Why these are not what the model takes, by count and kind."""
-    names = ", ".join(f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in signature.inputs)
-    if isinstance(inputs, Tensor):
-        return TensorMismatch(
-            f"one Tensor by itself; expected a list with one for each of the model's inputs: {names or 'none'}"
-        )
-    for spec, tensor in zip(signature.inputs, inputs, strict=False):
-        if not isinstance(tensor, Tensor):
-            came = f"{type(tensor).__module__}.{type(tensor).__name__}".removeprefix("builtins.")
-            return TensorMismatch(f"input {spec.name!r}: a {came}; expected an engines.Tensor, as Tensor.of(array) makes it")
-    expected = f"{len(signature.inputs)}: {names}" if names else "none"
-    count = f"{len(inputs)} tensor{'s' * (len(inputs) != 1)}"
-    return TensorMismatch(f"{count} given, but the model's inputs are {expected}")
 
 
 def _tidy(error: Exception, folder: Path | None = None) -> str:

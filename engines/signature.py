@@ -73,12 +73,23 @@ class Signature:
 
         Raises TensorMismatch naming the input, what came and what was expected.
         """
+        if len(shapes) != len(self.inputs):
+            raise self.miscounted(len(shapes), "shape")
         sizes: dict[str, int] = {}
         for spec, shape in zip(self.inputs, shapes, strict=True):
             _check_shape(spec, shape, sizes)
         if self.max_batch:
             self._check_batch(shapes)
         return sizes
+
+    @property
+    def expected(self) -> str:
+        """The inputs for an error's text: how many, and each."""
+        return f"{len(self.inputs)}: {_list(self.inputs)}" if self.inputs else "none"
+
+    def miscounted(self, count: int, noun: str) -> TensorMismatch:
+        """The error of so many tensors, or shapes, or whatever, that is not one for each input."""
+        return TensorMismatch(f"{count} {noun}{'s' * (count != 1)} given, but the model's inputs are {self.expected}")
 
     def output_shapes(self, sizes: Mapping[str, int]) -> tuple[Shape | None, ...]:
         """The shape of each output, None where it is known only once the model ran."""

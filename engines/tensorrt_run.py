@@ -18,19 +18,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cuda.core import Buffer, Event, Stream
 
+from partitions import PartitionError
 from partitions.cuda import CudaPartition, SideStream
+from partitions.faults import CUDAError
 
-from .base import NO_ROOM, Room, Tensor
+from .base import NO_ROOM, Room, Tensor, check_tensors
 from .callers import selected
 from .copies import LENGTH, Copies, Span, by_sms
-from .errors import EngineError, ExecutionFailed, TensorMismatch
+from .errors import EngineError, ExecutionFailed
 from .ordering import Ordering
 from .signature import Shape, align
-from .tensorrt_capture import Graph, capture
+from .tensorrt_capture import capture
 from .tensorrt_context import Context, Contexts
 from .tensorrt_graphs import Way, fall_back, refusal
+from .tensorrt_routes import Prepared, Route, Routes
 from .tensorrt_staging import Staging
-from .tensorrt_work import TensorRTWork, failing
+from .tensorrt_work import TensorRTWork, failing, failure
 
 if TYPE_CHECKING:
     from .tensorrt_engine import TensorRTEngine
@@ -56,29 +59,6 @@ class Equipment:
     rest: Sequence[Any]
 
 
-class Prepared:
-    """Shapes that an executor has run before: the inputs' bytes, the outputs' shapes, who copies, and the graph once it was
-    captured.
-    """
-
-    __slots__ = ("copies", "graph", "outputs", "sizes")
-
-    def __init__(self, sizes: Sequence[int], outputs: tuple[Shape, ...], copies: Copies) -> None:
-        self.sizes = sizes
-        self.outputs = outputs
-        self.copies = copies
-        self.graph: Graph | None = None
-
-    def __repr__(self) -> str:
-        return f"<Prepared {list(self.outputs)}{', captured' if self.graph else ''}>"
-
-    def close(self) -> None:
-        """Destroy the graph, which must not be in flight."""
-        graph, self.graph = self.graph, None
-        if graph is not None:
-            graph.close()
-
-
 class TensorRTExecutor:
     """An execution context on a partition; see `engines.base.Executor` for the contract. A second thread waits its turn.
 
@@ -101,6 +81,7 @@ class TensorRTExecutor:
             engine.notice, partition.device.index, [buffer.size for buffer in equipment.buffers], len(engine.signature.inputs)
         )
         self._prepared: OrderedDict[tuple[Shape, ...], Prepared] = OrderedDict()
+        self._routes = Routes(partition.device)
         self._runs = 0
         self._captures = 0
         self._closed = False
@@ -111,13 +92,16 @@ class TensorRTExecutor:
         return f"<TensorRTExecutor {self.engine.path.name}, {self._runs} runs, {self._captures} captures{state}>"
 
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> TensorRTWork:
-        with self._turn, failing(f"running {self.engine.path.name}"):
+        with self._turn:
             if self._closed:
                 raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
-            if (handle := selected()) is None:
-                return self._enqueue(inputs, room, self._stream)
-            with self._ordering.around(handle) as stream:
-                return self._enqueue(inputs, room, stream)
+            try:
+                if (handle := selected()) is None:
+                    return self._enqueue(inputs, room, self._stream)
+                with self._ordering.around(handle) as stream:
+                    return self._enqueue(inputs, room, stream)
+            except (CUDAError, PartitionError) as error:
+                raise failure(error, f"running {self.engine.path.name}") from error
 
     def warm_up(self, sets: Iterable[Sequence[Shape]]) -> None:
         """Run these sets of shapes until a graph of each was launched. Zeros go in. Blocks. Raises ExecutionFailed."""
@@ -153,36 +137,36 @@ class TensorRTExecutor:
         event = self._events[place]
         event.sync()  # What used this place before has ended long ago, unless the ring is full.
         self._staging.reclaim(place)
-        shapes = tuple([tensor.shape for tensor in inputs])
-        prepared = self._prepare(shapes)
+        route = self._routes.find(inputs, room) or self._open(place, inputs, room, stream)
+        prepared = route.prepared
         try:
-            self._check(inputs, prepared)
-            sources = [self._staging.source(place, index, tensor) for index, tensor in enumerate(inputs)]
-            outputs, staged = self._destinations(place, prepared, room)
-            prepared.copies.write(self._spans(sources, inputs, outputs))
+            prepared.copies.write(route.table)
             self._submit(prepared, stream)
             stream.record(event)
         except BaseException:
-            self._recover(shapes, prepared, stream)
+            self._recover(prepared, stream)
             raise
-        return self._staging.lend(place, event, outputs) if staged else TensorRTWork(event, outputs)
+        self._prepared.move_to_end(prepared.shapes)
+        return self._staging.lend(place, event, route.outputs) if route.staged else TensorRTWork(event, route.outputs)
+
+    def _open(self, place: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> Route:
+        """The way from these inputs to this room, through pinned memory where it has to be; remembered where it has not."""
+        check_tensors(self.engine.signature, inputs)
+        prepared = self._prepare(tuple([tensor.shape for tensor in inputs]))
+        try:
+            sources = [self._staging.source(place, index, tensor) for index, tensor in enumerate(inputs)]
+            outputs, staged = self._destinations(place, prepared, room)
+            table = prepared.copies.table(self._spans(sources, inputs, outputs))
+        except BaseException:
+            self._recover(prepared, stream)
+            raise
+        route = Route(prepared, table, outputs, staged)
+        self._routes.keep(inputs, room, route)
+        return route
 
     @property
     def _inputs(self) -> Any:
         return self.engine.signature.inputs
-
-    @property
-    def _names(self) -> str:
-        return ", ".join(repr(spec.name) for spec in self._inputs) or "none"
-
-    def _check(self, inputs: Sequence[Tensor], prepared: Prepared) -> None:
-        """A tensor of more bytes than its shape has would be copied over what lies behind its buffer."""
-        for spec, tensor, nbytes in zip(self._inputs, inputs, prepared.sizes, strict=True):
-            if tensor.nbytes != nbytes:
-                raise TensorMismatch(
-                    f"input {spec.name!r}: {tensor.nbytes} bytes for shape {list(tensor.shape)} of {spec.datatype}; "
-                    f"expected {nbytes}"
-                )
 
     def _prepare(self, shapes: tuple[Shape, ...]) -> Prepared:
         found = self._prepared.get(shapes)
@@ -192,18 +176,15 @@ class TensorRTExecutor:
             self._set_shapes(shapes)
             if self._way.capture:
                 found = self._capture(shapes, found)
-        self._prepared.move_to_end(shapes)
         return found
 
     def _begin(self, shapes: tuple[Shape, ...]) -> Prepared:
         """Shapes that are new, or that another profile or context has to learn. Nothing is in flight."""
-        if len(shapes) != len(self._inputs):
-            raise TensorMismatch(f"{len(shapes)} tensors given, but the inputs are {len(self._inputs)}: {self._names}")
         self._set_shapes(shapes)
         outputs = self._context.output_shapes()
-        sizes = [spec.nbytes(shape) for spec, shape in zip(self.engine.specs, (*shapes, *outputs), strict=True)]
-        copies = self._copies[by_sms(self.engine.settings.copies, sum(sizes))]
-        found = self._prepared[shapes] = Prepared(sizes[: len(shapes)], outputs, copies)
+        nbytes = sum(spec.nbytes(shape) for spec, shape in zip(self.engine.specs, (*shapes, *outputs), strict=True))
+        copies = self._copies[by_sms(self.engine.settings.copies, nbytes)]
+        found = self._prepared[shapes] = Prepared(shapes, outputs, copies)
         if len(self._prepared) > MOST_GRAPHS:
             self._prepared.popitem(last=False)[1].close()
         return found
@@ -285,25 +266,25 @@ class TensorRTExecutor:
         if refused:
             raise ExecutionFailed(f"running {self.engine.path.name}: {refused}")
 
-    def _recover(self, shapes: tuple[Shape, ...], prepared: Prepared, stream: Stream) -> None:
+    def _recover(self, prepared: Prepared, stream: Stream) -> None:
         """Wait for what was submitted of a failed inference, whose memory is the caller's again; its shape counts as new."""
         if prepared.graph is None:
-            del self._prepared[shapes]
+            del self._prepared[prepared.shapes]
         stream.sync()
 
-    def _destinations(self, place: int, prepared: Prepared, room: Room) -> tuple[list[Tensor], bool]:
+    def _destinations(self, place: int, prepared: Prepared, room: Room) -> tuple[tuple[Tensor, ...], bool]:
         """Where the outputs go: the room, or pinned memory if they do not fit there or the GPU cannot reach it."""
         outputs, end = self._lay_out(prepared, room.address)
         if end - room.address <= room.nbytes and self._staging.reaches(room.address):
             return outputs, False
         return self._lay_out(prepared, self._staging.room(place).address)[0], True
 
-    def _lay_out(self, prepared: Prepared, address: int) -> tuple[list[Tensor], int]:
+    def _lay_out(self, prepared: Prepared, address: int) -> tuple[tuple[Tensor, ...], int]:
         tensors, end = [], address
         for spec, shape in zip(self.engine.signature.outputs, prepared.outputs, strict=True):
             tensors.append(Tensor(shape, align(end), spec.nbytes(shape)))
             end = align(end) + tensors[-1].nbytes
-        return tensors, end
+        return tuple(tensors), end
 
     def _spans(self, sources: Sequence[int], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Span]:
         count = len(inputs)

@@ -49,7 +49,7 @@ class Staging:
         first = self._offsets[self._inputs]
         return Room(self._address(place) + first, self._size - first)
 
-    def lend(self, place: int, event: Event, outputs: list[Tensor]) -> StagedWork:
+    def lend(self, place: int, event: Event, outputs: tuple[Tensor, ...]) -> StagedWork:
         """The work whose outputs lie there until it, or the next `reclaim`, has copied them."""
         work = StagedWork(event, outputs)
         self._lent[place] = ref(work)

@@ -8,7 +8,7 @@ import numpy as np
 from cuda.core import Event
 
 from partitions import DeviceLost, PartitionError
-from partitions.faults import translated
+from partitions.faults import CUDAError, translation
 
 from .base import Tensor
 from .errors import ExecutionFailed
@@ -20,7 +20,7 @@ class TensorRTWork:
 
     __slots__ = ("_event", "_outputs")
 
-    def __init__(self, event: Event, outputs: list[Tensor]) -> None:
+    def __init__(self, event: Event, outputs: tuple[Tensor, ...]) -> None:
         self._event = event
         self._outputs = outputs
 
@@ -28,9 +28,11 @@ class TensorRTWork:
         return f"<TensorRTWork {'done' if self._event.is_done else 'in flight'}>"
 
     def wait(self) -> tuple[Tensor, ...]:
-        with failing("waiting for the GPU"):
+        try:
             self._event.sync()
-        return tuple(self._outputs)
+        except CUDAError as error:
+            raise failure(error, "waiting for the GPU") from error
+        return self._outputs
 
     def cancel(self) -> None:
         """Nothing: a graph that was launched runs to its end."""
@@ -41,7 +43,7 @@ class StagedWork(TensorRTWork):
 
     __slots__ = ("__weakref__", "_collected", "_collecting")
 
-    def __init__(self, event: Event, outputs: list[Tensor]) -> None:
+    def __init__(self, event: Event, outputs: tuple[Tensor, ...]) -> None:
         super().__init__(event, outputs)
         self._collected = False
         self._collecting = Lock()
@@ -55,21 +57,24 @@ class StagedWork(TensorRTWork):
         """Copies of the outputs, made once it has ended and before its place in the ring is used again."""
         with self._collecting:
             if not self._collected:
-                self._outputs = [_own(tensor) for tensor in self._outputs]
+                self._outputs = tuple([_own(tensor) for tensor in self._outputs])
                 self._collected = True
-            return tuple(self._outputs)
+            return self._outputs
 
 
 @contextmanager
 def failing(what: str) -> Iterator[None]:
-    """CUDA's errors as ExecutionFailed, but for those after which nothing works: DeviceLost."""
+    """CUDA's and the partition's errors in this block as `failure` gives them."""
     try:
-        with translated(what):
-            yield
-    except DeviceLost:
-        raise
-    except PartitionError as error:
-        raise ExecutionFailed(str(error)) from error
+        yield
+    except (CUDAError, PartitionError) as error:
+        raise failure(error, what) from error
+
+
+def failure(error: CUDAError | PartitionError, what: str) -> ExecutionFailed | DeviceLost:
+    """The error as ExecutionFailed, or as DeviceLost if nothing works after it. `what` was tried."""
+    found = translation(error, what) if isinstance(error, CUDAError) else error
+    return found if isinstance(found, DeviceLost) else ExecutionFailed(str(found))
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -64,7 +64,10 @@ class Device(Protocol):
         """One line for people: what the device is and how it divides."""
 
     def carve(self, granules: Sequence[int]) -> Partition:
-        """Set the granules with these indices aside. Raises PartitionError. Who holds what is the manager's account."""
+        """Set the granules with these indices aside, each once. Who holds what is the manager's account.
+
+        Raises PartitionError, and TypeError for what is no list of numbers.
+        """
 
     def pin(self, address: int, nbytes: int) -> Closing:
         """Let work of every partition read and write this host memory in place, until what is returned is closed.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .errors import DeviceUnavailable, PartitionError
+from .plan import choose
 
 T = TypeVar("T")
 
@@ -171,10 +172,8 @@ class CpuDevice:
         return f"CPU, {count} core{'s' * (count != 1)} ({_ranges(self.cores)}), one a granule"
 
     def carve(self, granules: Sequence[int]) -> CpuPartition:
-        unknown = [index for index in granules if not 0 <= index < len(self.cores)]
-        if unknown or not granules or len(set(granules)) != len(granules):
-            raise PartitionError(f"cannot carve granules {list(granules)} from {self!r}")
-        return CpuPartition(sorted(granules), [self.cores[index] for index in sorted(granules)], self._attached)
+        chosen = choose(granules, len(self.cores))
+        return CpuPartition(chosen, [self.cores[granule] for granule in chosen], self._attached)
 
     def pin(self, address: int, nbytes: int) -> "CpuDevice":
         """Nothing to do, nor to undo: cores reach all memory."""

@@ -19,6 +19,7 @@ from cuda.core._utils.cuda_utils import CUDAError, handle_return
 from .errors import DeviceUnavailable, PartitionError
 from .faults import translated
 from .green import NONBLOCKING, Green, Split, split
+from .plan import choose
 from .smid import SmProbe, open_probe
 
 T = TypeVar("T")
@@ -154,6 +155,9 @@ class CudaDevice:
         self._probe: SmProbe | None = None
         self._opening = Lock()
         self._idle: dict[tuple[int, ...], list[Green]] = {}
+        self._pinned: dict[int, int] = {}
+        self.unpinned = 0
+        """How often memory was unpinned: whoever remembers that some `is_pinned` has to ask again when this has changed."""
 
     def __repr__(self) -> str:
         return f"<CudaDevice {self.index}, {self.name}, granules {_shares(self.granules)}>"
@@ -161,7 +165,8 @@ class CudaDevice:
     def describe(self) -> str:
         price = "" if self._clusters else "; no thread-block clusters"
         total, count = sum(self.granules), len(self.granules)
-        return f"{self.name}, {total} SMs in {count} granules ({_shares(self.granules)}){price}"
+        queues = "balanced" if self._groups.balanced else "shared"
+        return f"{self.name}, {total} SMs in {count} granules ({_shares(self.granules)}), {queues} work queues{price}"
 
     def make_current(self) -> Device:
         """Make the primary context current in the calling thread and return the device as that thread has to see it."""
@@ -172,10 +177,7 @@ class CudaDevice:
 
     def carve(self, granules: Sequence[int]) -> CudaPartition:
         """Blocks for a millisecond and takes some MiB of device memory, unless these granules were a partition before."""
-        wanted = sorted(granules)
-        known = range(len(self.granules))
-        if not wanted or len(set(wanted)) != len(wanted) or not all(granule in known for granule in wanted):
-            raise PartitionError(f"cannot carve granules {list(granules)} from {self!r}")
+        wanted = choose(granules, len(self.granules))
         with translated(f"carving granules {wanted} from {self!r}"):
             green = self._take(tuple(wanted))
             if green.sms != (granted := sum(self.granules[granule] for granule in wanted)):
@@ -214,10 +216,17 @@ class CudaDevice:
             done.callback(self.unpin, address)
             device_address = int(handle_return(driver.cuMemHostGetDevicePointer(address, 0)))
             done.pop_all()
+        self._pinned[address] = nbytes
         return Pinned(self, address, nbytes, device_address)
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        """Whether all of this lies in memory that one `pin` has made reachable, and is so still."""
+        return any(start <= address and address + nbytes <= start + size for start, size in list(self._pinned.items()))
 
     def unpin(self, address: int) -> None:
         """Undo a `pin`; `Pinned.close` calls it. Raises PartitionError for what is not pinned."""
+        self._pinned.pop(address, None)
+        self.unpinned += 1
         self.make_current()
         with translated(f"unpinning the memory at {address:#x}"):
             handle_return(driver.cuMemHostUnregister(address))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cuda.core._utils.cuda_utils import CUDAError  # cuda.core raises it but exports it nowhere else
+from cuda.core._utils.cuda_utils import CUDAError as CUDAError  # cuda.core raises it but exports it nowhere else
 
 from .errors import DeviceLost, PartitionError
 
@@ -37,12 +37,17 @@ LOST = frozenset(
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Raise a CUDA error of the block as `what: its words`: DeviceLost if nothing will work again, else PartitionError.
-
-    An error of earlier work on the device may surface in any later call, so `what` need not be its cause.
-    """
+    """Raise a CUDA error of the block as `what: its words`: DeviceLost if nothing will work again, else PartitionError."""
     try:
         yield
     except CUDAError as error:
-        code = str(error).partition(":")[0]
-        raise (DeviceLost if code in LOST else PartitionError)(f"{what}: {error}") from error
+        raise translation(error, what) from error
+
+
+def translation(error: CUDAError, what: str) -> PartitionError:
+    """The same as an error to be raised.
+
+    An error of earlier work on the device may surface in any later call, so `what` need not be its cause.
+    """
+    code = str(error).partition(":")[0]
+    return (DeviceLost if code in LOST else PartitionError)(f"{what}: {error}")

@@ -1,24 +1,45 @@
 """The one split of a device into granules of SMs, and green contexts made of granules.
 
 A device is split once and its groups are handed out: two splits overlap, and the driver does not say so. A context may
-be made of any groups of one split, the remainder included. What CUDA 13.1 adds is left out until it can be tried:
-work queues of a context's own (cuda.core's `WorkqueueResource`, sharing scope `green_ctx_balanced`).
+be made of any groups of one split, the remainder included.
+
+Where the driver and the bindings are of CUDA 13.1 or newer, the split is the structured one, and each context asks for work
+queues apart from the others': work of different streams that goes through one queue is held up for each other, whatever SMs
+it runs on. This was written from NVIDIA's documents and never ran on such a driver. What it refuses is done as before 13.1.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cuda.bindings import driver
-from cuda.core import ContextOptions, Device, SMResource, SMResourceOptions, Stream, StreamOptions
+from cuda.core import (
+    ContextOptions,
+    Device,
+    SMResource,
+    SMResourceOptions,
+    Stream,
+    StreamOptions,
+    WorkqueueResource,
+    WorkqueueResourceOptions,
+)
 from cuda.core._utils.cuda_utils import CUDAError, handle_return
+
+log = logging.getLogger("greenlane.partitions")
 
 # CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING, whose enum is called differently by different bindings.
 IGNORE_SM_COSCHEDULING = 1
 DEFAULT_STREAM = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM  # "required" by cuGreenCtxCreate
 NONBLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 SM = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+
+PAIR = 2
+"""SMs that are scheduled together on every GPU: the structured split gives no less."""
+# What a context expects to run at once: its stream, and one beside it. The driver keeps contexts apart as long as these add
+# up to CUDA_DEVICE_MAX_CONNECTIONS or less, which is 32 at most: the 16 granules of an H100.
+BALANCED = WorkqueueResourceOptions(sharing_scope="green_ctx_balanced", concurrency_limit=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +60,19 @@ class Split(Protocol):
     def sizes(self) -> tuple[int, ...]:
         """SMs of each group; the remainder, if there is one, comes last."""
 
+    @property
+    def balanced(self) -> bool:
+        """Whether the next context asks for work queues apart from the others'; otherwise all share the device's."""
+
     def create(self, device: Device, groups: Sequence[int]) -> Green:
         """Make a green context of the groups with these indices. Raises CUDAError."""
 
 
 class CoreSplit:
-    """Groups on which thread-block clusters run, as cuda.core splits them."""
+    """Groups as cuda.core splits them; `balanced` until the driver refuses that."""
 
-    def __init__(self, resources: Sequence[SMResource]) -> None:
+    def __init__(self, resources: Sequence[SMResource], balanced: bool = False) -> None:
+        self.balanced = balanced
         self._resources = tuple(resources)
 
     @property
@@ -54,16 +80,23 @@ class CoreSplit:
         return tuple(resource.sm_count for resource in self._resources)
 
     def create(self, device: Device, groups: Sequence[int]) -> Green:
-        with ExitStack() as made:
-            context = device.create_context(ContextOptions(resources=[self._resources[group] for group in groups]))
-            made.callback(context.close)
-            stream = context.create_stream(StreamOptions(nonblocking=True))
-            made.callback(stream.close)
-            return Green(context.resources.sm.sm_count, stream, made.pop_all().close)
+        sms = [self._resources[group] for group in groups]
+        if not self.balanced:
+            return _create(device, sms)
+        try:
+            return _create(device, [*sms, _balanced_queues(device)])
+        except CUDAError as error:
+            green = _create(device, sms)  # Raises where the queues were not to blame.
+            if self.balanced:
+                self.balanced = False
+                _say_shared(error)
+            return green
 
 
-class FineSplit:
-    """Groups smaller than a cluster needs, which cuda.core cannot ask a driver before CUDA 13.1 for."""
+class CountSplit:
+    """Groups of the driver's call from before CUDA 13.1, which cuda.core does not use for all that it can do."""
+
+    balanced = False
 
     def __init__(self, resources: Sequence["driver.CUdevResource"]) -> None:
         self._resources = tuple(resources)
@@ -94,30 +127,78 @@ def split(device: Device, granule_sms: int | None = None) -> Split:
     """Split a device into as many groups of this many SMs as its topology gives; by default, of the driver's smallest.
 
     Groups below the driver's smallest ignore which SMs can be scheduled together: no thread-block clusters on them.
-    Raises CUDAError, or NotImplementedError for a driver older than CUDA 12.4.
+    Raises CUDAError, or RuntimeError for a driver older than CUDA 12.4.
     """
-    smallest = device.resources.sm.min_partition_size
-    if granule_sms is None or granule_sms >= smallest:
-        return _split_coarsely(device.resources.sm, granule_sms or smallest)
-    return _split_finely(device, granule_sms)
+    sms = device.resources.sm
+    size = granule_sms or sms.min_partition_size
+    fine = size < sms.min_partition_size
+    try:
+        return CoreSplit(_split_structured(sms, size, PAIR if fine else sms.coscheduled_alignment), _offers_queues(device))
+    except RuntimeError:  # Of cuda.core, unless driver and bindings are of CUDA 13.1 or newer.
+        return _split_by_count(device, size, IGNORE_SM_COSCHEDULING) if fine else CoreSplit(_split_evenly(sms, size))
+    except (CUDAError, Unlike) as error:
+        log.warning("the SMs are split as before CUDA 13.1, and work queues are shared: %s", error)
+        return _split_by_count(device, size, IGNORE_SM_COSCHEDULING if fine else 0)
 
 
-def _split_coarsely(sms: SMResource, size: int) -> CoreSplit:
+class Unlike(Exception):
+    """Groups of one split that the driver would not let one context have together."""
+
+
+def _create(device: Device, resources: Sequence[SMResource | WorkqueueResource]) -> Green:
+    with ExitStack() as made:
+        context = device.create_context(ContextOptions(resources=resources))
+        made.callback(context.close)
+        stream = context.create_stream(StreamOptions(nonblocking=True))
+        made.callback(stream.close)
+        return Green(context.resources.sm.sm_count, stream, made.pop_all().close)
+
+
+def _balanced_queues(device: Device) -> WorkqueueResource:
+    """Each context configures its own."""
+    queues = device.resources.workqueue
+    queues.configure(BALANCED)
+    return queues
+
+
+def _offers_queues(device: Device) -> bool:
+    try:
+        _balanced_queues(device)
+    except CUDAError as error:
+        _say_shared(error)
+        return False
+    return True
+
+
+def _say_shared(error: CUDAError) -> None:
+    log.warning("the driver refuses partitions work queues of their own, so they share the device's: %s", error)
+
+
+def _split_structured(sms: SMResource, size: int, together: int) -> list[SMResource]:
+    """Groups of a multiple of so many SMs that are scheduled together. Raises CUDAError, Unlike."""
+    groups = _split_evenly(sms, -(-size // together) * together, together)
+    if len(found := {group.coscheduled_alignment for group in groups}) > 1:
+        raise Unlike(f"groups of SMs scheduled together by {sorted(found)} cannot be in one context")
+    return groups
+
+
+def _split_evenly(sms: SMResource, size: int, together: int | None = None) -> list[SMResource]:
     """Drivers before CUDA 13.1 give fewer groups than asked for where these do not fit; later ones refuse instead."""
     for count in range(sms.sm_count // size, 1, -1):
         try:
-            return CoreSplit(_nonempty(*sms.split(SMResourceOptions(count=[size] * count))))
+            return _split(sms, size, count, together)
         except CUDAError:
             continue
-    return CoreSplit(_nonempty(*sms.split(SMResourceOptions(count=[size]))))
+    return _split(sms, size, 1, together)
 
 
-def _split_finely(device: Device, size: int) -> FineSplit:
+def _split(sms: SMResource, size: int, count: int, together: int | None) -> list[SMResource]:
+    groups, rest = sms.split(SMResourceOptions(count=[size] * count, coscheduled_sm_count=together))
+    return [*groups, *([rest] if rest.sm_count else [])]
+
+
+def _split_by_count(device: Device, size: int, flags: int) -> CountSplit:
     whole = handle_return(driver.cuDeviceGetDevResource(device.device_id, SM))
     most = whole.sm.smCount // size
-    groups, count, rest = handle_return(driver.cuDevSmResourceSplitByCount(most, whole, IGNORE_SM_COSCHEDULING, size))
-    return FineSplit([*groups[:count], *([rest] if rest.sm.smCount else [])])
-
-
-def _nonempty(groups: Sequence[SMResource], rest: SMResource) -> list[SMResource]:
-    return [*groups, *([rest] if rest.sm_count else [])]
+    groups, count, rest = handle_return(driver.cuDevSmResourceSplitByCount(most, whole, flags, size))
+    return CountSplit([*groups[:count], *([rest] if rest.sm.smCount else [])])

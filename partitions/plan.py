@@ -4,9 +4,11 @@ Rule 1: nobody's granules overlap. Rule 2: a holder whose count does not change 
 Rule 3: one that shrinks keeps some of its own, one that grows keeps all of its own; so the fewest possible change hands.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import SupportsIndex
 
-from .errors import DoesNotFit
+from .errors import DoesNotFit, PartitionError
 
 Granules = tuple[int, ...]
 
@@ -33,6 +35,32 @@ def assign(total: int, held: Mapping[str, Granules], counts: Mapping[str, int]) 
 def movers(before: Mapping[str, Granules], after: Mapping[str, Granules]) -> tuple[str, ...]:
     """Names whose granules differ between the two plans, sorted."""
     return tuple(sorted(name for name in {*before, *after} if before.get(name) != after.get(name)))
+
+
+def choose(granules: Iterable[int], total: int) -> list[int]:
+    """The granules with these indices, ascending, of a device that has `total`.
+
+    Raises PartitionError for none, one that is not there and one named twice, TypeError for what is no list of numbers.
+    """
+    named = list(granules) if isinstance(granules, Iterable) else None
+    if named is None or not all(isinstance(each, SupportsIndex) for each in named):
+        raise TypeError(f"granules are named by a list of their numbers, such as [0, 1]; got {granules!r}")
+    named = [each.__index__() for each in named]
+    chosen = sorted(named)
+    there = f"the device has {total}, {f'from 0 to {total - 1}' if total > 1 else 'number 0'}"
+    if not chosen:
+        raise PartitionError(f"no granules were named; {there}")
+    if missing := [each for each in chosen if not 0 <= each < total]:
+        raise PartitionError(f"{_subject(missing, named)} not there; {there}")
+    if twice := [each for each, times in Counter(chosen).items() if times > 1]:
+        raise PartitionError(f"{_subject(twice, named)} named more than once; expected each once")
+    return chosen
+
+
+def _subject(some: list[int], named: list[int]) -> str:
+    """granules 4, 9 of [0, 4, 9] are"""
+    noun, verb = ("granules", "are") if len(some) > 1 else ("granule", "is")
+    return f"{noun} {', '.join(map(str, some))} of {named} {verb}"
 
 
 def _check(total: int, counts: Mapping[str, int]) -> None:

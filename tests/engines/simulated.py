@@ -38,6 +38,7 @@ class Bench:
         self.partition.attach()
         self.tensorrt = importlib.import_module("engines.tensorrt")
         self.copies = importlib.import_module("engines.copies")
+        self.routes = importlib.import_module("engines.tensorrt_routes")
         self._pins: list[Any] = []
         self._plans = 0
 

@@ -1,8 +1,19 @@
-import numpy as np
+from typing import Any
 
-from engines import DATATYPES, Room, Tensor
-from engines.base import NO_ROOM
+import numpy as np
+import pytest
+
+from engines import DATATYPES, Room, Signature, Tensor, TensorMismatch, TensorSpec
+from engines.base import NO_ROOM, check_tensors
 from engines.memory import view
+
+from .tensors import packed
+
+ROWS = TensorSpec("rows", DATATYPES["FP32"], ("n", 3))
+TEXTS = TensorSpec("texts", DATATYPES["BYTES"], ("n",))
+NUMBERS = Tensor.of(np.zeros((2, 3), np.float32))
+TAKES = Signature((ROWS, TEXTS), ())
+TWO = "2: rows FP32[-1, 3], texts BYTES[-1]"
 
 
 def test_a_tensor_of_an_array_is_its_own_memory() -> None:
@@ -42,3 +53,35 @@ def test_an_empty_tensor_is_an_empty_array() -> None:
 
 def test_there_is_no_room_by_default() -> None:
     assert Room() == NO_ROOM == (0, 0)
+
+
+@pytest.mark.parametrize("shape", [(2,), (0,)])
+def test_a_tensor_for_each_input_of_as_many_bytes_as_its_shape_has_is_taken(shape: tuple[int, ...]) -> None:
+    check_tensors(TAKES, [NUMBERS, packed([b"a", b"bc"][: shape[0]], shape)])
+    check_tensors(TAKES, (Tensor.of(np.zeros((0, 3), np.float32)), packed([b"of any length"])))
+    check_tensors(Signature((), ()), ())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "text"),
+    [
+        ([], f"0 tensors given, but the model's inputs are {TWO}"),
+        ([NUMBERS], f"1 tensor given, but the model's inputs are {TWO}"),
+        ([NUMBERS] * 3, f"3 tensors given, but the model's inputs are {TWO}"),
+        (NUMBERS, f"one Tensor by itself; expected a list with one for each of the model's inputs ({TWO})"),
+        ([NUMBERS, None], "input 'texts': a NoneType; expected an engines.Tensor, as Tensor.of(array) makes it"),
+        ({"rows": 1, "texts": 2}, "input 'rows': a str; expected an engines.Tensor, as Tensor.of(array) makes it"),
+        ([np.zeros((2, 3))] * 2, "input 'rows': a numpy.ndarray; expected an engines.Tensor, as Tensor.of(array) makes it"),
+        ([NUMBERS._replace(nbytes=12), packed([])], "input 'rows': 12 bytes for shape [2, 3] of FP32; expected 24"),
+        ([Tensor.of(np.zeros((2, 3))), packed([])], "input 'rows': 48 bytes for shape [2, 3] of FP32; expected 24"),
+    ],
+)
+def test_what_is_not_one_tensor_for_each_input_is_refused_with_what_came_and_what_was_expected(tensors: Any, text: str) -> None:
+    with pytest.raises(TensorMismatch) as caught:
+        check_tensors(TAKES, tensors)
+    assert str(caught.value) == text
+
+
+def test_a_tensor_for_a_model_that_takes_none_is_refused() -> None:
+    with pytest.raises(TensorMismatch, match=r"^1 tensor given, but the model's inputs are none$"):
+        check_tensors(Signature((), ()), [NUMBERS])

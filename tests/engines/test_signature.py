@@ -84,9 +84,20 @@ def test_a_dimension_without_a_name_is_a_size_of_its_own_each_time() -> None:
     assert _takes(_spec("x", "", ""), _spec("y", "")).check([(1, 2), (3,)]) == {}
 
 
-def test_a_shape_for_each_input_has_to_be_given() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        _takes(_spec("x", 1), _spec("y", 1)).check([(1,)])
+@pytest.mark.parametrize(
+    ("shapes", "came"),
+    [([], "0 shapes given"), ([(1,)], "1 shape given"), ([(1,), (1,), (1,)], "3 shapes given")],
+)
+def test_a_shape_for_each_input_has_to_be_given(shapes: list[tuple[int, ...]], came: str) -> None:
+    with pytest.raises(TensorMismatch) as caught:
+        _takes(_spec("x", 1), _spec("y", "n", 1, datatype="INT8")).check(shapes)
+    assert str(caught.value) == f"{came}, but the model's inputs are 2: x FP32[1], y INT8[-1, 1]"
+
+
+def test_a_shape_for_a_model_that_takes_nothing_is_refused() -> None:
+    assert _takes().check([]) == {}
+    with pytest.raises(TensorMismatch, match=r"^1 shape given, but the model's inputs are none$"):
+        _takes(max_batch=8).check([(1,)])
 
 
 def test_a_tensor_mismatch_is_a_value_error() -> None:

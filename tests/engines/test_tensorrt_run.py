@@ -250,8 +250,8 @@ def test_a_shape_outside_of_the_profile_is_refused_before_it_waits(
 @pytest.mark.parametrize(
     ("tensors", "why"),
     [
-        ([], "0 tensors given, but the inputs are 1: 'x'"),
-        ([Tensor.of(rows(1)), Tensor.of(rows(1))], "2 tensors given, but the inputs are 1: 'x'"),
+        ([], "0 tensors given, but the model's inputs are 1: x FP32[-1, 3]"),
+        ([Tensor.of(rows(1)), Tensor.of(rows(1))], "2 tensors given, but the model's inputs are 1: x FP32[-1, 3]"),
         ([Tensor.of(np.zeros((2, 3), np.float64))], "input 'x': 48 bytes for shape [2, 3] of FP32; expected 24"),
         ([Tensor((2, 3), 4096, 12)], "input 'x': 12 bytes for shape [2, 3] of FP32; expected 24"),
     ],

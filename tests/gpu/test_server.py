@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,14 +19,9 @@ from .networks import mlp, plan, several
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Served]:
-    root = tmp_path_factory.mktemp("models")
-    for name, network in (("mlp", mlp()), ("several", several())):
-        (root / name / "1").mkdir(parents=True)
-        plan(root / name / "1", network)
-    (root / "onnx" / "1").mkdir(parents=True)
-    (root / "onnx" / "1" / "model.onnx").write_bytes(mlp().onnx)
+@contextmanager
+def server(root: Path) -> Iterator[Served]:
+    """Two tenants that may both call all models of this repository."""
     tenants = [TenantConfig(name=name, granules=4, models=("*",)) for name in ("acme", "globex")]
     config = Config(
         server=ServerConfig(default_tenant="acme", drain_grace=0.0),
@@ -34,6 +31,23 @@ def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Se
         source="test",
     )
     with serving(config) as served:
+        yield served
+
+
+def add(root: Path, name: str) -> Path:
+    """Where the file of a new model's only version goes."""
+    folder = root / name / "1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("models")
+    plan(add(root, "mlp"), mlp())
+    plan(add(root, "several"), several())
+    (add(root, "onnx") / "model.onnx").write_bytes(mlp().onnx)
+    with server(root) as served:
         yield served
 
 
@@ -54,7 +68,18 @@ def test_a_shape_outside_the_profile_is_refused_with_its_range(served: Served) -
     assert "the engine was built for 1 to 8" in answer.json()["error"]
 
 
-def test_two_thousand_requests_of_random_shapes_while_two_hundred_repartitions(served: Served) -> None:
+def test_two_thousand_requests_of_random_shapes_while_two_hundred_repartitions(tmp_path: Path, device: Any) -> None:
+    """Of one model: every move binds what there is anew and runs it in all its usual shapes."""
+    plan(add(tmp_path, "several"), several())
+    with server(tmp_path) as served:
+        assert asyncio.run(moved_under_load(served)) >= 200
+        probe = httpx.get(f"{served.url}/admin/partitions?probe=1", timeout=60).json()
+    assert probe["overlaps"] == []
+    assert all(len(partition["located"]) == partition["size"] for partition in probe["partitions"].values())
+
+
+async def moved_under_load(served: Served) -> int:
+    """Ask 2,000 times, and repartition for as long; how often that was."""
     wanted = expected(several())
     chance = np.random.default_rng(3)
     done = asyncio.Event()
@@ -82,14 +107,8 @@ def test_two_thousand_requests_of_random_shapes_while_two_hundred_repartitions(s
             moves += 1
         return moves
 
-    async def run() -> int:
-        async with httpx.AsyncClient(base_url=served.url, timeout=120) as http:
-            moving = asyncio.ensure_future(move(http))
-            await asyncio.gather(*(ask(http, tenant, 250) for tenant in ("acme", "globex") * 4))
-            done.set()
-            return await moving
-
-    assert asyncio.run(run()) >= 200
-    probe = httpx.get(f"{served.url}/admin/partitions?probe=1", timeout=60).json()
-    assert probe["overlaps"] == []
-    assert all(len(partition["located"]) == partition["size"] for partition in probe["partitions"].values())
+    async with httpx.AsyncClient(base_url=served.url, timeout=120) as http:
+        moving = asyncio.ensure_future(move(http))
+        await asyncio.gather(*(ask(http, tenant, 250) for tenant in ("acme", "globex") * 4))
+        done.set()
+        return await moving

@@ -18,11 +18,14 @@ from partitions import DeviceLost, DeviceUnavailable, Misplaced, Partition, Part
 from tests.simulation import Gpu, Misuse, installed
 
 H100 = (8,) * 15 + (12,)
+OLD, NEW = (13, 0), (13, 1)
+"""Versions of driver and bindings: the last before structured splits and work queues, and the first with them."""
+QUEUES = {OLD: "shared work queues", NEW: "balanced work queues"}
 
 
-@pytest.fixture
-def gpu() -> Gpu:
-    return Gpu()
+@pytest.fixture(params=[OLD, NEW], ids=["CUDA 13.0", "CUDA 13.1"])
+def gpu(request: pytest.FixtureRequest) -> Gpu:
+    return Gpu(cuda=request.param)
 
 
 @pytest.fixture
@@ -48,57 +51,11 @@ def put(partition: Any, work: Callable[[], None]) -> None:
     partition.stream._stream.pending.append(work)
 
 
-def test_the_driver_says_how_the_device_divides_and_the_remainder_is_a_granule_too(device: Any) -> None:
+def test_the_driver_says_how_the_device_divides_and_the_remainder_is_a_granule_too(device: Any, gpu: Gpu) -> None:
     assert (device.kind, device.unit) == ("cuda", "SM")
     assert device.granules == H100
-    assert device.describe() == "Simulated H100, 132 SMs in 16 granules (15 of 8, 1 of 12)"
+    assert device.describe() == f"Simulated H100, 132 SMs in 16 granules (15 of 8, 1 of 12), {QUEUES[gpu.cuda]}"
     assert repr(device) == "<CudaDevice 0, Simulated H100, granules 15 of 8, 1 of 12>"
-
-
-@pytest.mark.parametrize(
-    ("gpu", "size", "granules"),
-    [
-        (Gpu(strict=True), None, H100),
-        (Gpu(sms=108, fine=108, smallest=2), None, (2,) * 54),
-        (Gpu(), 16, (16,) * 7 + (20,)),
-        (Gpu(strict=True), 64, (64, 68)),
-        (Gpu(), 120, (120, 12)),
-        (Gpu(sms=16, coarse=16, fine=16), 2, (2,) * 8),
-    ],
-    ids=["CUDA 13.1", "pairs of SMs", "sixteens", "halves", "one and a rest", "finely, without a rest"],
-)
-def test_granules_add_up_to_the_device_whatever_its_topology(cuda: Any, gpu: Gpu, size: int, granules: tuple[int, ...]) -> None:
-    with closing(cuda.open_cuda(granule_sms=size)) as device:
-        assert device.granules == granules
-        assert sum(device.granules) == gpu.sms
-        assert "clusters" not in device.describe() or size == 2
-
-
-def test_finer_granules_are_had_for_thread_block_clusters(cuda: Any, gpu: Gpu) -> None:
-    with closing(cuda.open_cuda(granule_sms=2)) as device:
-        assert device.granules == (2,) * 64 + (4,)
-        assert device.describe() == "Simulated H100, 132 SMs in 65 granules (64 of 2, 1 of 4); no thread-block clusters"
-        for granules in ([0, 64], [3], [0, 64]):
-            with closing(device.carve(granules)) as partition:
-                assert partition.size == sum(device.granules[granule] for granule in granules)
-                assert partition.locate() == units(device.granules, partition.granules)
-        assert gpu.log.count("cuDevResourceGenerateDesc") == 2
-        assert gpu.splits == 1
-
-
-@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (-8, ValueError), (133, DeviceUnavailable)])
-def test_granules_of_an_impossible_size_are_refused(cuda: Any, size: int, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"expected 1 or more|the topology does not give that"):
-        cuda.open_cuda(granule_sms=size)
-
-
-@pytest.mark.parametrize("size", [None, 2])
-def test_the_device_is_split_once_however_often_it_is_carved(cuda: Any, gpu: Gpu, size: int | None) -> None:
-    with closing(cuda.open_cuda(granule_sms=size)) as device:
-        for _ in range(3):
-            for granule in range(len(device.granules)):
-                device.carve([granule]).close()
-    assert gpu.splits == 1
 
 
 def test_partitions_of_two_splits_overlap_and_the_probe_says_so(cuda: Any, device: Any) -> None:
@@ -116,10 +73,15 @@ def test_a_partition_has_the_sms_of_its_granules_and_runs_on_those(device: Any, 
         assert partition.locate() == units(H100, partition.granules)
 
 
-@pytest.mark.parametrize("granules", [[], [16], [-1], [0, 0]])
-def test_granules_that_cannot_be_had_are_refused_before_the_driver_is_asked(device: Any, gpu: Gpu, granules: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("granules", "error"),
+    [([], PartitionError), ([16], PartitionError), ([-1], PartitionError), ([0, 0], PartitionError), (0, TypeError)],
+)
+def test_granules_that_cannot_be_had_are_refused_before_the_driver_is_asked(
+    device: Any, gpu: Gpu, granules: Any, error: type[Exception]
+) -> None:
     calls = len(gpu.log)
-    with pytest.raises(PartitionError, match=r"cannot carve granules \[.*\] from <CudaDevice 0"):
+    with pytest.raises(error, match=r"no granules were named|is not there|named more than once|a list of their numbers"):
         device.carve(granules)
     assert len(gpu.log) == calls
 
@@ -132,16 +94,18 @@ def test_a_context_that_holds_less_than_was_asked_for_is_given_back(device: Any,
 
 
 @pytest.mark.parametrize(
-    ("size", "call"),
+    ("gpu", "size", "call"),
     [
-        (None, "Device.create_context"),
-        (None, "Context.create_stream"),
-        (None, "Device.set_current"),
-        (2, "cuDevResourceGenerateDesc"),
-        (2, "cuGreenCtxCreate"),
-        (2, "cuGreenCtxStreamCreate"),
-        (2, "cuGreenCtxGetDevResource"),
+        (OLD, None, "Device.create_context"),
+        (OLD, None, "Context.create_stream"),
+        (OLD, None, "Device.set_current"),
+        (NEW, None, "Device.set_current"),
+        (OLD, 2, "cuDevResourceGenerateDesc"),
+        (OLD, 2, "cuGreenCtxCreate"),
+        (OLD, 2, "cuGreenCtxStreamCreate"),
+        (OLD, 2, "cuGreenCtxGetDevResource"),
     ],
+    indirect=["gpu"],
 )
 def test_a_carving_that_fails_leaves_nothing_behind(cuda: Any, gpu: Gpu, size: int | None, call: str) -> None:
     with closing(cuda.open_cuda(granule_sms=size)) as device:
@@ -154,9 +118,18 @@ def test_a_carving_that_fails_leaves_nothing_behind(cuda: Any, gpu: Gpu, size: i
         device.carve([0]).close()
 
 
+BY_CORE, BY_DRIVER = ["Stream.close", "Context.close"], ["cuStreamDestroy", "cuGreenCtxDestroy"]
+
+
 @pytest.mark.parametrize(
-    ("size", "calls"),
-    [(None, ["Stream.sync", "Stream.close", "Context.close"]), (2, ["Stream.sync", "cuStreamDestroy", "cuGreenCtxDestroy"])],
+    ("gpu", "size", "calls"),
+    [
+        (OLD, None, ["Stream.sync", *BY_CORE]),
+        (OLD, 2, ["Stream.sync", *BY_DRIVER]),
+        (NEW, None, ["Stream.sync", *BY_CORE]),
+        (NEW, 2, ["Stream.sync", *BY_CORE]),
+    ],
+    indirect=["gpu"],
 )
 def test_closing_waits_for_the_stream_and_the_device_destroys_it_and_its_context_once(
     cuda: Any, gpu: Gpu, size: int | None, calls: list[str]
@@ -359,9 +332,11 @@ def test_nothing_of_cuda_is_imported_before_it_is_asked_for() -> None:
 class Repartitioning(RuleBasedStateMachine):
     """Tenants who come, go and change their share on a simulated GPU that fails now and then."""
 
+    cuda = OLD
+
     def __init__(self) -> None:
         super().__init__()
-        self.gpu = Gpu()
+        self.gpu = Gpu(cuda=self.cuda)
         self._installed = installed(self.gpu)
         self.device = self._installed.__enter__().open_cuda()
         self.free = self.gpu.free
@@ -390,6 +365,7 @@ class Repartitioning(RuleBasedStateMachine):
         if len(new) >= nth:
             before = self.manager.held
             self.gpu.fail(call, nth)
+            self.gpu.fail(call, nth + self.device._groups.balanced)  # It is tried again without queues.
             with pytest.raises(PartitionError, match="as told"):
                 self.manager.carve(move)
             assert self.manager.held == before
@@ -411,8 +387,19 @@ class Repartitioning(RuleBasedStateMachine):
         assert len(self.gpu.contexts) == len(self.manager.held) + idle
 
 
+class RepartitioningWithQueues(Repartitioning):
+    cuda = NEW
+
+    @invariant()
+    def every_context_has_queues_of_its_own(self) -> None:
+        assert {context.queues for context in self.gpu.contexts} <= {"green_ctx_balanced"}
+        assert self.device._groups.balanced
+
+
 TestRepartitioning = Repartitioning.TestCase
-TestRepartitioning.settings = settings(max_examples=30, stateful_step_count=10)  # each step starts a thread a tenant
+TestRepartitioningWithQueues = RepartitioningWithQueues.TestCase
+for case in (TestRepartitioning, TestRepartitioningWithQueues):
+    case.settings = settings(max_examples=30, stateful_step_count=10)  # each step starts a thread a tenant
 
 
 @pytest.mark.parametrize("size", [None, 2])

@@ -20,7 +20,7 @@ LOST = pytest.importorskip("partitions.faults").LOST
 
 CLASSES = sorted(set(public(core)) - {"Launch"})
 MADE = ["ContextOptions", "Device", "LaunchConfig", "LegacyPinnedMemoryResource", "Program", "ProgramOptions"]
-MADE += ["SMResourceOptions", "StreamOptions"]
+MADE += ["SMResourceOptions", "StreamOptions", "WorkqueueResourceOptions"]
 MEMBERS = [(name, member) for name in CLASSES for member in vars(public(core)[name]) if not member.startswith("_")]
 FUNCTIONS = sorted(name for name in dir(driver.Driver) if name.startswith("cu"))
 ENUMS = sorted(name for name, value in public(driver).items() if hasattr(value, "__members__"))
@@ -67,15 +67,24 @@ def test_a_launch_takes_the_stream_the_configuration_the_kernel_and_its_argument
     assert parameters(core.Launch.__call__) == parameters(real_core.launch)
 
 
+RENAMED = {"useFlags": "flags"}
+"""Parameters that later bindings call otherwise; all are given by position."""
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_simulated_function_is_one_of_the_driver_s_with_the_same_parameters(name: str) -> None:
-    assert parameters(getattr(driver.Driver, name)) == parameters(getattr(real_driver, name))
+    ours, theirs = (
+        [RENAMED.get(each, each) for each in parameters(getattr(module, name))] for module in (driver.Driver, real_driver)
+    )
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("name", ENUMS)
 def test_a_simulated_enumeration_has_the_driver_s_values(name: str) -> None:
     simulated, real = getattr(driver, name), getattr(real_driver, name)
-    assert {member.name: member.value for member in simulated} == {member.name: real[member.name].value for member in simulated}
+    assert {member.name: member.value for member in simulated} == {
+        member.name: real.__members__[member.name].value for member in simulated
+    }
 
 
 def test_the_flags_for_pinning_are_the_driver_s() -> None:
@@ -85,6 +94,12 @@ def test_the_flags_for_pinning_are_the_driver_s() -> None:
 
 def test_a_resource_is_read_as_the_driver_lays_it_out() -> None:
     assert real_driver.CUdevResource().sm.smCount == 0
+
+
+def test_the_scope_of_work_queues_is_one_of_cuda_core_s() -> None:
+    typing = pytest.importorskip("cuda.core.typing")
+    assert "green_ctx_balanced" in set(typing.WorkqueueSharingScopeType)
+    real_core.WorkqueueResourceOptions(sharing_scope="green_ctx_balanced", concurrency_limit=2)
 
 
 def test_results_are_unpacked_and_raised_by_cuda_core_itself() -> None:

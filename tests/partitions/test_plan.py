@@ -1,11 +1,13 @@
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitions import DoesNotFit
-from partitions.plan import Granules, assign, movers
+from partitions import DoesNotFit, PartitionError
+from partitions.plan import Granules, assign, choose, movers
 
 NAMES = st.sampled_from("abcdefgh")
 
@@ -117,3 +119,39 @@ def test_a_plan_is_refused_exactly_when_its_sum_exceeds_the_device(total: int, c
 def test_a_count_below_one_is_refused_with_its_holder_s_name(count: int) -> None:
     with pytest.raises(ValueError, match=f"globex: {count} granules; every tenant needs at least 1"):
         assign(4, {}, {"acme": 1, "globex": count})
+
+
+@pytest.mark.parametrize("granules", [[2, 0], (0, 2), {2, 0}, iter([2, 0]), range(0, 3, 2), [np.int64(2), np.int8(0)]])
+def test_granules_may_be_named_in_any_order_and_collection(granules: Any) -> None:
+    chosen = choose(granules, 3)
+    assert chosen == [0, 2]
+    assert {type(granule) for granule in chosen} == {int}
+
+
+@pytest.mark.parametrize(
+    ("granules", "text"),
+    [
+        ([], "no granules were named; the device has 4, from 0 to 3"),
+        ([4], "granule 4 of [4] is not there; the device has 4, from 0 to 3"),
+        ([0, -1, 9], "granules -1, 9 of [0, -1, 9] are not there; the device has 4, from 0 to 3"),
+        ([2, 0, 2], "granule 2 of [2, 0, 2] is named more than once; expected each once"),
+        ([1, 0, 1, 0], "granules 0, 1 of [1, 0, 1, 0] are named more than once; expected each once"),
+    ],
+)
+def test_granules_that_cannot_be_had_are_named_with_what_there_is(granules: list[int], text: str) -> None:
+    with pytest.raises(PartitionError) as caught:
+        choose(granules, 4)
+    assert str(caught.value) == text
+
+
+def test_a_device_of_one_granule_says_so() -> None:
+    with pytest.raises(PartitionError) as caught:
+        choose([1], 1)
+    assert str(caught.value) == "granule 1 of [1] is not there; the device has 1, number 0"
+
+
+@pytest.mark.parametrize("granules", [0, None, 1.5, "0", [0.0], ["0"], [None]])
+def test_what_is_no_list_of_numbers_is_a_type_error_with_an_example(granules: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        choose(granules, 4)
+    assert str(caught.value) == f"granules are named by a list of their numbers, such as [0, 1]; got {granules!r}"

@@ -55,8 +55,14 @@ class Device:
 
     def create_context(self, options: "ContextOptions") -> "Context":
         self._gpu.enter("Device.create_context", current=True)
-        sms = self._gpu.merge([resource._resource for resource in options.resources])
-        return Context(self._gpu, self._gpu.create_context(sms))
+        sms = self._gpu.merge([each._resource for each in options.resources if isinstance(each, SMResource)])
+        queues = [each._sharing_scope for each in options.resources if isinstance(each, WorkqueueResource)]
+        return Context(self._gpu, self._gpu.create_context(sms, queues))
+
+    def create_stream(self) -> "Stream":
+        """On everybody's SMs."""
+        self._gpu.enter("Device.create_stream", current=True)
+        return Stream._of(self._gpu, self._gpu.create_stream(self._gpu.primary), owned=True)
 
     def create_event(self, options: None = None) -> "Event":
         self._gpu.enter("Device.create_event", current=True)
@@ -77,6 +83,13 @@ class DeviceResources:
         self._gpu.enter("DeviceResources.sm")
         return SMResource(self._gpu, self._resource)
 
+    @property
+    def workqueue(self) -> "WorkqueueResource":
+        if not self._gpu.is_structured:
+            raise RuntimeError("WorkqueueResource requires CUDA driver 13.1 or newer")
+        self._gpu.enter("DeviceResources.workqueue")
+        return WorkqueueResource(self._gpu)
+
 
 class SMResource:
     def __init__(self, gpu: Gpu, resource: hardware.Resource) -> None:
@@ -91,22 +104,57 @@ class SMResource:
     def min_partition_size(self) -> int:
         return self._gpu.smallest
 
+    @property
+    def coscheduled_alignment(self) -> int:
+        return self._resource.together
+
     def split(self, options: "SMResourceOptions") -> "tuple[list[SMResource], SMResource]":
+        together = options.coscheduled_sm_count
+        if together is not None and not self._gpu.is_structured:
+            raise RuntimeError("SMResourceOptions.coscheduled_sm_count requires the CUDA 13.1 structured SM split API")
         self._gpu.enter("SMResource.split")
-        if len(set(options.count)) != 1:
-            raise NotImplementedError("counts that differ need CUDA 13.1")
-        groups, rest = self._gpu.split(self._resource, len(options.count), options.count[0])
+        if self._gpu.is_structured:
+            groups, rest = self._gpu.split_structured(self._resource, options.count, together or self._gpu.smallest)
+        else:
+            groups, rest = self._gpu.split(self._resource, len(options.count), options.count[0])
         return [SMResource(self._gpu, group) for group in groups], SMResource(self._gpu, rest)
 
 
 @dataclass
 class SMResourceOptions:
+    """Counts that differ are left out."""
+
     count: Sequence[int]
+    coscheduled_sm_count: int | None = None
+
+
+class WorkqueueResource:
+    """Shared by all contexts until it is configured."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._sharing_scope = hardware.Context.queues
+
+    def configure(self, options: "WorkqueueResourceOptions") -> None:
+        self._gpu.enter("WorkqueueResource.configure")
+        if options.concurrency_limit < 1:
+            raise ValueError("concurrency_limit must be >= 1")
+        self._sharing_scope = options.sharing_scope
+
+
+@dataclass
+class WorkqueueResourceOptions:
+    sharing_scope: str
+    concurrency_limit: int
+
+    def __post_init__(self) -> None:
+        if self.sharing_scope not in ("device_ctx", "green_ctx_balanced"):
+            raise ValueError(f"{self.sharing_scope!r} is not a WorkqueueSharingScopeType")
 
 
 @dataclass
 class ContextOptions:
-    resources: Sequence[SMResource]
+    resources: Sequence[SMResource | WorkqueueResource]
 
 
 @dataclass

@@ -22,10 +22,11 @@ STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_
 
 @dataclass
 class Resource:
-    """SMs that came out of one split; split 0 is the device itself."""
+    """SMs that came out of one split, so many of them scheduled together; split 0 is the device itself."""
 
     sms: tuple[int, ...]
     split: int
+    together: int = 0
 
 
 class Capability(NamedTuple):
@@ -45,23 +46,32 @@ class Context:
     closed: bool = False
     green: bool = True
     device: int = 0
+    queues: str = "device_ctx"
+    """With whom its work queues are shared."""
 
 
 class Gpu:
     """One GPU. By default an H100: 132 SMs, which divide into 15 groups of 8 and 12 left, or 64 of 2 and 4 left.
 
-    A driver of CUDA 13.1 is `strict`: it refuses to split into more groups than there are, where earlier ones give fewer.
+    `cuda` is the version of driver and bindings. From 13.1 on they split into structured groups, refusing more groups than
+    there are, where earlier ones give fewer; and they give contexts work queues.
     """
 
     name = "Simulated H100"
     index = 0
     arch = "90"
 
-    def __init__(self, sms: int = 132, coarse: int = 120, smallest: int = 8, fine: int = 128, strict: bool = False) -> None:
+    def __init__(
+        self, sms: int = 132, coarse: int = 120, smallest: int = 8, fine: int = 128, cuda: tuple[int, int] = (13, 0)
+    ) -> None:
+        self.cuda = cuda
         self.sms = sms
         self.smallest = smallest
         self.grouped = {smallest: coarse, 2: fine}
-        self.strict = strict
+        self.rest_together = 0
+        """How many SMs of a remainder are scheduled together, where that differs from the groups of its split."""
+        self.takes_queues = True
+        """Whether contexts are made that have work queues of their own."""
         self.splits = 0
         self.log: list[str] = []
         self.lost = ""
@@ -137,7 +147,20 @@ class Gpu:
         return CUDAError(f"{error}: on the device")
 
     def whole(self) -> Resource:
-        return Resource(tuple(range(self.sms)), 0)
+        return Resource(tuple(range(self.sms)), 0, self.smallest)
+
+    @property
+    def is_structured(self) -> bool:
+        return self.cuda >= (13, 1)
+
+    def split_structured(self, resource: Resource, sizes: Sequence[int], step: int) -> tuple[list[Resource], Resource]:
+        """Groups of which each `step` SMs are scheduled together: all of them, or an error. All are of one size here."""
+        (size,) = set(sizes)
+        if size % step or len(sizes) * size > self.grouped[step]:
+            raise CUDAError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: the topology does not give that")
+        groups, rest = self.split(resource, len(sizes), size, fine=step == 2)
+        rest.together = self.rest_together or step
+        return groups, rest
 
     def split(self, resource: Resource, groups: int, size: int, fine: bool = False) -> tuple[list[Resource], Resource]:
         """Only the first split of the device begins at SM 0: a later one overlaps it, and nobody is told."""
@@ -146,23 +169,27 @@ class Gpu:
         step = 2 if fine else self.smallest
         size = -(-size // step) * step
         most = self.grouped[step] // size
-        if most == 0 or (self.strict and groups > most):
+        if most == 0:
             raise CUDAError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: the topology does not give that")
         self.splits += 1
         turn = 3 * (self.splits - 1) % self.sms
         sms = resource.sms[turn:] + resource.sms[:turn]
         given = min(groups, most)
-        parts = [Resource(sms[at : at + size], self.splits) for at in range(0, given * size, size)]
-        return parts, Resource(sms[given * size :], self.splits)
+        parts = [Resource(sms[at : at + size], self.splits, step) for at in range(0, given * size, size)]
+        return parts, Resource(sms[given * size :], self.splits, step)
 
     def merge(self, resources: Sequence[Resource]) -> tuple[int, ...]:
         if len({resource.split for resource in resources}) != 1:
             raise CUDAError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: not of one split")
+        if self.is_structured and len({resource.together for resource in resources}) != 1:
+            raise CUDAError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: not scheduled together alike")
         return tuple(sm for resource in resources for sm in resource.sms)
 
-    def create_context(self, sms: tuple[int, ...]) -> Context:
+    def create_context(self, sms: tuple[int, ...], queues: Sequence[str] = ()) -> Context:
+        if queues and not self.takes_queues:
+            raise CUDAError("CUDA_ERROR_INVALID_RESOURCE_TYPE: no work queues")
         self.free -= 5 * MIB
-        context = Context(sms[self.short :], next(self._handles))
+        context = Context(sms[self.short :], next(self._handles), queues=next(iter(queues), Context.queues))
         self.contexts.append(context)
         return context
 

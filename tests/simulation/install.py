@@ -16,7 +16,8 @@ from .gpu import Gpu
 OURS = ("partitions.cuda", "partitions.faults", "partitions.green", "partitions.smid")
 OURS += ("engines.copies", "engines.ordering", "engines.pointers")
 OURS += tuple(
-    f"engines.tensorrt{part}" for part in ("", "_bind", "_capture", "_context", "_engine", "_run", "_staging", "_work")
+    f"engines.tensorrt{part}"
+    for part in ("", "_bind", "_capture", "_context", "_engine", "_routes", "_run", "_staging", "_work")
 )
 TENSORRT = ("tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindings")
 

@@ -10,6 +10,8 @@ from .streams import Stream
 
 ROW = 24
 """Bytes of an address from, an address to, and a number of bytes."""
+KEPT = 16
+"""Bytes before the rows that the device keeps: whose turn it is, how many blocks have arrived."""
 
 
 def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, cycles: int) -> Callable[[], None]:
@@ -26,19 +28,22 @@ def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, cycles: int) ->
 def bring_in(
     gpu: Gpu, stream: Stream, blocks: int, ring: int, length: int, rows: int, inputs: int, state: int
 ) -> Callable[[], None]:
-    """The first `inputs` rows of the table whose turn it is."""
-    return lambda: _copy(gpu, ring + _count(gpu, state).value % length * rows * ROW, range(inputs))
-
-
-def take_out(
-    gpu: Gpu, stream: Stream, blocks: int, ring: int, length: int, rows: int, inputs: int, state: int
-) -> Callable[[], None]:
-    """The other rows, and the next table's turn."""
+    """The first `inputs` rows of the table whose turn it is; the device keeps the others."""
 
     def run() -> None:
-        count = _count(gpu, state)
-        _copy(gpu, ring + count.value % length * rows * ROW, range(inputs, rows))
-        count.value += 1
+        table = ring + _count(gpu, state).value % length * rows * ROW
+        _copy(gpu, table, range(inputs))
+        gpu.copy(table + inputs * ROW, state + KEPT + inputs * ROW, (rows - inputs) * ROW)
+
+    return run
+
+
+def take_out(gpu: Gpu, stream: Stream, blocks: int, rows: int, inputs: int, state: int) -> Callable[[], None]:
+    """The rows that were kept, and the next table's turn."""
+
+    def run() -> None:
+        _copy(gpu, state + KEPT, range(inputs, rows))
+        _count(gpu, state).value += 1
 
     return run
 

@@ -1,0 +1,155 @@
+"""A sticky CUDA error under load, in the server as it is run: everyone is told, it exits with 70, and starts again."""
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Semaphore
+from typing import Any, NamedTuple
+
+import pytest
+
+from server.app import DEVICE_LOST
+
+from .networks import mlp, plan
+from .process import PATIENCE, Client, _wait_until_ready
+
+pytestmark = pytest.mark.gpu
+TENANTS = ("acme", "globex")
+CLIENTS = 6
+"""Connections of each tenant; more than it has in flight."""
+BOUND = 60.0
+"""Seconds until the process has to be gone once its device is."""
+ENDED = 0
+"""In place of a status: the connection ended, for the process did."""
+
+
+class Case(NamedTuple):
+    """A server, and what a tenant asks it."""
+
+    command: Sequence[str]
+    folder: Path
+    inputs: dict[str, Any]
+
+    @property
+    def log(self) -> str:
+        """What all of its processes said."""
+        return (self.folder / "server.log").read_text()
+
+    @contextmanager
+    def running(self, fronts: str, port: int) -> "Iterator[subprocess.Popen[bytes]]":
+        """The process, once it is ready."""
+        config = self.folder / "greenlane.toml"
+        config.write_text(_config(self.folder / "models", fronts), encoding="utf-8")
+        command = [*self.command, "--config", str(config), "--port", str(port)]
+        log = self.folder / "server.log"
+        with log.open("a") as said, subprocess.Popen(command, stderr=said, stdout=said) as process:
+            try:
+                _wait_until_ready(process, port, log)
+                yield process
+            finally:
+                process.kill()
+
+    def ask(self, client: Client, tenant: str) -> tuple[int, str]:
+        body = json.dumps({"inputs": [self.inputs]}).encode()
+        return _ask(client, "POST", "/v2/models/m/infer", body, tenant)
+
+
+def version(folder: Path) -> Path:
+    """Where the file of the only model goes."""
+    made = folder / "models" / "m" / "1"
+    made.mkdir(parents=True)
+    return made
+
+
+def _config(repository: Path, fronts: str) -> str:
+    lines = ["[server]", f'fronts = "{fronts}"', 'drain_grace = "0s"', "[device]", 'backend = "cuda"']
+    lines += ["[models]", f'repository = "{repository}"']
+    for tenant in TENANTS:
+        lines += [f"[tenants.{tenant}]", "granules = 4", 'models = ["*"]']
+    return "\n".join(lines)
+
+
+def _ask(client: Client, method: str, path: str, body: bytes = b"", tenant: str = "") -> tuple[int, str]:
+    try:
+        status, answer, _ = client.ask(method, path, body, tenant)
+    except (OSError, http.client.HTTPException) as error:
+        return ENDED, repr(error)
+    return status, answer.decode()
+
+
+def _ask_until_it_fails(case: Case, port: int, tenant: str, answered: Semaphore) -> tuple[int, str]:
+    with closing(Client(port)) as client:
+        while (last := case.ask(client, tenant))[0] == 200:
+            answered.release()
+    return last
+
+
+def _look_until_not_ready(port: int) -> tuple[int, str]:
+    with closing(Client(port)) as client:
+        while (last := _ask(client, "GET", "/v2/health/ready"))[0] == 200:
+            pass
+    return last
+
+
+def free_port() -> int:
+    """One that nobody listens on for now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+class TestLost:
+    """Of any server that SIGUSR1 takes the device from."""
+
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> Case:
+        plan(version(tmp_path), mlp())
+        inputs = {"name": "x", "shape": [1, 784], "datatype": "FP32", "data": [0.5] * 784}
+        return Case([sys.executable, "-m", "tests.gpu.losing"], tmp_path, inputs)
+
+    @pytest.mark.parametrize("fronts", ["inline", "per-tenant"])
+    def test_everyone_is_told_that_the_device_is_lost_and_the_process_exits_with_70_to_be_started_again(
+        self, case: Case, fronts: str
+    ) -> None:
+        port, answered = free_port(), Semaphore(0)
+        with ThreadPoolExecutor(1 + len(TENANTS) * CLIENTS) as pool, case.running(fronts, port) as process:
+            asking = {
+                tenant: [pool.submit(_ask_until_it_fails, case, port, tenant, answered) for _ in range(CLIENTS)]
+                for tenant in TENANTS
+            }
+            looking = pool.submit(_look_until_not_ready, port)
+            for _ in range(10 * len(TENANTS) * CLIENTS):
+                assert answered.acquire(timeout=PATIENCE), case.log
+            process.send_signal(signal.SIGUSR1)
+            answers = {tenant: [asked.result(BOUND) for asked in several] for tenant, several in asking.items()}
+            assert_lost(looking.result(BOUND), case, "lost")
+            assert process.wait(BOUND) == DEVICE_LOST == 70, case.log
+        for told in answers.values():
+            for answer in told:
+                assert_lost(answer, case, "the device is lost: ")
+            assert any(status == 503 for status, _ in told), f"nobody was told: {told}\n{case.log}"
+        assert "the device is lost, and this process with it" in case.log
+        self.check_that_it_serves_again(case, fronts, port)
+
+    def check_that_it_serves_again(self, case: Case, fronts: str, port: int) -> None:
+        """What a supervisor does: the same command on the same port."""
+        with case.running(fronts, port) as process, closing(Client(port)) as client:
+            for tenant in TENANTS:
+                status, body = case.ask(client, tenant)
+                assert status == 200, f"{body}\n{case.log}"
+            process.terminate()
+            assert process.wait(BOUND) == 0, case.log
+
+
+def assert_lost(answer: tuple[int, str], case: Case, words: str) -> None:
+    """It is a 503 that says so, or the process is gone."""
+    status, text = answer
+    assert status in (503, ENDED), f"{answer}\n{case.log}"
+    assert status == ENDED or words in json.loads(text)["error"], text

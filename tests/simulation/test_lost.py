@@ -1,0 +1,20 @@
+"""What tests/gpu asks of a lost device, asked of a simulated one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines.simulated import AFFINE, ROWS
+from tests.engines.small import model
+from tests.gpu import test_lost as real
+
+from .plans import make_plan
+
+
+class TestLost(real.TestLost):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> real.Case:
+        (real.version(tmp_path) / "model.plan").write_bytes(make_plan(model(AFFINE), ROWS))
+        inputs = {"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1.0, 2.0, 3.0]}
+        return real.Case([sys.executable, "-m", "tests.simulation.losing"], tmp_path, inputs)
