@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
@@ -18,11 +19,11 @@ from typing import Any
 from fastapi import FastAPI
 
 from engines import Engine, has_tensorrt
-from partitions import Device, open_device
+from partitions import Device, PartitionError, open_device
 
 from . import admin, demo, loads, logs, metrics, routes, web
-from .alone import alone, supervisor
-from .config import Config, load
+from .alone import NotAlone, alone, supervisor
+from .config import Config, ConfigError, load
 from .departures import Receive
 from .errors import Unavailable
 from .infer import Infer, Send, is_infer
@@ -83,7 +84,7 @@ class Application:
         if scope["type"] == "http" and is_infer(scope["path"]):
             await self.infer(scope, receive, send)
         else:
-            await self._web(scope, receive, send)
+            await self._web(scope, receive, _in_lines(send) if scope["type"] == "lifespan" else send)
 
     def service(self) -> Service:
         """What the HTTP side knows. Raises Unavailable while there is none."""
@@ -146,6 +147,19 @@ def assemble(config: Config, device: Device, read: Callable[[Path], Engine] | No
     desks = {name: open_local(tenant) for name, tenant in config.tenants.items()}
     service = Service(config, [desk.tenant for desk in desks.values()])
     return service, Runtime(config, device, desks, service.become, read)
+
+
+def _in_lines(send: Send) -> Send:
+    """Have the operator's mistakes told as their lines, not as a traceback of the framework's."""
+
+    async def tell(message: MutableMapping[str, Any]) -> None:
+        error = sys.exception()
+        if message["type"] == "lifespan.startup.failed" and isinstance(error, ConfigError | PartitionError | NotAlone):
+            about = "" if isinstance(error, NotAlone) else "the configuration cannot be served:\n"
+            message = {**message, "message": f"greenlane: {about}{error}"}
+        await send(message)
+
+    return tell
 
 
 def configuration(path: str | None) -> AbstractContextManager[Config]:

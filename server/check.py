@@ -17,6 +17,7 @@ from partitions import Device, PartitionError, PartitionManager
 
 from .catalog import Entry, Served
 from .config import Config, ConfigError, ModelOptions, TenantConfig, salvage
+from .fronts.cores import TOO_FEW, share
 from .library import Library, Loaded
 from .repository import Repository
 from .tables import KeyPath, dotted, nearest
@@ -47,17 +48,21 @@ class Findings:
 
 
 def check(
-    path: str, open_device: Callable[[Config], Device], load: Callable[[str | None], AbstractContextManager[Config]]
+    path: str,
+    open_device: Callable[[Config], Device],
+    load: Callable[[str | None], AbstractContextManager[Config]],
+    cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
 ) -> int:
     """Print what the file at `path` would serve, then on standard error everything that is wrong. Blocks: models are loaded.
 
-    Returns the exit status: 0 where all can be served, 1 where something that is configured cannot be, such as a broken
-    or absent model, 2 where the configuration itself is wrong or does not fit the device.
+    `cores` says which of the host's a process may run on. Returns the exit status: 0 where all can be served, 1 where
+    something that is configured cannot be, such as a broken or absent model, 2 where the configuration itself is wrong or
+    does not fit the device.
     """
     found = Findings()
     with ExitStack() as stack:
         if config := _configuration(path, load, stack, found):
-            _Check(config, found).run(_device(config, open_device, stack, found))
+            _Check(config, found, frozenset(cores(0))).run(_device(config, open_device, stack, found))
     print("\n".join(found.lines() or ["all of it can be served"]), file=sys.stderr if found.lines() else sys.stdout)
     return found.status
 
@@ -86,9 +91,11 @@ def _device(config: Config, open_device: Callable[[Config], Device], stack: Exit
 class _Check:
     """One look at a configuration; prints as it goes, since models may take their time."""
 
-    def __init__(self, config: Config, found: Findings) -> None:
+    def __init__(self, config: Config, found: Findings, allowed: frozenset[int]) -> None:
         self._config = config
         self._found = found
+        self._allowed = allowed
+        self._fenced: bool | None = None
         self._repository = Repository(config.models.repository, config.models.options)
 
     def run(self, device: Device | None) -> None:
@@ -105,6 +112,9 @@ class _Check:
             self._check_tenant(tenant, known)
             wanted = [model for model in dict.fromkeys([*tenant.models, *known]) if model in known and tenant.may_call(model)]
             self._try(library, device, plan.get(name, (0,)), wanted)
+        if self._fenced is False and server.fronts == "per-tenant" and server.front_cores == "auto":
+            chosen = {name: tenant.front_cores for name, tenant in config.tenants.items()}
+            _say(str(share(self._allowed, chosen) or TOO_FEW))
 
     def _known(self) -> list[str]:
         try:
@@ -139,9 +149,8 @@ class _Check:
         for name in tenant.models:
             if name != "*" and name not in known:
                 self._unserved(("tenants", tenant.name, "models"), f"{name!r} is not in the repository{_hint(name, known)}")
-        allowed = os.sched_getaffinity(0)
-        if missing := sorted(set(tenant.front_cores or ()) - allowed):
-            text = f"{missing} are not among the cores this process may use, {sorted(allowed)}"
+        if missing := sorted(set(tenant.front_cores or ()) - self._allowed):
+            text = f"{missing} are not among the cores this process may use, {sorted(self._allowed)}"
             self._wrong(("tenants", tenant.name, "front_cores"), text)
 
     def _try(self, library: Library, device: Device | None, granules: tuple[int, ...], names: list[str]) -> None:
@@ -152,6 +161,7 @@ class _Check:
             return
         try:
             with closing(device.carve(granules)) as partition:
+                self._fenced = partition.host_cores is not None
                 for name in names:
                     loaded = library.attempt(name, partition)
                     self._tell(loaded)

@@ -37,6 +37,7 @@ class ServerConfig:
     """The HTTP side. `max_body` and `max_json_tensor` are bytes.
 
     `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that holds the device.
+    `front_cores` is whether such processes get cores of their own where the device has none for tenants, or run on any.
     `drain_grace` is the seconds between readiness turning 503 and the refusal of new work.
     """
 
@@ -47,6 +48,7 @@ class ServerConfig:
     admin_key_sha256: Annotated[str | None, DIGEST] = None
     default_tenant: Annotated[str | None, TEXT] = None
     fronts: Annotated[str, one_of("per-tenant", "inline")] = "per-tenant"
+    front_cores: Annotated[str, one_of("auto", "any")] = "auto"
     log_format: Annotated[str, one_of("text", "json")] = "text"
     log_level: Annotated[str, one_of("debug", "info", "warning", "error")] = "info"
     drain_grace: Annotated[float, DURATION] = 1.0
@@ -92,7 +94,7 @@ class TenantConfig:
     """A tenant: its share of the device as exactly one of `granules`, `cores` and `sms`, its limits and its rights.
 
     `port` is a socket of its own, besides the server's; `front_cores` are the core numbers, ascending, that its HTTP
-    process runs on, None for all that the server's may.
+    process runs on, None for what `ServerConfig.front_cores` says.
     """
 
     name: str

@@ -30,7 +30,7 @@ MOST_HEADERS = 64 * 1024
 MOST_AHEAD = 64 * 1024
 """Bytes to read ahead of a request that is being answered."""
 
-PassOn = Callable[["Head", asyncio.BaseTransport, bytearray], bool]
+PassOn = Callable[["Head", asyncio.BaseTransport, bytes | bytearray], bool]
 
 _METHODS = ("GET", "POST", "PUT", "DELETE")
 _BEGINNINGS = [f"{method} /".encode() for method in _METHODS]
@@ -40,8 +40,9 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 class Head:
     """The request line and headers of one request, as httptools calls them out.
 
-    `is_ours` is whether this is a plain request, and, unless it is an inference, a small one; `negotiates` whether a body
-    is, or may be, compressed; `length` is the bytes of the body. `target` is what `Infer.find` makes of it, once it did.
+    `is_ours` is whether this is a plain request, and, unless it is an inference, a small one; `is_plain_infer` whether it is
+    an inference whose body is not, nor its answer may be, compressed; `length` is the bytes of the body. `target` is what
+    `Infer.find` makes of it, once it did.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -60,8 +61,13 @@ class Head:
         self.method = parser.get_method().decode("latin-1")
         self.length = int(self.headers.get(b"content-length", 0)) if self._plain else 0
         self.is_infer = self.method == "POST" and is_infer(self.path.decode("latin-1"))
-        self.negotiates = b"content-encoding" in self.headers or b"accept-encoding" in self.headers
+        negotiates = b"content-encoding" in self.headers or b"accept-encoding" in self.headers
+        self.is_plain_infer = self.is_infer and not negotiates
         self.is_ours = self._is_ours(parser)
+
+    def is_head_of(self, data: bytes) -> bool:
+        """Whether this is exactly one request with this head."""
+        return len(data) == len(self.data) + self.length and data.startswith(self.data)
 
     def on_url(self, url: bytes) -> None:
         self.path += url
@@ -119,7 +125,10 @@ class Front(asyncio.Protocol):
         self._discard = 0
         self._take: Callable[[bytes], None] | None = None
         self._taken = True
-        self._abandon: Callable[[], object] | None = None
+        self._inference: Inference | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._prefix = b""
         self._beginning = False
         self._writable = True
         self._closing = False
@@ -136,11 +145,16 @@ class Front(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
         self._closing = True
-        if self._abandon:
-            self._abandon()
+        if self._inference:
+            self._inference.cancel(ClientGone("the client closed its connection"))
+        elif self._task:
+            self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._active = True
+        last = self._last
+        if last and self._head is None and not self._buffer and last.is_head_of(data) and self._repeat(last, data):
+            return
         if self._discard:
             data = self._drop(data)
         self._buffer += data
@@ -170,13 +184,25 @@ class Front(asyncio.Protocol):
             return
         self._beginning = True
         try:
-            while self._head is None and self._may_begin() and self._begin():
+            while self._head is None and self._buffer and self._may_answer() and self._begin():
                 pass
         finally:
             self._beginning = False
 
-    def _may_begin(self) -> bool:
-        return bool(self._buffer) and self._writable and not self._closing and not self._transport.is_closing()
+    def _repeat(self, head: Head, data: bytes) -> bool:
+        """Answer a request that came alone and whole, with the head of the last one; False if that cannot be done now."""
+        if not (head.is_plain_infer and self._may_answer()):
+            return False
+        if self._pass_on and self._pass_on(head, self._transport, data):
+            self._leave()
+            return True
+        self._head, self._taken = head, True
+        if inference := self._admit(head):
+            inference.begin(data[len(head.data) :], head.headers, self._heard)
+        return True
+
+    def _may_answer(self) -> bool:
+        return self._writable and not self._closing and not self._discard and not self._transport.is_closing()
 
     def _begin(self) -> bool:
         """Begin to answer the next request; False if its headers are not there yet, or the connection is another's now."""
@@ -193,7 +219,7 @@ class Front(asyncio.Protocol):
             self._leave()
             return False
         self._head, self._start, self._taken = head, end, False
-        if head.is_infer and not head.negotiates:
+        if head.is_plain_infer:
             self._answer_inference(head)
         else:
             self._answer_call(head)
@@ -219,6 +245,11 @@ class Front(asyncio.Protocol):
 
     def _answer_inference(self, head: Head) -> None:
         """Without a task: what waits for the device is a callback."""
+        if inference := self._admit(head):
+            self._take = partial(inference.begin, headers=head.headers, heard=self._heard)
+
+    def _admit(self, head: Head) -> Inference | None:
+        """Begin an inference; None if it was refused."""
         try:
             if head.target is None:
                 head.target = self._infer.find(head.method, head.path, head.headers)
@@ -226,14 +257,13 @@ class Front(asyncio.Protocol):
             inference.expect(head.length)
         except Exception as error:
             self._finish(head, refusal(error, None))
-            return
+            return None
+        self._inference = inference
+        return inference
 
-        def heard(outcome: Outcome) -> None:
-            reply = refusal(outcome, inference) if isinstance(outcome, Exception) else success(outcome)
-            self._finish(head, reply)
-
-        self._abandon = partial(inference.cancel, ClientGone("the client closed its connection"))
-        self._take = partial(inference.begin, headers=head.headers, heard=heard)
+    def _heard(self, outcome: Outcome) -> None:
+        assert self._head
+        self._finish(self._head, refusal(outcome, self._inference) if isinstance(outcome, Exception) else success(outcome))
 
     def _answer_call(self, head: Head) -> None:
         """As a call of a coroutine, in a task of its own."""
@@ -247,7 +277,7 @@ class Front(asyncio.Protocol):
         task = self._loop.create_task(self._respond(head, call))
         self._server_state.tasks.add(task)
         task.add_done_callback(self._server_state.tasks.discard)
-        self._abandon, self._take = task.cancel, partial(_resolve, body)
+        self._task, self._take = task, partial(_resolve, body)
 
     async def _respond(self, head: Head, call: Call) -> None:
         if head.is_infer:
@@ -259,36 +289,44 @@ class Front(asyncio.Protocol):
 
     def _finish(self, head: Head, reply: Reply) -> None:
         """Answer, and go on with what came meanwhile."""
-        self._head = self._abandon = self._take = None
+        self._head = self._inference = self._task = self._take = None
         if self._transport.is_closing():
             return
-        self._skip_body(head)
+        if not self._taken:
+            self._skip_body(head)
         self._write(reply)
         if self._discard and self._closing:
             self._loop.call_later(LINGER, self._transport.close)
         elif self._closing:
             self._transport.close()
-        else:
+        elif self._buffer:
             self._transport.resume_reading()
             self._go_on()
 
     def _write(self, reply: Reply) -> None:
-        parts = [_STATUS_LINES[reply.status]]
-        for name, value in (*self._server_state.default_headers, *reply.fields):
+        parts = [_STATUS_LINES[reply.status], self._defaults()]
+        for name, value in reply.fields:
             parts += (name, b": ", value, b"\r\n")
         if self._closing:
             parts.append(b"connection: close\r\n")
         parts += (b"content-length: %d\r\n\r\n" % len(reply.body), reply.body)
         self._transport.write(b"".join(parts))
 
+    def _defaults(self) -> bytes:
+        """The fields that every answer has, of which uvicorn makes a new list each second."""
+        if self._fields is not self._server_state.default_headers:
+            self._fields = self._server_state.default_headers
+            self._prefix = b"".join([b"%b: %b\r\n" % field for field in self._fields])
+        return self._prefix
+
     def _skip_body(self, head: Head) -> None:
         """A request that was refused early may still be sending its body: forget what comes, and hang up if it is much."""
-        if not self._taken:
-            self._taken = True
-            self._discard = self._start + head.length
-            self._buffer = bytearray(self._drop(bytes(self._buffer)))
-            if self._discard > SPARED:
-                self._closing, self._discard = True, SPARED
+        self._taken = True
+        whole = self._start + head.length
+        self._discard = max(0, whole - len(self._buffer))
+        del self._buffer[:whole]  # In place: a client that sends thousands ahead must not have them copied for each.
+        if self._discard > SPARED:
+            self._closing, self._discard = True, SPARED
 
     def _drop(self, data: bytes) -> bytes:
         dropped = min(len(data), self._discard)

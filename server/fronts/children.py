@@ -2,7 +2,9 @@
 
 import asyncio
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -52,6 +54,20 @@ async def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     process = _context().Process(target=target, args=arguments, daemon=True)
     await asyncio.to_thread(process.start)
     return process
+
+
+def pin(process: BaseProcess, cores: Iterable[int]) -> None:
+    """Let this process, which has one thread so far, run on these of the host's cores only, if that can be."""
+    assert process.pid
+    with suppress(OSError):  # It ended meanwhile, or this is not allowed: tenants' processes warn of that.
+        os.sched_setaffinity(process.pid, cores)
+
+
+def pin_threads(cores: Iterable[int]) -> None:
+    """Let every thread of this process, and those they start, run on these of the host's cores only, if that can be."""
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):
+            os.sched_setaffinity(int(thread), cores)
 
 
 def end(process: BaseProcess, patience: float) -> None:

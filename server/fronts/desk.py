@@ -35,6 +35,7 @@ class RemoteDesk:
         self._state: State = "starting"
         self._refusing = ""
         self._cores: frozenset[int] | None = None
+        self._assigned: frozenset[int] | None = None
         self._asked: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -90,6 +91,11 @@ class RemoteDesk:
         self._cores = cores
         self._place()
 
+    def assign(self, cores: frozenset[int]) -> None:
+        """Run on these of the host's cores, unless the tenant has some of its own."""
+        self._assigned = cores
+        self._place()
+
     async def report(self) -> Report:
         found = await self._ask("report")
         return _NOTHING if found is None else found
@@ -105,8 +111,8 @@ class RemoteDesk:
         self.descriptors.close()
 
     def _place(self) -> None:
-        """On its own cores if the configuration gives it some, else on those that came with its partition, if any."""
-        cores: Iterable[int] | None = self._config.front_cores or self._cores
+        """On its own cores if the configuration gives it some, else on those that came with its partition, or were assigned."""
+        cores: Iterable[int] | None = self._config.front_cores or self._cores or self._assigned
         if cores:
             self._tell("place", frozenset(cores))
 

@@ -14,6 +14,7 @@ from ..config import Config
 from ..desk import State
 from . import children, door, doorman, process
 from .channel import Channel
+from .cores import Shares
 from .desk import RemoteDesk
 from .forward import Forwarded, answer
 from .heads import HOUSE, STRANGERS
@@ -98,6 +99,7 @@ class House:
         self._control: socket.socket | None = None
         self._doorman_restarts = Restarts()
         self._state: State = "starting"
+        self._cores: frozenset[int] = frozenset()
         self._watching: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 
@@ -119,6 +121,16 @@ class House:
                 front.desk.become(state)
             else:
                 front.channel.tell("become", state)
+
+    def place(self, shares: Shares) -> None:
+        """Have these processes, and those that take their places, run on these cores."""
+        self._cores = shares.others
+        for front in self._fronts.values():
+            if front.desk:
+                front.desk.assign(shares.fronts[front.name])
+            else:
+                self._pin(front.process)
+        self._pin(self._doorman)
 
     async def close(self) -> None:
         """Let every process finish what it is about, and end. Nobody is let in from now on."""
@@ -166,6 +178,7 @@ class House:
         if front.desk:
             await front.desk.connect(front.channel)
         else:
+            self._pin(front.process)
             front.channel.tell("become", self._state)
         if self._closing.is_set():
             front.channel.tell("leave")
@@ -178,8 +191,14 @@ class House:
             self._doorman = await children.start(doorman.main, self._config, self._listeners, theirs)
         finally:
             theirs.close()
+        self._pin(self._doorman)
         for front in self._fronts.values():
             self._let_in(front)
+
+    def _pin(self, process: BaseProcess | None) -> None:
+        """Have a process that is no tenant's run where those do, once that is known and there is such a process."""
+        if process and self._cores:
+            children.pin(process, self._cores)
 
     def _let_in(self, front: Front) -> None:
         """Tell the doorman the way to this process; one that is gone is followed by one that is told everything."""

@@ -174,7 +174,7 @@ class Process:
             if passed.ahead is not None:
                 os.close(passed.ahead)
 
-    def _pass_on(self, head: Head, transport: Any, data: bytearray) -> bool:
+    def _pass_on(self, head: Head, transport: Any, data: bytes | bytearray) -> bool:
         """Give a connection that is nobody's back to the doorman once it asks for something that is somebody's."""
         if self._tenant or transport.get_write_buffer_size():
             return False
@@ -187,7 +187,7 @@ class Process:
             return False
         return True
 
-    def _give_back(self, where: str, transport: Any, data: bytearray) -> None:
+    def _give_back(self, where: str, transport: Any, data: bytes | bytearray) -> None:
         ahead = door.write_down(bytes(data))
         try:
             door.give(self._outfit.door, Passed(where, transport.get_extra_info("socket"), ahead))

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..desk import State
 from ..runtime import Runtime
 from ..service import Service
 from . import children
+from .cores import TOO_FEW, share
 from .desk import open_remote
 from .house import House
 
@@ -32,10 +33,13 @@ async def serve(
     listeners: Sequence[socket.socket],
     own: Mapping[str, Sequence[socket.socket]],
     abandon: Callable[[int], object] = os._exit,
+    cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain. Returns the exit status.
 
     `abandon` ends the process, with a status, when it is told a second time: what is in flight is not waited for.
+    `cores` says which of the host's a process may run on; where its device sets none aside for the tenants, this process
+    shares them with those that speak HTTP, and runs on its own from then on.
     """
     told = _signalled()
     await asyncio.to_thread(children.prepare)
@@ -50,7 +54,7 @@ async def serve(
     application = web.build(ROUTERS, service=lambda: service, runtime=lambda: runtime)
     house = House(config, desks, listeners, own, application, runtime.reopen)
     try:
-        await _start(house, runtime)
+        await _start(house, runtime, lambda: _place(config, house, runtime, cores(0)))
         log.info("listening on %s", ", ".join(map(listen.address, chain(listeners, *own.values()))))
         freezing = asyncio.create_task(freeze(runtime))
         status = await _end(told, house, runtime, abandon)
@@ -60,13 +64,27 @@ async def serve(
         house.kill()
 
 
-async def _start(house: House, runtime: Runtime) -> None:
-    """Start both at a time."""
+async def _start(house: House, runtime: Runtime, place: Callable[[], None]) -> None:
+    """Start both at a time, and `place` them as soon as the partitions are known, before there is more to place."""
     starting = asyncio.create_task(house.start())
     try:
         await runtime.start()
+        place()
     finally:
         await starting
+
+
+def _place(config: Config, house: House, runtime: Runtime, allowed: Iterable[int]) -> None:
+    """Keep HTTP off the cores of this process, unless the device or the configuration says otherwise."""
+    fenced = any(partition.host_cores for partition in runtime.manager.held.values())
+    if fenced or config.server.front_cores == "any":
+        return
+    if shares := share(allowed, {name: tenant.front_cores for name, tenant in config.tenants.items()}):
+        house.place(shares)
+        children.pin_threads(shares.device)
+        log.info("%s", shares)
+    else:
+        log.warning("%s", TOO_FEW)
 
 
 async def _end(told: asyncio.Event, house: House, runtime: Runtime, abandon: Callable[[int], object]) -> int:

@@ -161,3 +161,20 @@ def test_the_demo_starts_without_a_configuration() -> None:
         process.read_until("ready: acme is served identity 1 and stripes 1")
         popen.send_signal(signal.SIGINT)
         assert popen.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[server]\nprot = 1", "wrong.toml: server.prot: unknown key; did you mean 'port'?"),
+        ("[models]\nrepository = '.'\n[tenants.acme]\ngranules = 4096\nmodels = ['*']", "acme 4096 = 4096 granules, but "),
+    ],
+)
+def test_a_wrong_configuration_is_told_in_its_lines_under_plain_uvicorn_too(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "wrong.toml").write_text(text)
+    environment = {**os.environ, "GREENLANE_CONFIG": str(tmp_path / "wrong.toml")}
+    words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0"]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 3  # uvicorn's own status for a start that failed
+    assert f"greenlane: the configuration cannot be served:\n{line}" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,6 +1,6 @@
 """`check`: everything at once, with the exit status of the worst; real models on the CPU's cores."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -60,14 +60,20 @@ class Told:
         self.out: list[str] = []
         self.err: list[str] = []
 
-    def check(self, *changes: tuple[str, str], device: Callable[[Config], Device] = on_cpu, more: str = "") -> int:
+    def check(
+        self,
+        *changes: tuple[str, str],
+        device: Callable[[Config], Device] = on_cpu,
+        more: str = "",
+        cores: Iterable[int] | None = None,
+    ) -> int:
         path = self.folder / "greenlane.toml"
         text = path.read_text()
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
         path.write_text(text + more)
-        status = check(str(path), device, configuration)
+        status = check(str(path), device, configuration, *([] if cores is None else [lambda _: cores]))
         captured = self._capsys.readouterr()
         self.out, self.err = captured.out.splitlines(), [line.strip() for line in captured.err.splitlines()]
         return status
@@ -212,6 +218,23 @@ def test_a_preferred_batch_above_what_the_model_s_files_say_is_told(told: Told) 
 def test_cores_that_a_front_may_not_use_are_told(told: Told) -> None:
     assert told.check(("granules = 1", 'granules = 1\nfront_cores = "65535"')) == 2
     assert told.err[1].startswith("greenlane.toml: tenants.acme.front_cores: [65535] are not among the cores")
+
+
+def on_fake(config: Config) -> Device:
+    return FakeDevice()
+
+
+def test_where_the_device_has_no_cores_for_tenants_it_is_said_where_http_would_run(told: Told) -> None:
+    told.check(device=on_fake, cores=range(16))
+    assert told.out[-1] == "HTTP of acme on 8-9; the device's process on 0-7, all others on 10-11"
+    told.check(device=on_fake, cores=[3])
+    assert told.out[-1].startswith("HTTP on any core: too few are left ")
+
+
+@pytest.mark.parametrize("key", ['front_cores = "any"', 'fronts = "inline"'])
+def test_where_http_runs_on_any_core_nothing_is_said_of_it(told: Told, key: str) -> None:
+    told.check(('fronts = "per-tenant"', key), device=on_fake, cores=range(16))
+    assert not [line for line in told.out if "HTTP" in line]
 
 
 def test_a_repository_that_vanished_is_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
     assert (config.server.max_body, config.server.max_json_tensor) == (67_108_864, 1_048_576)
     assert (config.server.admin_key_sha256, config.server.default_tenant) == (None, None)
     assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("per-tenant", "text", "info")
-    assert config.server.drain_grace == 1.0
+    assert (config.server.drain_grace, config.server.front_cores) == (1.0, "auto")
     assert config.device == DeviceConfig(backend="auto", index=0, cores=None, copies="auto")
     acme = config.tenants["acme"]
     assert (acme.name, acme.sms, acme.queue, acme.in_flight, acme.keys_sha256) == ("acme", 48, 64, 2, ())
@@ -230,6 +230,7 @@ def test_a_misspelt_share_is_both_unknown_and_missing(folder: Path) -> None:
         (sections(device="cores = 4"), "device.cores: 4 is not core numbers"),
         (sections(device="copies = 'dma'"), "device.copies: 'dma' is not 'auto' or 'sm' or 'engine'"),
         (sections(server="fronts = 'process'"), "server.fronts: 'process' is not 'per-tenant' or 'inline'"),
+        (sections(server="front_cores = '0-1'"), "server.front_cores: '0-1' is not 'auto' or 'any'"),
         (sections() + "[models.a]\nbatch_delay = 500", "models.a.batch_delay: 500 is not a duration: "),
         (sections() + "[models.a]\npreferred_batches = 4", "models.a.preferred_batches: 4 is not a list of batch sizes"),
         (sections(tenants=ACME + "port = 0"), "tenants.acme.port: 0 is not a whole number from 1 to 65535"),

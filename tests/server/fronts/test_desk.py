@@ -125,6 +125,20 @@ async def test_a_new_link_leaves_the_old_one_to_whoever_still_uses_it(desk: Remo
     left.close()
 
 
+async def test_cores_that_are_assigned_come_after_those_of_the_partition(desk: RemoteDesk) -> None:
+    process = Process()
+    channel = await process.meet(desk)
+    for told in (frozenset({2}), frozenset({3})):
+        desk.assign(told)
+    desk.place(None)
+    desk.place(frozenset({5}))
+    desk.assign(frozenset({4}))
+    await desk.empty()
+    assert [heard[1] for heard in process.heard if heard[0] == "place"] == [{2}, {3}, {3}, {5}, {5}]
+    channel.close()
+    process.channel.close()
+
+
 async def test_front_cores_that_are_configured_come_before_those_of_the_partition() -> None:
     desk = open_remote(TenantConfig(name="acme", granules=1, models=("*",), front_cores=(0,)))
     process = Process()

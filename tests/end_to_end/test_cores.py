@@ -1,0 +1,96 @@
+"""On which of the host's cores a server's processes run, where its device sets none aside: as the kernel says it."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from .harness import cores
+from .processes import Running, configure
+from .wire import until
+
+TENANT = '[tenants.acme]\ngranules = 1\nmodels = ["*"]\n'
+
+SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+from server import logs
+from server.config import load
+from server.fronts.serve import serve
+from server.listen import listen
+from tests.fakes import FakeDevice
+
+if __name__ == "__main__":
+    config = load(Path(sys.argv[1]))
+    logs.configure(config.server.log_format, config.server.log_level)
+    cores = [int(core) for core in sys.argv[2:]]
+    asyncio.run(serve(config, lambda _: FakeDevice(), *listen(config), cores=lambda _: cores))
+"""
+"""A server on a device without cores of its own, which may use these of the host's."""
+
+
+@contextmanager
+def serving(folder: Path, models: Path, allowed: list[int], **settings: str) -> Iterator[Running]:
+    """Such a server, until left."""
+    (folder / "main.py").write_text(SCRIPT)
+    config = configure(folder / "c.toml", models, TENANT, **settings)
+    words = [sys.executable, str(folder / "main.py"), str(config), *map(str, allowed)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as popen:
+        server = Running(popen)
+        try:
+            server.start()
+            yield server
+            server.signal()
+            assert server.wait() == 0
+        finally:
+            server.close()
+
+
+def places(server: Running, *names: str) -> list[set[int]]:
+    """Where the processes of these names run, whose only thread that counts is their first."""
+    return [os.sched_getaffinity(server.pid(name)) for name in names]
+
+
+def threads(pid: int) -> set[frozenset[int]]:
+    """Where the threads of this process run."""
+    return {frozenset(os.sched_getaffinity(int(path.name))) for path in Path(f"/proc/{pid}/task").iterdir()}
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """A repository."""
+    (tmp_path / "models").mkdir()
+    return tmp_path / "models"
+
+
+@pytest.mark.skipif(len(cores()) < 2, reason="two processes apart need two cores")
+def test_a_tenant_s_http_and_the_device_have_cores_of_their_own_and_so_do_those_that_follow(
+    empty: Path, tmp_path: Path
+) -> None:
+    first, second = cores()[:2]
+    with serving(tmp_path, empty, [first, second]) as server:
+        server.told(f"HTTP of acme on {second}; the device's process on {first}, all others on {first}")
+        everyone = ("acme", "(house)", "(strangers)", "doorman")
+        expected = [{second}, {first}, {first}, {first}]
+        until(lambda: places(server, *everyone) == expected)  # A tenant's is told, and does it when it hears it.
+        assert threads(server.popen.pid) == {frozenset({first})}
+        server.kill(*everyone)
+        server.told("starting another", 4)
+        until(lambda: places(server, *everyone) == expected)
+
+
+def test_processes_run_anywhere_where_there_are_too_few_cores_or_it_is_wanted_so(empty: Path, tmp_path: Path) -> None:
+    for settings, said in (({}, "HTTP on any core: too few"), ({"front_cores": '"any"', "log_level": '"debug"'}, None)):
+        with serving(tmp_path, empty, cores()[:1], **settings) as server:
+            assert places(server, "acme", "(house)", "doorman") == [set(cores())] * 3
+            assert threads(server.popen.pid) == {frozenset(cores())}
+            if said:
+                server.told(said)
+            else:
+                assert not [line for line in server.log if re.search(r"HTTP .*on", line)]
