@@ -41,29 +41,29 @@ def share_cores(every: Sequence[int], own: Sequence[int], each: int, tenants: in
 
 
 def deployments(
-    device: str, granules: int, victim: str, kinds: Sequence[str], fronts: str | None, cores: Cores
+    device: str, granules: int, victims: Sequence[str], kinds: Sequence[str], fronts: str | None, cores: Cores
 ) -> dict[str, Deployment]:
-    """The servers by their names: SPLIT with a partition for the victim and one for the aggressor, SHARED with one for both.
+    """The servers by their names: SPLIT with a partition for the victims and one for the aggressor, SHARED with one for all.
 
     For the three aggressors at a time, QUARTERS with four partitions of one size. Raises Impossible.
     """
     models = tuple(sorted({model for kind in kinds for model in _models(kind)}))
     one, other = halves(device, granules)
     tenants: dict[str, tuple[Tenant, ...]] = {
-        SPLIT: (Tenant(VICTIM, one, (victim,), cores.of(0)), Tenant(AGGRESSOR, other, models, cores.of(1)))
+        SPLIT: (Tenant(VICTIM, one, tuple(victims), cores.of(0)), Tenant(AGGRESSOR, other, models, cores.of(1)))
     }
     everything = granules if device == "cuda" else one + other
-    tenants[SHARED] = (Tenant(EVERYONE, everything, tuple(sorted({victim, *models})), cores.of(0, 1)),)
+    tenants[SHARED] = (Tenant(EVERYONE, everything, tuple(sorted({*victims, *models})), cores.of(0, 1)),)
     if TRIO in kinds:
-        tenants[QUARTERS] = _quarters(fourth(device, granules), victim, cores)
+        tenants[QUARTERS] = _quarters(fourth(device, granules), victims, cores)
     return {name: Deployment(name, device, group, fronts, cores.all, cores.carved) for name, group in tenants.items()}
 
 
-def _quarters(each: int, victim: str, cores: Cores) -> tuple[Tenant, ...]:
+def _quarters(each: int, victims: Sequence[str], cores: Cores) -> tuple[Tenant, ...]:
     aggressors = [
         Tenant(f"{AGGRESSOR}-{kind}", each, (KINDS[kind].model,), cores.of(index)) for index, kind in enumerate(TRIO_OF, 1)
     ]
-    return (Tenant(VICTIM, each, (victim,), cores.of(0)), *aggressors)
+    return (Tenant(VICTIM, each, tuple(victims), cores.of(0)), *aggressors)
 
 
 def halves(device: str, granules: int) -> tuple[int, int]:

@@ -25,11 +25,12 @@ def tensor(model: str, rows: int = 1) -> Array:
     return np.random.default_rng(1).random((rows, *SUBJECTS[model].row), np.float32)
 
 
-def binary(model: str, tenant: str, rows: int = 1) -> Ask:
-    """An inference request with binary tensors both ways."""
+def binary(model: str, tenant: str, rows: int = 1, timeout: int | None = None) -> Ask:
+    """An inference request with binary tensors both ways; `timeout` is its deadline in microseconds, None for none."""
     x = tensor(model, rows)
     entry = {"name": "x", "datatype": "FP32", "shape": x.shape, "parameters": {"binary_data_size": x.nbytes}}
-    head = orjson.dumps({"parameters": {"binary_data_output": True}, "inputs": [entry]})
+    parameters = {"binary_data_output": True} | ({} if timeout is None else {"timeout": timeout})
+    head = orjson.dumps({"parameters": parameters, "inputs": [entry]})
     headers = {"X-Tenant": tenant, "Inference-Header-Content-Length": str(len(head))}
     return Ask(post(f"/v2/models/{model}/infer", headers, head + x.tobytes()))
 

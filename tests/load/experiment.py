@@ -4,11 +4,12 @@ Alone and under load follow each other again and again, so that whatever else th
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter, sleep
 
 from .arrangement import AGGRESSOR, EVERYONE, QUARTERS, SHARED, SPLIT, VICTIM
 from .asks import as_json, binary, truth, wrong
+from .clients import Clients
 from .crew import run, together
 from .jobs import ClosedLoop, OpenLoop, Tally
 from .kinds import KINDS, TRIO, TRIO_OF
@@ -17,47 +18,54 @@ from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 
 SETTLE = 0.2
 """Seconds between phases, in which a server gets rid of what an aggressor left behind."""
+BETWEEN = 0.8
+"""Seconds from the end of a phase to the beginning of the next, as a rule: load processes are started, and begin ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is measured, and how. `rate` is requests a second, `rows` the batch of the compute-heavy aggressor.
+    """What is measured, and how: `victims` with their requests a second, `rows` the batch of the compute-heavy aggressor."""
 
-    `own` are cores that nobody but the load processes use: the first for the victim's client, which then spins.
-    """
-
-    victim: str
+    victims: dict[str, float]
     kinds: tuple[str, ...]
     form: str = "binary"
-    rate: float = 400.0
     arrivals: str = "poisson"
     seconds: float = 1.0
     rounds: int = 3
     rows: int = 8
     processes: int = 1
     bound: float = 1.3
-    own: tuple[int, ...] = ()
+    control: bool = True
+    clients: Clients = field(default_factory=Clients)
+
+    def steps(self) -> "list[Step]":
+        """All phases in order; every round begins with another aggressor."""
+        return [step for number in range(self.rounds) for victim in self.victims for step in self._round(victim, number)]
+
+    @property
+    def duration(self) -> float:
+        """About how many seconds it takes, on servers that are ready."""
+        return len(self.steps()) * (self.seconds + BETWEEN)
+
+    def _round(self, victim: str, number: int) -> "Iterator[Step]":
+        at, kinds = number % len(self.kinds), (ALONE, UNDER, CONTROL) if self.control else (ALONE, UNDER)
+        if self.control:
+            yield Step(victim, CONTROL_ALONE, "", number)
+        for aggressor in (*self.kinds[at:], *self.kinds[:at]):
+            yield from (Step(victim, kind, aggressor, number) for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One phase to come."""
 
+    victim: str
     kind: str
     aggressor: str
     round: int
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (f"round {self.round + 1}", self.aggressor, self.kind) if part)
-
-
-def steps(kinds: Sequence[str], rounds: int) -> Iterator[Step]:
-    """All phases in order; every round begins with another aggressor."""
-    for number in range(rounds):
-        yield Step(CONTROL_ALONE, "", number)
-        at = number % len(kinds)
-        for kind in (*kinds[at:], *kinds[:at]):
-            yield from (Step(what, kind, number) for what in (ALONE, UNDER, CONTROL))
+        return ": ".join(part for part in (f"round {self.round + 1}", self.victim, self.aggressor, self.kind) if part)
 
 
 class Experiment:
@@ -68,17 +76,17 @@ class Experiment:
         self._ports = ports
         self._tell = tell
         self._done: list[tuple[Step, Phase]] = []
-        self._bodies: list[tuple[Phase, list[bytes]]] = []
+        self._bodies: list[tuple[str, Phase, list[bytes]]] = []
 
     def run(self) -> list[Combination]:
         """Every phase of every round. Blocks. Raises LoadProcessFailed."""
-        plan, began = list(steps(self._settings.kinds, self._settings.rounds)), perf_counter()
+        plan, began = self._settings.steps(), perf_counter()
         for number, step in enumerate(plan):
             self._tell(number, len(plan), str(step))
             self._done.append((step, self._phase(step, began)))
             sleep(SETTLE)
         self._check()
-        return [self._combination(kind) for kind in self._settings.kinds]
+        return [self._combination(victim, kind) for victim in self._settings.victims for kind in self._settings.kinds]
 
     def _phase(self, step: Step, began: float) -> Phase:
         port = self._ports[_server(step)]
@@ -87,17 +95,17 @@ class Experiment:
         start, results = run(jobs)
         samples, tallies, late, sizes, bodies = together(results)
         phase = Phase(step.kind, step.round, start - began, samples, _busy(tallies), late, sizes)
-        self._bodies.append((phase, bodies))
+        self._bodies.append((step.victim, phase, bodies))
         return phase
 
     def _victims(self, port: int, step: Step) -> list[OpenLoop]:
         settings = self._settings
         form = binary if settings.form == "binary" else as_json
-        ask = form(settings.victim, EVERYONE if _server(step) == SHARED else VICTIM)
-        due = arrivals(settings.arrivals, settings.rate, settings.seconds, seed=step.round)
-        count = 1 if settings.own else max(1, settings.processes // 2)
+        ask = form(step.victim, EVERYONE if _server(step) == SHARED else VICTIM)
+        due = arrivals(settings.arrivals, settings.victims[step.victim], settings.seconds, seed=step.round)
+        count = 1 if settings.clients.victim else max(1, settings.processes // 2)
         shared = {"port": port, "ask": ask, "connections": 8 // count, "most": 64 // count}
-        own = {"spin": bool(settings.own), "cores": settings.own[:1] or None}
+        own = {"spin": bool(settings.clients.apart), "cores": settings.clients.victim or None}
         return [OpenLoop(arrivals=share(due, index, count), **shared, **own) for index in range(count)]  # type: ignore[arg-type]
 
     def _aggressors(self, port: int, step: Step) -> list[ClosedLoop]:
@@ -107,19 +115,19 @@ class Experiment:
         for name in names:
             alone = f"{AGGRESSOR}-{name}" if step.aggressor == TRIO else AGGRESSOR
             tenant = EVERYONE if _server(step) == SHARED else alone
-            cores = settings.own[1:] or None
+            cores = settings.clients.others or None
             found += KINDS[name].jobs(port, tenant, settings.seconds, settings.rows, settings.processes, cores)
         return found
 
     def _check(self) -> None:
         """Compare the answers that were kept with the model's, now that nothing is measured any more."""
-        wanted = truth(self._settings.victim)
-        for phase, bodies in self._bodies:
-            phase.wrong += wrong(bodies, self._settings.form, wanted)
+        wanted = {victim: truth(victim) for victim in self._settings.victims}
+        for victim, phase, bodies in self._bodies:
+            phase.wrong += wrong(bodies, self._settings.form, wanted[victim])
 
-    def _combination(self, kind: str) -> Combination:
-        phases = tuple(phase for step, phase in self._done if step.aggressor in (kind, ""))
-        return Combination(self._settings.victim, kind, phases, self._settings.bound)
+    def _combination(self, victim: str, kind: str) -> Combination:
+        phases = tuple(phase for step, phase in self._done if step.victim == victim and step.aggressor in (kind, ""))
+        return Combination(victim, kind, phases, self._settings.bound)
 
 
 def _server(step: Step) -> str:

@@ -81,7 +81,7 @@ def experiment(options: argparse.Namespace, tell: Tell) -> Findings:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="greenlane-inside-")))
         device = stack.enter_context(closing(open_device(options.device)))
         cases = chosen(options.only, len(device.granules))
-        victims = (options.victim,) if options.victim else ("resnet", "mlp")
+        victims = tuple(options.victim or ("resnet", "mlp"))
         models = {model for case in cases for model in CASES[case]} | {*victims, BUSY}
         tell(0, 1, "building engines")
         subjects.write(root, models, device.kind == "cuda")

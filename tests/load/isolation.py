@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 from .arrangement import Impossible
+from .clients import ANY, ENOUGH, TENANTS
 from .deployment import NotServed
 from .findings import Findings, document, table
 from .overhttp import WHAT, over_http
@@ -78,7 +79,9 @@ def _inside(options: argparse.Namespace) -> Findings:
     return experiment(options, Progress().tell)
 
 
-def _cores(text: str) -> tuple[int, ...]:
+def _cores(text: str) -> tuple[int, ...] | str:
+    if text in (ANY, TENANTS):
+        return text
     cores: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -108,28 +111,30 @@ def _checked(read: Callable[[str], object]) -> Callable[[str], object]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "Does a noisy neighbour move your tail? Ends within 3 minutes unless told otherwise."
+    about = "Does a noisy neighbour move your tail? Says first how long that takes: some 3 minutes for a victim."
     parser = argparse.ArgumentParser(prog="python -m tests.load.isolation", description=about)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
     parser.add_argument("--inside", action="store_true", help="without HTTP, in this process; both victims if none is named")
     parser.add_argument("--seconds", type=float, default=1.0, help="length of a phase; default: 1")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of all phases; default: 3")
     parser.add_argument("--only", type=_checked(_kinds), metavar="NAMES", help=f"some of {','.join(WHAT)}; default: all")
-    parser.add_argument("--victim", choices=["mlp", "resnet", "identity"], help="default: mlp, and resnet on a GPU")
+    models = ["mlp", "resnet", "identity"]
+    parser.add_argument("--victim", choices=models, nargs="+", help="one after another; default: mlp, and resnet on a GPU")
     parser.add_argument("--form", choices=["binary", "json"], default="binary", help="the victim's tensors; default: binary")
-    parser.add_argument("--rate", type=float, help="the victim's requests a second; default: by victim and device, 40 to 400")
+    parser.add_argument("--rate", type=float, help="the victim's requests a second; default: 200, and 40 of resnet on a CPU")
     parser.add_argument("--arrivals", choices=["poisson", "fixed"], default="poisson", help="default: poisson")
     parser.add_argument("--bound", type=float, default=1.3, help="what the p99 may grow by; default: 1.3")
     parser.add_argument("--fronts", choices=["inline", "per-tenant"], help="of the servers; default: theirs")
     parser.add_argument(
         "--client-cores",
         type=_checked(_cores),
-        default=(),
-        metavar="12-15",
-        help="cores for load processes only: the first for the victim's client, which spins; default: none",
+        metavar="CORES",
+        help="for load processes only, as 12-15: the first for the victim's client, which spins; or "
+        f"'{TENANTS}': each on its own tenant's; or '{ANY}'. "
+        f"Default: the last quarter of {ENOUGH} or more, with fewer '{TENANTS}' on a CPU and '{ANY}' on a GPU",
     )
     parser.add_argument(
-        "--front-cores", type=int, default=0, metavar="N", help="cores for each tenant's HTTP process; default: any"
+        "--front-cores", type=int, default=0, metavar="N", help="cores for each tenant's HTTP process; default: the server's"
     )
     parser.add_argument("--processes", type=int, help="load processes of an aggressor; default: by the number of cores, 1 to 4")
     parser.add_argument("--json", metavar="FILE", help="write the findings there")

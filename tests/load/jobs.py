@@ -20,9 +20,10 @@ class Ask:
 class OpenLoop:
     """Send `ask` whenever an arrival is due, whatever came of those before.
 
-    `connections` are opened beforehand, `most` is how many there may be: an arrival that finds none free waits for one, and
-    its latency counts from when it was due. `spin` is to burn the core instead of sleeping: for a core that is nobody
-    else's. `grace` is the seconds that the last answers are waited for. Every `keep`th answer is brought back whole.
+    `connections` are opened beforehand and `first` (None: `ask`) is answered with 200 on each; `most` is how many there may
+    be: an arrival that finds none free waits for one, and its latency counts from when it was due. `spin` is to burn
+    the core instead of sleeping: for a core that is nobody else's. `grace` is the seconds that the last answers are waited
+    for. Every `keep`th answer is brought back whole.
     """
 
     port: int
@@ -30,6 +31,7 @@ class OpenLoop:
     arrivals: list[float]
     connections: int
     most: int
+    first: Ask | None = None
     spin: bool = False
     grace: float = 3.0
     keep: int = 64

@@ -33,7 +33,7 @@ class Generator:
         for _ in range(self._job.connections):
             connection = self._connect()
             self._free.append(connection)
-            answer = _ask(connection, self._job.ask.data)
+            answer = _ask(connection, (self._job.first or self._job.ask).data)
             if answer.status != 200:
                 self._give_up()
                 raise RuntimeError(f"the first request was answered with {answer.status}: {answer.body!r:.300}")

@@ -35,7 +35,9 @@ def test_it_runs_and_leaves_the_interpreter_as_it_was(tmp_path: Path, capsys: py
     assert found["verdicts"][0]["alone"]["failed"] == 0
     assert found["combinations"][0]["rounds"]["under load"][0]["busy"][0]["rate"] > 0
     assert found["throughput"][0]["ratio"] > 0
-    assert {path.suffix for path in (tmp_path / "page").iterdir()} == {".html", ".json", ".png"}
+    files = [path.suffix for path in (tmp_path / "page").iterdir()]
+    assert set(files) == {".html", ".json", ".png"}
+    assert len(files) <= 8  # Few enough to be sent along.
     assert gc.isenabled()
     assert sys.getswitchinterval() == before
 

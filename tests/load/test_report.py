@@ -13,11 +13,13 @@ from server.config import load
 from . import kinds, subjects
 from .arrangement import EVERYONE, QUARTERS, SHARED, SPLIT, Cores, Impossible, deployments, fourth, halves, share_cores
 from .asks import as_json, binary, invalid, strangers, tensor, truth, wrong
-from .experiment import steps
+from .clients import ANY, TENANTS, Clients, apart, place
+from .experiment import BETWEEN, Settings
 from .figures import Samples
 from .findings import Findings, Throughput, busiest, document, milliseconds, table, times
 from .isolation import main
 from .machine import describe
+from .notes import notes
 from .page import render
 from .plots import draw
 from .verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase
@@ -102,16 +104,57 @@ def test_a_ratio_that_is_no_number_is_a_dash() -> None:
 
 
 def test_every_phase_under_load_follows_one_alone_and_rounds_begin_with_another_aggressor() -> None:
-    plan = list(steps(("small", "json"), rounds=2))
+    plan = Settings(victims={"mlp": 400, "resnet": 40}, kinds=("small", "json"), rounds=2).steps()
 
     assert [str(step) for step in plan[:4]] == [
-        "round 1: control, alone",
-        "round 1: small: alone",
-        "round 1: small: under load",
-        "round 1: small: control, under load",
+        "round 1: mlp: control, alone",
+        "round 1: mlp: small: alone",
+        "round 1: mlp: small: under load",
+        "round 1: mlp: small: control, under load",
     ]
-    assert [step.aggressor for step in plan if step.kind == ALONE] == ["small", "json", "json", "small"]
-    assert [step.kind for step in plan].count(CONTROL_ALONE) == 2
+    alone = [(step.victim, step.aggressor) for step in plan if step.kind == ALONE]
+    assert alone[:4] == [("mlp", "small"), ("mlp", "json"), ("resnet", "small"), ("resnet", "json")]
+    assert alone[4:] == [("mlp", "json"), ("mlp", "small"), ("resnet", "json"), ("resnet", "small")]
+    assert [step.kind for step in plan].count(CONTROL_ALONE) == 4
+
+
+def test_without_a_control_there_are_fewer_phases_and_the_duration_follows_from_their_number() -> None:
+    settings = Settings(victims={"mlp": 400}, kinds=("small",), rounds=2, control=False)
+
+    assert [step.kind for step in settings.steps()] == [ALONE, UNDER, ALONE, UNDER]
+    assert settings.duration == 4 * (settings.seconds + BETWEEN)
+
+
+def test_a_large_machine_keeps_its_last_quarter_for_clients_and_a_small_one_puts_them_with_their_tenants() -> None:
+    assert apart(range(16), None) == (12, 13, 14, 15)
+    assert apart(range(7), None) == apart(range(16), ANY) == ()
+    assert apart(range(16), (3,)) == (3,)
+    assert place("cuda", (), 16, (12, 13, 14), None) == Clients((12,), (13, 14), (12, 13, 14))
+    assert place("cpu", (4, 5), 2, (), None) == Clients((4,), (5,))
+    assert place("cpu", range(6), 6, (), TENANTS) == Clients((0,), (3, 4, 5))
+    assert place("cpu", (4, 5), 2, (), ANY) == place("cuda", (), 16, (), None) == Clients()
+    with pytest.raises(Impossible, match="a GPU's tenants have none"):
+        place("cuda", (), 16, (), TENANTS)
+
+
+@pytest.mark.parametrize(
+    ("clients", "shown", "noted"),
+    [
+        (Clients(), "any", "on the same cores as the server"),
+        (Clients((0,), (1, 2)), "0 for the victim's, 1,2 for the aggressors', of their tenants", "where their tenants do"),
+        (Clients((3,), (), (3,)), "3 for the victim's, any for the aggressors', kept apart", "cores that no server uses"),
+    ],
+)
+def test_a_reader_is_told_where_clients_ran(clients: Clients, shown: str, noted: str) -> None:
+    settings = Settings(victims={"mlp": 400, "resnet": 2000}, kinds=("small",), clients=clients)
+    servers = deployments("cpu", 4, ["mlp"], ["small"], None, Cores((), ()))
+
+    told = list(notes(settings, servers, findings().combinations))
+
+    assert str(clients) == shown
+    assert any(noted in note for note in told)
+    assert "A phase has about 400 requests of mlp, so its p99 is number 4 from the slowest; with fewer than 1,000," in told[2]
+    assert told[3] == "A phase has about 2,000 requests of resnet, so its p99 is number 20 from the slowest."
 
 
 @pytest.mark.parametrize(
@@ -132,12 +175,12 @@ def test_a_device_that_is_too_small_is_refused_with_what_it_has() -> None:
     with pytest.raises(Impossible, match="2 cores for each of 2 HTTP processes leave none of 4"):
         share_cores(range(6), own=(0, 1), each=2, tenants=2)
     with pytest.raises(Impossible, match="has 3 granules; four tenants need 4"):
-        deployments("cpu", 3, "mlp", ["trio"], None, Cores((), ()))
+        deployments("cpu", 3, ["mlp"], ["trio"], None, Cores((), ()))
 
 
 def test_the_servers_are_configured_as_the_server_reads_it(tmp_path: Path) -> None:
     cores = share_cores(range(12), own=(0, 1), each=1, tenants=4)
-    found = deployments("cpu", 6, "mlp", ["small", "trio"], "per-tenant", cores)
+    found = deployments("cpu", 6, ["mlp", "resnet"], ["small", "trio"], "per-tenant", cores)
     for name, server in found.items():
         path = tmp_path / f"{name}.toml"
         path.write_text(server.config(tmp_path))
