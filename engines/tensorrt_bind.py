@@ -8,7 +8,7 @@ from cuda.core import Buffer, Device
 from partitions.cuda import CudaPartition
 
 from .cache import RuntimeCache
-from .copies import LENGTH, Copies, EngineCopies, compile_kernels, open_copier
+from .copies import LENGTH, Copies, EngineCopies, open_copier
 from .errors import ModelRefused
 from .ordering import open_ordering
 from .profiles import suited
@@ -85,7 +85,7 @@ class _Fitting:
         inputs, rows = len(self._engine.signature.inputs), len(self._engine.specs)
         copies: dict[bool, Copies] = {False: EngineCopies(inputs)}
         if self._engine.settings.copies != "engine":
-            kernels = compile_kernels(self._device)
+            kernels = self._engine.copy_kernels(self._device)
             copies[True] = self._own(open_copier(self._device, self._partition.stream, kernels, inputs, rows))
         return copies
 

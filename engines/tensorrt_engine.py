@@ -4,13 +4,17 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
+
+from cuda.core import Device, Kernel
 
 from partitions import DeviceLost, Partition, PartitionError
 from partitions.cuda import CudaPartition
 from partitions.faults import translated
 
 from .cache import CacheKey, RuntimeCache, open_cache
+from .copies import compile_kernels
 from .errors import ExecutionFailed, ModelRefused
 from .notice import StagingNotice
 from .profiles import Profile, choose, usual
@@ -49,6 +53,8 @@ class TensorRTEngine:
         self.situation = situation
         self.notice = StagingNotice(path.name)
         self._key = key
+        self._copying: tuple[Kernel, Kernel] | None = None
+        self._compiling = Lock()
         self._said: set[str] = set()
         self._tuning: set[tuple[tuple[int, ...], int]] = set()
 
@@ -91,6 +97,15 @@ class TensorRTEngine:
         with refusing(f"binding {self.path} to {partition!r}"):
             return partition.run(lambda: open_executor(self, partition))
 
+    def copy_kernels(self, device: Device) -> tuple[Kernel, Kernel]:
+        """What SMs copy inputs and outputs with: compiled for the first executor, which takes some 0.1 s, and kept for all.
+
+        `device` must be current in the calling thread. Raises PartitionError.
+        """
+        with self._compiling:
+            self._copying = self._copying or compile_kernels(device)
+            return self._copying
+
     def open_kernels(self) -> RuntimeCache:
         """The kernels compiled before, by other executors and processes too, for one executor that uses and closes it.
 
@@ -115,7 +130,7 @@ class TensorRTEngine:
 
     def close(self) -> None:
         """Free the plan's weights; its executors must be closed before."""
-        self.plan = None
+        self.plan = self._copying = None
 
 
 @contextmanager

@@ -240,10 +240,11 @@ def outcome(engine: Any, partition: Any) -> str:
 
 def test_a_binding_that_fails_at_any_step_frees_what_it_made(tmp_path: Path, bench: Bench) -> None:
     """Or it gets by without that step; and the next one is right."""
-    engine, before, refused = bench.load(bench.plan()), bench.holdings(), set()
+    path, before, refused = bench.plan(), bench.holdings(), set()
     for call, nth in steps(tmp_path):
         if call in ("cuGraphDestroy", "cuStreamDestroy"):
             continue  # What cannot be destroyed stays.
+        engine = bench.load(path)  # One that was bound before has its kernels.
         bench.gpu.fail(call, nth)
         if said := outcome(engine, bench.partition):
             assert said.startswith("ModelRefused: "), call
@@ -261,6 +262,13 @@ def test_a_binding_that_fails_at_any_step_frees_what_it_made(tmp_path: Path, ben
     executor = engine.bind(bench.partition)
     assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
     executor.close()
+
+
+def test_the_copy_kernels_are_compiled_once_for_all_partitions(bench: Bench) -> None:
+    engine, compiled = bench.load(bench.plan()), bench.gpu.log.count("Program")
+    for _ in range(3):
+        engine.bind(bench.partition).close()
+    assert bench.gpu.log.count("Program") == compiled + 1
 
 
 def test_a_device_that_is_lost_at_any_step_of_a_binding_is_said_to_be(tmp_path: Path) -> None:
