@@ -168,7 +168,8 @@ def alone(executor: Any, partition: Any, ask: Ask, seconds: float) -> float | No
     """Seconds of the engine without copies. On an attached thread, nothing in flight; None where it has no graphs."""
     from engines.tensorrt_capture import capture
 
-    ask().wait()  # The context holds these shapes now.
+    ask().wait()
+    executor._set_shapes(next(reversed(executor._prepared)))  # Those of the last inference; its graph did not need them.
     partition.stream.sync()
     context = executor._context
     with ExitStack() as after:

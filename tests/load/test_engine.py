@@ -50,6 +50,19 @@ def test_the_engine_alone_is_replayed_without_its_copies_where_there_are_graphs(
         assert array(ask().wait()[0]).tolist() == affine(data).tolist()
 
 
+def test_the_engine_alone_is_measured_in_the_shapes_that_are_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that is launched again does not touch the context, which may hold other shapes by then."""
+    monkeypatch.setattr(load, "FEWEST", 1)
+    with closing(bench.bind()) as executor:
+        for count in (5, 3):
+            with asking(bench.device, executor, {"x": np.ones((count, 3), np.float32)}) as ask:
+                for _ in range(4):
+                    ask().wait()
+        with asking(bench.device, executor, {"x": np.ones((5, 3), np.float32)}) as ask:
+            alone(executor, bench.partition, ask, 0)
+        assert executor._context.shapes == ((5, 3),)
+
+
 def test_what_fails_on_a_tenant_s_thread_ends_the_measurement(bench: Bench) -> None:
     def ask() -> Any:
         raise ExecutionFailed("no")
