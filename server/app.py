@@ -144,7 +144,7 @@ async def freeze(runtime: Runtime) -> None:
 
 def assemble(config: Config, device: Device, read: Callable[[Path], Engine] | None = None) -> tuple[Service, Runtime]:
     """Both sides in one process; `read` makes engines of model files."""
-    desks = {name: open_local(tenant) for name, tenant in config.tenants.items()}
+    desks = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
     service = Service(config, [desk.tenant for desk in desks.values()])
     return service, Runtime(config, device, desks, service.become, read)
 

@@ -37,11 +37,15 @@ class Descriptors(NamedTuple):
 
 
 class Tickets:
-    """Tickets on their way to the device side, in order. One thread writes and puts, one other gets; `stop` is for any."""
+    """Tickets on their way to the device side, in order. One thread writes and puts, one other gets; `stop` is for any.
 
-    def __init__(self, arena: Arena, event: int) -> None:
+    `kept` is what was said about each slot, where both ends are in one process.
+    """
+
+    def __init__(self, arena: Arena, event: int, kept: dict[int, Ticket] | None = None) -> None:
         self._arena = arena
         self._event = event
+        self._kept = kept
         self._cells = arena.cells(0)
         self._written = self._read = self._unread = 0
         self._stopped = False
@@ -51,7 +55,10 @@ class Tickets:
         return f"<Tickets {self._written} put, {self._read} got>"
 
     def write(self, ticket: Ticket) -> None:
-        """Write a ticket to its slot's page, for `put` to hand it over. Raises BadRequest for one that is longer."""
+        """Say this of its slot, for `put` to hand it over. Raises BadRequest for one that is longer than the slot's page."""
+        if self._kept is not None:
+            self._kept[ticket.slot] = ticket
+            return
         data = marshal.dumps(tuple(ticket))
         if len(data) > arena.MESSAGE:
             raise BadRequest(f"inputs: {len(ticket.shapes)} tensors have shapes too long to be told, {len(data)} bytes")
@@ -105,15 +112,21 @@ class Tickets:
         slot = self._cells[self._read % self._arena.count]
         self._read += 1
         self._unread -= 1
+        if self._kept is not None:
+            return self._kept[slot]
         return Ticket._make(marshal.loads(self._arena.slot(slot).ticket))
 
 
 class Completions:
-    """Completions on their way to the HTTP side. One thread puts, one other takes when `event` becomes readable."""
+    """Completions on their way to the HTTP side. One thread puts, one other takes when `event` becomes readable.
 
-    def __init__(self, arena: Arena, event: int) -> None:
+    `kept` is as for `Tickets`.
+    """
+
+    def __init__(self, arena: Arena, event: int, kept: dict[int, Done] | None = None) -> None:
         self.event = event
         self._arena = arena
+        self._kept = kept
         self._cells = arena.cells(1)
         self._written = self._rung = self._read = 0
 
@@ -122,8 +135,11 @@ class Completions:
 
     def put(self, done: Done) -> None:
         """Write this down, for `ring` to hand it over."""
-        data = _encode(done)
-        self._arena.slot(done.slot).completion[: len(data)] = data
+        if self._kept is None:
+            data = _encode(done)
+            self._arena.slot(done.slot).completion[: len(data)] = data
+        else:
+            self._kept[done.slot] = done
         self._cells[self._written % self._arena.count] = done.slot
         self._written += 1
 
@@ -144,15 +160,16 @@ class Completions:
     def _next(self) -> Done:
         slot = self._cells[self._read % self._arena.count]
         self._read += 1
-        return _decode(slot, self._arena.slot(slot).completion)
+        return _decode(slot, self._arena.slot(slot).completion) if self._kept is None else self._kept[slot]
 
 
 class Link(NamedTuple):
-    """One end of it, or both."""
+    """One end of it, or both. `together`: two threads that take turns with one interpreter, and no third that has to wait."""
 
     arena: Arena
     tickets: Tickets
     completions: Completions
+    together: bool = False
 
 
 def create(count: int) -> Descriptors:
@@ -164,6 +181,13 @@ def attach(descriptors: Descriptors) -> Link:
     """One end of a link, or both. The eventfds have to stay open as long as it is used; the memory's may be closed."""
     shared = arena.attach(descriptors.memory, descriptors.slots)
     return Link(shared, Tickets(shared, descriptors.tickets), Completions(shared, descriptors.completions))
+
+
+def join(descriptors: Descriptors, together: bool = False) -> Link:
+    """Both ends of a link in this process, where what is said about a slot need not become bytes; else as `attach`."""
+    shared = arena.attach(descriptors.memory, descriptors.slots)
+    tickets, completions = Tickets(shared, descriptors.tickets, {}), Completions(shared, descriptors.completions, {})
+    return Link(shared, tickets, completions, together)
 
 
 def _encode(done: Done) -> bytes:

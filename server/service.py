@@ -1,6 +1,8 @@
 """What the HTTP side knows: who the tenants are, what each of those that are served here may call, and the server's state."""
 
 import asyncio
+import logging
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +16,8 @@ from .link import Descriptors, Link
 from .protocol.request import Limits
 from .scheduler import Scheduler
 from .tenancy import Tenancy
+
+log = logging.getLogger("greenlane")
 
 HORIZON = 200_000
 """Nanoseconds of short works that may be handed to a worker ahead: a few times what the way there and back takes."""
@@ -76,12 +80,14 @@ def slots(config: TenantConfig) -> int:
 
 
 class LocalDesk:
-    """A tenant served in the process that holds the device; see `server.desk.Desk`."""
+    """A tenant served in the process that holds the device; see `server.desk.Desk`. `only` is whether there is no other."""
 
-    def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link) -> None:
+    def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link, only: bool = False) -> None:
         self.link = link
         self.tenant = open_tenant(config, link, self)
         self._descriptors = descriptors
+        self._only = only
+        self._before: set[int] | None = None
         self._device: DeviceSide | None = None
         self._asked: set[asyncio.Task[None]] = set()
 
@@ -100,7 +106,15 @@ class LocalDesk:
         return True
 
     def place(self, cores: frozenset[int] | None) -> None:
-        """Nothing: this process's threads are everybody's."""
+        """An only tenant's cores become the event loop's: two threads that take turns with one interpreter wake each other
+        soonest on one core. One of several tenants would have the others' requests on its cores.
+        """
+        if self._only and cores:
+            self._before = self._before or os.sched_getaffinity(0)
+            try:
+                os.sched_setaffinity(0, cores)
+            except OSError as error:
+                log.warning("the event loop cannot run on cores %s: %s", sorted(cores), error.strerror)
 
     async def report(self) -> Report:
         return report(self.tenant)
@@ -113,6 +127,8 @@ class LocalDesk:
 
     def close(self) -> None:
         self.tenant.lane.close(asyncio.get_running_loop())
+        if self._before:
+            os.sched_setaffinity(0, self._before)
         self._descriptors.close()
 
     def cancel(self, slot: int, serial: int) -> None:
@@ -130,10 +146,13 @@ class LocalDesk:
         self.tenant.lane.slots.retired(slot)
 
 
-def open_local(config: TenantConfig) -> LocalDesk:
-    """A desk of this process; its `close` frees what this takes."""
+def open_local(config: TenantConfig, only: bool = False) -> LocalDesk:
+    """A desk of this process, for its `only` tenant or one of several; its `close` frees what this takes.
+
+    Several are never served much at a time: the others would wait for it.
+    """
     descriptors = links.create(slots(config))
-    return LocalDesk(config, descriptors, links.attach(descriptors))
+    return LocalDesk(config, descriptors, links.join(descriptors, together=only), only)
 
 
 async def publish(tenant: Tenant, name: str, served: list[Served], problems: list[Entry]) -> None:

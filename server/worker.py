@@ -20,6 +20,8 @@ from .ticket import Done, Extent, Failure, ModelKey, Ticket
 
 BUNDLE = 50_000
 """Nanoseconds for which completions of short works may be gathered before the other side is woken."""
+BUNDLE_TOGETHER = 1_000_000
+"""The same where both sides share an interpreter, for which the one that is woken makes the other wait."""
 FRESH = 10_000
 """Nanoseconds after a look for tickets within which another, which takes a call of the system, would find none."""
 
@@ -164,7 +166,8 @@ class Worker:
 
     def _finish(self, seat: Seat, flight: Flight) -> None:
         slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()
-        if model != self._last or self._took > BUNDLE or began - self._rung > BUNDLE:
+        patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE
+        if model != self._last or self._took > BUNDLE or began - self._rung > patience:
             seat.link.completions.ring()  # Nobody should have to wait for a long work to hear of an earlier one.
             self._rung = began
         try:

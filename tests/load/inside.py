@@ -29,11 +29,17 @@ from .plain import open_plain
 from .seat import Seat, all_at_once, at_rate, back_to_back, open_seat
 from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 
-CASES = {"compute": ("conv",), "transfer": ("image",), "trio": ("conv", "image", "elementwise")}
+CASES = {
+    "compute": ("conv",),
+    "transfer": ("image",),
+    "three": ("conv", "conv", "conv"),
+    "trio": ("conv", "image", "elementwise"),
+}
 """The models of the aggressors in each case, one partition each."""
 WHAT = {
     "compute": "batches of convolutions, back to back",
     "transfer": "batches of images of 38 MB each, back to back",
+    "three": "batches of convolutions on each of three partitions of four",
     "trio": "convolutions, images of 38 MB and a model that reads 64 MB, on four partitions",
 }
 RATE = 400.0
@@ -86,7 +92,7 @@ def experiment(options: argparse.Namespace, tell: Tell) -> Findings:
         tell(0, 1, "building engines")
         subjects.write(root, models, device.kind == "cuda")
         arena = Arena(device, root, stack)
-        groups = arrange(arena, "trio" in cases)
+        groups = arrange(arena, any(map(is_crowd, cases)))
         trial = Trial(arena, options.rate or RATE, options.seconds, options.rounds, victims, cases, tell)
         trial.bind()
         with quiet():
@@ -99,7 +105,7 @@ def experiment(options: argparse.Namespace, tell: Tell) -> Findings:
 
 def chosen(only: Sequence[str] | None, granules: int) -> tuple[str, ...]:
     """The cases to try: those asked for, or all that the device has granules for. Raises Impossible."""
-    cases = tuple(case for case in CASES if (case in only if only else case != "trio" or granules >= 4))
+    cases = tuple(case for case in CASES if (case in only if only else granules >= 4 or not is_crowd(case)))
     if not cases:
         raise Impossible(f"--inside knows {', '.join(CASES)}, and not {', '.join(only or ())}")
     return cases
@@ -207,11 +213,16 @@ class Trial:
         return float(sum(count * seat.rows for count, seat in zip(counts, seats, strict=True)) / self._seconds)
 
 
+def is_crowd(case: str) -> bool:
+    """Whether it takes four partitions."""
+    return len(CASES.get(case, ())) == 3
+
+
 def bound(victim: str, case: str) -> float:
     """What the p99 may grow by: an engine of half a millisecond 1.1, with three neighbours 1.2; one of 30 us, 1.5."""
     if victim == "mlp":
         return 1.5
-    return 1.2 if case == "trio" else 1.1
+    return 1.2 if is_crowd(case) else 1.1
 
 
 @contextmanager
@@ -231,7 +242,7 @@ def quiet() -> Iterator[None]:
 def _group(case: str, kind: str) -> str:
     if kind in (CONTROL, CONTROL_ALONE):
         return "plain"
-    return "four" if case == "trio" else "two"
+    return "four" if is_crowd(case) else "two"
 
 
 def _busy(model: str, seat: Seat, count: int, seconds: float) -> dict[str, Any]:

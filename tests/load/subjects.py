@@ -32,13 +32,13 @@ def numbers() -> Network:
     return Network(draft.finish({"x": ("b", 90_000)}, {"y": ("b", 90_000)}), _rows(90_000), ())
 
 
-def conv(channels: int = 128) -> Network:
+def conv(channels: int = 128, side: int = 28) -> Network:
     """Eight convolutions over a small image: 1.6 GFLOP a row of 3 KB."""
     draft, x, width = Draft(), "x", 1
     for _ in range(8):
         x, width = draft.op("Relu", draft.conv(x, width, channels)), channels
     draft.named("y", draft.op("Flatten", draft.op("GlobalAveragePool", x)))
-    return Network(draft.finish({"x": ("b", 1, 28, 28)}, {"y": ("b", channels)}), _rows(1, 28, 28), ())
+    return Network(draft.finish({"x": ("b", 1, side, side)}, {"y": ("b", channels)}), _rows(1, side, side), ())
 
 
 def image() -> Network:

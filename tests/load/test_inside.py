@@ -74,7 +74,7 @@ def test_what_fails_on_a_seat_s_thread_is_told_to_who_waits(tmp_path: Path) -> N
 
 def test_three_aggressors_need_four_granules_unless_they_are_asked_for() -> None:
     assert chosen(None, granules=2) == ("compute", "transfer")
-    assert chosen(None, granules=16) == ("compute", "transfer", "trio")
+    assert chosen(None, granules=16) == ("compute", "transfer", "three", "trio")
     assert chosen(["trio"], granules=2) == ("trio",)
     with pytest.raises(Impossible, match="not json"):
         chosen(["json"], granules=16)

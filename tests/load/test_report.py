@@ -258,4 +258,4 @@ def test_options_that_make_no_sense_are_refused(arguments: list[str], message: s
 
 def test_inside_knows_fewer_aggressors_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--inside", "--only", "json"]) == 2
-    assert "--inside knows compute, transfer, trio, and not json" in capsys.readouterr().err
+    assert "--inside knows compute, transfer, three, trio, and not json" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -29,6 +29,16 @@ PATIENCE = 30
 SLOTS = 4
 SHAPES = st.lists(st.lists(st.integers(0, 1 << 60), max_size=4).map(tuple), max_size=4).map(tuple)
 KINDS = st.sampled_from(["raised", "cancelled", "expired", "lost"])
+
+
+@contextmanager
+def joined(slots: int = SLOTS) -> Iterator[Link]:
+    """Both ends in this process, closed afterwards."""
+    descriptors = links.create(slots)
+    try:
+        yield links.join(descriptors)
+    finally:
+        descriptors.close()
 
 
 @pytest.fixture
@@ -64,10 +74,12 @@ def wait(link: Link) -> list[Done]:
 class Interleavings(RuleBasedStateMachine):
     """Both rings beside two plain queues; `said` is whether somebody said stop and nobody heard it yet."""
 
+    make = staticmethod(linked)
+
     def __init__(self) -> None:
         super().__init__()
         self.left = ExitStack()
-        self.link = self.left.enter_context(linked(SLOTS))
+        self.link = self.left.enter_context(self.make(SLOTS))
         self.link.tickets.open()
         self.tickets: deque[Ticket] = deque()
         self.flying: deque[Ticket] = deque()
@@ -145,7 +157,25 @@ class Interleavings(RuleBasedStateMachine):
         assert "<Completions " in repr(self.link.completions)
 
 
+class InterleavingsOfThreads(Interleavings):
+    """The same where what is said never becomes bytes."""
+
+    make = staticmethod(joined)
+
+
 TestInterleavings = Interleavings.TestCase
+TestInterleavingsOfThreads = InterleavingsOfThreads.TestCase
+
+
+def test_between_two_threads_what_is_said_arrives_as_it_is_however_long() -> None:
+    said = ticket(1, shapes=((1 << 40,),) * 2000)
+    with joined(SLOTS) as link:
+        link.tickets.open()
+        put(link, said)
+        assert link.tickets.poll() is said
+        end(link, done := Done(1, (Extent((1,), 0, 4),) * 5000, None, 3, 4))
+        (heard,) = link.completions.take()
+    assert heard is done
 
 
 def test_a_reader_that_waits_is_woken_by_a_ticket_and_by_a_stop(link: Link) -> None:

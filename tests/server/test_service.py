@@ -196,6 +196,30 @@ async def test_a_desk_that_refuses_says_why(desk: LocalDesk) -> None:
     assert repr(desk).startswith("<LocalDesk <Lane acme ")
 
 
+async def test_an_only_tenant_s_cores_are_the_event_loop_s_until_its_desk_is_closed() -> None:
+    before = os.sched_getaffinity(0)
+    desk = open_local(ACME, only=True)
+    for core in (min(before), max(before)):
+        desk.place(frozenset({core}))
+        assert os.sched_getaffinity(0) == {core}
+    desk.place(None)
+    desk.close()
+    assert os.sched_getaffinity(0) == before
+
+
+async def test_cores_that_the_event_loop_may_not_use_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    desk = open_local(ACME, only=True)
+    desk.place(frozenset({100_000}))
+    desk.close()
+    assert caplog.messages == ["the event loop cannot run on cores [100000]: Invalid argument"]
+
+
+async def test_one_of_several_tenants_never_shares_its_cores_with_the_event_loop(desk: LocalDesk) -> None:
+    before = os.sched_getaffinity(0)
+    desk.place(frozenset({min(before)}))
+    assert os.sched_getaffinity(0) == before
+
+
 async def test_a_desk_that_is_closed_hears_no_more_and_holds_no_descriptors() -> None:
     desk = open_local(ACME)
     desk.open(Device())
