@@ -8,8 +8,9 @@ orders the memory. A slot is in a ring at most once, so a ring of as many cells 
 import marshal
 import os
 import select
-from collections.abc import Iterable
-from typing import NamedTuple
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from . import arena
 from .arena import Arena
@@ -18,6 +19,10 @@ from .ticket import Done, Extent, Failure, Ticket
 
 _STOP = 1 << 32
 """Added to the count of the tickets' eventfd it stops the reader; there are never so many tickets."""
+_TICKET, _DONE = struct.Struct("=QdQI"), struct.Struct("=qqI")
+"""What is new each time: serial, deadline, capacity; began, ended; and how many bytes come after it, of what seldom is."""
+_LONGEST = arena.MESSAGE - _TICKET.size
+_REMEMBERED = 256
 _MOST_TEXT = 2000
 """Characters, of up to four bytes each."""
 
@@ -46,6 +51,7 @@ class Tickets:
         self._arena = arena
         self._event = event
         self._kept = kept
+        self._words = _Words(tuple)
         self._cells = arena.cells(0)
         self._written = self._read = self._unread = 0
         self._stopped = False
@@ -59,10 +65,12 @@ class Tickets:
         if self._kept is not None:
             self._kept[ticket.slot] = ticket
             return
-        data = marshal.dumps(tuple(ticket))
-        if len(data) > arena.MESSAGE:
-            raise BadRequest(f"inputs: {len(ticket.shapes)} tensors have shapes too long to be told, {len(data)} bytes")
-        self._arena.slot(ticket.slot).ticket[: len(data)] = data
+        slot, serial, model, shapes, deadline, capacity = ticket
+        data, page = self._words.spell((model, shapes)), self._arena.slot(slot).ticket
+        if len(data) > _LONGEST:
+            raise BadRequest(f"inputs: {len(shapes)} tensors have shapes too long to be told, {len(data)} bytes")
+        _TICKET.pack_into(page, 0, serial, deadline, capacity, len(data))
+        page[_TICKET.size : _TICKET.size + len(data)] = data
 
     def put(self, tickets: Iterable[Ticket]) -> None:
         """Hand over these, which were written, and wake the other side."""
@@ -114,7 +122,10 @@ class Tickets:
         self._unread -= 1
         if self._kept is not None:
             return self._kept[slot]
-        return Ticket._make(marshal.loads(self._arena.slot(slot).ticket))
+        page = self._arena.slot(slot).ticket
+        serial, deadline, capacity, length = _TICKET.unpack_from(page)
+        model, shapes = self._words.read(bytes(page[_TICKET.size : _TICKET.size + length]))
+        return Ticket(slot, serial, model, shapes, deadline, capacity)
 
 
 class Completions:
@@ -127,6 +138,7 @@ class Completions:
         self.event = event
         self._arena = arena
         self._kept = kept
+        self._words = _Words(_told)
         self._cells = arena.cells(1)
         self._written = self._rung = self._read = 0
 
@@ -136,8 +148,7 @@ class Completions:
     def put(self, done: Done) -> None:
         """Write this down, for `ring` to hand it over."""
         if self._kept is None:
-            data = _encode(done)
-            self._arena.slot(done.slot).completion[: len(data)] = data
+            self._write(done)
         else:
             self._kept[done.slot] = done
         self._cells[self._written % self._arena.count] = done.slot
@@ -160,7 +171,62 @@ class Completions:
     def _next(self) -> Done:
         slot = self._cells[self._read % self._arena.count]
         self._read += 1
-        return _decode(slot, self._arena.slot(slot).completion) if self._kept is None else self._kept[slot]
+        return self._decode(slot) if self._kept is None else self._kept[slot]
+
+    def _write(self, done: Done) -> None:
+        slot, outputs, failure, began, ended, _ = done
+        data = self._words.spell((outputs, failure and failure._replace(text=failure.text[:_MOST_TEXT])))
+        if len(data) > _LONGEST:
+            text = f"{len(outputs)} outputs have shapes too long to be told, {len(data)} bytes"
+            data = self._words.spell(((), Failure("raised", text)))
+        page = self._arena.slot(slot).completion
+        _DONE.pack_into(page, 0, began, ended, len(data))
+        page[_DONE.size : _DONE.size + len(data)] = data
+
+    def _decode(self, slot: int) -> Done:
+        page = self._arena.slot(slot).completion
+        began, ended, length = _DONE.unpack_from(page)
+        outputs, failure = self._words.read(bytes(page[_DONE.size : _DONE.size + length]))
+        return Done(slot, outputs, failure, began, ended)
+
+
+class _Words:
+    """What is said of slots as bytes and back: nearly all of it was said before, so both are remembered. For one thread."""
+
+    def __init__(self, understand: Callable[[Any], Any]) -> None:
+        self._understand = understand
+        self._spelt: dict[object, bytes] = {}
+        self._read: dict[bytes, Any] = {}
+
+    def spell(self, said: tuple[Any, ...]) -> bytes:
+        data = self._spelt.get(said)
+        if data is None:
+            data = marshal.dumps(_plain(said))
+            _note(self._spelt, said, data)
+        return data
+
+    def read(self, data: bytes) -> Any:
+        said = self._read.get(data)
+        if said is None:
+            said = self._understand(marshal.loads(data))
+            _note(self._read, data, said)
+        return said
+
+
+def _note(known: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(known) >= _REMEMBERED:
+        known.clear()
+    known[key] = value
+
+
+def _plain(said: Any) -> Any:
+    """Without named tuples, which marshal does not take."""
+    return tuple([_plain(part) for part in said]) if isinstance(said, tuple) else said
+
+
+def _told(said: Any) -> tuple[tuple[Extent, ...], Failure | None]:
+    outputs, failure = said
+    return tuple([Extent._make(extent) for extent in outputs]), failure and Failure._make(failure)
 
 
 class Link(NamedTuple):
@@ -188,17 +254,3 @@ def join(descriptors: Descriptors, together: bool = False) -> Link:
     shared = arena.attach(descriptors.memory, descriptors.slots)
     tickets, completions = Tickets(shared, descriptors.tickets, {}), Completions(shared, descriptors.completions, {})
     return Link(shared, tickets, completions, together)
-
-
-def _encode(done: Done) -> bytes:
-    failure = done.failure and (done.failure.kind, done.failure.text[:_MOST_TEXT])
-    data = marshal.dumps((tuple([tuple(extent) for extent in done.outputs]), failure, done.began, done.ended))
-    if len(data) > arena.MESSAGE:
-        failure = ("raised", f"{len(done.outputs)} outputs have shapes too long to be told, {len(data)} bytes")
-        return marshal.dumps(((), failure, done.began, done.ended))
-    return data
-
-
-def _decode(slot: int, data: memoryview) -> Done:
-    extents, failure, began, ended = marshal.loads(data)
-    return Done(slot, tuple([Extent._make(extent) for extent in extents]), failure and Failure._make(failure), began, ended)

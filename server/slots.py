@@ -36,6 +36,7 @@ class Slot:
         self.ticket = ticket
         self.completion = completion
         self.capacity = SMALLEST
+        self._laid: tuple[object, tuple[list[Tensor], Room]] | None = None
 
     def __repr__(self) -> str:
         return f"<Slot {self.index}, {self.capacity} bytes>"
@@ -69,15 +70,19 @@ class Slot:
 
     def inputs(self, signature: Signature, shapes: Sequence[Shape], capacity: int) -> tuple[list[Tensor], Room]:
         """The tensors that `place` laid out, and the room after them, up to `capacity` bytes from the slot's beginning."""
-        tensors, end = [], 0
+        if self._laid and self._laid[0] == (signature, shapes, capacity):  # A slot's requests are mostly alike.
+            return self._laid[1]
+        tensors, end, sized = [], 0, True
         for spec, shape in zip(signature.inputs, shapes, strict=True):
             size = spec.nbytes(shape)
             if not spec.datatype.size:
                 (size,) = _SIZE.unpack_from(self.view, end)
-                end += ALIGNMENT
+                end, sized = end + ALIGNMENT, False
             tensors.append(Tensor(shape, self.address + end, size))
             end = align(end + size)
-        return tensors, Room(self.address + end, capacity - end)
+        laid = tensors, Room(self.address + end, capacity - end)
+        self._laid = ((signature, shapes, capacity), laid) if sized else None
+        return laid
 
     def keep(self, outputs: Sequence[Tensor], room: Room) -> tuple[Extent, ...]:
         """Say where the outputs lie in this slot, after bringing in those that lie elsewhere to behind what is in the room.
