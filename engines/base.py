@@ -137,8 +137,8 @@ class Executor(Protocol):
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> Work:
         """Put one inference on the partition's stream and return without waiting for it. Works of one stream end in order.
 
-        Shapes must have passed `Signature.check`. One thread at a time. Raises TensorMismatch for what is not one tensor for
-        each input, of as many bytes as its shape has.
+        One thread at a time. Raises TensorMismatch for what is not one tensor for each input, of a shape that passes
+        `Signature.check` and of as many bytes as that has, and ExecutionFailed once it is closed.
         """
 
     def close(self) -> None:

@@ -14,16 +14,24 @@ from typing import Any
 from .builder import DEFAULTS, BuildOptions, build, build_cached
 from .errors import Cancelled, ModelRefused
 from .files import replace_file
-from .profiles import Profile, make_range, parse_shape
+from .onnxfile import read_onnx
+from .profiles import Profile, Range, agrees, dimensions, make_range, parse_shape, shown
 from .progress import Printer, Step
+from .signature import Shape
 from .tensorrt_api import LIBRARIES, find_tensorrt
 
 __all__ = ["DEFAULTS", "BuildOptions", "build", "build_cached", "main"]
 
+Draft = dict[str, dict[str, Any]]
+"""What was given for one profile: by option, by input, a shape; and under "sms", "sms"."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status: 0 built, 1 refused, 2 wrong usage, 130 interrupted."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.max_batch is not None and options.profiles and all(map(_shapes, options.profiles)):
+        parser.error("argument --max-batch: every profile has a --min, --opt or --max, which say what batches there are")
     printer = Printer(sys.stderr)
     with _notices(printer), _interrupt() as interrupted:
         try:
@@ -41,11 +49,30 @@ def _build_file(options: argparse.Namespace, printer: Printer, interrupted: thre
         return not interrupted.is_set()
 
     source, output = options.model, options.output or options.model.with_suffix(".plan")
+    if output.is_dir():
+        raise ModelRefused(f"{output}: is a directory; expected a file's name, such as {output / source.stem}.plan")
+    onnx = _read(source)
+    _check(options.profiles or (), onnx)
     begun, api = time.monotonic(), find_tensorrt([options.library] if options.library else tuple(LIBRARIES))
-    data = build(_read(source), _options(options), progress, api=api, path=source)
+    data = build(onnx, _options(options), progress, api=api, path=source)
     _write(output, data)
     printer.clear()
     print(f"{output}: {len(data):,} bytes in {time.monotonic() - begun:.1f} s with {api}")
+
+
+def _check(drafts: Sequence[Draft], onnx: bytes) -> None:
+    """Refuse shapes that the file says the model does not have in the words they were given in: the builder has only ranges,
+    with what was left out filled in.
+    """
+    declared = {value.name: value.dims for value in read_onnx(onnx).inputs}
+    for word, name, shape in (given for draft in drafts for given in _shapes(draft)):
+        if name in declared and not agrees(shape, declared[name]):
+            raise ModelRefused(f"--{word} {name}:{shown(shape)}: the model's input {name!r} is {dimensions(declared[name])}")
+
+
+def _shapes(draft: Draft) -> list[tuple[str, str, Shape]]:
+    """The shapes given for one profile, each with its option and its input."""
+    return [(word, name, shape) for word in Range._fields for name, shape in draft.get(word, {}).items()]
 
 
 def _read(source: Path) -> bytes:
@@ -71,7 +98,7 @@ def _end(printer: Printer, text: str, status: int) -> int:
 def _options(options: argparse.Namespace) -> BuildOptions:
     return BuildOptions(
         profiles=tuple(map(_profile, options.profiles or ())),
-        max_batch=options.max_batch,
+        max_batch=DEFAULTS.max_batch if options.max_batch is None else options.max_batch,
         targets=options.target,
         optimization_level=options.optimization_level,
         max_aux_streams=options.max_aux_streams,
@@ -80,8 +107,8 @@ def _options(options: argparse.Namespace) -> BuildOptions:
     )
 
 
-def _profile(draft: dict[str, dict[str, Any]]) -> Profile:
-    shapes = {word: draft.get(word, {}) for word in ("min", "opt", "max")}
+def _profile(draft: Draft) -> Profile:
+    shapes = {word: draft.get(word, {}) for word in Range._fields}
     names = dict.fromkeys(name for given in shapes.values() for name in given)
     ranges = {name: make_range(*(given.get(name) for given in shapes.values())) for name in names}
     return Profile(ranges, draft.get("sms", {}).get("sms"))
@@ -93,7 +120,7 @@ class _InProfile(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        drafts: list[dict[str, dict[str, Any]]] = getattr(namespace, self.dest) or []
+        drafts: list[Draft] = getattr(namespace, self.dest) or []
         setattr(namespace, self.dest, drafts)
         word = str(option).lstrip("-")
         if word == "profile" or not drafts:
@@ -128,7 +155,8 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model; weights in other files must lie beside it")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="engine file; default: the model's name with .plan")
+    output = "engine file, whose folder is made if there is none; default: the model's name with .plan"
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     parser.add_argument("--library", choices=list(LIBRARIES), help="which library to build with; default: the first installed")
     _add_profiles(parser.add_argument_group("profiles, repeatable"))
     parser.add_argument("--target", type=_list, default=(), metavar="8.6,12.0", help="compute capabilities to build for")
@@ -150,8 +178,8 @@ def _add_profiles(group: Any) -> None:
         group.add_argument(f"--{word}", type=_shape, metavar="NAME:1x3x224x224", help=help_, **profile)
     sms = "the partition the profile is for, in SMs; recorded, and tuned for where library and GPU can"
     group.add_argument("--sms", type=int, metavar="N", help=sms, **profile)
-    batch = "without --min, --opt and --max: batches of 1 to N; default: 8"
-    group.add_argument("--max-batch", type=int, default=DEFAULTS.max_batch, metavar="N", help=batch)
+    batch = f"for profiles without --min, --opt and --max: batches of 1 to N; default: {DEFAULTS.max_batch}"
+    group.add_argument("--max-batch", type=int, metavar="N", help=batch)
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ the ONNX: neither library changes types any more.
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from .artifact import PORTABLE, Artifact, read_plan, this_platform
 from .errors import Cancelled, ModelRefused
 from .files import replace_file
-from .onnxfile import Declared, OnnxFile, read_onnx, source_digest
+from .onnxfile import Declared, OnnxFile, blame, read_onnx, source_digest
 from .profiles import Profile, complete
 from .progress import Progress, Watch, monitor
 from .signature import Signature, TensorSpec
@@ -53,6 +54,9 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if self.max_batch < 1:
             raise ValueError(f"max_batch is {self.max_batch}; expected 1 or more")
+        for index, profile in enumerate(self.profiles):
+            if profile.sms is not None and profile.sms < 1:
+                raise ValueError(f"profile {index}: sms is {profile.sms}; expected 1 or more")
         if self.optimization_level not in (None, *range(6)):
             raise ValueError(f"optimization_level is {self.optimization_level}; expected 0 to 5")
         if self.max_aux_streams < 0:
@@ -168,9 +172,10 @@ class _Job:
     def _parse(self, parser: Any, network: Any) -> None:
         done = parser.parse(self.onnx, str(self.path)) if self.path else parser.parse(self.onnx)
         if not done:
-            raise ModelRefused(_parser_errors([parser.get_error(index) for index in range(parser.num_errors)]))
+            errors = [parser.get_error(index) for index in range(parser.num_errors)]
+            raise ModelRefused(blame(self.onnx, _parser_errors(errors)))
         if not network.num_outputs:
-            raise ModelRefused("it has no outputs; is it an ONNX model?")
+            raise ModelRefused(blame(self.onnx, "it has no outputs"))
 
     def _signature(self, network: Any, file: OnnxFile) -> Signature:
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
@@ -279,7 +284,7 @@ def _parser_errors(errors: Sequence[Any]) -> str:
 
 
 def _parser_error(error: Any) -> str:
-    text = tidy(error.desc())
+    text = re.sub(r"^Assertion failed: .*?: (?=[A-Z])", "", tidy(error.desc()))  # Without the condition.
     if error.node() < 0:
         return f"input {error.file()!r}: {text}" if error.func() == "importInput" else text
     return f"node {error.node_name() or error.node()!r} ({error.node_operator()}): {text}"

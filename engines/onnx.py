@@ -22,6 +22,7 @@ from .base import NO_ROOM, Room, Tensor, check_tensors
 from .datatypes import DATATYPES
 from .errors import Cancelled, ExecutionFailed, ModelRefused
 from .memory import view
+from .onnxfile import blame
 from .signature import Shape, Signature, TensorSpec, align
 
 log = logging.getLogger("greenlane.engines")
@@ -106,6 +107,9 @@ class Bound(NamedTuple):
 Key = tuple[object, ...]
 """The room, and each input's shape, address and size."""
 
+Sizes = tuple[object, ...]
+"""Each input's shape and bytes, None for what is no tensor."""
+
 MOST_KEPT = 64
 
 
@@ -117,6 +121,7 @@ class OnnxExecutor:
         self._session = session
         self._stream = partition.stream
         self._signature = engine.signature
+        self._fitting: set[Sizes] = set()
         self._kept: dict[Key, Bound] = {}
         self._texts = any(spec.datatype.kind == "bytes" for spec in (*self._signature.inputs, *self._signature.outputs))
         self._shapes_known = True
@@ -129,13 +134,24 @@ class OnnxExecutor:
         return f"<OnnxExecutor {self.engine.path.name}, {runs}{', closed' if self._closed else ''}>"
 
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "OnnxWork":
-        check_tensors(self._signature, inputs)
+        if self._closed:
+            raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
+        if _sizes(inputs) not in self._fitting:
+            self._check(inputs)
         return OnnxWork(self._stream, inputs, room, self._run)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             del self._kept, self._session
+
+    def _check(self, inputs: Sequence[Tensor]) -> None:
+        """What fits is remembered: the same few sizes come again and again, and a set is asked in half the time of a check."""
+        check_tensors(self._signature, inputs)
+        self._signature.check([tensor.shape for tensor in inputs])
+        if len(self._fitting) >= MOST_KEPT:
+            self._fitting.clear()
+        self._fitting.add(_sizes(inputs))
 
     def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
         self._runs += 1
@@ -259,7 +275,7 @@ def _session(model: bytes, path: Path, options: ort.SessionOptions) -> ort.Infer
     try:
         return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ModelRefused(f"{path}: failed to load: {_tidy(error, path.parent)}") from error
+        raise ModelRefused(f"{path}: failed to load: {blame(model, _tidy(error, path.parent))}") from error
 
 
 def _options(threads: int) -> ort.SessionOptions:
@@ -284,6 +300,10 @@ def _spec(path: Path, value: Any) -> TensorSpec:
         raise ModelRefused(f"{path}: {value.name!r} has type {value.type}, which the protocol has no name for")
     dims = tuple(dim if isinstance(dim, int) and dim >= 0 else dim if isinstance(dim, str) else "" for dim in value.shape)
     return TensorSpec(value.name, DATATYPES[_TYPES[inner][0]], dims)
+
+
+def _sizes(inputs: Sequence[Tensor]) -> Sizes:
+    return tuple([tensor[:3:2] if type(tensor) is Tensor else None for tensor in inputs])
 
 
 def _lay_out(signature: Signature, shapes: Sequence[Shape]) -> Iterator[Placement | None]:
@@ -325,9 +345,9 @@ def _is_wrong_shape(error: Exception) -> bool:
 
 
 def _tidy(error: Exception, folder: Path | None = None) -> str:
-    """What the library said, without codes, source files, C++ signatures, conditions that failed, and `folder`."""
-    first = str(error).strip().partition("\n")[0] or type(error).__name__
-    text = first[:2000].replace(f"{folder}/", "") if folder else first[:2000]
+    """What the library said, in one line, without codes, source files, C++ signatures, conditions that failed, and `folder`."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    text = said[:2000].replace(f"{folder}/", "") if folder else said[:2000]
     for pattern, left in _NOISE:
         text = re.sub(pattern, left, text)
     return text

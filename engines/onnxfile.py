@@ -43,6 +43,13 @@ def read_onnx(data: bytes) -> OnnxFile:
         return OnnxFile()
 
 
+def blame(data: bytes, words: str) -> str:
+    """What a library said of bytes that it does not take, after whether those are ONNX at all, which it may not say."""
+    if not data:
+        return "not an ONNX file (0 bytes)"
+    return words if any(read_onnx(data)) else f"not an ONNX file, or a truncated one: {words}"
+
+
 def source_digest(data: bytes, folder: Path) -> str:
     """SHA-256 in hexadecimal of a model's bytes, followed by those of the files beside it that hold its weights. Blocks."""
     digest = hashlib.sha256(data)

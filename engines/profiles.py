@@ -76,7 +76,9 @@ def complete(
             _check(index, name, range_, inputs)
         for spec in dynamic:
             if spec.name not in ranges:
-                raise ModelRefused(f"profile {index}: no range for input {spec.name!r} of shape {_dims(spec)}; {_advice(spec)}")
+                raise ModelRefused(
+                    f"profile {index}: no range for input {spec.name!r} of shape {dimensions(spec.dims)}; {_advice(spec)}"
+                )
         done.append(Profile({spec.name: ranges[spec.name] for spec in dynamic}, profile.sms, profile.tuned))
     return tuple(done), notes
 
@@ -125,9 +127,21 @@ def shown(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
 
+def agrees(shape: Shape, dims: Sequence[int | str]) -> bool:
+    """Whether a shape has as many dimensions, and the sizes of those that are not dynamic."""
+    return len(shape) == len(dims) and all(isinstance(dim, str) or dim == size for size, dim in zip(shape, dims, strict=True))
+
+
+def dimensions(dims: Sequence[int | str]) -> str:
+    """`[batch, 3, ?]`."""
+    return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in dims) + "]"
+
+
 def _batches(spec: TensorSpec, max_batch: int) -> Range:
     if -1 in spec.shape[1:]:
-        raise ModelRefused(f"input {spec.name!r} has dynamic dimensions besides the first: {_dims(spec)}; {_advice(spec)}")
+        raise ModelRefused(
+            f"input {spec.name!r} has dynamic dimensions besides the first: {dimensions(spec.dims)}; {_advice(spec)}"
+        )
     one, most = ((batch, *spec.shape[1:]) for batch in (1, max_batch))
     return Range(one, most, most)
 
@@ -140,16 +154,14 @@ def _check(index: int, name: str, range_: Range, inputs: Sequence[TensorSpec]) -
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ModelRefused(f"profile {index}: the model has no input {name!r}; {hint}it has {', '.join(map(repr, known))}")
     for word, shape in zip(Range._fields, range_, strict=True):
-        if len(shape) != len(spec.shape) or any(dim not in (-1, size) for size, dim in zip(shape, spec.shape, strict=True)):
-            raise ModelRefused(f"profile {index}: {word} of input {name!r} is {shown(shape)}, but the model has {_dims(spec)}")
+        if not agrees(shape, spec.dims):
+            raise ModelRefused(
+                f"profile {index}: {word} of input {name!r} is {shown(shape)}, but the model has {dimensions(spec.dims)}"
+            )
     if not range_.fits(range_.opt) or 0 in range_.max:
         raise ModelRefused(
             f"profile {index}: input {name!r} has {range_}; expected min <= opt <= max in every dimension, max from 1"
         )
-
-
-def _dims(spec: TensorSpec) -> str:
-    return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in spec.dims) + "]"
 
 
 def _advice(spec: TensorSpec) -> str:

@@ -129,11 +129,18 @@ def test_a_model_or_options_that_cannot_be_built_are_refused_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("data", "why"), [(b"junk", "Failed to parse the ONNX model"), (b"", "no outputs; is it an ONNX model")]
+    ("data", "why"),
+    [
+        (b"junk", "not an ONNX file, or a truncated one: Failed to parse the ONNX model."),
+        (model(IMAGES)[:40], "not an ONNX file, or a truncated one: Failed to parse the ONNX model."),
+        (bytes(1000), "not an ONNX file, or a truncated one: it has no outputs"),
+        (b"", "not an ONNX file (0 bytes)"),
+    ],
 )
-def test_what_is_no_onnx_is_refused(data: bytes, why: str) -> None:
-    with pytest.raises(ModelRefused, match=f"^the model: .*{why}"):
+def test_what_is_no_onnx_is_refused_in_words_for_people(data: bytes, why: str) -> None:
+    with pytest.raises(ModelRefused) as caught:
         build(data)
+    assert str(caught.value) == f"the model: {why}"
 
 
 def test_nodes_are_named_where_the_model_names_them() -> None:
@@ -351,6 +358,8 @@ def test_the_commands_first_profile_may_be_begun_too(tmp_path: Path, capsys: pyt
         (["--min", "x:1", "--min", "x:2"], "argument --min: given twice for one profile; --profile begins another"),
         (["--sms", "1", "--sms", "2"], "argument --sms: given twice"),
         (["--library", "onnxruntime"], "invalid choice"),
+        (["--max", "a:2x3", "--max-batch", "4"], "argument --max-batch: every profile has a --min, --opt or --max, which say"),
+        (["--max-batch", "4", "--profile", "--min", "a:2x3", "--profile", "--opt", "a:2x3"], "argument --max-batch: every"),
     ],
 )
 def test_wrong_usage_is_told_apart(
@@ -368,6 +377,10 @@ def test_wrong_usage_is_told_apart(
         (["--target", "9.0"], "model.onnx: TensorRT-RTX .* has no target 9.0"),
         (["--optimization-level", "9"], "optimization_level is 9; expected 0 to 5"),
         (["--min", "c:1"], "profile 0: the model has no input 'c'; it has 'a', 'b'"),
+        (["--max", "a:2x17"], r"^--max a:2x17: the model's input 'a' is \[2, 3\]$"),
+        (["--max", "a:2x3", "--profile", "--opt", "b:8"], r"^--opt b:8: the model's input 'b' is \[2, 3\]$"),
+        (["--max-batch", "0"], "max_batch is 0; expected 1 or more"),
+        (["--sms", "4", "--profile", "--sms", "0"], "profile 1: sms is 0; expected 1 or more"),
         (["-o", "{source}/model.plan"], "model.onnx/model.plan: cannot be written: "),
     ],
 )
@@ -377,6 +390,16 @@ def test_what_cannot_be_built_is_refused_and_nothing_written(
     assert main([str(source), *(argument.format(source=source) for argument in arguments)]) == 1
     assert re.search(why, capsys.readouterr().err)
     assert plans(source.parent) == ["model.onnx"]
+
+
+def test_a_directory_is_no_place_for_an_engine_file_which_is_said_before_the_build(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = source.parent / "gpu"
+    folder.mkdir()
+    assert main([str(source), "-o", str(folder)]) == 1
+    expected = f"{folder}: is a directory; expected a file's name, such as {folder}/model.plan\n"
+    assert capsys.readouterr().err == expected  # And so not a word of progress.
 
 
 def test_a_missing_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 import gc
 import logging
+import math
 import os
 import threading
 import time
@@ -233,8 +234,14 @@ def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, conten
     path.write_bytes(content)
     with pytest.raises(ModelRefused) as caught:
         load_engine(path)
-    assert str(caught.value).startswith(f"{path}: failed to load: ")
+    assert str(caught.value).startswith(f"{path}: failed to load: not an ONNX file")
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_a_byte_is_said_to_have_none(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(ModelRefused, match=r"model\.onnx: failed to load: not an ONNX file \(0 bytes\)$"):
+        load_engine(tmp_path / "model.onnx")
 
 
 def test_a_model_that_was_cut_short_is_refused(tmp_path: Path) -> None:
@@ -242,7 +249,7 @@ def test_a_model_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for end in range(0, len(whole) - 1, 7):
         path.write_bytes(whole[:end])
-        with pytest.raises(ModelRefused, match="failed to load"):
+        with pytest.raises(ModelRefused, match=r"failed to load: (not an ONNX file|Missing opset)"):
             load_engine(path)
 
 
@@ -294,6 +301,12 @@ def test_a_type_that_the_protocol_has_no_name_for_is_refused(load: Loader, decla
             "Error: tensorprotoutils.cc:461 ValidateExternalDataPathFromDir External data path does not exist: "
             '"/models/m/1/weights.bin"',
             'Error: External data path does not exist: "weights.bin"',
+        ),
+        (
+            "Error in execution: Got invalid dimensions for input: x for the following indices\n index: 1 Got: 5 Expected: 4\n "
+            "Please fix either the inputs/outputs or the model.",
+            "Error in execution: Got invalid dimensions for input: x for the following indices index: 1 Got: 5 Expected: 4 "
+            "Please fix either the inputs/outputs or the model.",
         ),
         ("", "RuntimeError"),
     ],
@@ -434,6 +447,36 @@ def test_of_several_inputs_the_one_that_is_no_tensor_is_named(load: Loader, part
         pytest.raises(TensorMismatch, match=r"^input 'b': a NoneType; expected an engines.Tensor"),
     ):
         executor.enqueue([Tensor.of(np.zeros(1, np.float32)), None])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((1, 5), r"^input 'x': dimension 1 of shape \[1, 5\] is 5; expected 4$"),
+        ((4,), r"^input 'x': shape \[4\] has 1 dimensions; expected 2, as in \[-1, 4\]$"),
+        ((1, 1, 4), r"^input 'x': shape \[1, 1, 4\] has 3 dimensions; expected 2"),
+    ],
+)
+@pytest.mark.parametrize("name", ["float", "string"])
+def test_a_shape_that_the_model_does_not_take_is_refused_at_once_each_time(
+    load: Loader, partition: CpuPartition, name: str, shape: tuple[int, ...], why: str
+) -> None:
+    wrong, right = (
+        packed([b"a"] * math.prod(shape), shape) if name == "string" else Tensor.of(np.zeros(shape, np.float32))
+        for shape in (shape, (2, 4))
+    )
+    with closing(load(models.identity(name, "n, 4")).bind(partition)) as executor:
+        for _ in range(2):
+            with pytest.raises(TensorMismatch, match=why):
+                executor.enqueue([wrong])
+            assert executor.enqueue([right]).wait()[0].shape == (2, 4)
+
+
+def test_a_closed_executor_says_so_and_what_to_do(load: Loader, partition: CpuPartition) -> None:
+    executor = load(models.identity()).bind(partition)
+    executor.close()
+    with pytest.raises(ExecutionFailed, match=r"^<OnnxExecutor 0\.onnx, 1 run, closed> takes nothing more; bind the engine"):
+        executor.enqueue([Tensor.of(np.zeros((1, 1), np.float32))])
 
 
 def test_an_index_out_of_range_fails_the_work_in_one_line(load: Loader, partition: CpuPartition) -> None:

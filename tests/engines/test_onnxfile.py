@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.onnxfile import Declared, OnnxFile, read_onnx, source_digest
+from engines.onnxfile import Declared, OnnxFile, blame, read_onnx, source_digest
 
 from .small import IMAGES, model
 
@@ -43,6 +43,13 @@ def test_no_damage_makes_it_raise(at: int, byte: int) -> None:
     data = bytearray(model(IMAGES))
     data[at % len(data)] = byte
     read_onnx(bytes(data))
+
+
+def test_a_library_s_words_about_bytes_follow_whether_those_are_onnx() -> None:
+    whole = model(IMAGES)
+    assert blame(whole, "no such operator") == "no such operator"
+    assert blame(whole[:-9], "cannot parse") == "not an ONNX file, or a truncated one: cannot parse"
+    assert blame(b"", "no graph") == "not an ONNX file (0 bytes)"
 
 
 def test_fixed_width_numbers_are_passed_over() -> None:

@@ -13,8 +13,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from . import needs  # noqa: F401
+
+# isort: split
 from .cases import Case
+from .client import client
 from .models import build
+from .options import count, positive
 from .servers import Server, greenlane
 from .sidebyside import Comparison, SideBySide, heading
 
@@ -59,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status."""
     options = _parser().parse_args(arguments)
     with experiment(options.max_batch, options.delay) as both:
-        print(f"{heading('joined', 'alone')}   rows for each run")
+        print(f"load by {client()}\n{heading('joined', 'alone')}   rows for each run")
         results = [_tell(compare(both, clients, options.rounds, options.seconds)) for clients in options.clients]
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
@@ -70,10 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.load.batching", description="Requests joined against requests alone."
     )
-    parser.add_argument("--rounds", type=int, default=7, help="rounds on each server; default: 7")
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a round; default: 1.5")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 32], help="connections; default: 1 4 32")
-    parser.add_argument("--max-batch", type=int, default=32, help="the most rows that are joined; default: 32")
+    parser.add_argument("--rounds", type=count, default=7, help="rounds on each server; default: 7")
+    parser.add_argument("--seconds", type=positive, default=1.5, help="length of a round; default: 1.5")
+    parser.add_argument("--clients", type=count, nargs="+", default=[1, 4, 32], help="connections; default: 1 4 32")
+    parser.add_argument("--max-batch", type=count, default=32, help="the most rows that are joined; default: 32")
     parser.add_argument("--delay", type=int, default=0, help="microseconds that requests may wait for others; default: 0")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     return parser

@@ -34,6 +34,11 @@ class LoadFailed(Exception):
     """An answer other than 200, a connection that ended, or a client that could not run."""
 
 
+def client() -> str:
+    """Who sends the requests, for whoever compares figures."""
+    return f"wrk ({path})" if (path := shutil.which("wrk")) else "the built-in client, as wrk is not installed"
+
+
 def drive(port: int, request: Request, connections: int, seconds: float) -> Load:
     """Send one request again and again on this many connections. Blocks for so long. Raises LoadFailed."""
     return (_wrk if shutil.which("wrk") else _built_in)(port, request, connections, seconds)

@@ -9,9 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from math import inf, isnan, nan
 from statistics import median
 
+from . import needs  # noqa: F401
+
+# isort: split
 from . import subjects
 from .arrangement import AGGRESSOR, SPLIT, VICTIM, Cores, Impossible, deployments
 from .asks import binary
@@ -22,11 +25,12 @@ from .figures import Samples, percentile
 from .findings import milliseconds
 from .jobs import ClosedLoop, OpenLoop
 from .kinds import KINDS
+from .options import count, positive
 from .overhttp import running
 from .schedule import poisson
 
 TARGET = 5e3
-"""Microseconds after its deadline by which 99 of 100 answers are to have come, under the heaviest load."""
+"""Microseconds after its deadline by which 99 of 100 answers are to have come, under every load."""
 EARLY = 1e3
 """Microseconds before its deadline that an answer may come: event loops count in whole milliseconds."""
 FULL = replace(KINDS["compute"], connections=32)
@@ -39,7 +43,7 @@ LOADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "and its own tenant's noise": (OWN, ()),
     "and both": (OWN, NEIGHBOURS),
 }
-"""What else the tenant itself is sent, and its neighbour; the last is the heaviest."""
+"""What else the tenant itself is sent, and its neighbour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,11 @@ def over(rounds: Sequence[Lateness]) -> Lateness:
     return Lateness(rounds[0].load, **counts, **points, worst=max(one.worst for one in rounds))
 
 
+def worst(found: Sequence[Lateness]) -> Lateness:
+    """The load that missed the target by most, or came nearest to that; no 504 at all is the worst."""
+    return max(found, key=lambda one: (one.word != "PASS", inf if isnan(one.p99) else one.p99))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status: 0 if the target is met, 1 if not, 2 if it could not be tried."""
     options = _parser().parse_args(arguments)
@@ -101,9 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"deadlines: {error}", file=sys.stderr)
         return 2
     print("\n".join([HEADING, *map(str, found)]))
-    heaviest = found[-1]
-    print(f"{heaviest.word}: under the heaviest load {milliseconds(heaviest.p99)} ms late (p99); target: {TARGET / 1e3:g} ms")
-    return int(heaviest.word != "PASS")
+    last = worst(found)
+    print(f"{last.word}: at worst {milliseconds(last.p99)} ms late (p99), of {last.load!r}; target: {TARGET / 1e3:g} ms")
+    return int(last.word != "PASS")
 
 
 def _measure(options: argparse.Namespace) -> list[Lateness]:
@@ -154,10 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.load.deadlines", description=about)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
     parser.add_argument("--fronts", choices=["inline", "per-tenant"], help="of the server; default: its own")
-    parser.add_argument("--timeout", type=float, default=20.0, help="milliseconds from request to deadline; default: 20")
-    parser.add_argument("--rate", type=float, default=200.0, help="requests with a deadline a second; default: 200")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a phase; default: 3")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of the four loads; default: 3")
+    parser.add_argument("--timeout", type=positive, default=20.0, help="milliseconds from request to deadline; default: 20")
+    parser.add_argument("--rate", type=positive, default=200.0, help="requests with a deadline a second; default: 200")
+    parser.add_argument("--seconds", type=positive, default=3.0, help="length of a phase; default: 3")
+    parser.add_argument("--rounds", type=count, default=3, help="rounds of the four loads; default: 3")
     return parser
 
 

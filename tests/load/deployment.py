@@ -133,7 +133,13 @@ def granules(device: str, cores: Sequence[int]) -> int:
     `cores` are what a CPU device carves. Raises NotServed if there is no such device.
     """
     chosen = list(cores) if device == "cpu" else None
-    code = f"from partitions import open_device; print(len(open_device({device!r}, {chosen!r}).granules))"
+    code = f"""\
+import sys
+from partitions import DeviceUnavailable, open_device
+try:
+    print(len(open_device({device!r}, {chosen!r}).granules))
+except DeviceUnavailable as error:
+    sys.exit(str(error))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
         raise NotServed(done.stderr.strip().splitlines()[-1])

@@ -25,6 +25,9 @@ from statistics import median, quantiles
 from threading import Thread
 from typing import Any
 
+from . import needs  # noqa: F401
+
+# isort: split
 import numpy as np
 
 from engines import EngineError, Executor, RuntimeSettings, Tensor, Work, load_engine

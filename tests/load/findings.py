@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .figures import Figures, figures
-from .verdicts import KINDS, Combination, Phase, Verdict
+from .verdicts import FEW, KINDS, Combination, Phase, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,16 @@ def line(verdict: Verdict) -> str:
     )
 
 
+def few(verdicts: Sequence[Verdict]) -> list[str]:
+    """A warning for each victim that was asked too seldom for a p99 that means much."""
+    fewest = {victim: min(one.fewest for one in verdicts if one.victim == victim) for victim in {v.victim: 0 for v in verdicts}}
+    return [
+        f"{victim}: few samples: as few as {count} in a phase, so its p99 is one of the slowest two; give it more --seconds"
+        for victim, count in fewest.items()
+        if count < FEW
+    ]
+
+
 def table(findings: Findings) -> str:
     """The whole table, and below it what every verdict rests on where it is not a plain success."""
     verdicts = findings.verdicts
@@ -72,7 +82,7 @@ def table(findings: Findings) -> str:
         f"throughput of {one.name}: {one.partitions:,.0f} a second on partitions, {one.plain:,.0f} without: {one.ratio:.2f}"
         for one in findings.throughput
     ]
-    return "\n".join([HEADING, *map(line, verdicts), *why, *total])
+    return "\n".join([HEADING, *map(line, verdicts), *why, *few(verdicts), *total])
 
 
 def document(findings: Findings) -> dict[str, Any]:

@@ -14,9 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
+from . import needs  # noqa: F401
+
+# isort: split
 from .bare import session
-from .cases import CASES, tensor
+from .cases import CASES, Case, tensor
+from .client import client
 from .models import build, model_path
+from .options import count, positive
 from .servers import Server, bare, greenlane
 from .sidebyside import Comparison, SideBySide, heading
 
@@ -53,11 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.write_models:
         build(Path(options.write_models))
         return 0
-    cases = [case for case in CASES if options.only in str(case)]
     beside = Server("beside", options.pid, options.beside) if options.beside else None
     with experiment(options.in_flight, options.asgi, beside) as both:
-        print(heading("greenlane", both.second.name))
-        results = [_tell(both.compare(case, options.rounds, options.seconds, _progress)) for case in cases]
+        print(f"load by {client()}\n{heading('greenlane', both.second.name)}")
+        results = [_tell(both.compare(case, options.rounds, options.seconds, _progress)) for case in options.only]
         images = [result for result in results if result.case.model == "image"]
         model = model_microseconds(both.root, "image")
         for result in images:
@@ -69,11 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.load.overhead", description="Greenlane against a bare application.")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds on each server for each case; default: 5")
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a round; default: 1.5")
-    names = ", ".join(map(str, CASES))
-    parser.add_argument("--only", default="", metavar="TEXT", help=f"only cases with this in their names: {names}")
-    parser.add_argument("--in-flight", type=int, metavar="N", help="the tenant's in_flight; default: the server's")
+    parser.add_argument("--rounds", type=count, default=5, help="rounds on each server for each case; default: 5")
+    parser.add_argument("--seconds", type=positive, default=1.5, help="length of a round; default: 1.5")
+    only = f"only cases with this in their names: {', '.join(map(str, CASES))}"
+    parser.add_argument("--only", type=_cases, default=CASES, metavar="TEXT", help=only)
+    parser.add_argument("--in-flight", type=count, metavar="N", help="the tenant's in_flight; default: the server's")
     parser.add_argument("--asgi", action="store_true", help="Greenlane as uvicorn server.app:app, not as python -m server")
     parser.add_argument(
         "--beside", type=int, metavar="PORT", help="compare with the server that listens there, of the same models"
@@ -82,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write-models", metavar="FOLDER", help="only write the models there, for such a server to serve")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     return parser
+
+
+def _cases(text: str) -> list[Case]:
+    if not (found := [case for case in CASES if text in str(case)]):
+        raise argparse.ArgumentTypeError(f"no case has {text!r} in its name; there are {', '.join(map(str, CASES))}")
+    return found
 
 
 def _progress(text: str) -> None:

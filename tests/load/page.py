@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .findings import Findings, busiest, milliseconds, times
+from .findings import Findings, busiest, few, milliseconds, times
 from .verdicts import CONTROL, UNDER, Combination, Verdict
 
 _STYLE = Path(__file__).parent / "page.css"
@@ -23,7 +23,7 @@ def render(findings: Findings, pictures: Mapping[str, bytes]) -> str:
     parts = [
         f"<header><h1>{escape(findings.title)}</h1>{_summary(findings.verdicts)}</header>",
         _picture("bars", pictures),
-        f"<section><h2>In numbers</h2>{_table(findings)}{_throughput(findings)}</section>",
+        f"<section><h2>In numbers</h2>{_table(findings)}{_few(findings)}{_throughput(findings)}</section>",
         *(_picture(name, pictures) for name in ("timeline", "distributions")),
         f"<section><h2>Who disturbed</h2>{_aggressors(findings)}</section>",
         f"<section><h2>How it was measured</h2><ul>{_each('li', findings.notes)}</ul>{_pairs(findings.settings)}</section>",
@@ -70,6 +70,10 @@ def _row(one: Verdict) -> str:
     tone = _TONES.get(one.word, "bad")
     chip = f'<td><span class="chip {tone}" title="{escape(one.why)}">{escape(one.word)}</span></td>'
     return f"<tr>{_each('td', cells)}{chip}</tr>"
+
+
+def _few(findings: Findings) -> str:
+    return "".join(f"<p>{escape(text)}</p>" for text in few(findings.verdicts))
 
 
 def _throughput(findings: Findings) -> str:

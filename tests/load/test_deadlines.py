@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from .deadlines import EARLY, LOADS, TARGET, lateness, main, over
+from .deadlines import EARLY, LOADS, TARGET, lateness, main, over, worst
 from .figures import Samples
 
 
@@ -45,6 +45,17 @@ def test_over_rounds_counts_are_sums_and_latencies_medians() -> None:
 
     assert (found.load, found.due, found.served, found.expired, found.other) == ("x", 6, 3, 3, 0)
     assert (found.p50, found.p99, found.worst, found.client) == (2, 2, 30, 2)
+
+
+def test_the_load_that_missed_by_most_is_reported_wherever_it_stands() -> None:
+    fine = lateness("fine", seen((20_000 + TARGET, 504)), timeout=20_000)
+    late = lateness("late", seen((20_001 + TARGET, 504)), timeout=20_000)
+    early = lateness("early", seen((1, 504)), timeout=20_000)
+    silent = lateness("silent", seen((3, 200)), timeout=20_000)
+
+    assert worst([fine, late, early]).load == "late"
+    assert worst([early, fine]).load == "early"
+    assert worst([fine, silent, late]).load == "silent"
 
 
 def test_requests_without_time_to_be_served_are_answered_with_504(capsys: pytest.CaptureFixture[str]) -> None:

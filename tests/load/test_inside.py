@@ -31,7 +31,9 @@ def test_it_runs_and_leaves_the_interpreter_as_it_was(tmp_path: Path, capsys: py
 
     found = json.loads((tmp_path / "found.json").read_text())
     assert status in (0, 1)
-    assert "mlp / compute" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "mlp / compute" in told
+    assert "mlp: few samples: as few as " in told
     assert found["verdicts"][0]["alone"]["failed"] == 0
     assert found["combinations"][0]["rounds"]["under load"][0]["busy"][0]["rate"] > 0
     assert found["throughput"][0]["ratio"] > 0

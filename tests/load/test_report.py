@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +17,13 @@ from .asks import as_json, binary, invalid, strangers, tensor, truth, wrong
 from .clients import ANY, TENANTS, Clients, apart, place
 from .experiment import BETWEEN, Settings
 from .figures import Samples
-from .findings import Findings, Throughput, busiest, document, milliseconds, table, times
+from .findings import Findings, Throughput, busiest, document, few, milliseconds, table, times
 from .isolation import main
 from .machine import describe
 from .notes import notes
 from .page import render
 from .plots import draw
-from .verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase
+from .verdicts import ALONE, CONTROL, CONTROL_ALONE, FEW, KINDS, UNDER, Combination, Phase
 
 
 def phase(kind: str, turn: int, began: float) -> Phase:
@@ -90,6 +91,15 @@ def test_aggressors_are_summed_up_over_rounds() -> None:
 
     assert busiest(combination, UNDER) == [{"name": "small", "rate": 100.0, "megabytes": 2.0}]
     assert busiest(combination, ALONE) == []
+
+
+def test_a_victim_that_was_asked_too_seldom_for_its_p99_is_named_once() -> None:
+    wanted = "mlp: few samples: as few as 50 in a phase, so its p99 is one of the slowest two; give it more --seconds"
+    found = findings()
+
+    assert table(found).count(wanted) == 1
+    assert wanted in render(found, dict.fromkeys(("bars", "distributions", "timeline"), b""))
+    assert few([replace(verdict, fewest=FEW) for verdict in found.verdicts]) == []
 
 
 @pytest.mark.parametrize(

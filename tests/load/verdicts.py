@@ -11,6 +11,8 @@ ALONE, UNDER, CONTROL_ALONE, CONTROL = "alone", "under load", "control, alone", 
 KINDS = (ALONE, UNDER, CONTROL_ALONE, CONTROL)
 INTERFERENCE = 1.2
 """The least that the victim's p99 has to grow on one partition for a combination to prove anything."""
+FEW = 150
+"""Requests of a phase below which its p99 is one of the two slowest: a stall of anything on the machine decides it."""
 STEADY = 3.0
 """How many times its least the victim's p99 alone may be, by the median over rounds, and still be a measure for anything."""
 
@@ -63,7 +65,7 @@ class Verdict:
     """One line of the table: medians over rounds, ratios of under load to alone, and what they say.
 
     `control` is None, and `control_ratio` NaN, where there was no control. `spread` is the median p99
-    alone over the least.
+    alone over the least. `fewest` is the number of requests in the shortest of the phases.
     """
 
     victim: str
@@ -76,6 +78,7 @@ class Verdict:
     spread: float
     word: str
     why: str
+    fewest: int
 
 
 def judge(victim: str, aggressor: str, rounds: Mapping[str, Sequence[Figures]], wrong: int, bound: float) -> Verdict:
@@ -86,9 +89,10 @@ def judge(victim: str, aggressor: str, rounds: Mapping[str, Sequence[Figures]], 
     control_ratio = ratio(control, rounds[CONTROL_ALONE], "p99")
     held, noisy = medians(under), medians(control) if control else None
     spread = medians(alone).p99 / min(one.p99 for one in alone)
+    fewest = min(one.count for one in (*alone, *under, *control))
     certain = min(one.p99 for one in under) > bound * max(one.p99 for one in alone)  # It leaks, whichever is right.
     word, why = decide(ratios["p99"], control_ratio, held.failed, wrong, bound, certain or spread <= STEADY)
-    return Verdict(victim, aggressor, medians(alone), held, noisy, ratios, control_ratio, spread, word, why)
+    return Verdict(victim, aggressor, medians(alone), held, noisy, ratios, control_ratio, spread, word, why, fewest)
 
 
 def decide(held: float, control: float, failed: int, wrong: int, bound: float, steady: bool = True) -> tuple[str, str]:
