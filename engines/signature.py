@@ -108,7 +108,7 @@ class Signature:
         for spec, shape in zip(self.inputs, shapes, strict=True):
             if not 1 <= shape[0] <= self.max_batch:
                 raise TensorMismatch(
-                    f"input {spec.name!r}: batch of {shape[0]} in shape {list(shape)}; expected 1 to {self.max_batch}"
+                    f"input {spec.name!r}: batch of {shape[0]} in shape {list(shape)}; expected 1 to {self.max_batch}, the model's max_batch"
                 )
             if shape[0] != shapes[0][0]:
                 raise TensorMismatch(

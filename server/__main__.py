@@ -12,7 +12,7 @@ from types import FrameType
 import uvicorn
 import uvloop
 
-from partitions import PartitionError, PartitionManager
+from partitions import Device, PartitionError
 
 from . import logs
 from .app import Application, configuration, open_configured
@@ -21,6 +21,8 @@ from .config import Config, ConfigError
 from .front import Front
 from .fronts.serve import serve
 from .listen import Taken, listen
+from .tables import nearest
+from .units import whole
 
 SWITCH_INTERVAL = 0.001
 """Seconds after which a thread must let another have the interpreter: what a completion may wait for while the event loop is
@@ -37,9 +39,11 @@ class Server(uvicorn.Server):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status: 0 when all went well, 2 when the configuration is wrong."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     try:
-        return check(options.file, open_configured, configuration) if options.command == "check" else _serve(options)
+        if options.command == "check":
+            return check(options.file or options.config, open_configured, configuration)
+        return _serve(options)
     except (ConfigError, PartitionError) as error:
         print(f"greenlane: the configuration cannot be served:\n{error}", file=sys.stderr)
         return 2
@@ -48,18 +52,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
+    if problem := _misread(options):
+        parser.error(problem)
+    return options
+
+
+def _misread(options: argparse.Namespace) -> str | None:
+    """What is wrong with words that are each right."""
+    command, file = options.command, options.file
+    if command == "check":
+        overrides = options.host, options.port, options.log_level
+        alone = not any(given is not None for given in overrides) and (file is None) != (options.config is None)
+        return None if alone else "check takes one FILE and no other options, as in: check greenlane.toml"
+    if command and not file and os.path.exists(command):
+        return f"{command!r} is not a command; did you mean --config {command}?"
+    return f"{command!r} is not a command; {nearest(command, ['check'])}" if command else None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m server", description="Serve models to tenants, each on its own share.")
     parser.add_argument("--config", metavar="FILE", help="TOML configuration; default: $GREENLANE_CONFIG, or else the demo")
     parser.add_argument("--host", type=_address, help="address to listen on, instead of server.host")
-    parser.add_argument(
-        "--port", type=int, choices=range(65536), metavar="PORT", help="port to listen on, instead of server.port"
-    )
+    parser.add_argument("--port", type=_port, help="port to listen on, instead of server.port")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="instead of server.log_level")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    check = commands.add_parser("check", help="print what a configuration would serve, or everything that is wrong with it")
-    check.add_argument("file", metavar="FILE")
+    about = "check: print what the configuration in FILE would serve, and everything that is wrong with it; without it: serve"
+    parser.add_argument("command", metavar="COMMAND", nargs="?", help=about)
+    parser.add_argument("file", metavar="FILE", nargs="?", help="what to check; the same as --config FILE")
     return parser
+
+
+def _port(text: str) -> int:
+    try:
+        return whole(0, 65535).parse(int(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}; expected 0 to 65535") from None
 
 
 def _address(text: str) -> str:
@@ -72,19 +101,20 @@ def _serve(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         path = options.config or os.environ.get("GREENLANE_CONFIG")
         config = _override(stack.enter_context(configuration(path)), options)
-        _plan(config)
+        logs.configure(config.server.log_format, config.server.log_level)
+        device = open_configured(config)
+        config.fit(device.unit, device.granules)
         sys.setswitchinterval(SWITCH_INTERVAL)
         if config.server.fronts == "inline":
-            server = Server(_uvicorn(config))
+            server = Server(_uvicorn(config, device))
             server.run()
             return 0 if server.started else 1
-        return _serve_fronts(config)
+        return _serve_fronts(config, device)
 
 
-def _serve_fronts(config: Config) -> int:
+def _serve_fronts(config: Config, device: Device) -> int:
     listeners, own = listen(config)
-    logs.configure(config.server.log_format, config.server.log_level)
-    status = uvloop.run(serve(config, open_configured, listeners, own))
+    status = uvloop.run(serve(config, lambda _: device, listeners, own))
     if status:
         os._exit(status)  # Nothing could be closed in order: the device is lost.
     return status
@@ -95,8 +125,8 @@ def _override(config: Config, options: argparse.Namespace) -> Config:
     return replace(config, server=replace(config.server, **{key: value for key, value in given.items() if value is not None}))
 
 
-def _uvicorn(config: Config) -> uvicorn.Config:
-    application = Application(lambda: nullcontext(config))
+def _uvicorn(config: Config, device: Device) -> uvicorn.Config:
+    application = Application(lambda: nullcontext(config), lambda _: device)
     return uvicorn.Config(
         application,
         host=config.server.host,
@@ -108,13 +138,6 @@ def _uvicorn(config: Config) -> uvicorn.Config:
         server_header=False,
         backlog=2048,
     )
-
-
-def _plan(config: Config) -> dict[str, tuple[int, ...]]:
-    """Who would hold which granules. Raises ConfigError or PartitionError."""
-    device = open_configured(config)
-    counts = {name: tenant.share(device.unit, device.granules) for name, tenant in config.tenants.items()}
-    return dict(PartitionManager(device).plan(counts).after)
 
 
 if __name__ == "__main__":

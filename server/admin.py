@@ -1,6 +1,7 @@
 """Administration: the device, who holds what of it, repartition while serving, and draining."""
 
 import asyncio
+import json
 from typing import Any
 
 from fastapi import APIRouter, BackgroundTasks, Request
@@ -8,6 +9,7 @@ from fastapi import APIRouter, BackgroundTasks, Request
 from partitions.probe import overlaps
 
 from .caller import IsAdmin, TheRuntime
+from .errors import BadRequest
 from .protocol.document import Object
 from .routes import document
 from .runtime import Runtime
@@ -40,6 +42,8 @@ async def partitions(runtime: TheRuntime, probe: bool = False) -> Object:
 @router.put("/partitions")
 async def repartition(runtime: TheRuntime, request: Request) -> Object:
     counts = await document(request)
+    if not counts:
+        raise BadRequest(f"the request body names no tenant; expected granules by tenant, such as {_example(runtime)}")
     # Shielded: a change that has begun goes on to its end, though the client that asked for it went away.
     move = await asyncio.shield(asyncio.ensure_future(runtime.repartition(counts)))
     return {**_plan(runtime), "moved": list(move.movers)}
@@ -65,6 +69,11 @@ async def tenants(runtime: TheRuntime) -> Object:
 async def drain(runtime: TheRuntime, tasks: BackgroundTasks) -> Object:
     tasks.add_task(runtime.drain, runtime.config.server.drain_grace)
     return {"state": "draining"}
+
+
+def _example(runtime: Runtime) -> str:
+    """A body for the first tenant."""
+    return json.dumps({next(iter(runtime.config.tenants)): 2})
 
 
 def _plan(runtime: Runtime) -> Object:

@@ -19,9 +19,10 @@ from typing import Any
 from fastapi import FastAPI
 
 from engines import Engine, has_tensorrt
-from partitions import Device, PartitionError, open_device
+from partitions import Device, DeviceUnavailable, PartitionError, open_device
 
 from . import admin, demo, loads, logs, metrics, routes, web
+from .allocator import keep_large_blocks
 from .alone import NotAlone, alone, supervisor
 from .config import Config, ConfigError, load
 from .departures import Receive
@@ -49,11 +50,17 @@ def open_configured(config: Config) -> Device:
     Raises DeviceUnavailable.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # Each tenant's stream in a hardware queue of its own.
-    backend = config.device.backend
-    if backend == "auto" and not has_tensorrt():
+    backend, cores, index = config.device.backend, config.device.cores, config.device.index
+    if backend != "auto":
+        return open_device(backend, cores, index)
+    if not has_tensorrt():
         log.info("the device is the CPU: TensorRT is not installed")
-        backend = "cpu"
-    return open_device(backend, config.device.cores, config.device.index)
+        return open_device("cpu", cores)
+    try:
+        return open_device("cuda", index=index)
+    except DeviceUnavailable as error:  # Whoever installed TensorRT means to use it.
+        log.warning("the device is the CPU, though TensorRT is installed: %s", error)
+        return open_device("cpu", cores)
 
 
 class Application:
@@ -109,11 +116,14 @@ class Application:
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
+        keep_large_blocks()
         source = self._source()
         config = await asyncio.to_thread(source.__enter__)
         try:
             logs.configure(config.server.log_format, config.server.log_level)
-            service, runtime = assemble(config, self._opener(config))
+            device = self._opener(config)
+            config.fit(device.unit, device.granules)
+            service, runtime = assemble(config, device)
             self._found = service, runtime
             await runtime.start()
             restore = _drain_on_sigterm(runtime)

@@ -38,7 +38,7 @@ class Body:
         while not self._whole and len(body) <= limit:
             body += await self._next()
         if len(body) > limit:
-            raise TooLarge(f"a body of more than {limit} bytes, which is the limit")
+            raise TooLarge(f"a body of more than {limit} bytes, which is the limit (server.max_body)")
         return bytes(body)
 
     @property

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from engines import TensorSpec, load_engine
-from partitions import Device, PartitionError, PartitionManager
+from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
 from .catalog import Entry, Served
 from .config import Config, ConfigError, ModelOptions, TenantConfig, salvage
-from .fronts.cores import TOO_FEW, share
+from .fronts.cores import TOO_FEW, placed, share, trespasses
 from .library import Library, Loaded
 from .repository import Repository
 from .tables import KeyPath, dotted, nearest
@@ -95,7 +95,7 @@ class _Check:
         self._config = config
         self._found = found
         self._allowed = allowed
-        self._fenced: bool | None = None
+        self._cores: dict[str, frozenset[int] | None] = {}
         self._repository = Repository(config.models.repository, config.models.options)
 
     def run(self, device: Device | None) -> None:
@@ -104,56 +104,80 @@ class _Check:
         where = device.describe() if device else "no device, so no model is tried"
         _say(f"{config.source}: http://{host}:{server.port} on {where}")
         known = self._known()
-        self._check_options(known)
+        if known is not None:
+            self._check_names(known)
+        self._check_default()
         plan = self._plan(device) if device else {}
         library = Library(self._repository, partial(load_engine, device=device))
         for name, tenant in config.tenants.items():
             _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}")
-            self._check_tenant(tenant, known)
-            wanted = [model for model in dict.fromkeys([*tenant.models, *known]) if model in known and tenant.may_call(model)]
-            self._try(library, device, plan.get(name, (0,)), wanted)
-        if self._fenced is False and server.fronts == "per-tenant" and server.front_cores == "auto":
-            chosen = {name: tenant.front_cores for name, tenant in config.tenants.items()}
-            _say(str(share(self._allowed, chosen) or TOO_FEW))
+            self._check_front(tenant)
+            there = known or []
+            wanted = [model for model in dict.fromkeys([*tenant.models, *there]) if model in there and tenant.may_call(model)]
+            self._try(library, device, name, plan.get(name, (0,)), wanted)
+        if server.fronts == "per-tenant":
+            self._tell_fronts(plan)
 
-    def _known(self) -> list[str]:
+    def _known(self) -> list[str] | None:
+        """The models there are, None where that cannot be known."""
         try:
             known = self._repository.names()
         except OSError as error:
-            self._wrong(("models", "repository"), f"cannot be read: {error.strerror}: {error.filename}")
-            return []
+            if not any(line.startswith(f"{self._config.source}: models.repository: ") for line in self._found.wrong):
+                self._wrong(("models", "repository"), f"cannot be read: {error.strerror}: {error.filename}")
+            return None
         if not known:
-            self._found.doubtful[f"{self._config.source}: models.repository: there is no model in it"] = None
+            self._doubtful(("models", "repository"), "there is no model in it")
         return known
 
     def _plan(self, device: Device) -> Plan:
         """Who would hold which granules; nobody where the shares do not fit."""
-        counts = {}
-        for name, tenant in self._config.tenants.items():
-            try:
-                counts[name] = tenant.share(device.unit, device.granules)
-            except ConfigError as error:
-                self._found.wrong.update(dict.fromkeys(f"{self._config.source}: {text}" for text in error.problems))
+        counts, problems = self._config.counts(device.unit, device.granules)
+        self._found.wrong.update(dict.fromkeys(problems))
         try:
             return PartitionManager(device).plan(counts).after
-        except PartitionError as error:
-            self._wrong(("tenants",), str(error))
+        except DoesNotFit:  # It is among the problems.
             return {}
 
-    def _check_options(self, known: list[str]) -> None:
+    def _check_names(self, known: list[str]) -> None:
         for name in self._config.models.options:
             if name not in known:
                 self._unserved(("models", name), f"there is no such model in the repository{_hint(name, known)}")
+        for tenant in self._config.tenants.values():
+            for name in tenant.models:
+                if name != "*" and name not in known:
+                    text = f"{name!r} is not in the repository{_hint(name, known)}"
+                    self._unserved(("tenants", tenant.name, "models"), text)
 
-    def _check_tenant(self, tenant: TenantConfig, known: list[str]) -> None:
-        for name in tenant.models:
-            if name != "*" and name not in known:
-                self._unserved(("tenants", tenant.name, "models"), f"{name!r} is not in the repository{_hint(name, known)}")
+    def _check_default(self) -> None:
+        """Whether requests that show nothing are answered by anybody."""
+        tenants, default = self._config.tenants, self._config.server.default_tenant
+        free = " or ".join(name for name, tenant in tenants.items() if not tenant.keys_sha256)
+        if default is None and free:
+            text = f"missing, so requests that name no tenant are 401; set it to {free}, or have them send X-Tenant"
+            self._doubtful(("server", "default_tenant"), text)
+        if default and tenants[default].keys_sha256:
+            instead = f"use {free}" if free else "leave it out"
+            text = f"{default!r} has keys, so requests without one are 401 all the same; {instead}"
+            self._doubtful(("server", "default_tenant"), text)
+
+    def _check_front(self, tenant: TenantConfig) -> None:
         if missing := sorted(set(tenant.front_cores or ()) - self._allowed):
             text = f"{missing} are not among the cores this process may use, {sorted(self._allowed)}"
             self._wrong(("tenants", tenant.name, "front_cores"), text)
 
-    def _try(self, library: Library, device: Device | None, granules: tuple[int, ...], names: list[str]) -> None:
+    def _tell_fronts(self, plan: Plan) -> None:
+        """Where HTTP would run: on the cores of partitions that tenants would hold, if these are the host's, or beside them."""
+        chosen = {name: tenant.front_cores for name, tenant in self._config.tenants.items()}
+        held = {name: cores for name, cores in self._cores.items() if cores is not None and name in plan}
+        if held:
+            _say(placed({name: chosen[name] or cores for name, cores in held.items()}))
+            lines = trespasses(chosen, held)
+            self._found.doubtful.update(dict.fromkeys(f"{self._config.source}: {line}" for line in lines))
+        elif None in self._cores.values() and self._config.server.front_cores == "auto":
+            _say(str(share(self._allowed, chosen) or TOO_FEW))
+
+    def _try(self, library: Library, device: Device | None, tenant: str, granules: tuple[int, ...], names: list[str]) -> None:
         """Load models on a partition of these granules, and close them again; only look for their files without a device."""
         if device is None:
             for name in names:
@@ -161,7 +185,7 @@ class _Check:
             return
         try:
             with closing(device.carve(granules)) as partition:
-                self._fenced = partition.host_cores is not None
+                self._cores[tenant] = partition.host_cores
                 for name in names:
                     loaded = library.attempt(name, partition)
                     self._tell(loaded)
@@ -191,6 +215,9 @@ class _Check:
 
     def _wrong(self, key: KeyPath, text: str) -> None:
         self._found.wrong[f"{self._config.source}: {dotted(key)}: {text}"] = None
+
+    def _doubtful(self, key: KeyPath, text: str) -> None:
+        self._found.doubtful[f"{self._config.source}: {dotted(key)}: {text}"] = None
 
     def _unserved(self, key: KeyPath, text: str) -> None:
         self._found.unserved[f"{self._config.source}: {dotted(key)}: {text}"] = None

@@ -56,7 +56,7 @@ def _inflate(body: bytes, encoding: str, limit: int) -> bytes:
     except zlib.error as error:
         raise BadRequest(f"the body is not {encoding}: {error}") from error
     if len(data) > limit:
-        raise TooLarge(f"the body unpacks to more than {limit} bytes, which is the limit")
+        raise TooLarge(f"the body unpacks to more than {limit} bytes, which is the limit (server.max_body)")
     if not inflater.eof or inflater.unused_data:
         raise BadRequest(f"the body is not one whole {encoding} stream")
     return data

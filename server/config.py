@@ -18,6 +18,7 @@ from .units import BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT,
 
 _SECTIONS = ("server", "device", "models", "tenants")
 _SHARES = ("granules", "cores", "sms")
+_NO_FRONT = "with server.fronts = 'inline' the tenant has no HTTP process of its own; use 'per-tenant', or leave it out"
 _SHARE_OF_UNIT = {"core": "cores", "SM": "sms"}
 
 
@@ -128,6 +129,11 @@ class TenantConfig:
             raise self._problem(key, f"{asked} is not in whole granules of {sizes[0]}; expected one of {multiples}")
         return asked // sizes[0]
 
+    def term(self, count: int) -> str:
+        """The share as the file says it, and how many granules that is where it says another number."""
+        key, asked = self._asked()
+        return f"{dotted(('tenants', self.name, key))} {asked}{f' ({count} granules)' if count != asked else ''}"
+
     def _asked(self) -> tuple[str, int]:
         shares = {key: value for key in _SHARES if (value := getattr(self, key)) is not None}
         if problems := [f"{dotted(path)}: {text}" for path, text in _share_faults(self.name, shares)]:
@@ -148,11 +154,38 @@ class Config:
     tenants: Mapping[str, TenantConfig]
     source: str
 
+    def counts(self, unit: str, sizes: Sequence[int]) -> tuple[dict[str, int], list[str]]:
+        """Granules by tenant on such a device, see `TenantConfig.share`, and what is wrong with shares, alone and together."""
+        counts: dict[str, int] = {}
+        problems: list[str] = []
+        for name, tenant in self.tenants.items():
+            try:
+                counts[name] = tenant.share(unit, sizes)
+            except ConfigError as error:
+                problems += error.problems
+        if sum(counts.values()) > len(sizes):
+            problems.append(self._too_many(counts, unit, sizes))
+        return counts, [f"{self.source}: {text}" for text in problems]
+
+    def fit(self, unit: str, sizes: Sequence[int]) -> None:
+        """Raise ConfigError with all that is wrong with the shares on such a device."""
+        _, problems = self.counts(unit, sizes)
+        if problems:
+            raise ConfigError(problems)
+
+    def _too_many(self, counts: Mapping[str, int], unit: str, sizes: Sequence[int]) -> str:
+        terms = " + ".join(self.tenants[name].term(count) for name, count in counts.items())
+        wanted, there = sum(counts.values()), len(sizes)
+        of = f"{unit}s" if sizes[0] == 1 else f"granules of {sizes[0]} {unit}s"
+        lower = f"lower {'them' if len(counts) > 1 else 'it'} by {wanted - there}"
+        return f"{terms} = {wanted} {of}, but the device has {there}: {lower}"
+
 
 def load(path: Path) -> Config:
     """Read a configuration file; reads files, so it blocks. Raises ConfigError with every problem there is."""
     document, folder = _parse(path), path.absolute().parent
-    problems = [f"{path.name}: {dotted(key)}: {text}" for key, text in _faults(document, folder)]
+    found = (*_faults(document), *_repository_faults(document, folder))
+    problems = [f"{path.name}: {dotted(key)}: {text}" for key, text in found]
     if problems:
         raise ConfigError(problems)
     return _build(document, folder, path.name)
@@ -161,10 +194,10 @@ def load(path: Path) -> Config:
 def salvage(path: Path) -> Config | None:
     """What is left of a file without the keys and tenants that `load` refuses it for, so that more can be said about it.
 
-    Blocks. None where too little is left. Raises ConfigError where the file is no TOML.
+    Blocks. None where too little is left; the repository may not be there. Raises ConfigError where the file is no TOML.
     """
     document, folder = _parse(path), path.absolute().parent
-    while fault := next(_faults(document, folder), None):
+    while fault := next(_faults(document), None):
         if not _drop(document, fault[0]):
             return None
     return _build(document, folder, path.name)
@@ -196,7 +229,7 @@ def _parse(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
         return tomllib.loads(content.decode())
     except OSError as error:
-        raise ConfigError([f"{path.name}: cannot be read at {path.absolute()}: {error.strerror}"]) from error
+        raise ConfigError([f"{path.name or path}: cannot be read at {path.absolute()}: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError([f"{path.name}: line {line} is not UTF-8, as TOML has to be"]) from error
@@ -211,17 +244,17 @@ def _models(table: Mapping[str, Any], folder: Path) -> ModelsConfig:
     return ModelsConfig(repository=folder / table["repository"], options=MappingProxyType(options))
 
 
-def _faults(document: Mapping[str, Any], folder: Path) -> Iterator[Fault]:
+def _faults(document: Mapping[str, Any]) -> Iterator[Fault]:
     yield from unknown(document, _SECTIONS, ())
     yield from faults(ServerConfig, document.get("server", {}), "server")
     yield from faults(DeviceConfig, document.get("device", {}), "device")
-    yield from _models_faults(document.get("models", {}), folder)
+    yield from _models_faults(document.get("models", {}))
     yield from _tenants_faults(document.get("tenants", {}))
     for between in (_default_tenant_faults, _key_faults, _front_faults):
         yield from between(_table(document, "server"), _table(document, "tenants"))
 
 
-def _models_faults(table: object, folder: Path) -> Iterator[Fault]:
+def _models_faults(table: object) -> Iterator[Fault]:
     if not isinstance(table, dict):
         yield not_a_table(table, ("models",))
         return
@@ -230,7 +263,10 @@ def _models_faults(table: object, folder: Path) -> Iterator[Fault]:
     for name, value in options.items():
         yield from faults(ModelOptions, value, "models", name)
         yield from _batch_faults(name, value)
-    repository = table.get("repository")
+
+
+def _repository_faults(document: Mapping[str, Any], folder: Path) -> Iterator[Fault]:
+    repository = _table(document, "models").get("repository")
     if isinstance(repository, str) and repository and not os.path.isdir(folder / repository):
         yield ("models", "repository"), f"{shown(repository)} is not an existing directory: {folder / repository}"
 
@@ -295,9 +331,9 @@ def _front_faults(server: Mapping[str, object], tenants: Mapping[str, object]) -
         port = tenant.get("port")
         if type(port) is int and (owner := owners.setdefault(port, path)) != path:
             yield path, f"{port} is also {dotted(owner)}; each listens on a port of its own"
-        if "front_cores" in tenant and server.get("fronts") == "inline":
-            text = "with server.fronts = 'inline' the tenant has no HTTP process of its own; use 'per-tenant', or leave it out"
-            yield ("tenants", name, "front_cores"), text
+        for key in ("port", "front_cores") if server.get("fronts") == "inline" else ():
+            if key in tenant:
+                yield ("tenants", name, key), _NO_FRONT
 
 
 def _digests(value: object) -> Iterator[str]:

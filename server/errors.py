@@ -98,6 +98,7 @@ _STATUSES: dict[type[Exception], int] = {
 _HEADERS: dict[int, dict[str, str]] = {
     401: {"www-authenticate": "Bearer"},
     415: {"accept-encoding": "gzip, deflate"},
+    421: {"connection": "close"},
     429: {"retry-after": "1"},
     503: {"retry-after": "1"},
 }

@@ -40,9 +40,9 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".en
 class Head:
     """The request line and headers of one request, as httptools calls them out.
 
-    `is_ours` is whether this is a plain request, and, unless it is an inference, a small one; `is_plain_infer` whether it is
-    an inference whose body is not, nor its answer may be, compressed; `length` is the bytes of the body. `target` is what
-    `Infer.find` makes of it, once it did.
+    `is_complete` is whether it is HTTP at all; `is_ours` whether this is a plain request, and, unless it is an inference, a
+    small one; `is_plain_infer` whether it is an inference whose body is not, nor its answer may be, compressed; `length` is
+    the bytes of the body. `target` is what `Infer.find` makes of it, once it did.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -51,7 +51,7 @@ class Head:
         self.headers: dict[bytes, bytes] = {}
         self.target: Target | None = None
         self._plain = True
-        self._complete = False
+        self.is_complete = False
         parser = httptools.HttpRequestParser(self)
         try:
             parser.feed_data(data)
@@ -79,12 +79,12 @@ class Head:
         self.headers[name] = value
 
     def on_headers_complete(self) -> None:
-        self._complete = True
+        self.is_complete = True
 
     def _is_ours(self, parser: httptools.HttpRequestParser) -> bool:
         return (
             self._plain
-            and self._complete
+            and self.is_complete
             and parser.get_http_version() == "1.1"
             and parser.should_keep_alive()
             and (b"content-length" in self.headers or self.method == "GET")
@@ -97,7 +97,7 @@ class Front(asyncio.Protocol):
     """One connection. Belongs to the event loop; the arguments from `config` on are those that uvicorn gives its protocols.
 
     Inferences are answered by `infer`, everything else by `application`. `pass_on` is shown every request before it is
-    answered, and what has been read from it on; if it takes the connection it returns True.
+    answered, unless it is uvicorn's by then, and what has been read from it on; if it takes the connection it returns True.
     """
 
     def __init__(
@@ -212,11 +212,11 @@ class Front(asyncio.Protocol):
                 self._hand_over()
             return False
         head = self._read(bytes(self._buffer[:end]))
+        if self._pass_on and head.is_complete and self._pass_on(head, self._transport, self._buffer):
+            self._leave()
+            return False
         if not head.is_ours:
             self._hand_over()
-            return False
-        if self._pass_on and self._pass_on(head, self._transport, self._buffer):
-            self._leave()
             return False
         self._head, self._start, self._taken = head, end, False
         if head.is_plain_infer:
@@ -295,6 +295,8 @@ class Front(asyncio.Protocol):
         if not self._taken:
             self._skip_body(head)
         self._write(reply)
+        if reply.status == HTTPStatus.MISDIRECTED_REQUEST:  # Which says so: whoever asks again comes to the right process.
+            self._closing = True
         if self._discard and self._closing:
             self._loop.call_later(LINGER, self._transport.close)
         elif self._closing:

@@ -24,6 +24,8 @@ from .service import Service
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+_CLOSE = (b"connection", b"close")
+
 
 class Infer:
     """Serves inference requests of every tenant that is served here. `service` gives the service once there is one."""
@@ -141,8 +143,8 @@ async def _packed(outcome: Success, headers: Headers) -> Reply:
 
 async def _send(reply: Reply, body: Body, send: Send) -> None:
     fields = [*reply.fields, (b"content-length", b"%d" % len(reply.body))]
-    if unwanted := body.unwanted:
-        fields.append((b"connection", b"close"))
+    if (unwanted := body.unwanted) and _CLOSE not in fields:
+        fields.append(_CLOSE)
     await send({"type": "http.response.start", "status": reply.status, "headers": fields})
     await send({"type": "http.response.body", "body": reply.body, "more_body": unwanted})
     if unwanted:

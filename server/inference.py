@@ -1,10 +1,12 @@
 """One inference from its headers to its reply, apart from how the body came and how the reply goes."""
 
+import asyncio
 import logging
 import time
 import uuid
 from asyncio import CancelledError
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import orjson
@@ -22,19 +24,20 @@ from .errors import (
     answer,
     status_of,
 )
+from .protocol.document import Object
 from .protocol.request import Limits
-from .protocol.response import InferResponse
+from .protocol.response import InferResponse, Written, is_long, write_long
+from .protocol.slices import SLICE, cut, parse_slices
 from .service import Tenant
-from .slots import Slot
+from .slots import SMALLEST, Slot
 from .ticket import Done
+from .turns import Returned, Steps
 
 log = logging.getLogger("greenlane.infer")
 
 Success = tuple[InferResponse, bytes]
 """An encoded answer, and its Server-Timing."""
 Outcome = Success | Exception
-
-_UNTIMED = b"queue;dur=0, execute;dur=0"
 
 
 class Target(NamedTuple):
@@ -75,27 +78,38 @@ class Inference:
     def expect(self, length: int) -> None:
         """A body of so many bytes is on its way. Raises TooLarge."""
         if length > self._target.max_body:
-            error = TooLarge(f"a body of {length} bytes; the limit is {self._target.max_body}")
+            error = TooLarge(f"a body of {length} bytes; the limit is {self._target.max_body} (server.max_body)")
             self.count(error)
             raise error
 
-    def begin(self, body: bytes, headers: Headers, heard: Callable[["Outcome"], None]) -> None:
-        """The body has come, unpacked; `heard` is told the outcome, once, before or after this returns."""
+    def begin(self, body: bytes, headers: Headers, heard: Callable[["Outcome"], None], document: Object | None = None) -> None:
+        """The body has come, unpacked; `heard` is told the outcome, once, before or after this returns.
+
+        Large JSON waits for its turns, to come back as a `document`.
+        """
         self._heard = heard
         try:
             tenant, name, version, limits, _ = self._target
-            self._arrived = time.monotonic_ns()
+            if document is None:
+                self._arrived = time.monotonic_ns()
+                if len(body) > SLICE and self._take_turns(body, headers, heard):
+                    return
             served = self._served = tenant.catalog.find(name, version)  # It may be another by now.
             slot = self._slot = tenant.lane.admit()
-            request = self._request = served.plans.decode(body, _header_length(headers), served.signature, slot, limits)
+            request = self._request = served.plans.decode(
+                body, _header_length(headers), served.signature, slot, limits, document
+            )
             self._decoded = time.monotonic_ns()
             lane, priority, timeout = tenant.lane, request.priority, request.timeout
+            if document is not None and timeout is not None:
+                timeout = self._left(timeout)
             lane.begin(slot, served.key, request.shapes, self._end, priority, timeout, served.batching)
         except Exception as error:
             self._fail(error)
 
     def cancel(self, error: BaseException) -> None:
         """Nobody waits for the outcome any more, and nobody will be told."""
+        self._heard = None
         self.count(error)
         self._release()
 
@@ -103,7 +117,51 @@ class Inference:
         """It was refused, or failed, for this reason."""
         self._served.statistics.failed(time.monotonic_ns() - self._arrived, _reason(error))
 
-    def _end(self, end: Done | RequestError) -> None:
+    def _take_turns(self, body: bytes, headers: Headers, heard: Callable[["Outcome"], None]) -> bool:
+        """Let large JSON wait for its turns; False if it is not large, or too large. Raises as `Lane.check` does."""
+        tenant, _, _, limits, _ = self._target
+        length = _header_length(headers)
+        size = len(body) if length is None else length
+        if not SLICE < size <= min(len(body), limits.json):
+            return False
+        tenant.lane.check()
+        turns, most = self._served.plans.turns, tenant.config.queue + tenant.config.in_flight
+        if len(turns) >= most:
+            raise QueueFull(f"Exceeds maximum queue size: {len(turns)} large requests wait for their turns, and {most} may")
+        row = cut(data := body[:size])
+        late = DeadlineExceeded("Request timeout expired")
+        timer = asyncio.get_running_loop().call_later(row.timeout, self._fail, late) if row and row.timeout else None
+        turns.add(self._parse(parse_slices(data, row), partial(self.begin, body, headers, heard), timer))
+        return True
+
+    def _parse(self, steps: Steps[Object], begin: Callable[[Object], None], timer: asyncio.TimerHandle | None) -> Steps[None]:
+        try:
+            yield from self._go_on(steps, begin)
+        finally:
+            if timer:
+                timer.cancel()
+
+    def _go_on(self, steps: Steps[Returned], then: Callable[[Returned], None]) -> Steps[None]:
+        """Take these steps, and do that with what comes of them, if anybody still waits for it."""
+        try:
+            if self._heard is None:
+                return
+            returned = yield from steps
+        except Exception as error:
+            if self._heard is not None:
+                self._fail(error)
+        else:
+            if self._heard is not None:
+                then(returned)
+
+    def _left(self, timeout: float) -> float:
+        """Seconds until the deadline. Raises DeadlineExceeded."""
+        left = timeout - (time.monotonic_ns() - self._arrived) / 1e9
+        if left <= 0:
+            raise DeadlineExceeded("Request timeout expired")
+        return left
+
+    def _end(self, end: Done | RequestError, written: Written | None = None) -> None:
         """The lane says how it ended."""
         if not isinstance(end, Done):
             self._fail(end)
@@ -112,7 +170,11 @@ class Inference:
             slot = self._target.tenant.lane.slots.at(end.slot) if end.rows else self._slot
             assert slot
             served, request = self._served, self._request
-            response = served.plans.encode(served.name, served.version, request, served.signature, slot, end.outputs)
+            if slot.capacity > SMALLEST and written is None and is_long(request, served.signature, end.outputs):
+                steps = write_long(request, served.signature, slot, end.outputs)
+                served.plans.turns.add(self._go_on(steps, partial(self._end, end)))
+                return
+            response = served.plans.encode(served.name, served.version, request, served.signature, slot, end.outputs, written)
         except Exception as error:
             self._fail(error)
         else:
@@ -123,8 +185,10 @@ class Inference:
             self._tell((response, b"queue;dur=%.3f, execute;dur=%.3f" % (queued, executed)))
 
     def _fail(self, error: Exception) -> None:
+        heard = self._heard
         self.cancel(error)
-        self._tell(error)
+        if heard:
+            heard(error)
 
     def _tell(self, outcome: "Outcome") -> None:
         heard, self._heard = self._heard, None  # Whoever hears knows this one, and the two would be left to the collector.
@@ -155,7 +219,7 @@ def refusal(error: Exception, inference: Inference | None) -> Reply:
     if told.status == 500:
         unexpected = error if not isinstance(error, Failed) else None
         log.error("%s", error, exc_info=unexpected, extra={"tenant": tenant, "request_id": request_id})
-    fields = [(b"content-type", b"application/json"), (b"server-timing", _UNTIMED)]
+    fields = [(b"content-type", b"application/json")]
     fields += [(name.encode(), value.encode()) for name, value in told.headers.items()]
     return Reply(told.status, fields, orjson.dumps({"error": told.text}))
 

@@ -30,19 +30,19 @@ from .ticket import Done, Failure, ModelKey, Ticket
 
 log = logging.getLogger("greenlane.lane")
 
-_NEVER = float("inf")
 TIDY = 10.0
 """Seconds between two looks at memory that nobody needs any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStatistics:
-    """Requests waiting, in flight, and abandoned by their clients while in flight; and those refused so far."""
+    """Requests waiting, in flight, and abandoned by their clients; and so far those refused, and those whose timeout passed."""
 
     waiting: int
     in_flight: int
     abandoned: int
     rejected: int
+    expired: int = 0
 
 
 Heard = Callable[[Done | RequestError], None]
@@ -56,6 +56,7 @@ class Pending:
     slot: Slot
     ticket: Ticket
     heard: Heard | None
+    timeout: float = math.inf  # In seconds.
     timer: asyncio.TimerHandle | None = None
     ended: bool = False
     joint: "Joint | None" = None
@@ -100,7 +101,6 @@ class Lane:
         self._link = link
         self._control = control
         self._tidying: asyncio.TimerHandle | None = None
-        self._serial = 0
         self._pending: dict[int, Pending] = {}
         self._abandoned: dict[int, Pending] = {}
         self._joints: dict[int, Joint] = {}
@@ -109,7 +109,7 @@ class Lane:
         self._settling: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._gathered: list[Ticket] = []
         self._handing_over = False
-        self._rejected = 0
+        self._serial = self._rejected = self._expired = 0
 
     def __repr__(self) -> str:
         return f"<Lane {self.name} {self._scheduler!r}>"
@@ -133,7 +133,7 @@ class Lane:
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
         abandoned = len(self._abandoned) + sum(len(joint.members) - len(joint.left) for joint in self._joints.values())
-        return LaneStatistics(scheduler.waiting, scheduler.in_flight, abandoned, self._rejected)
+        return LaneStatistics(scheduler.waiting, scheduler.in_flight, abandoned, self._rejected, self._expired)
 
     def backlog(self) -> Counter[ModelKey]:
         """How many requests for each model wait for their turn."""
@@ -185,7 +185,7 @@ class Lane:
         Outputs of one that was joined, whose completion has `rows`, lie in the completion's slot instead of its own.
         Raises QueueFull, BadRequest.
         """
-        deadline = _NEVER if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._serial += 1
         ticket = Ticket(slot.index, self._serial, model, shapes, deadline, slot.capacity)
         self._link.tickets.write(ticket)
@@ -195,8 +195,8 @@ class Lane:
         self._scheduler.add(ticket, priority, part)
         pending = self._pending[slot.index] = Pending(slot, ticket, heard)
         if timeout is not None:
-            late = DeadlineExceeded("Request timeout expired")
-            pending.timer = asyncio.get_running_loop().call_later(timeout, pending.tell, late)
+            pending.timeout = timeout
+            pending.timer = asyncio.get_running_loop().call_later(timeout, self._expire, pending)
         self._launch()
 
     def release(self, slot: Slot) -> None:
@@ -245,7 +245,17 @@ class Lane:
 
     def _told(self, pending: Pending, done: Done) -> None:
         pending.ended = True
-        pending.tell(done if done.failure is None else _error(done.failure))
+        if done.failure and done.failure.kind == "expired":
+            self._expire(pending)
+        else:
+            pending.tell(done if done.failure is None else _error(done.failure))
+
+    def _expire(self, pending: Pending) -> None:
+        """Its time is over, whichever side saw that first."""
+        if pending.heard:
+            self._expired += 1
+            passed = f"{pending.timeout * 1e6:.0f} microseconds (parameters.timeout) passed"
+            pending.tell(DeadlineExceeded(f"Request timeout expired: {passed}"))
 
     def _end_joint(self, joint: Joint, done: Done) -> None:
         joint.ended = True
@@ -385,8 +395,6 @@ def _resolve(future: "asyncio.Future[Done]", end: Done | RequestError) -> None:
 
 
 def _error(failure: Failure) -> RequestError:
-    if failure.kind == "expired":
-        return DeadlineExceeded("Request timeout expired")
     if failure.kind == "lost":
         return Unavailable(f"the device is lost: {failure.text}")
     return Failed(f"the model raised: {failure.text}")

@@ -6,16 +6,24 @@ would add, so they are given as untyped.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    UnknownMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from .caller import IsAdmin, TheRuntime
 from .config import TenantConfig
 from .desk import Counted, Report
 from .runtime import Runtime
+from .statistics import BOUNDS, ModelStatistics
 
 router = APIRouter(dependencies=[IsAdmin])
 
@@ -47,6 +55,7 @@ class RuntimeCollector(Collector):
         served = [(self._labels(tenant.name, item), item) for tenant, report in self._reports for item in report.served]
         yield from _counts(served)
         yield from _durations(served)
+        yield _histogram(served)
         yield from _failures(served)
         yield _pending(served)
         yield from self._lanes()
@@ -63,14 +72,16 @@ class RuntimeCollector(Collector):
         waiting = GaugeMetricFamily("greenlane_waiting_requests", "Requests waiting for a credit", labels=["tenant"])
         flying = GaugeMetricFamily("greenlane_in_flight_requests", "Works enqueued and not ended", labels=["tenant"])
         rejected = CounterMetricFamily("greenlane_rejected_requests", "Requests refused for a full queue", labels=["tenant"])
+        expired = CounterMetricFamily("greenlane_expired_requests", "Requests whose timeout passed", labels=["tenant"])
         memory = GaugeMetricFamily("greenlane_slot_bytes", "Host memory mapped for tensors", labels=["tenant"])
         for tenant, report in self._reports:
             counts = report.lane
             waiting.add_metric([tenant.name], counts.waiting)
             flying.add_metric([tenant.name], counts.in_flight)
             rejected.add_metric([tenant.name], counts.rejected)
+            expired.add_metric([tenant.name], counts.expired)
             memory.add_metric([tenant.name], report.slots.nbytes)
-        yield from (waiting, flying, rejected, memory)
+        yield from (waiting, flying, rejected, expired, memory)
 
     def _granules(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])
@@ -107,6 +118,21 @@ def _durations(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
         for labels, item in served:
             family.add_metric(labels, getattr(item.statistics, field).ns / 1000)
         yield family
+
+
+def _histogram(served: list[tuple[list[str], Counted]]) -> Metric:
+    """Without the partition, so that quantiles over time go on through a repartition."""
+    name, about = "greenlane_request_duration_seconds", "From the whole body to the encoded answer, of requests answered"
+    family = HistogramMetricFamily(name, about, labels=_LABELS[:-1])
+    for labels, item in served:
+        family.add_metric(labels[:-1], _buckets(item.statistics), item.statistics.success.ns / 1e9)
+    return family
+
+
+def _buckets(statistics: ModelStatistics) -> list[tuple[str, float]]:
+    """As Prometheus has them: each counts what the ones before it do, too."""
+    bounds = [*(str(bound / 1e9) for bound in BOUNDS), "+Inf"]
+    return list(zip(bounds, accumulate(statistics.buckets), strict=True))
 
 
 def _failures(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:

@@ -94,8 +94,14 @@ def parse(text: str, source: str) -> ModelConfig:
 
 
 def from_json(text: str, source: str = "the config parameter") -> ModelConfig:
-    """Read the JSON form, as in a request to load a model. Raises ConfigRefused."""
-    return _Reader(source).read(read_json(text, source))
+    """Read the JSON form, as in a request to load a model. Raises ConfigRefused, also for fields that Triton has not.
+
+    In a file these are tolerated, for it may be made for a newer Triton; who asks now can be told.
+    """
+    config = _Reader(source).read(read_json(text, source))
+    if unknown := [name for name in config.unread if name.endswith(")")]:  # With a word on what is wrong with it.
+        raise ConfigRefused(f"{source}: {unknown[0]}")
+    return config
 
 
 def apply(config: ModelConfig, signature: Signature) -> Signature:

@@ -30,15 +30,17 @@ class SchedulerStatistics:
 class Scheduler:
     """Decides for one tenant; not thread-safe.
 
-    `horizon` is in nanoseconds. Works that are shorter than the way to the worker and back would leave it idle between
-    two of them; so more of those are launched ahead, but never more than take this long, for they cannot be overtaken.
-    `joining` is how many wait that may be joined: while there are any, `choose` and `launch` take the place of `take`.
+    `setting` is what `limit` is called where it is set. `horizon` is in nanoseconds. Works that are shorter than the way to
+    the worker and back would leave it idle between two of them; so more of those are launched ahead, but never more than take
+    this long, for they cannot be overtaken. `joining` is how many wait that may be joined: while there are any, `choose` and
+    `launch` take the place of `take`.
     """
 
-    def __init__(self, limit: int, credits: int, horizon: int = 0) -> None:
+    def __init__(self, limit: int, credits: int, horizon: int = 0, setting: str = "limit") -> None:
         self.limit = limit
         self.credits = credits
         self.horizon = horizon
+        self.setting = setting
         self.joining = 0
         self._waiting: list[Waiting] = []
         self._flying: set[int] = set()
@@ -70,7 +72,8 @@ class Scheduler:
     def check(self) -> None:
         """Raise QueueFull if `add` would."""
         if len(self._waiting) >= self.limit and not self._welcome:
-            raise QueueFull(f"Exceeds maximum queue size: {len(self._waiting)} requests are waiting, and {self.limit} may")
+            waiting = f"{len(self._waiting)} requests are waiting, and {self.limit} may ({self.setting})"
+            raise QueueFull(f"Exceeds maximum queue size: {waiting}")
 
     def add(self, ticket: Ticket, priority: int = 0, part: Part | None = None) -> None:
         """Queue a ticket; priority 1 is the highest, 0 the default; with a `part` it may be joined. Raises QueueFull."""

@@ -15,6 +15,7 @@ from .lane import Control, Lane
 from .link import Descriptors, Link
 from .protocol.request import Limits
 from .scheduler import Scheduler
+from .tables import dotted
 from .tenancy import Tenancy
 
 log = logging.getLogger("greenlane")
@@ -66,12 +67,14 @@ class Service:
         try:
             return self.tenants[who.name]
         except KeyError:
-            raise Misdirected(f"this connection is not tenant {who.name!r}'s; open another for it") from None
+            owner = " and ".join(f"tenant {name!r}" for name in self.tenants) or "no tenant"
+            raise Misdirected(f"this connection belongs to {owner}; open another for {who.name!r}") from None
 
 
 def open_tenant(config: TenantConfig, link: Link, control: Control) -> Tenant:
     """A tenant that is served nothing yet."""
-    return Tenant(config, Catalog(), Lane(config.name, Scheduler(config.queue, config.in_flight, HORIZON), link, control))
+    scheduler = Scheduler(config.queue, config.in_flight, HORIZON, dotted(("tenants", config.name, "queue")))
+    return Tenant(config, Catalog(), Lane(config.name, scheduler, link, control))
 
 
 def slots(config: TenantConfig) -> int:

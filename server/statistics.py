@@ -1,6 +1,7 @@
 """What was served, counted by model: Triton's categories, in plain integers."""
 
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from .ticket import Done
@@ -15,6 +16,10 @@ class Duration:
 
     def as_json(self) -> dict[str, int]:
         return {"count": self.count, "ns": self.ns}
+
+
+BOUNDS = (*(digit * 10**power for power in range(5, 10) for digit in (1, 2, 5)), 10**10)
+"""Nanoseconds up to which the buckets of a histogram count: 100 microseconds to 10 seconds."""
 
 
 @dataclass(slots=True)
@@ -34,7 +39,8 @@ class ModelStatistics:
     """One model at one version, as one tenant used it. The HTTP side's: not thread-safe.
 
     `sizes` are requests that ran alone, by rows; `joined` all that ran together with others, `joined_rows` their rows, and
-    `runs` what they ran in, by rows; `failures` are by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER); `last` is when
+    `runs` what they ran in, by rows; `buckets` are how many were answered within each of `BOUNDS` and not the one before, and
+    the last how many took longer; `failures` are by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER); `last` is when
     the last request was answered, on the clock of `time.monotonic_ns`, 0 for never. What is asked for seldom is added up
     when asked for.
     """
@@ -44,6 +50,7 @@ class ModelStatistics:
     joined_rows: int = 0
     runs: dict[int, Size] = field(default_factory=dict)
     last_run: int = 0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
     failures: dict[str, int] = field(default_factory=dict)
     failed_ns: int = 0
     last: int = 0
@@ -57,7 +64,9 @@ class ModelStatistics:
         if size is None:
             size = self.sizes[rows] = Size()
         size.count += 1
-        size.total += encoded - arrived
+        total = encoded - arrived
+        size.total += total
+        self.buckets[bisect_left(BOUNDS, total)] += 1
         if done.began > decoded:
             size.queue += done.began - decoded
         size.compute_input += decoded - arrived

@@ -18,6 +18,7 @@ KeyPath = tuple[str, ...]
 Fault = tuple[KeyPath, str]
 
 _MOST_LISTED = 12
+_NEAR = 0.7  # of 1, which is the same: `prot` is near `port`, `priority` is not
 
 
 def faults(cls: type, table: object, *path: str) -> Iterator[Fault]:
@@ -51,7 +52,8 @@ def unknown(table: Iterable[str], known: Iterable[str], path: KeyPath) -> Iterat
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a question about the known name nearest to this one, or what is known where none is near."""
     folded = {text.casefold(): text for text in known}
-    near = get_close_matches(name.casefold(), folded, n=1)
+    name = name.casefold()
+    near = get_close_matches(name, folded, n=1, cutoff=_NEAR) or [text for text in folded if name in text.split("_")]
     return f"did you mean {folded[near[0]]!r}?" if near else f"expected {_listed(list(folded.values()))}"
 
 

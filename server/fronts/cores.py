@@ -4,8 +4,10 @@ A thread that hands work to a GPU waits for whoever else runs on its core, so HT
 and every tenant's off the others'. The lowest numbers go first: the device, the tenants, what is nobody's; the rest stays free.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from ..tables import dotted
 
 MOST = 2
 """Cores of one HTTP process: it is one thread of Python, and what the kernel does for it."""
@@ -23,8 +25,8 @@ class Shares:
     others: frozenset[int]
 
     def __str__(self) -> str:
-        fronts = ", ".join(f"of {name} on {_ranges(cores)}" for name, cores in self.fronts.items())
-        return f"HTTP {fronts}; the device's process on {_ranges(self.device)}, all others on {_ranges(self.others)}"
+        device, others = _ranges(self.device), _ranges(self.others)
+        return f"{placed(self.fronts)}; the device's process on {device}, all others on {others}"
 
 
 def share(allowed: Iterable[int], chosen: Mapping[str, Sequence[int] | None]) -> Shares | None:
@@ -42,6 +44,20 @@ def share(allowed: Iterable[int], chosen: Mapping[str, Sequence[int] | None]) ->
     given = {name: rest[place * each : (place + 1) * each] for place, name in enumerate(takers)}
     left = frozenset(rest[len(takers) * each :][:MOST])
     return Shares(device, {name: frozenset(cores or given[name]) for name, cores in chosen.items()}, left or device)
+
+
+def placed(fronts: Mapping[str, Iterable[int]]) -> str:
+    """On which cores tenants' HTTP runs, for people."""
+    return f"HTTP {', '.join(f'of {name} on {_ranges(cores)}' for name, cores in fronts.items())}"
+
+
+def trespasses(chosen: Mapping[str, Sequence[int] | None], partitions: Mapping[str, Iterable[int]]) -> Iterator[str]:
+    """Say which tenants' HTTP was configured to run on cores of others' partitions, a line for each such two."""
+    for name, cores in chosen.items():
+        for other, theirs in partitions.items():
+            if name != other and (shared := set(cores or ()).intersection(theirs)):
+                text = f"{_ranges(shared)} is of {other}'s partition, whose work this tenant's HTTP would delay"
+                yield f"{dotted(('tenants', name, 'front_cores'))}: {text}; leave it out, or name cores that are nobody's"
 
 
 def _ranges(cores: Iterable[int]) -> str:

@@ -17,6 +17,7 @@ import uvloop
 
 from .. import link as links
 from .. import routes, web
+from ..allocator import keep_large_blocks
 from ..catalog import Entry, Served
 from ..config import Config
 from ..desk import Report, State
@@ -175,17 +176,28 @@ class Process:
                 os.close(passed.ahead)
 
     def _pass_on(self, head: Head, transport: Any, data: bytes | bytearray) -> bool:
-        """Give a connection that is nobody's back to the doorman once it asks for something that is somebody's."""
-        if self._tenant or transport.get_write_buffer_size():
+        """Give a connection back to the doorman once it asks for something that is another process's.
+
+        A head that was answered once is ours.
+        """
+        if head.target is not None or transport.get_write_buffer_size():
             return False
         where = belongs(head.path, head.headers.get(b"authorization"), head.headers.get(b"x-tenant"), self._service.tenancy)
-        if where == self._outfit.name:
+        if where == self._outfit.name or (self._tenant and not self._may_go(where, transport)):
             return False
         try:
             self._give_back(where, transport, data)
         except OSError:
             return False
         return True
+
+    def _may_go(self, where: str, transport: Any) -> bool:
+        """Whether a tenant's connection may become this one's: another tenant's, unless it came by the tenant's own port.
+
+        Who may reach one tenant's port may not therefore reach the others.
+        """
+        own = self._outfit.config.tenants[self._outfit.name].port
+        return where in self._service.tenancy.tenants and transport.get_extra_info("sockname")[1] != own
 
     def _give_back(self, where: str, transport: Any, data: bytes | bytearray) -> None:
         ahead = door.write_down(bytes(data))
@@ -252,6 +264,7 @@ class Process:
 def main(outfit: Outfit) -> None:
     """The process."""
     begin(outfit.name, outfit.config)
+    keep_large_blocks()
     if outfit.name in (HOUSE, STRANGERS):
         os.nice(_NICE)  # What is nobody's comes after what is somebody's.
     uvloop.run(Process(outfit).run())

@@ -18,7 +18,7 @@ from ..desk import State
 from ..runtime import Runtime
 from ..service import Service
 from . import children
-from .cores import TOO_FEW, share
+from .cores import TOO_FEW, share, trespasses
 from .desk import open_remote
 from .house import House
 
@@ -76,10 +76,13 @@ async def _start(house: House, runtime: Runtime, place: Callable[[], None]) -> N
 
 def _place(config: Config, house: House, runtime: Runtime, allowed: Iterable[int]) -> None:
     """Keep HTTP off the cores of this process, unless the device or the configuration says otherwise."""
-    fenced = any(partition.host_cores for partition in runtime.manager.held.values())
-    if fenced or config.server.front_cores == "any":
+    chosen = {name: tenant.front_cores for name, tenant in config.tenants.items()}
+    fenced = {name: partition.host_cores or () for name, partition in runtime.manager.held.items()}
+    for line in trespasses(chosen, fenced):
+        log.warning("%s", line)
+    if any(fenced.values()) or config.server.front_cores == "any":
         return
-    if shares := share(allowed, {name: tenant.front_cores for name, tenant in config.tenants.items()}):
+    if shares := share(allowed, chosen):
         house.place(shares)
         children.pin_threads(shares.device)
         log.info("%s", shares)

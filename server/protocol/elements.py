@@ -22,8 +22,15 @@ _TYPES: dict[str, set[type]] = {"float": {int, float}, "int": {int}, "uint": {in
 _EXPECTED = {"float": "a number", "int": "an integer", "uint": "an integer", "bool": "true or false", "bytes": "a string"}
 
 
-def to_array(data: list[Any], datatype: DataType, shape: tuple[int, ...], where: str) -> Array:
-    """The elements of a numeric or BOOL tensor, row-major and flat. Raises BadRequest naming the first that does not fit."""
+def to_array(data: "list[Any] | Array", datatype: DataType, shape: tuple[int, ...], where: str) -> Array:
+    """The elements of a numeric or BOOL tensor, row-major and flat. Raises BadRequest naming the first that does not fit.
+
+    An array is what this made of them before, in slices.
+    """
+    if isinstance(data, np.ndarray):
+        if len(data) == math.prod(shape):
+            return data
+        return to_array(data.tolist(), datatype, shape, where)  # Which says what is wrong with it.
     if datatype.name in ("FP16", "BF16"):
         raise BadRequest(f"{where}: {datatype} has no JSON form; send it as a binary tensor (parameters.binary_data_size)")
     elements = _elements(data, datatype, shape, where)

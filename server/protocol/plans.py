@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from engines import Signature
 from server.slots import Slot
 from server.ticket import Extent
+from server.turns import Turns
 
 from .document import Object, parse
 from .request import InferRequest, Limits, decode
-from .response import InferResponse, encode
+from .response import InferResponse, Written, encode
 
 _MOST = 64
 _LONGEST = 4096
@@ -43,20 +44,29 @@ Answered = tuple[InferRequest, Sequence[Extent], bytes, list[Extent]]
 class Plans:
     """Decodes the requests for one model, the sooner the more alike they are. At most 64 are remembered; not thread-safe.
 
-    Those with an id are not, which is rarely seen twice.
+    Those with an id are not, which is rarely seen twice. Large JSON takes `turns`.
     """
 
     def __init__(self) -> None:
+        self.turns = Turns()
         self._plans: dict[bytes, Plan] = {}
         self._answered: Answered | None = None
 
     def __repr__(self) -> str:
         return f"<Plans {len(self._plans)}>"
 
-    def decode(self, body: bytes, header_length: int | None, signature: Signature, slot: Slot, limits: Limits) -> InferRequest:
+    def decode(
+        self,
+        body: bytes,
+        header_length: int | None,
+        signature: Signature,
+        slot: Slot,
+        limits: Limits,
+        document: Object | None = None,
+    ) -> InferRequest:
         """As `server.protocol.request.decode`."""
         if not header_length or header_length > _LONGEST:
-            return decode(body, header_length, signature, slot, limits)
+            return decode(body, header_length, signature, slot, limits, document)
         head = body[:header_length]
         plan = self._plans.get(head)
         if plan and plan.length == len(body) and len(head) == header_length:
@@ -68,7 +78,14 @@ class Plans:
         return request
 
     def encode(
-        self, name: str, version: str, request: InferRequest, signature: Signature, slot: Slot, extents: Sequence[Extent]
+        self,
+        name: str,
+        version: str,
+        request: InferRequest,
+        signature: Signature,
+        slot: Slot,
+        extents: Sequence[Extent],
+        written: Written | None = None,
     ) -> InferResponse:
         """As `server.protocol.response.encode`; the JSON of an answer in binary follows from its extents alone."""
         answered = self._answered
@@ -77,7 +94,7 @@ class Plans:
             if wanted is not None:
                 tensors = [slot.view[offset : offset + nbytes] for _, offset, nbytes in wanted]
                 return InferResponse(b"".join([answered[2], *tensors]), len(answered[2]))
-        response = encode(name, version, request, signature, slot, extents)
+        response = encode(name, version, request, signature, slot, extents, written)
         if response.header_length is not None and request.id is None and all(binary for _, binary in request.outputs):
             document = response.body[: response.header_length]
             self._answered = request, extents, document, [extents[position] for position, _ in request.outputs]

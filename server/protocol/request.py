@@ -75,16 +75,23 @@ class Input(NamedTuple):
     data: Buffer
 
 
-def decode(body: bytes, header_length: int | None, signature: Signature, slot: Slot, limits: Limits) -> InferRequest:
+def decode(
+    body: bytes,
+    header_length: int | None,
+    signature: Signature,
+    slot: Slot,
+    limits: Limits,
+    document: Object | None = None,
+) -> InferRequest:
     """Check a whole request against a model and write its tensors into the slot.
 
     `header_length` is the value of Inference-Header-Content-Length: the bytes of JSON, with binary tensors after it;
-    None where the whole body is JSON, 0 where the whole body is the one input. Raises BadRequest, TooLarge or
-    TensorMismatch, and leaves the slot's owner as it was.
+    None where the whole body is JSON, 0 where the whole body is the one input. `document` is that JSON where it was parsed
+    before. Raises BadRequest, TooLarge or TensorMismatch, and leaves the slot's owner as it was.
     """
     if header_length == 0:
         return _decode_raw(body, signature, slot, limits)
-    parts = _take_apart(body, header_length, limits)
+    parts = _take_apart(body, header_length, limits, document)
     values = parameters(parts.document)
     _refuse_reserved(values)
     timeout = unsigned(values, "timeout")
@@ -100,14 +107,15 @@ def decode(body: bytes, header_length: int | None, signature: Signature, slot: S
     return request
 
 
-def _take_apart(body: bytes, header_length: int | None, limits: Limits) -> Body:
+def _take_apart(body: bytes, header_length: int | None, limits: Limits, document: Object | None) -> Body:
     size = len(body) if header_length is None else header_length
     if size > len(body):
         raise BadRequest(f"Inference-Header-Content-Length: {size}; expected at most {len(body)}, the bytes of the body")
     if size > limits.json:
         raise TooLarge(f"{size} bytes of JSON; the limit is {limits.json}. Send large tensors as binary tensors: {_HINT}")
-    head = body if size == len(body) else body[:size]
-    return Body(parse(head), memoryview(body)[size:], header_length is None)
+    if document is None:
+        document = parse(body if size == len(body) else body[:size])
+    return Body(document, memoryview(body)[size:], header_length is None)
 
 
 _HINT = "the header Inference-Header-Content-Length, parameters.binary_data_size for each input, the bytes after the JSON"
@@ -159,6 +167,8 @@ def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limi
 
 
 def _json_data(entry: Object, spec: TensorSpec, shape: Shape, where: str) -> Buffer:
+    if isinstance(entry["data"], np.ndarray):
+        return to_array(entry["data"], spec.datatype, shape, f"{where}data")
     convert = to_wire if spec.datatype.kind == "bytes" else to_array
     return convert(field(entry, "data", list, where), spec.datatype, shape, f"{where}data")
 

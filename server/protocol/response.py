@@ -1,7 +1,7 @@
 """A completion from its slot into the bytes of an answer; the slot is free afterwards."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,10 @@ from engines import Signature, TensorSpec, wire
 from server.errors import BadRequest
 from server.slots import Slot
 from server.ticket import Extent
+from server.turns import Steps
 
 from .request import InferRequest
+from .slices import ELEMENTS, write
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
@@ -24,8 +26,40 @@ class InferResponse(NamedTuple):
     header_length: int | None
 
 
+Written = Mapping[int, orjson.Fragment]
+"""The JSON of outputs that was written before, by their places in the signature."""
+
+
+def is_long(request: InferRequest, signature: Signature, extents: Sequence[Extent]) -> bool:
+    """Whether an output is to be written in slices."""
+    return any(_is_long(signature.outputs[position], binary, extents[position]) for position, binary in request.outputs)
+
+
+def write_long(
+    request: InferRequest, signature: Signature, slot: Slot, extents: Sequence[Extent]
+) -> Steps[dict[int, orjson.Fragment]]:
+    """Write those outputs for `encode`. Raises BadRequest as that does."""
+    written = {}
+    for position, binary in request.outputs:
+        spec, extent = signature.outputs[position], extents[position]
+        if _is_long(spec, binary, extent):
+            data = slot.view[extent.offset : extent.offset + extent.nbytes]
+            written[position] = yield from write(_elements(spec, data, extent.shape))
+    return written
+
+
+def _is_long(spec: TensorSpec, binary: bool, extent: Extent) -> bool:
+    return not binary and spec.datatype.kind != "bytes" and math.prod(extent.shape) > ELEMENTS
+
+
 def encode(
-    model: str, version: str, request: InferRequest, signature: Signature, slot: Slot, extents: Sequence[Extent]
+    model: str,
+    version: str,
+    request: InferRequest,
+    signature: Signature,
+    slot: Slot,
+    extents: Sequence[Extent],
+    written: Written | None = None,
 ) -> InferResponse:
     """Answer a request with the outputs it asked for. Raises BadRequest where JSON cannot carry one of them."""
     outputs, tensors = [], []
@@ -37,7 +71,7 @@ def encode(
             entry["parameters"] = {"binary_data_size": nbytes}
             tensors.append(data)
         else:
-            entry["data"] = _elements(spec, data, shape)
+            entry["data"] = written[position] if written and position in written else _elements(spec, data, shape)
         outputs.append(entry)
     head: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": outputs}
     if request.id is not None:

@@ -141,7 +141,7 @@ def test_a_bomb_is_413_and_executes_nothing(limited: httpx.Client, encoding: str
         answer = sent(limited, PACK[encoding](json.dumps(SMALL).encode().ljust(size)), content_encoding=encoding)
         assert (answer.status_code, answer.json()["error"]) == (
             413,
-            f"the body unpacks to more than {LIMIT} bytes, which is the limit",
+            f"the body unpacks to more than {LIMIT} bytes, which is the limit (server.max_body)",
         )
     check(infer(limited, "identity", SMALL))
     assert statistics(limited, "identity")["execution_count"] == before + 1
@@ -150,7 +150,10 @@ def test_a_bomb_is_413_and_executes_nothing(limited: httpx.Client, encoding: str
 @both
 def test_a_packed_body_that_is_too_large_is_413_without_looking_into_it(limited: httpx.Client, encoding: str) -> None:
     answer = sent(limited, bytes(LIMIT + 1), content_encoding=encoding)
-    assert (answer.status_code, answer.json()["error"]) == (413, f"a body of {LIMIT + 1} bytes; the limit is {LIMIT}")
+    assert (answer.status_code, answer.json()["error"]) == (
+        413,
+        f"a body of {LIMIT + 1} bytes; the limit is {LIMIT} (server.max_body)",
+    )
     check(infer(limited, "identity", SMALL))
 
 
@@ -228,4 +231,4 @@ def test_tritons_client_reads_the_refusal_of_a_packed_request(narrow: Served) ->
     x.set_data_from_numpy(np.zeros((LIMIT, 1), np.float32))
     with triton.InferenceServerClient(narrow.address) as client, pytest.raises(InferenceServerException) as told:
         client.infer("identity", [x], request_compression_algorithm="gzip")
-    assert str(told.value) == f"[413] the body unpacks to more than {LIMIT} bytes, which is the limit"
+    assert str(told.value) == f"[413] the body unpacks to more than {LIMIT} bytes, which is the limit (server.max_body)"

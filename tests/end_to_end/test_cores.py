@@ -29,16 +29,18 @@ if __name__ == "__main__":
     config = load(Path(sys.argv[1]))
     logs.configure(config.server.log_format, config.server.log_level)
     cores = [int(core) for core in sys.argv[2:]]
-    asyncio.run(serve(config, lambda _: FakeDevice(), *listen(config), cores=lambda _: cores))
+    device = FakeDevice()
+    device.hosted = not cores
+    asyncio.run(serve(config, lambda _: device, *listen(config), cores=lambda _: cores))
 """
-"""A server on a device without cores of its own, which may use these of the host's."""
+"""A server on a device without cores of its own, which may use these of the host's; without any, on one that has some."""
 
 
 @contextmanager
-def serving(folder: Path, models: Path, allowed: list[int], **settings: str) -> Iterator[Running]:
+def serving(folder: Path, models: Path, allowed: list[int], tenants: str = TENANT, **settings: str) -> Iterator[Running]:
     """Such a server, until left."""
     (folder / "main.py").write_text(SCRIPT)
-    config = configure(folder / "c.toml", models, TENANT, **settings)
+    config = configure(folder / "c.toml", models, tenants, **settings)
     words = [sys.executable, str(folder / "main.py"), str(config), *map(str, allowed)]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as popen:
@@ -94,3 +96,10 @@ def test_processes_run_anywhere_where_there_are_too_few_cores_or_it_is_wanted_so
                 server.told(said)
             else:
                 assert not [line for line in server.log if re.search(r"HTTP .*on", line)]
+
+
+def test_http_on_the_cores_of_another_s_partition_is_warned_of_at_the_start(empty: Path, tmp_path: Path) -> None:
+    globex = '[tenants.globex]\ngranules = 1\nmodels = ["*"]\nfront_cores = "0"\n'
+    with serving(tmp_path, empty, [], TENANT + globex) as server:
+        server.told("tenants.globex.front_cores: 0 is of acme's partition, whose work this tenant's HTTP would delay")
+        assert any("WARNING greenlane.fronts: tenants.globex.front_cores" in line for line in server.log)

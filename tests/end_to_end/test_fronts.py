@@ -1,11 +1,13 @@
 """HTTP in processes of its own: whose connection goes where, and what happens when one of the processes ends."""
 
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -34,6 +36,21 @@ KEY = {"Authorization": "Bearer secret"}
 ACME = "X-Tenant: acme"
 GLOBEX = "Authorization: Bearer secret"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: test\r\n\r\n"
+
+
+def get(path: str, header: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: test\r\n{header}\r\n\r\n".encode()
+
+
+def chunked(header: str) -> bytes:
+    body = json.dumps(SMALL).encode()
+    head = f"POST /v2/models/identity/infer HTTP/1.1\r\nHost: test\r\n{header}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head.encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+
+def ends_up_at(server: Running, connection: Connection, name: str) -> None:
+    """Wait until this process alone has the connection: who passed it on may close its own end of it a moment later."""
+    until(lambda: holder(server, connection) == name)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +87,7 @@ def test_each_tenant_is_served_by_a_process_of_its_own(server: Running) -> None:
         with Connection(server) as connection:
             connection.send(posted("identity", SMALL, header))
             assert connection.answer().status == 200
-            assert holder(server, connection) == name
+            ends_up_at(server, connection, name)
 
 
 def test_headers_may_come_in_pieces(server: Running) -> None:
@@ -79,44 +96,103 @@ def test_headers_may_come_in_pieces(server: Running) -> None:
         for index in range(len(data)):
             connection.send(data[index : index + 1])
         assert connection.answer().status == 200
-        assert holder(server, connection) == "greenlane acme"
+        ends_up_at(server, connection, "greenlane acme")
 
 
-def test_another_tenants_request_on_a_tenants_connection_is_misdirected(server: Running) -> None:
+def test_a_connection_goes_from_tenant_to_tenant_as_it_asks_for_them(server: Running) -> None:
+    with Connection(server) as connection:
+        for header, name in ((ACME, "greenlane acme"), (GLOBEX, "greenlane globe")) * 3:
+            for asked in (posted("identity", SMALL, header), posted("identity", SMALL, header), get("/v2/models/spin", header)):
+                connection.send(asked)
+                assert connection.answer().status == 200
+                ends_up_at(server, connection, name)
+
+
+def test_a_client_that_changes_tenants_all_the_time_leaves_nothing_behind(server: Running) -> None:
+    def opened() -> int:
+        return sum(len(os.listdir(f"/proc/{server.pid(name)}/fd")) for name in ("acme", "globex", "doorman"))
+
+    before = opened()
+    with Connection(server) as connection:
+        for _ in range(50):
+            for header in (ACME, GLOBEX):
+                connection.send(posted("identity", SMALL, header))
+                assert connection.answer().status == 200
+        until(lambda: opened() <= before + 10)
+
+
+def test_requests_of_several_tenants_may_be_sent_ahead(server: Running) -> None:
+    with Connection(server) as connection:
+        connection.send(posted("identity", SMALL, ACME) + posted("identity", SMALL, GLOBEX) + posted("identity", SMALL, ACME))
+        assert [connection.answer().status for _ in range(3)] == [200] * 3
+
+
+def test_a_request_in_chunks_goes_to_its_tenant_too(server: Running) -> None:
     with Connection(server) as connection:
         connection.send(posted("identity", SMALL, ACME))
         assert connection.answer().status == 200
-        connection.send(posted("identity", SMALL, GLOBEX))
-        assert connection.answer().status == 421
-        connection.send(posted("identity", SMALL, ACME))
+        connection.send(chunked(GLOBEX))
         assert connection.answer().status == 200
+        ends_up_at(server, connection, "greenlane globe")
 
 
+def test_a_connection_that_cannot_move_is_closed_with_a_word_on_whose_it_is(server: Running) -> None:
+    with Connection(server) as connection:
+        connection.send(chunked(ACME))
+        assert connection.answer().status == 200
+        connection.send(chunked(GLOBEX))
+        answer = connection.answer()
+        assert (answer.status, answer.headers.get_all("connection")) == (421, ["close"])
+        assert answer.json == {"error": "this connection belongs to tenant 'acme'; open another for 'globex'"}
+        assert connection.ended()
+
+
+def test_who_reaches_a_tenants_own_port_reaches_no_other_tenant(own_port: int, server: Running) -> None:
+    with Connection(SimpleNamespace(port=own_port)) as connection:
+        connection.send(posted("identity", SMALL, GLOBEX))
+        assert connection.answer().status == 200
+        connection.send(posted("identity", SMALL, ACME))
+        answer = connection.answer()
+        assert (answer.status, connection.ended()) == (421, True)
+        assert answer.json["error"] == "this connection belongs to tenant 'globex'; open another for 'acme'"
+
+
+def test_what_is_nobodys_is_answered_where_the_connection_is(server: Running) -> None:
+    with Connection(server) as connection:
+        connection.send(posted("identity", SMALL, GLOBEX))
+        assert connection.answer().status == 200
+        for asked, status in ((LIVE, 200), (posted("identity", SMALL, "Authorization: Bearer wrong"), 401)):
+            connection.send(asked)
+            assert connection.answer().status == status
+            ends_up_at(server, connection, "greenlane globe")
+
+
+@pytest.mark.parametrize("first", [LIVE, posted("identity", SMALL, GLOBEX)], ids=["health", "globex"])
 @pytest.mark.parametrize("rows", [1, 5000, 100_000])
-def test_a_connection_that_asked_for_health_first_goes_to_the_tenant_it_asks_for_next(server: Running, rows: int) -> None:
+def test_a_connection_goes_to_the_tenant_it_asks_for_next_with_all_it_sends(server: Running, first: bytes, rows: int) -> None:
     x = np.arange(rows * 2, dtype=np.float32).tobytes()
     asked = binary(request(tensor("x", "FP32", [rows, 2], binary_data_size=len(x)), outputs=[{"name": "y"}]), x)
     length = asked["headers"]["Inference-Header-Content-Length"]
     with Connection(server) as connection:
-        connection.send(LIVE)
+        connection.send(first)
         assert connection.answer().status == 200
-        assert holder(server, connection) == "greenlane (hous"
+        ends_up_at(server, connection, "greenlane (hous" if first == LIVE else "greenlane globe")
         connection.send(post("/v2/models/identity/infer", asked["content"], ACME, f"Inference-Header-Content-Length: {length}"))
         answer = connection.answer()
         assert (answer.status, len(answer.json["outputs"][0]["data"])) == (200, rows * 2)
-        assert holder(server, connection) == "greenlane acme"
+        ends_up_at(server, connection, "greenlane acme")
 
 
 def test_a_stranger_is_refused_apart_and_served_once_the_key_is_right(server: Running) -> None:
     with Connection(server) as connection:
         connection.send(posted("identity", SMALL, "Authorization: Bearer wrong"))
         assert connection.answer().status == 401
-        assert holder(server, connection) == "greenlane (stra"
+        ends_up_at(server, connection, "greenlane (stra")
         connection.send(posted("identity", SMALL))
         assert connection.answer().status == 401
         connection.send(posted("identity", SMALL, GLOBEX))
         assert connection.answer().status == 200
-        assert holder(server, connection) == "greenlane globe"
+        ends_up_at(server, connection, "greenlane globe")
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00", b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"a" * 70_000])

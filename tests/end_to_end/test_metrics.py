@@ -25,6 +25,10 @@ LABELS = {
     "greenlane_waiting_requests": {"tenant"},
     "greenlane_in_flight_requests": {"tenant"},
     "greenlane_rejected_requests_total": {"tenant"},
+    "greenlane_expired_requests_total": {"tenant"},
+    "greenlane_request_duration_seconds_bucket": {"model", "version", "tenant", "le"},
+    "greenlane_request_duration_seconds_count": {"model", "version", "tenant"},
+    "greenlane_request_duration_seconds_sum": {"model", "version", "tenant"},
     "greenlane_slot_bytes": {"tenant"},
     "greenlane_partition_granules": {"tenant", "partition"},
     "greenlane_ready": set(),
@@ -160,9 +164,28 @@ def test_failures_are_counted_by_their_reason(counted: Served, mine: httpx.Clien
         ("spin", "REJECTED"): 1,
     }
     assert value(scraped, "greenlane_rejected_requests_total", tenant="acme") == 1
+    assert value(scraped, "greenlane_expired_requests_total", tenant="acme") == 1
+    assert value(scraped, "greenlane_expired_requests_total", tenant="globex") == 0
     assert value(scraped, "nv_inference_count", model="rows") == 5
     assert value(scraped, "nv_inference_exec_count", model="rows") == 2
     assert value(scraped, PENDING, model="identity", tenant="acme") == 0
+
+
+@both_ways
+def test_how_long_requests_took_is_told_in_buckets_that_add_up(counted: Served, mine: httpx.Client) -> None:
+    for _ in range(5):
+        assert infer(mine, "rows", rows(1)).status_code == 200
+    assert infer(mine, "spin", spin(2000)).status_code == 200
+    scraped, name = scrape(mine), "greenlane_request_duration_seconds"
+    for model, count in (("rows", 5), ("spin", 1), ("pick", 0)):
+        labels = {"model": model, "tenant": "acme"}
+        buckets = [v for (series, has), v in scraped.items() if series == f"{name}_bucket" and labels.items() <= has]
+        assert buckets == sorted(buckets), "each counts what is in those before it, too"
+        assert value(scraped, f"{name}_bucket", le="+Inf", **labels) == value(scraped, f"{name}_count", **labels) == count
+        total = value(scraped, "nv_inference_request_duration_us", **labels) / 1e6
+        assert value(scraped, f"{name}_sum", **labels) == pytest.approx(total)
+    assert value(scraped, f"{name}_bucket", le="0.0001", model="spin") == 0
+    assert value(scraped, f"{name}_bucket", le="10.0", model="rows") == 5
 
 
 def test_what_one_tenant_does_is_not_counted_as_anothers(mine: httpx.Client) -> None:

@@ -1,8 +1,10 @@
 """Models that come, change and go while others are served."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import aiohttp
 import httpx
 import pytest
 
-from server.config import TenantConfig
+from server.config import ModelOptions, TenantConfig
 
 from . import repository
 from .harness import Served, configuration, serving
@@ -180,6 +182,72 @@ def test_a_configuration_may_come_with_the_load_and_lasts_until_the_next(mine: h
     assert largest() == (2, [200, 400, 400])
     assert load(mine, "rows").status_code == 200
     assert largest() == (4, [200, 200, 400])
+
+
+def test_a_misspelt_key_in_a_configuration_is_refused_with_the_one_that_was_meant(mine: httpx.Client) -> None:
+    answer = load(mine, "rows", config='{"max_batch_siz": 2}')
+    reason = "the config parameter: max_batch_siz (did you mean max_batch_size?)"
+    assert (answer.status_code, answer.json()["error"]) == (400, f"failed to load 'rows': {reason}")
+    assert mine.get("/v2/models/rows/config").json()["max_batch_size"] == 4
+
+
+@pytest.fixture
+def overruling(root: Path) -> Iterator[httpx.Client]:
+    """A server whose own configuration says how requests for `rows` and `scaled` are joined."""
+    options = {
+        "rows": ModelOptions(max_batch=3, batch_delay=0.001, preferred_batches=(2, 3)),
+        "scaled": ModelOptions(max_batch=0),
+    }
+    config = configuration(root, TenantConfig(name="acme", granules=1, models=("rows", "identity")))
+    config = replace(config, models=replace(config.models, options=options))
+    with serving(config) as served, httpx.Client(base_url=served.url, timeout=30) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "setting"),
+    [
+        ({"max_batch_size": 4}, "max_batch_size", "models.rows.max_batch"),
+        ({"max_batch_size": 0}, "max_batch_size", "models.rows.max_batch"),
+        (
+            {"dynamic_batching": {"max_queue_delay_microseconds": 5}},
+            "dynamic_batching.max_queue_delay_microseconds",
+            "models.rows.batch_delay",
+        ),
+        (
+            {"dynamic_batching": {"preferred_batch_size": [3]}},
+            "dynamic_batching.preferred_batch_size",
+            "models.rows.preferred_batches",
+        ),
+    ],
+)
+def test_a_configuration_that_the_servers_own_overrules_is_refused_with_what_to_leave_out(
+    overruling: httpx.Client, config: Any, key: str, setting: str
+) -> None:
+    answer = load(overruling, "rows", config=json.dumps(config))
+    why = f"{key} would mean nothing: {setting} in the server's configuration overrules it; leave it out"
+    assert (answer.status_code, answer.json()["error"]) == (400, f"failed to load 'rows': the config parameter: {why}")
+
+
+def test_a_configuration_that_agrees_with_the_servers_own_is_taken(overruling: httpx.Client) -> None:
+    shown = overruling.get("/v2/models/rows/config").json()
+    assert (shown["max_batch_size"], shown["dynamic_batching"]["preferred_batch_size"]) == (3, [2, 3])
+    assert load(overruling, "rows", config=json.dumps(shown)).status_code == 200
+    assert load(overruling, "rows", config="{}").status_code == 200
+    assert overruling.get("/v2/models/rows/config").json() == shown
+    assert load(overruling, "identity", config='{"max_batch_size": 4}').status_code == 200, "nothing overrules it"
+
+
+def test_what_overrules_a_model_is_not_told_to_a_tenant_that_may_not_call_it(overruling: httpx.Client) -> None:
+    others, nobodys = (load(overruling, name, config='{"max_batch_size": 4}') for name in ("scaled", "nothing"))
+    assert others.status_code == nobodys.status_code == 404
+    assert others.text == nobodys.text.replace("nothing", "scaled")
+
+
+def test_a_configuration_that_cannot_be_read_is_refused_where_the_servers_own_overrules(overruling: httpx.Client) -> None:
+    answer = load(overruling, "rows", config="[]")
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("failed to load 'rows': the config parameter: ")
 
 
 def test_versions_come_and_go_with_a_load(root: Path, mine: httpx.Client) -> None:

@@ -167,7 +167,10 @@ def test_the_demo_starts_without_a_configuration() -> None:
     ("text", "line"),
     [
         ("[server]\nprot = 1", "wrong.toml: server.prot: unknown key; did you mean 'port'?"),
-        ("[models]\nrepository = '.'\n[tenants.acme]\ngranules = 4096\nmodels = ['*']", "acme 4096 = 4096 granules, but "),
+        (
+            "[models]\nrepository = '.'\n[tenants.acme]\ngranules = 4096\nmodels = ['*']",
+            "wrong.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_told_in_its_lines_under_plain_uvicorn_too(tmp_path: Path, text: str, line: str) -> None:

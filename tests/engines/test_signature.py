@@ -115,7 +115,7 @@ def test_a_batch_up_to_the_largest_is_taken(batch: int) -> None:
 def test_a_batch_beyond_the_limits_is_refused_with_them(batch: int) -> None:
     with pytest.raises(TensorMismatch) as caught:
         BATCHES.check([(batch, 2), (1, 2)])
-    assert str(caught.value) == f"input 'x': batch of {batch} in shape [{batch}, 2]; expected 1 to 8"
+    assert str(caught.value) == f"input 'x': batch of {batch} in shape [{batch}, 2]; expected 1 to 8, the model's max_batch"
 
 
 def test_inputs_of_different_batches_are_refused() -> None:

@@ -1,5 +1,6 @@
 """`check`: everything at once, with the exit status of the worst; real models on the CPU's cores."""
 
+import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -91,6 +92,7 @@ def test_what_would_be_served_is_printed_with_shares_and_tensors(told: Told) -> 
     assert lines == [
         "tenant acme: granules [0], keys",
         "  rows 1: x FP32[-1, 3] -> y FP32[-1, 3], batches of up to 2 (onnxruntime_onnx)",
+        f"HTTP of acme on {min(os.sched_getaffinity(0))}",
         "all of it can be served",
     ]
     assert told.err == []
@@ -135,7 +137,8 @@ def test_a_problem_of_several_tenants_is_told_once(told: Told) -> None:
     assert len(told.err) == len(set(told.err))
     assert "model rows two is unavailable: not a version: expected a number above 0 without leading zeros" in told.err
     ignored = "rows/config.pbtxt: ignored, as they mean nothing here: max_bacth_size (did you mean max_batch_size?)"
-    assert told.err[-2:] == ["greenlane: this may not be meant so:", ignored]
+    assert "greenlane: this may not be meant so:" in told.err
+    assert ignored in told.err
 
 
 def test_fields_that_are_ignored_are_told_and_no_failure(told: Told) -> None:
@@ -152,7 +155,7 @@ def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(told: To
         "greenlane: the configuration cannot be served:",
         "greenlane.toml: server.prot: unknown key; did you mean 'port'?",
     ]
-    assert told.err[2].startswith("greenlane.toml: tenants: acme 4096 = 4096 granules, but the device has ")
+    assert told.err[2].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
     assert told.err[4].startswith("model rows 1 is unavailable: ")
     assert told.out[1:] == ["tenant acme: no granules, keys", "  rows 1: unavailable"]
 
@@ -235,6 +238,70 @@ def test_where_the_device_has_no_cores_for_tenants_it_is_said_where_http_would_r
 def test_where_http_runs_on_any_core_nothing_is_said_of_it(told: Told, key: str) -> None:
     told.check(('fronts = "per-tenant"', key), device=on_fake, cores=range(16))
     assert not [line for line in told.out if "HTTP" in line]
+
+
+def hosted(config: Config) -> Device:
+    device = FakeDevice()
+    device.hosted = True
+    return device
+
+
+GLOBEX = '\n[tenants.globex]\ngranules = 1\nmodels = ["rows"]\nfront_cores = "1"\nkeys_sha256 = ["%s"]\n' % ("b" * 64)
+
+
+def test_http_on_the_cores_of_another_s_partition_is_doubtful(told: Told) -> None:
+    change = ("granules = 1", 'granules = 1\nfront_cores = "1"')
+    told.check(change, more=GLOBEX, device=hosted, cores=range(4))
+    assert told.out[-1] == "HTTP of acme on 1, of globex on 1"
+    doubtful = told.err[told.err.index("greenlane: this may not be meant so:") + 1 :]
+    assert [line.split(";")[0] for line in doubtful] == [
+        "greenlane.toml: tenants.acme.front_cores: 1 is of globex's partition, whose work this tenant's HTTP would delay"
+    ]
+
+
+def test_a_tenant_without_a_share_is_on_nobody_s_cores(told: Told) -> None:
+    assert told.check(("granules = 1", "sms = 1"), more=GLOBEX.replace('"1"', '"0"'), device=hosted, cores=range(4)) == 2
+    assert told.out[-1] == "HTTP of globex on 0"
+    assert "greenlane: this may not be meant so:" not in told.err
+
+
+def test_where_shares_do_not_fit_nothing_is_said_of_where_http_runs(told: Told) -> None:
+    assert told.check(("granules = 1", "granules = 5"), more=GLOBEX, device=hosted, cores=range(4)) == 2
+    assert not [line for line in told.out if line.startswith("HTTP")]
+
+
+def test_a_missing_repository_hides_no_shares_that_do_not_fit_and_is_told_once(told: Told) -> None:
+    assert told.check(('repository = "models"', 'repository = "modles"'), ("granules = 1", "granules = 4096")) == 2
+    assert told.err[1] == (
+        f"greenlane.toml: models.repository: 'modles' is not an existing directory: {told.folder / 'modles'}"
+    )
+    assert told.err[2].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
+    assert len(told.err) == 3
+
+
+OPEN = ('keys_sha256 = ["%s"]' % ("a" * 64), "")
+
+
+def test_requests_without_a_name_that_nobody_would_answer_are_doubtful(told: Told) -> None:
+    assert told.check(OPEN) == 0
+    assert told.err[1:] == [
+        "greenlane.toml: server.default_tenant: missing, so requests that name no tenant are 401; "
+        "set it to acme, or have them send X-Tenant"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("globex", "instead"), [("", "leave it out"), ('[tenants.globex]\ngranules = 1\nmodels = ["rows"]', "use globex")]
+)
+def test_a_default_tenant_that_has_keys_is_doubtful(told: Told, globex: str, instead: str) -> None:
+    told.check(("[server]", '[server]\ndefault_tenant = "acme"'), more=globex, device=hosted)
+    doubtful = "'acme' has keys, so requests without one are 401 all the same"
+    assert told.err[-1] == f"greenlane.toml: server.default_tenant: {doubtful}; {instead}"
+
+
+def test_a_default_tenant_without_keys_is_as_it_should_be(told: Told) -> None:
+    assert told.check(OPEN, ("[server]", '[server]\ndefault_tenant = "acme"')) == 0
+    assert told.err == []
 
 
 def test_a_repository_that_vanished_is_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

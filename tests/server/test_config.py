@@ -47,7 +47,6 @@ preferred_batches = [4, 8]
 [models."with space"]
 
 [tenants.globex]
-port = 8001
 cores = 2
 models = ["resnet50", "bert"]
 
@@ -108,7 +107,7 @@ def test_a_complete_file_becomes_a_configuration(folder: Path) -> None:
             },
         ),
         tenants={
-            "globex": TenantConfig(name="globex", port=8001, cores=2, models=("resnet50", "bert")),
+            "globex": TenantConfig(name="globex", cores=2, models=("resnet50", "bert")),
             "acme": TenantConfig(name="acme", granules=6, queue=1, in_flight=1, models=("*",), keys_sha256=(KEY_A,)),
         },
         source="greenlane.toml",
@@ -196,6 +195,7 @@ def test_a_file_in_another_encoding_is_told_with_its_line(folder: Path) -> None:
         (sections(models="repository = 'models'\nmax = 1"), "models.max: unknown key; expected repository"),
         (sections() + "[models.a.b]", "models.a.b: unknown key; expected max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
+        (sections(server="priority = 1"), "server.priority: unknown key; expected host or port or "),
         (sections(server="front = 'inline'"), "server.front: unknown key; did you mean 'fronts'?"),
     ],
 )
@@ -266,9 +266,10 @@ def test_a_tenant_s_http_process_may_be_given_cores(folder: Path) -> None:
     assert load(write(folder, sections(tenants=ACME + "front_cores = '0-1,3'"))).tenants["acme"].front_cores == (0, 1, 3)
 
 
-def test_cores_for_an_http_process_that_there_is_not_are_refused(folder: Path) -> None:
-    assert problems(folder, sections(server="fronts = 'inline'", tenants=ACME + "front_cores = '0'")) == [
-        "tenants.acme.front_cores: with server.fronts = 'inline' the tenant has no HTTP process of its own; "
+@pytest.mark.parametrize(("key", "value"), [("front_cores", "'0'"), ("port", "8001")])
+def test_what_only_an_http_process_of_its_own_could_have_is_refused_without_one(folder: Path, key: str, value: str) -> None:
+    assert problems(folder, sections(server="fronts = 'inline'", tenants=f"{ACME}{key} = {value}")) == [
+        f"tenants.acme.{key}: with server.fronts = 'inline' the tenant has no HTTP process of its own; "
         "use 'per-tenant', or leave it out"
     ]
 
@@ -301,6 +302,13 @@ def test_a_repository_that_does_not_exist_is_named_with_where_it_was_looked_for(
     assert problems(folder, sections(models="repository = 'modles'")) == [
         f"models.repository: 'modles' is not an existing directory: {folder}/modles"
     ]
+
+
+def test_a_folder_is_no_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError) as refused:
+        load(Path("."))
+    assert str(refused.value) == f".: cannot be read at {folder}: Is a directory"
 
 
 def test_a_file_is_no_repository(folder: Path) -> None:
@@ -417,10 +425,16 @@ def test_what_is_salvaged_is_all_that_nothing_is_wrong_with(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["models = 3", "[models]", ACME, sections(models="repository = 'nowhere'"), "[models]\nrepository = 'models'"]
+    "text", ["models = 3", "[models]", ACME, sections(models="repository = 3"), "[models]\nrepository = 'models'"]
 )
 def test_nothing_is_salvaged_without_a_repository_and_a_tenant(folder: Path, text: str) -> None:
     assert salvage(write(folder, text)) is None
+
+
+def test_a_repository_that_does_not_exist_is_salvaged_for_the_sake_of_the_rest(folder: Path) -> None:
+    config = salvage(write(folder, sections(models="repository = 'nowhere'")))
+    assert config is not None
+    assert (config.models.repository, list(config.tenants)) == (folder / "nowhere", ["acme"])
 
 
 def test_a_good_file_is_salvaged_whole(folder: Path) -> None:
@@ -481,3 +495,47 @@ def test_a_share_in_units_of_another_device_is_refused_with_the_key_to_use(
 def test_a_tenant_made_in_code_needs_one_share_too(share: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"^tenants.acme: "):
         tenant(**share).share("SM", [8])
+
+
+def shared(**shares: dict[str, int]) -> Config:
+    tenants = {name: TenantConfig(name=name, models=("*",), **share) for name, share in shares.items()}  # type: ignore[arg-type]
+    return Config(models=ModelsConfig(repository=Path()), tenants=tenants, source="c.toml")
+
+
+def test_shares_that_fit_together_are_counted_in_granules() -> None:
+    config = shared(acme={"sms": 16}, globex={"granules": 2})
+    assert config.counts("SM", [8] * 4) == ({"acme": 2, "globex": 2}, [])
+    config.fit("SM", [8] * 4)
+
+
+@pytest.mark.parametrize(
+    ("shares", "unit", "sizes", "problem"),
+    [
+        (
+            {"acme": {"cores": 6}, "globex": {"cores": 2}}, "core", [1, 1],
+            "tenants.acme.cores 6 + tenants.globex.cores 2 = 8 cores, but the device has 2: lower them by 6",
+        ),
+        (
+            {"acme": {"granules": 3}}, "core", [1, 1],
+            "tenants.acme.granules 3 = 3 cores, but the device has 2: lower it by 1",
+        ),
+        (
+            {"acme": {"sms": 48}, "globex": {"granules": 12}}, "SM", [8] * 16,
+            "tenants.acme.sms 48 (6 granules) + tenants.globex.granules 12 = 18 granules of 8 SMs, but the device has 16: "
+            "lower them by 2",
+        ),
+    ],
+)  # fmt: skip
+def test_shares_that_are_too_many_together_are_told_by_their_keys(
+    shares: dict[str, dict[str, int]], unit: str, sizes: list[int], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        shared(**shares).fit(unit, sizes)
+    assert refused.value.problems == (f"c.toml: {problem}",)
+
+
+def test_a_share_that_is_none_here_hides_not_that_the_others_are_too_many() -> None:
+    counts, (first, second) = shared(acme={"sms": 8}, globex={"cores": 2}, initech={"cores": 1}).counts("core", [1, 1])
+    assert counts == {"globex": 2, "initech": 1}
+    assert first == "c.toml: tenants.acme.sms: this device is shared out in cores; use 'cores' instead"
+    assert second.startswith("c.toml: tenants.globex.cores 2 + tenants.initech.cores 1 = 3 cores, ")

@@ -26,7 +26,7 @@ SAID: list[tuple[Exception, int, dict[str, str]]] = [
     (TensorMismatch("said"), 400, {}),
     (Unauthorized("said"), 401, {"www-authenticate": "Bearer"}),
     (NotFound("said"), 404, {}),
-    (Misdirected("said"), 421, {}),
+    (Misdirected("said"), 421, {"connection": "close"}),
     (Conflict("said"), 409, {}),
     (DoesNotFit("said"), 409, {}),
     (TooLarge("said"), 413, {}),

@@ -7,7 +7,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from server.errors import Unauthorized
+from server.errors import Misdirected, Unauthorized
 from server.front import MOST_AHEAD, MOST_HEADERS, Front, PassOn
 from server.infer import Infer
 
@@ -210,7 +210,8 @@ async def test_headers_may_come_in_pieces_and_so_may_the_body() -> None:
     assert bench.answers.bodies == [b"{}"]
 
 
-async def test_a_connection_that_is_another_processs_is_left_without_a_word() -> None:
+@pytest.mark.parametrize("asked", [INFER, INFER.replace(b"Content-Length: 2", b"Transfer-Encoding: chunked")])
+async def test_a_connection_that_is_another_processs_is_left_without_a_word(asked: bytes) -> None:
     shown: list[Any] = []
 
     def pass_on(head: Any, transport: Any, data: bytearray) -> bool:
@@ -218,9 +219,19 @@ async def test_a_connection_that_is_another_processs_is_left_without_a_word() ->
         return True
 
     bench = Bench(pass_on)
-    bench.front.data_received(INFER + b"more")
-    assert shown == [(b"/v2/models/m/infer", INFER + b"more")]
+    bench.front.data_received(asked + b"more")
+    assert shown == [(b"/v2/models/m/infer", asked + b"more")]
     assert (bench.transport.closed, bench.transport.written, bench.answers.found) == (True, b"", 0)
+
+
+async def test_what_is_no_http_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pass_on(*_: object) -> bool:
+        raise AssertionError("it was shown")
+
+    bench = Bench(pass_on)
+    monkeypatch.setattr(bench.front, "_make_rest", asyncio.Protocol)
+    bench.front.data_received(b"POST /v2/models/m/infer HTTP/1.1\r\nnonsense\r\n\r\n")
+    assert isinstance(bench.transport.protocol, asyncio.Protocol)
 
 
 async def test_a_connection_that_broke_is_answered_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,3 +247,18 @@ async def test_a_connection_that_broke_is_answered_no_more(monkeypatch: pytest.M
     monkeypatch.setattr(bench.answers, "find", find)
     bench.front.data_received(INFER * 20)
     assert len(asked) == 1
+
+
+async def test_a_request_of_another_tenant_is_refused_for_good_and_what_follows_is_not_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+
+    def find(*_: object) -> Any:
+        raise Misdirected("open another")
+
+    monkeypatch.setattr(bench.answers, "find", find)
+    bench.front.data_received(INFER * 2)
+    assert bench.transport.written.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
+    assert bench.transport.written.count(b"HTTP/1.1") == bench.transport.written.count(b"connection: close\r\n") == 1
+    assert bench.transport.closed

@@ -145,14 +145,28 @@ async def test_a_deadline_is_answered_though_the_work_goes_on_and_the_slot_is_ke
     lane: Lane, hand: Hand
 ) -> None:
     slot, answer = ask(lane, timeout=0.001)
-    with pytest.raises(DeadlineExceeded, match="Request timeout expired"):
+    text = r"^Request timeout expired: 1000 microseconds \(parameters\.timeout\) passed$"
+    with pytest.raises(DeadlineExceeded, match=text):
         await answer
     lane.release(slot)
+    assert lane.statistics().expired == 1
     assert hand.cancelled == [(slot.index, 1)]
     assert lane.statistics().abandoned == 1
     assert lane.slots.statistics().used == 1
     await hand.end(Failure("cancelled", ""))
     assert lane.slots.statistics().used == 0
+
+
+@pytest.mark.parametrize("first", ["the worker", "the clock"])
+async def test_a_deadline_is_told_and_counted_once_whoever_sees_it_first(lane: Lane, hand: Hand, first: str) -> None:
+    slot, answer = ask(lane, timeout=60 if first == "the worker" else 0.001)
+    if first == "the clock":
+        await asyncio.wait([answer])
+    await hand.end(Failure("expired", ""))
+    with pytest.raises(DeadlineExceeded, match=r"^Request timeout expired: "):
+        await answer
+    lane.release(slot)
+    assert lane.statistics().expired == 1
 
 
 async def test_what_waits_is_withdrawn_and_never_reaches_the_worker(lane: Lane, hand: Hand) -> None:
@@ -186,7 +200,6 @@ async def test_a_timer_does_not_outlive_its_request(lane: Lane, hand: Hand) -> N
     ("failure", "error", "text"),
     [
         (Failure("raised", "boom"), Failed, "the model raised: boom"),
-        (Failure("expired", ""), DeadlineExceeded, "Request timeout expired"),
         (Failure("lost", "CUDA error 700"), Unavailable, "the device is lost: CUDA error 700"),
     ],
 )

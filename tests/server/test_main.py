@@ -1,5 +1,7 @@
 """The command line, as far as it ends by itself."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,16 @@ keys_sha256 = ["{digest}"]
 """
 
 
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """The loggers, put back as they were."""
+    before = [(logger, logger.handlers, logger.level) for logger in map(logging.getLogger, ("greenlane", "uvicorn"))]
+    yield
+    for logger, handlers, level in before:
+        logger.handlers, logger.propagate = handlers, True
+        logger.setLevel(level)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     repository.write(tmp_path / "models", "rows", repository.ROWS)
@@ -38,14 +50,17 @@ def test_check_prints_every_problem_at_once(folder: Path, capsys: pytest.Capture
     assert "tenants.acme.model: unknown key" in told
 
 
-@pytest.mark.parametrize("command", [["check", "{}"], ["--config", "{}"]])
+COMMANDS = [["check", "{}"], ["--config", "{}"], ["check", "--config", "{}"], ["--config", "{}", "check"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_plan_that_does_not_fit_ends_with_the_arithmetic(
     folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder / "greenlane.toml"
     path.write_text(path.read_text().replace("granules = 1", "granules = 4096"))
     assert main([word.format(path) for word in command]) == 2
-    assert "acme 4096 = 4096 granules, but the device has" in capsys.readouterr().err
+    assert "greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has" in capsys.readouterr().err
 
 
 def test_a_share_in_units_of_another_device_names_the_key_to_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,3 +82,36 @@ def test_an_address_that_means_another_is_refused(option: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(option)
     assert ended.value.code == 2
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command line says of these words."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1].removeprefix("python -m server: error: ")
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "http", "9" * 5000])
+def test_a_port_out_of_range_is_refused_with_the_range(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, f"--port={port}") == f"argument --port: {port}; expected 0 to 65535"
+
+
+def test_a_file_where_a_command_belongs_is_refused_with_the_option_that_names_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(folder / "greenlane.toml")
+    assert refused(capsys, path) == f"{path!r} is not a command; did you mean --config {path}?"
+
+
+def test_a_command_that_there_is_not_is_refused_with_the_one_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, "chekc", "c.toml") == "'chekc' is not a command; did you mean 'check'?"
+    assert refused(capsys, "run") == "'run' is not a command; expected check"
+
+
+@pytest.mark.parametrize("words", ["check", "check a --config b", "check a --port 1", "check a --host b", "check a b"])
+def test_a_check_takes_one_file_and_nothing_else(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, *words.split()) in (
+        "check takes one FILE and no other options, as in: check greenlane.toml",
+        "unrecognized arguments: b",
+    )

@@ -128,12 +128,24 @@ def test_fields_that_triton_has_not_are_told_with_the_one_that_was_meant():
     assert read(text).unread == told
 
 
-def test_fields_of_json_that_triton_has_not_are_told_too_under_either_kind_of_name():
-    text = json.dumps({"instanceGroup": [], "maxBacthSize": 8, "max_bacth_size": 8, LONG: 1})
-    assert from_json(text).unread == (
-        *("instanceGroup", "maxBacthSize (did you mean max_batch_size?)", "max_bacth_size (did you mean max_batch_size?)"),
-        f"{LONG[:40]}... (there is no such field)",
-    )
+def test_fields_of_json_that_only_triton_reads_are_told_under_either_kind_of_name():
+    assert from_json(json.dumps({"instanceGroup": [], "optimization": {}})).unread == ("instanceGroup", "optimization")
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"instanceGroup": [], "maxBacthSize": 8}, "maxBacthSize (did you mean max_batch_size?)"),
+        ({"max_batch_siz": 8}, "max_batch_siz (did you mean max_batch_size?)"),
+        ({"input": [{"name": "x", "data_type": "TYPE_FP32", "nmae": "x"}]}, "input.nmae (did you mean name?)"),
+        ({LONG: 1}, f"{LONG[:40]}... (there is no such field)"),
+        ({"a)": 1}, "a) (there is no such field)"),
+    ],
+)
+def test_fields_of_json_that_triton_has_not_are_refused_with_the_one_that_was_meant(document, told):
+    with pytest.raises(ConfigRefused) as refused:
+        from_json(json.dumps(document))
+    assert str(refused.value) == f"the config parameter: {told}"
 
 
 def test_an_empty_file_says_nothing():

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from engines import DATATYPES, Signature, TensorSpec
 from server.catalog import Entry, Served
 from server.config import Config, ModelsConfig, ServerConfig, TenantConfig
-from server.errors import Misdirected, Unauthorized, Unavailable, answer
-from server.service import SPARE, LocalDesk, Service, open_local, slots
+from server.errors import Misdirected, QueueFull, Unauthorized, Unavailable, answer
+from server.service import SPARE, LocalDesk, Service, open_local, open_tenant, slots
 from server.slots import SMALLEST
 from server.tenancy import digest
 from server.ticket import Done
@@ -78,16 +79,22 @@ def test_a_request_s_tenant_is_found_with_its_catalog_and_lane(desks: dict[str, 
 
 def test_a_tenant_that_is_not_served_here_is_sent_elsewhere(desks: dict[str, LocalDesk]) -> None:
     service = Service(CONFIG, [desks["acme"].tenant])
-    with pytest.raises(Misdirected, match=r"^this connection is not tenant 'globex''s; open another for it$") as caught:
+    with pytest.raises(Misdirected, match=r"^this connection belongs to tenant 'acme'; open another for 'globex'$") as caught:
         service.tenant("Bearer globex-key", None)
     assert answer(caught.value, "-").status == 421
     assert service.tenant(None, None).name == "acme"
 
 
+def test_a_full_queue_is_told_by_the_setting_that_limits_it(desks: dict[str, LocalDesk]) -> None:
+    lane = open_tenant(replace(CONFIG.tenants["acme"], queue=0, in_flight=0), desks["acme"].link, desks["acme"]).lane
+    with pytest.raises(QueueFull, match=r"0 requests are waiting, and 0 may \(tenants\.acme\.queue\)$"):
+        lane.check()
+
+
 @pytest.mark.parametrize("headers", [(None, None), (None, "acme"), ("Bearer globex-key", "globex")])
 def test_where_nobody_is_served_everybody_is_sent_elsewhere(headers: tuple[str | None, str | None]) -> None:
     service = Service(CONFIG, tenants=[])
-    with pytest.raises(Misdirected):
+    with pytest.raises(Misdirected, match=r"^this connection belongs to no tenant; open another for '(acme|globex)'$"):
         service.tenant(*headers)
     assert repr(service) == "<Service starting, of nobody>"
 

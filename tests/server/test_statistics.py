@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from server.statistics import Duration, ModelStatistics
+from server.statistics import BOUNDS, Duration, ModelStatistics
 from server.ticket import Done
 
 NOTHING = {"count": 0, "ns": 0}
@@ -83,6 +83,15 @@ def test_requests_that_ran_together_are_one_run_of_all_their_rows() -> None:
     assert statistics.as_json()["batch_stats"] == [
         {"batch_size": 3, "compute_input": once(3, 3), "compute_infer": once(11, 3), "compute_output": once(5 + 5 + 9, 3)}
     ]
+
+
+def test_a_request_is_counted_in_the_bucket_of_its_time_a_bound_included() -> None:
+    statistics = ModelStatistics()
+    for total in (1, 100_000, 100_001, 10**10, 10**10 + 1):
+        statistics.succeeded(0, 0, done(0, 0), total, 1)
+    statistics.succeeded(0, 0, done(0, 0, rows=2), 150_000, 1)
+    assert BOUNDS[:3] == (100_000, 200_000, 500_000)
+    assert statistics.buckets == [2, 2, *[0] * (len(BOUNDS) - 3), 1, 1]
 
 
 def test_work_that_began_before_its_decoding_was_noted_never_waited() -> None:

@@ -8,6 +8,16 @@ def test_the_nearest_name_is_asked_for_whatever_its_case(name: str, near: str) -
     assert nearest(name, ["host", "port", "Acme"]) == f"did you mean {near!r}?"
 
 
+@pytest.mark.parametrize(("name", "near"), [("delay", "batch_delay"), ("DEFAULT", "default_tenant")])
+def test_a_word_of_a_name_is_near_it(name: str, near: str) -> None:
+    assert nearest(name, ["port", "batch_delay", "default_tenant"]) == f"did you mean {near!r}?"
+
+
+@pytest.mark.parametrize("name", ["priority", "por_t_ity", ""])
+def test_a_name_that_only_shares_letters_is_not_near(name: str) -> None:
+    assert nearest(name, ["port", "host"]) == "expected port or host"
+
+
 def test_where_no_name_is_near_all_are_listed() -> None:
     assert nearest("zzz", ["host", "port"]) == "expected host or port"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.fronts.cores import MOST, Shares, share
+from server.fronts.cores import MOST, Shares, placed, share, trespasses
 
 
 def tenants(count: int) -> dict[str, Sequence[int] | None]:
@@ -57,6 +57,18 @@ def test_cores_that_two_tenants_chose_are_theirs_together() -> None:
     assert told(4, {"acme": (3,), "globex": (3,)}) == (
         "HTTP of acme on 3, of globex on 3; the device's process on 0-2, all others on 0-2"
     )
+
+
+def test_http_on_the_cores_of_another_s_partition_is_told_and_on_its_own_or_nobody_s_it_is_not() -> None:
+    partitions = {"acme": {0}, "globex": {1, 2}, "initech": {3}}
+    assert list(trespasses({"acme": (0, 1, 2), "globex": (1,), "initech": (4,), "umbrella": None}, partitions)) == [
+        "tenants.acme.front_cores: 1-2 is of globex's partition, whose work this tenant's HTTP would delay; "
+        "leave it out, or name cores that are nobody's"
+    ]
+
+
+def test_where_http_runs_is_told_as_a_configuration_says_it() -> None:
+    assert placed({"acme": [2, 0, 1], "globex": {5}}) == "HTTP of acme on 0-2, of globex on 5"
 
 
 @given(st.sets(st.integers(0, 40)), st.lists(st.sets(st.integers(0, 40), max_size=3), min_size=1, max_size=6))

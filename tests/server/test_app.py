@@ -1,0 +1,57 @@
+"""Which device a configuration asks for; what the application does with it is in tests/end_to_end."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from engines import has_tensorrt
+from engines.tensorrt_api import LIBRARIES
+from partitions import DeviceUnavailable
+from server.app import open_configured
+from server.config import Config, DeviceConfig, ModelsConfig
+
+NO_SUCH = 4095
+"""The number of a GPU that no machine has."""
+
+
+def asking(backend: str) -> Config:
+    device = DeviceConfig(backend=backend, index=NO_SUCH)
+    return Config(device=device, models=ModelsConfig(repository=Path()), tenants={}, source="c.toml")
+
+
+@pytest.fixture
+def tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT, as far as whether it is installed goes."""
+    (tmp_path / "tensorrt_rtx.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert has_tensorrt()
+
+
+@pytest.mark.usefixtures("tensorrt")
+def test_a_cpu_in_place_of_a_gpu_is_warned_of_with_the_reason_where_tensorrt_is_installed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert open_configured(asking("auto")).kind == "cpu"
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("the device is the CPU, though TensorRT is installed: CUDA ")
+
+
+def test_a_cpu_is_no_surprise_where_tensorrt_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    for name in (name for names in LIBRARIES.values() for name in names):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert not has_tensorrt()
+    with caplog.at_level("INFO"):
+        assert open_configured(asking("auto")).kind == "cpu"
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "the device is the CPU: TensorRT is not installed")
+    ]
+
+
+def test_a_gpu_that_is_asked_for_by_name_is_not_replaced() -> None:
+    with pytest.raises(DeviceUnavailable):
+        open_configured(asking("cuda"))

@@ -1,0 +1,186 @@
+"""Inferences with large JSON, whose turns the test lets pass; the worker is the test too."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from engines import DATATYPES, Signature, TensorSpec
+from server import link as links
+from server.catalog import Served
+from server.config import TenantConfig
+from server.errors import BadRequest, ClientGone, DeadlineExceeded, NotFound, QueueFull, TooLarge, Unavailable
+from server.inference import Inference, Outcome, Target
+from server.protocol.request import Limits
+from server.service import Tenant, open_tenant, slots
+from server.ticket import Done, Extent
+
+COUNT = 40_000
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+VALUES = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
+
+
+class Nobody:
+    """In the place of the device side, which is asked for nothing here."""
+
+    def cancel(self, slot: int, serial: int) -> None:
+        raise AssertionError
+
+    def retire(self, slot: int) -> None:
+        raise AssertionError
+
+
+class Bench:
+    """A tenant with a model `m`, and a worker that answers when it is told to."""
+
+    def __init__(self, config: TenantConfig, descriptors: links.Descriptors) -> None:
+        self.far = links.attach(descriptors)
+        self.far.tickets.open()
+        self.tenant: Tenant = open_tenant(config, links.attach(descriptors), Nobody())
+        self.served = Served("m", "1", "m/1#1", SIGNATURE, "onnx", {})
+        self.tenant.catalog.put("m", [self.served], [])
+        self.outcomes: list[Outcome] = []
+
+    def begin(self, data: bytes) -> Inference:
+        inference = Inference(Target(self.tenant, "m", None, Limits(1 << 20, 1 << 20), 1 << 20))
+        inference.begin(data, {}, self.outcomes.append)
+        return inference
+
+    def work(self) -> None:
+        """Answer every ticket with its own input."""
+        while ticket := self.far.tickets.poll():
+            self.far.completions.put(Done(ticket.slot, (Extent(ticket.shapes[0], 0, 4 * ticket.shapes[0][0]),), None, 1, 2))
+        self.far.completions.ring()
+
+    async def turns(self) -> None:
+        """Let everybody's turns pass."""
+        while len(self.served.plans.turns):
+            await asyncio.sleep(0)
+
+    async def told(self) -> Outcome:
+        while not self.outcomes:
+            self.work()
+            await asyncio.sleep(0)
+        (outcome,) = self.outcomes
+        return outcome
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
+    descriptors = links.create(slots(config))
+    bench = Bench(config, descriptors)
+    bench.tenant.lane.open(asyncio.get_running_loop())
+    yield bench
+    bench.tenant.lane.close(asyncio.get_running_loop())
+    descriptors.close()
+
+
+def body(data: Any = VALUES, **parameters: Any) -> bytes:
+    entry = {"name": "x", "datatype": "FP32", "shape": [COUNT], "data": data}
+    return orjson.dumps({"parameters": parameters, "inputs": [entry]}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"timeout": 600_000_000}])
+async def test_large_json_is_answered_after_its_turns(bench: Bench, parameters: dict[str, int]) -> None:
+    bench.begin(body(**parameters))
+    assert len(bench.served.plans.turns) == 1
+    outcome = await bench.told()
+    assert isinstance(outcome, tuple)
+    assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == orjson.loads(body())["inputs"][0]["data"]
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+async def test_json_that_is_too_large_has_no_turn(bench: Bench) -> None:
+    bench.begin(b" " * (1 << 20) + b"{}")
+    assert [type(outcome) for outcome in bench.outcomes] == [TooLarge]
+
+
+async def test_what_is_wrong_with_large_json_is_said_after_its_turns(bench: Bench) -> None:
+    bench.begin(body([*VALUES.tolist()[1:], None]))
+    bench.begin(body()[:-1])
+    await bench.turns()
+    assert [type(outcome) for outcome in bench.outcomes] == [BadRequest, BadRequest]
+    assert [str(outcome)[:21] for outcome in bench.outcomes] == ["inputs[0].data[39999]", "the request body is n"]
+
+
+async def test_a_client_that_leaves_before_its_turn_leaves_nothing_behind(bench: Bench) -> None:
+    bench.begin(body()).cancel(ClientGone("gone"))
+    later = bench.begin(body().replace(b"]}]}", b",]}]}"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    later.cancel(ClientGone("gone"))
+    await bench.turns()
+    assert bench.outcomes == []
+    assert bench.far.tickets.poll() is None
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+async def test_a_client_that_leaves_while_its_answer_is_written_frees_the_slot(bench: Bench) -> None:
+    inference = bench.begin(body())
+    await bench.turns()
+    bench.work()
+    while not len(bench.served.plans.turns):
+        await asyncio.sleep(0)
+    inference.cancel(ClientGone("gone"))
+    await bench.turns()
+    assert bench.outcomes == []
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+async def test_a_deadline_that_passes_before_the_turn_is_told_then(bench: Bench) -> None:
+    gate = asyncio.Event()
+
+    def hold() -> Any:
+        while not gate.is_set():
+            yield
+
+    bench.served.plans.turns.add(hold())
+    bench.begin(body(timeout=1000))
+    assert isinstance(await bench.told(), DeadlineExceeded)
+    gate.set()
+    await bench.turns()
+    assert len(bench.outcomes) == 1
+    assert bench.far.tickets.poll() is None
+
+
+async def test_a_deadline_that_only_the_whole_tells_has_run_all_the_while(bench: Bench) -> None:
+    data = body(timeout=1).replace(b'"data"', b'"d\\u0061ta"')
+    bench.begin(data)
+    assert isinstance(await bench.told(), DeadlineExceeded)
+
+
+async def test_more_than_may_wait_are_refused(bench: Bench) -> None:
+    for _ in range(3):
+        bench.begin(body())
+    (refused,) = bench.outcomes
+    assert isinstance(refused, QueueFull)
+    assert "2 large requests wait for their turns, and 2 may" in str(refused)
+    await bench.turns()
+
+
+@pytest.mark.parametrize("kind", [Unavailable, NotFound])
+async def test_what_changed_while_it_waited_counts(bench: Bench, kind: type[Exception]) -> None:
+    bench.begin(body())
+    if kind is Unavailable:
+        bench.tenant.lane.refusing = "the server stops"
+    else:
+        bench.tenant.catalog.put("m", [], [])
+    await bench.turns()
+    assert [type(outcome) for outcome in bench.outcomes] == [kind]
+
+
+async def test_an_answer_that_json_cannot_carry_is_refused_and_frees_the_slot(bench: Bench) -> None:
+    bench.begin(body())
+    await bench.turns()
+    ticket = bench.far.tickets.poll()
+    assert ticket
+    bench.tenant.lane.slots.at(ticket.slot).view[:4] = np.float32(np.nan).tobytes()
+    bench.far.completions.put(Done(ticket.slot, (Extent((COUNT,), 0, 4 * COUNT),), None, 1, 2))
+    bench.far.completions.ring()
+    assert isinstance(await bench.told(), BadRequest)
+    assert bench.tenant.lane.slots.statistics().used == 0
