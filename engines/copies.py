@@ -70,9 +70,9 @@ SM_COPIES_UP_TO = 32 << 20
 """Bytes that an inference may move, in and out together, for `auto` to leave them to the SMs.
 
 Measured on an H100 by `python -m tests.load.copies` (2026-11-21): 600 KB took the SMs 33 us where the engines took 20, and
-92 us while a neighbour's SMs brought in 38 MB; in the engines' queue behind a neighbour's 38 MB it was 711 us. From some
+98 us while a neighbour's SMs brought in 38 MB; in the engines' queue behind a neighbour's 38 MB it was 713 us. From some
 32 MB on a neighbour's 38 MB cost either way the same (1.4 to 1.5 ms for 38 MB), the engines are a tenth faster alone, and
-what neighbours' SMs copy meanwhile is slowed down less than by SMs (71 against 92 us for 600 KB).
+what neighbours' SMs copy meanwhile is slowed down less than by SMs (70 against 98 us for 600 KB).
 """
 
 Span = tuple[int, int, int]
