@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from .errors import DeviceUnavailable, PartitionError
-from .plan import choose
+from .plan import choose, ranges
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class CpuStream:
         self._turn = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<CpuStream of cores {_ranges(self._partition.cores)}, {len(self._waiting)} waiting>"
+        return f"<CpuStream of cores {ranges(self._partition.cores)}, {len(self._waiting)} waiting>"
 
     def put(self, function: Callable[[], None]) -> CpuTask:
         """Queue a function and return what to `wait` for. Does not block; nothing runs yet."""
@@ -103,7 +103,7 @@ class CpuPartition:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<CpuPartition cores {_ranges(self.cores)}{', closed' if self._closed else ''}>"
+        return f"<CpuPartition cores {ranges(self.cores)}{', closed' if self._closed else ''}>"
 
     @property
     def size(self) -> int:
@@ -134,7 +134,7 @@ class CpuPartition:
             except BaseException as error:
                 result.set_exception(error)
 
-        thread = threading.Thread(target=body, name=f"cores {_ranges(self.cores)}")
+        thread = threading.Thread(target=body, name=f"cores {ranges(self.cores)}")
         thread.start()
         thread.join()
         return result.result()
@@ -161,7 +161,7 @@ class CpuDevice:
         self._attached = threading.local()
 
     def __repr__(self) -> str:
-        return f"<CpuDevice cores {_ranges(self.cores)}>"
+        return f"<CpuDevice cores {ranges(self.cores)}>"
 
     @property
     def granules(self) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ class CpuDevice:
 
     def describe(self) -> str:
         count = len(self.cores)
-        return f"CPU, {count} core{'s' * (count != 1)} ({_ranges(self.cores)}), one a granule"
+        return f"CPU, {count} core{'s' * (count != 1)} ({ranges(self.cores)}), one a granule"
 
     def carve(self, granules: Sequence[int]) -> CpuPartition:
         chosen = choose(granules, len(self.cores))
@@ -193,9 +193,9 @@ def open_cpu(cores: Iterable[int] | None = None, root: Path = Path("/")) -> CpuD
         return CpuDevice(allowed[: _quota(root, len(allowed))])
     chosen = sorted(set(cores))
     if missing := sorted(set(chosen) - set(allowed)):
-        raise DeviceUnavailable(f"cores {_ranges(missing)} are not among those this process may use: {_ranges(allowed)}")
+        raise DeviceUnavailable(f"cores {ranges(missing)} are not among those this process may use: {ranges(allowed)}")
     if not chosen:
-        raise DeviceUnavailable(f"no core was named; this process may use {_ranges(allowed)}")
+        raise DeviceUnavailable(f"no core was named; this process may use {ranges(allowed)}")
     return CpuDevice(chosen)
 
 
@@ -233,14 +233,3 @@ def _read_quota(group: Path) -> Iterable[float]:
         return
     if quota not in ("max", "-1"):
         yield int(quota) / int(period)
-
-
-def _ranges(cores: Iterable[int]) -> str:
-    """0-3,6 for (0, 1, 2, 3, 6)."""
-    spans: list[list[int]] = []
-    for core in sorted(cores):
-        if spans and core == spans[-1][1] + 1:
-            spans[-1][1] = core
-        else:
-            spans.append([core, core])
-    return ",".join(f"{low}-{high}" if high > low else str(low) for low, high in spans)

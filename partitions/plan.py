@@ -70,3 +70,14 @@ def _check(total: int, counts: Mapping[str, int]) -> None:
     if (wanted := sum(counts.values())) > total:
         terms = " + ".join(f"{name} {count}" for name, count in counts.items())
         raise DoesNotFit(f"{terms} = {wanted} granules, but the device has {total}: {wanted - total} too many")
+
+
+def ranges(cores: Iterable[int]) -> str:
+    """Numbers as a configuration writes them: 0-3,6 for 0, 1, 2, 3 and 6."""
+    spans: list[list[int]] = []
+    for core in sorted(cores):
+        if spans and core == spans[-1][1] + 1:
+            spans[-1][1] = core
+        else:
+            spans.append([core, core])
+    return ",".join(f"{low}-{high}" if high > low else str(low) for low, high in spans)

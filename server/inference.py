@@ -127,10 +127,11 @@ class Inference:
         tenant.lane.check()
         turns, most = self._served.plans.turns, tenant.config.queue + tenant.config.in_flight
         if len(turns) >= most:
-            raise QueueFull(f"Exceeds maximum queue size: {len(turns)} large requests wait for their turns, and {most} may")
+            may = f"{most} may (tenants.{tenant.name}.queue + in_flight)"
+            raise tenant.lane.reject(f"Exceeds maximum queue size: {len(turns)} large requests wait for their turns, and {may}")
         row = cut(data := body[:size])
-        late = DeadlineExceeded("Request timeout expired")
-        timer = asyncio.get_running_loop().call_later(row.timeout, self._fail, late) if row and row.timeout else None
+        timeout = row.timeout if row else None
+        timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout) if timeout else None
         turns.add(self._parse(parse_slices(data, row), partial(self.begin, body, headers, heard), timer))
         return True
 
@@ -158,8 +159,13 @@ class Inference:
         """Seconds until the deadline. Raises DeadlineExceeded."""
         left = timeout - (time.monotonic_ns() - self._arrived) / 1e9
         if left <= 0:
-            raise DeadlineExceeded("Request timeout expired")
+            raise self._target.tenant.lane.expire(timeout)
         return left
+
+    def _expire(self, timeout: float) -> None:
+        """The deadline has passed; a client that left meanwhile was counted already."""
+        if self._heard is not None:
+            self._fail(self._target.tenant.lane.expire(timeout))
 
     def _end(self, end: Done | RequestError, written: Written | None = None) -> None:
         """The lane says how it ended."""

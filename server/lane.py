@@ -151,6 +151,16 @@ class Lane:
             self._rejected += 1
             raise
 
+    def expire(self, timeout: float) -> DeadlineExceeded:
+        """Count a request that so many seconds were not enough for; what to tell its owner."""
+        self._expired += 1
+        return DeadlineExceeded(f"Request timeout expired: {timeout * 1e6:.0f} microseconds (parameters.timeout) passed")
+
+    def reject(self, text: str) -> QueueFull:
+        """Count a request that there is no room for; what to tell its owner."""
+        self._rejected += 1
+        return QueueFull(text)
+
     def admit(self) -> Slot:
         """Take a slot to decode a request into. Raises as `check` does."""
         self.check()
@@ -253,9 +263,7 @@ class Lane:
     def _expire(self, pending: Pending) -> None:
         """Its time is over, whichever side saw that first."""
         if pending.heard:
-            self._expired += 1
-            passed = f"{pending.timeout * 1e6:.0f} microseconds (parameters.timeout) passed"
-            pending.tell(DeadlineExceeded(f"Request timeout expired: {passed}"))
+            pending.tell(self.expire(pending.timeout))
 
     def _end_joint(self, joint: Joint, done: Done) -> None:
         joint.ended = True

@@ -7,6 +7,8 @@ and every tenant's off the others'. The lowest numbers go first: the device, the
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from partitions.plan import ranges
+
 from ..tables import dotted
 
 MOST = 2
@@ -25,7 +27,7 @@ class Shares:
     others: frozenset[int]
 
     def __str__(self) -> str:
-        device, others = _ranges(self.device), _ranges(self.others)
+        device, others = ranges(self.device), ranges(self.others)
         return f"{placed(self.fronts)}; the device's process on {device}, all others on {others}"
 
 
@@ -48,7 +50,7 @@ def share(allowed: Iterable[int], chosen: Mapping[str, Sequence[int] | None]) ->
 
 def placed(fronts: Mapping[str, Iterable[int]]) -> str:
     """On which cores tenants' HTTP runs, for people."""
-    return f"HTTP {', '.join(f'of {name} on {_ranges(cores)}' for name, cores in fronts.items())}"
+    return f"HTTP {', '.join(f'of {name} on {ranges(cores)}' for name, cores in fronts.items())}"
 
 
 def trespasses(chosen: Mapping[str, Sequence[int] | None], partitions: Mapping[str, Iterable[int]]) -> Iterator[str]:
@@ -56,16 +58,5 @@ def trespasses(chosen: Mapping[str, Sequence[int] | None], partitions: Mapping[s
     for name, cores in chosen.items():
         for other, theirs in partitions.items():
             if name != other and (shared := set(cores or ()).intersection(theirs)):
-                text = f"{_ranges(shared)} is of {other}'s partition, whose work this tenant's HTTP would delay"
+                text = f"{ranges(shared)} is of {other}'s partition, whose work this tenant's HTTP would delay"
                 yield f"{dotted(('tenants', name, 'front_cores'))}: {text}; leave it out, or name cores that are nobody's"
-
-
-def _ranges(cores: Iterable[int]) -> str:
-    """As a configuration says it: 0-3,7."""
-    runs: list[tuple[int, int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][1] + 1:
-            runs[-1] = runs[-1][0], core
-        else:
-            runs.append((core, core))
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)

@@ -2,23 +2,15 @@
 
 from collections.abc import Iterator
 from ctypes import c_uint32
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from partitions import DeviceLost, PartitionError
-from tests.engines.simulated import Bench, opened
+from tests.engines.simulated import Bench
 from tests.engines.tensors import UNTOUCHED, Memory
 from tests.simulation import Misuse
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,6 @@ from tests.simulation.tensorrt_config import (
 
 DESERIALIZING = ("__init__", "deserialize_cuda_engine")
 DATA = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
 
 
 def test_a_bare_plan_says_itself_what_it_takes_and_gives(bench: Bench) -> None:

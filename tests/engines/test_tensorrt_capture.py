@@ -1,25 +1,17 @@
 """What other threads do on a partition while one of them captures a graph there, on a simulated GPU."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from engines import Tensor
-from tests.engines.simulated import Bench, assert_right, opened, rows
+from tests.engines.simulated import Bench, assert_right, rows
 from tests.simulation import Misuse
 from tests.simulation.errors import CUDAError
 
 MOMENTS = ["IExecutionContext.execute_async_v3", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphDestroy"]
 """Calls of a capture."""
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
 
 
 def while_capturing(bench: Bench, executor: Any, moment: str, action: Callable[[], object]) -> None:

@@ -20,13 +20,6 @@ LARGE: Ranges = {"x": [(3, 3), (6, 3), (9, 3)]}
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
-
-
-@pytest.fixture
 def executor(bench: Bench) -> Iterator[Any]:
     """Of two profiles."""
     executor = bench.load(bench.plan(AFFINE, SMALL, LARGE)).bind(bench.partition)

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -12,18 +11,11 @@ from engines import ExecutionFailed
 from engines.base import Tensor
 from partitions import DeviceLost
 from tests.contract import in_a_thread
-from tests.engines.simulated import Bench, affine, assert_right, never_captured, opened, rows
+from tests.engines.simulated import Bench, affine, assert_right, never_captured, rows
 from tests.engines.tensors import Memory, array, run
 from tests.simulation import Misuse
 
 LENGTH = 16
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
 
 
 @pytest.fixture

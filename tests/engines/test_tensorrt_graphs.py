@@ -55,13 +55,6 @@ MATRIX: dict[str, tuple[dict[str, Any], dict[str, bool], bool, bool, str]] = {
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
-
-
-@pytest.fixture
 def plain(tmp_path: Path) -> Iterator[Bench]:
     """Its library has no graphs of its own, and no other strategies."""
     gpu = Gpu()

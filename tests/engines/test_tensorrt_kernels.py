@@ -1,6 +1,5 @@
 """The cache of compiled kernels, from one engine to the next, on a simulated GPU."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,6 @@ from tests.engines.tensors import run
 from tests.simulation import Gpu, Misuse
 from tests.simulation.tensorrt import library
 from tests.simulation.tensorrt_config import COMPILING
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
 
 
 def used(bench: Bench, path: Path, count: int = 3, **settings: Any) -> list[str]:

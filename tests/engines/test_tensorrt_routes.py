@@ -2,22 +2,14 @@
 
 import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engines import Room, Tensor
 from engines.memory import view
-from tests.engines.simulated import Bench, affine, opened, rows
+from tests.engines.simulated import Bench, affine, rows
 from tests.engines.tensors import Memory, array
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
 
 
 @pytest.fixture

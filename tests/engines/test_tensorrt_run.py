@@ -4,7 +4,6 @@ promises that this project took over from others' work on the same problem.
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,10 @@ import pytest
 
 from engines import ExecutionFailed, TensorMismatch
 from engines.base import NO_ROOM, Room, Tensor
-from tests.engines.simulated import SEVERAL, TWO, Bench, affine, assert_right, opened, rows
+from tests.engines.simulated import SEVERAL, TWO, Bench, affine, assert_right, rows
 from tests.engines.tensors import Memory, array, run
 
 LENGTH = 16
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with opened(tmp_path) as bench:
-        yield bench
-        bench.close()
 
 
 @pytest.fixture(autouse=True)

@@ -141,7 +141,10 @@ async def test_a_deadline_that_passes_before_the_turn_is_told_then(bench: Bench)
 
     bench.served.plans.turns.add(hold())
     bench.begin(body(timeout=1000))
-    assert isinstance(await bench.told(), DeadlineExceeded)
+    outcome = await bench.told()
+    assert isinstance(outcome, DeadlineExceeded)
+    assert str(outcome) == "Request timeout expired: 1000 microseconds (parameters.timeout) passed"
+    assert bench.tenant.lane.statistics().expired == 1
     gate.set()
     await bench.turns()
     assert len(bench.outcomes) == 1
@@ -152,6 +155,24 @@ async def test_a_deadline_that_only_the_whole_tells_has_run_all_the_while(bench:
     data = body(timeout=1).replace(b'"data"', b'"d\\u0061ta"')
     bench.begin(data)
     assert isinstance(await bench.told(), DeadlineExceeded)
+    assert bench.tenant.lane.statistics().expired == 1
+
+
+async def test_a_client_that_left_is_counted_once_though_its_deadline_passes_later(bench: Bench) -> None:
+    gate = asyncio.Event()
+
+    def hold() -> Any:
+        while not gate.is_set():
+            yield
+
+    bench.served.plans.turns.add(hold())
+    bench.begin(body(timeout=1000)).cancel(ClientGone("gone"))
+    other = body(timeout=2000)
+    bench.begin(other)
+    await bench.told()  # The later of the two deadlines has passed.
+    gate.set()
+    await bench.turns()
+    assert bench.served.statistics.failures == {"CANCELED": 1, "REJECTED": 1}
 
 
 async def test_more_than_may_wait_are_refused(bench: Bench) -> None:
@@ -159,7 +180,8 @@ async def test_more_than_may_wait_are_refused(bench: Bench) -> None:
         bench.begin(body())
     (refused,) = bench.outcomes
     assert isinstance(refused, QueueFull)
-    assert "2 large requests wait for their turns, and 2 may" in str(refused)
+    assert "2 large requests wait for their turns, and 2 may (tenants.t.queue + in_flight)" in str(refused)
+    assert bench.tenant.lane.statistics().rejected == 1
     await bench.turns()
 
 
