@@ -19,6 +19,7 @@ from .files import replace_file
 from .onnxfile import Declared, OnnxFile, blame, read_onnx, source_digest
 from .profiles import Profile, complete
 from .progress import Progress, Watch, monitor
+from .release import releasing
 from .signature import Signature, TensorSpec
 from .tensorrt_api import Message, TensorRT, find_tensorrt, first_error, listening, tidy
 
@@ -68,6 +69,7 @@ class BuildOptions:
 DEFAULTS = BuildOptions()
 
 
+@releasing()
 def build(
     onnx: bytes,
     options: BuildOptions = DEFAULTS,

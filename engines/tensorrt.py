@@ -14,6 +14,7 @@ from .builder import build_cached
 from .cache import CacheKey
 from .errors import ModelRefused
 from .profiles import Profile, Range
+from .release import releasing
 from .settings import RuntimeSettings, streaming_budget
 from .signature import Signature, TensorSpec
 from .tensorrt_api import TensorRT, find_tensorrt
@@ -28,6 +29,7 @@ DOUBTFUL = frozenset({"UNSUPPORTED_CC"})
 """What a plan is tried in spite of: TensorRT-RTX 1.6 denies compute capability 9.0, and runs there all the same."""
 
 
+@releasing()
 def load_tensorrt(path: Path, device: CudaDevice, settings: RuntimeSettings = DEFAULTS) -> TensorRTEngine:
     """Load a plan, or build one of an ONNX file into a cache beside it. Blocks. Raises ModelRefused, DeviceLost.
 

@@ -18,6 +18,7 @@ from .copies import compile_kernels
 from .errors import ExecutionFailed, ModelRefused
 from .notice import StagingNotice
 from .profiles import Profile, choose, usual
+from .release import releasing
 from .settings import RuntimeSettings
 from .signature import Shape, Signature, TensorSpec
 from .tensorrt_api import TensorRT
@@ -89,6 +90,7 @@ class TensorRTEngine:
         """The profile to run these shapes with. Raises TensorMismatch where there are several and none fits."""
         return self.usable[0] if len(self.usable) == 1 else choose(self.profiles, self.signature, shapes, active)
 
+    @releasing()
     def bind(self, partition: Partition) -> TensorRTExecutor:
         if not isinstance(partition, CudaPartition):
             raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
