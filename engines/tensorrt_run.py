@@ -33,7 +33,7 @@ from .tensorrt_context import Context, Contexts
 from .tensorrt_graphs import Way, fall_back, refusal
 from .tensorrt_routes import Prepared, Route, Routes
 from .tensorrt_staging import Staging
-from .tensorrt_work import TensorRTWork, failing, failure
+from .tensorrt_work import Ended, Mark, TensorRTWork, failing, failure
 
 if TYPE_CHECKING:
     from .tensorrt_engine import TensorRTEngine
@@ -83,6 +83,7 @@ class TensorRTExecutor:
         self._prepared: OrderedDict[tuple[Shape, ...], Prepared] = OrderedDict()
         self._routes = Routes(partition.device)
         self._runs = 0
+        self._ended = Ended()
         self._captures = 0
         self._closed = False
         self._turn = Lock()
@@ -135,7 +136,8 @@ class TensorRTExecutor:
     def _enqueue(self, inputs: Sequence[Tensor], room: Room, stream: Stream) -> TensorRTWork:
         place = self._runs % LENGTH
         event = self._events[place]
-        event.sync()  # What used this place before has ended long ago, unless the ring is full.
+        if self._runs - self._ended.count >= LENGTH:  # What used this place before was not seen to have ended.
+            event.sync()
         self._staging.reclaim(place)
         route = self._routes.find(inputs, room) or self._open(place, inputs, room, stream)
         prepared = route.prepared
@@ -147,7 +149,8 @@ class TensorRTExecutor:
             self._recover(prepared, stream)
             raise
         self._prepared.move_to_end(prepared.shapes)
-        return self._staging.lend(place, event, route.outputs) if route.staged else TensorRTWork(event, route.outputs)
+        mark = Mark(event, self._runs, self._ended)
+        return self._staging.lend(place, mark, route.outputs) if route.staged else TensorRTWork(mark, route.outputs)
 
     def _open(self, place: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> Route:
         """The way from these inputs to this room, through pinned memory where it has to be; remembered where it has not."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from ctypes import memmove
 from weakref import ref
 
-from cuda.core import Buffer, Event, LegacyPinnedMemoryResource
+from cuda.core import Buffer, LegacyPinnedMemoryResource
 
 from .base import Room, Tensor
 from .notice import StagingNotice
 from .pointers import is_reachable
 from .signature import align
-from .tensorrt_work import StagedWork
+from .tensorrt_work import Mark, StagedWork
 
 
 class Staging:
@@ -49,9 +49,9 @@ class Staging:
         first = self._offsets[self._inputs]
         return Room(self._address(place) + first, self._size - first)
 
-    def lend(self, place: int, event: Event, outputs: tuple[Tensor, ...]) -> StagedWork:
+    def lend(self, place: int, mark: Mark, outputs: tuple[Tensor, ...]) -> StagedWork:
         """The work whose outputs lie there until it, or the next `reclaim`, has copied them."""
-        work = StagedWork(event, outputs)
+        work = StagedWork(mark, outputs)
         self._lent[place] = ref(work)
         return work
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 from cuda.core import Event
@@ -15,21 +16,49 @@ from .errors import ExecutionFailed
 from .memory import view
 
 
+class Ended:
+    """How many of an executor's inferences were seen to have ended, counted from its first: so many need not be waited for.
+
+    They end in order, so that the last to be seen tells of all before it; whoever says less than is known does no harm.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __repr__(self) -> str:
+        return f"<Ended {self.count}>"
+
+
+class Mark(NamedTuple):
+    """Where an inference ends on its stream: its event, its number, from 1, and where to say that it has ended."""
+
+    event: Event
+    number: int
+    ended: Ended
+
+    def wait(self) -> None:
+        """Until it has ended. Blocks, spinning without the GIL. Raises CUDAError."""
+        self.event.sync()
+        self.ended.count = self.number
+
+
 class TensorRTWork:
     """One inference on a partition's stream; see `engines.base.Work`. What is on a GPU's stream cannot be cancelled."""
 
-    __slots__ = ("_event", "_outputs")
+    __slots__ = ("_mark", "_outputs")
 
-    def __init__(self, event: Event, outputs: tuple[Tensor, ...]) -> None:
-        self._event = event
+    def __init__(self, mark: Mark, outputs: tuple[Tensor, ...]) -> None:
+        self._mark = mark
         self._outputs = outputs
 
     def __repr__(self) -> str:
-        return f"<TensorRTWork {'done' if self._event.is_done else 'in flight'}>"
+        return f"<TensorRTWork {'done' if self._mark.event.is_done else 'in flight'}>"
 
     def wait(self) -> tuple[Tensor, ...]:
         try:
-            self._event.sync()
+            self._mark.wait()
         except CUDAError as error:
             raise failure(error, "waiting for the GPU") from error
         return self._outputs
@@ -43,8 +72,8 @@ class StagedWork(TensorRTWork):
 
     __slots__ = ("__weakref__", "_collected", "_collecting")
 
-    def __init__(self, event: Event, outputs: tuple[Tensor, ...]) -> None:
-        super().__init__(event, outputs)
+    def __init__(self, mark: Mark, outputs: tuple[Tensor, ...]) -> None:
+        super().__init__(mark, outputs)
         self._collected = False
         self._collecting = Lock()
 

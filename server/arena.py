@@ -36,6 +36,12 @@ class Arena:
         start = ring * self.count * _CELL
         return self._view[start : start + self.count * _CELL].cast("I")
 
+    @property
+    def announced(self) -> memoryview:
+        """How many tickets were put so far, modulo 2**32, as one cell: for whoever looks without reading any."""
+        start = 2 * self.count * _CELL
+        return self._view[start : start + _CELL].cast("I")
+
     def slot(self, index: int) -> Slot:
         """The slot with this number, always the same object."""
         slot = self._slots[index]
@@ -77,4 +83,4 @@ def nbytes(count: int) -> int:
 
 
 def _rings(count: int) -> int:
-    return -(-2 * count * _CELL // _PAGE) * _PAGE
+    return -(-(2 * count + 1) * _CELL // _PAGE) * _PAGE

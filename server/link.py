@@ -22,6 +22,7 @@ _STOP = 1 << 32
 _TICKET, _DONE = struct.Struct("=QdQI"), struct.Struct("=qqI")
 """What is new each time: serial, deadline, capacity; began, ended; and how many bytes come after it, of what seldom is."""
 _LONGEST = arena.MESSAGE - _TICKET.size
+_ALL = (1 << 32) - 1
 _REMEMBERED = 256
 _MOST_TEXT = 2000
 """Characters, of up to four bytes each."""
@@ -53,6 +54,7 @@ class Tickets:
         self._kept = kept
         self._words = _Words(tuple)
         self._cells = arena.cells(0)
+        self._announced = arena.announced
         self._written = self._read = self._unread = 0
         self._stopped = False
         self._poller = select.poll()
@@ -80,7 +82,12 @@ class Tickets:
             self._written += 1
             count += 1
         if count:
+            self._announced[0] = self._written & _ALL
             os.eventfd_write(self._event, count)
+
+    def waiting(self) -> bool:
+        """Whether more were put than were got. Any thread of the side that reads, for which it is a hint."""
+        return self._announced[0] != self._read & _ALL
 
     def get(self) -> Ticket | None:
         """The next ticket; waits for it, or returns None once stopped: what is unread then is there for who reads next."""

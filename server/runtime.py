@@ -19,6 +19,7 @@ from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
 from .library import Library, Loaded
 from .pins import Pins
+from .precedence import Precedence
 from .protocol.document import show
 from .repository import Repository
 from .ticket import ModelKey
@@ -62,6 +63,7 @@ class Runtime:
         self.gone = asyncio.Event()
         self._tell = tell
         self._workers: dict[str, Worker] = {}
+        self._precedence = Precedence()
         self._seats: dict[str, Seat] = {}
         self._served: dict[str, dict[str, Loaded]] = {name: {} for name in config.tenants}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
@@ -272,7 +274,7 @@ class Runtime:
 
     def _worker(self, name: str, partition: Partition) -> Worker:
         before = self._workers.get(name)
-        return Worker(partition, _rebind(before.executors if before else {}, partition), self.lose)
+        return Worker(partition, _rebind(before.executors if before else {}, partition), self.lose, self._precedence)
 
     async def _load_all(self) -> None:
         """Load what every tenant may call, all tenants at once; ready when the last model is."""

@@ -16,6 +16,7 @@ from partitions import DeviceLost, Partition
 
 from .link import Link
 from .pins import Pins
+from .precedence import Place, Precedence
 from .ticket import Done, Extent, Failure, ModelKey, Ticket
 
 BUNDLE = 50_000
@@ -23,7 +24,8 @@ BUNDLE = 50_000
 BUNDLE_TOGETHER = 1_000_000
 """The same where both sides share an interpreter, for which the one that is woken makes the other wait."""
 FRESH = 10_000
-"""Nanoseconds after a look for tickets within which another, which takes a call of the system, would find none."""
+"""Nanoseconds after a look for tickets within which another, which takes a call of the system, would find none; where a
+worker had nothing to do, and its works are short, those of a bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +56,27 @@ class Seat(NamedTuple):
 class Worker:
     """Runs tickets on a partition, in order, from `serve` to `halt`; whoever serves the link next goes on where it stopped.
 
-    `lost` is called, on the worker's thread, when the device turns out to be lost.
+    `lost` is called, on the worker's thread, when the device turns out to be lost. `precedence` is that of all workers of
+    the process.
     """
 
     def __init__(
-        self, partition: Partition, executors: Mapping[ModelKey, Executor], lost: Callable[[DeviceLost], None]
+        self,
+        partition: Partition,
+        executors: Mapping[ModelKey, Executor],
+        lost: Callable[[DeviceLost], None],
+        precedence: Precedence,
     ) -> None:
         self.partition = partition
         self.executors = dict(executors)
         self._lost = lost
+        self._precedence = precedence
         self._seat: Seat | None = None
         self._thread: Thread | None = None
         self._flying: dict[int, Flight] = {}
         self._cancelled: dict[int, int] = {}
         self._last: ModelKey | None = None
-        self._took = self._rung = self._looked = 0
+        self._took = self._rung = self._look_at = 0
         self._abandoned = False
         self._done = self._failed = 0
 
@@ -84,7 +92,8 @@ class Worker:
         if seat is not self._seat:  # Another link counts its serials anew.
             self._cancelled = {}
         self._seat, self._abandoned = seat, False
-        self._thread = Thread(target=self._run, args=(seat,), name=f"worker {self.partition!r}", daemon=True)
+        place = self._precedence.join(seat.link.tickets.waiting)
+        self._thread = Thread(target=self._run, args=(seat, place), name=f"worker {self.partition!r}", daemon=True)
         self._thread.start()
 
     def abandon(self) -> None:
@@ -114,26 +123,35 @@ class Worker:
             executor.close()
         self.partition.close()
 
-    def _run(self, seat: Seat) -> None:
+    def _run(self, seat: Seat, place: Place) -> None:
         self.partition.attach()
         seat.link.tickets.open()
         flights: deque[Flight] = deque()
-        while (ticket := self._next(seat, bool(flights))) or flights:
+        while (ticket := self._next(seat, place) if flights else self._first(seat, place)) or flights:
             if ticket is None:
-                self._finish(seat, flights.popleft())
+                self._finish(seat, place, flights.popleft())
             elif flight := self._begin(seat, ticket):
                 flights.append(flight)
+        self._precedence.part(place)
 
-    def _next(self, seat: Seat, busy: bool) -> Ticket | None:
-        """The next ticket, to be waited for if nothing is in flight; else one that is there, which is not looked for twice."""
-        tickets, now = seat.link.tickets, time.monotonic_ns()
-        if busy:
-            if stale := now - self._looked > FRESH:
-                self._looked = now
-            return tickets.poll(look=stale)
+    def _first(self, seat: Seat, place: Place) -> Ticket | None:
+        """The next ticket, waited for as nothing is in flight."""
         seat.link.completions.ring()
-        ticket = tickets.get()
-        self._looked = time.monotonic_ns()
+        place.rest()
+        ticket = seat.link.tickets.get()
+        now = time.monotonic_ns()
+        place.come(now)
+        self._look_at = now + (BUNDLE if self._took < BUNDLE else FRESH)
+        return ticket
+
+    def _next(self, seat: Seat, place: Place) -> Ticket | None:
+        """One that is there while others are in flight, which is not looked for too often."""
+        now = time.monotonic_ns()
+        place.step_aside(now)
+        if look := now > self._look_at:
+            self._look_at = now + FRESH
+        if ticket := seat.link.tickets.poll(look):
+            place.come(now)
         return ticket
 
     def _begin(self, seat: Seat, ticket: Ticket) -> Flight | None:
@@ -164,15 +182,18 @@ class Worker:
     def _is_cancelled(self, ticket: Ticket) -> bool:
         return self._abandoned or self._cancelled.get(ticket.slot) == ticket.serial
 
-    def _finish(self, seat: Seat, flight: Flight) -> None:
+    def _finish(self, seat: Seat, place: Place, flight: Flight) -> None:
         slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()
         patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE
-        if model != self._last or self._took > BUNDLE or began - self._rung > patience:
+        if lengthy := model != self._last or self._took > BUNDLE:
+            place.leave()
+        if lengthy or began - self._rung > patience:
             seat.link.completions.ring()  # Nobody should have to wait for a long work to hear of an earlier one.
             self._rung = began
         try:
             outputs = flight.work.wait()
             ended = time.monotonic_ns()
+            place.go_on()
             self._last, self._took = model, ended - began
             extents = seat.link.arena.slot(slot).keep(outputs, flight.room)
         except Exception as error:

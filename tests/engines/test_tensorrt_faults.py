@@ -49,7 +49,7 @@ def test_a_first_run_that_is_refused_is_run_again_before_it_is_captured(
 
 
 @pytest.mark.parametrize("copies", ["sm", "engine"])
-@pytest.mark.parametrize(("call", "nth"), [("copies", 1), ("copies", 2), ("Stream.record", 1), ("Event.sync", 1)])
+@pytest.mark.parametrize(("call", "nth"), [("copies", 1), ("copies", 2), ("Stream.record", 1)])
 def test_a_failure_after_something_was_submitted_leaves_nothing_in_flight(
     bench: Bench, call: str, nth: int, copies: str
 ) -> None:
@@ -65,6 +65,18 @@ def test_a_failure_after_something_was_submitted_leaves_nothing_in_flight(
         assert not bench.partition.stream._stream.pending
         assert_right(executor, rows(2, turn + 100))
     executor.close()
+
+
+def test_a_wait_for_a_place_in_the_ring_that_fails_leaves_what_was_there_and_adds_nothing(bench: Bench, executor: Any) -> None:
+    """F16, F19."""
+    for turn in range(2 * LENGTH):
+        works = [executor.enqueue(bench.pinned(rows(2, seed)), bench.room()) for seed in range(LENGTH)]
+        bench.gpu.fail("Event.sync")
+        with pytest.raises(ExecutionFailed, match=r"running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY: as told"):
+            executor.enqueue(bench.pinned(rows(2)), bench.room())
+        assert sum(graph.in_flight for graph in bench.gpu.graphs) <= LENGTH
+        assert [array(work.wait()[0]).tolist() for work in works] == [affine(rows(2, s)).tolist() for s in range(LENGTH)]
+        assert_right(executor, rows(2, turn))
 
 
 @pytest.mark.parametrize("call", ["cuGraphLaunch", "Stream.record"])

@@ -107,6 +107,31 @@ def test_enqueue_waits_once_the_ring_is_full_and_never_before(bench: Bench, exec
     assert sum(graph.in_flight for graph in bench.gpu.graphs) == LENGTH
 
 
+def test_the_driver_is_not_asked_about_works_that_were_waited_for(bench: Bench, executor: Any) -> None:
+    """Each question lets go of the interpreter, which a neighbour may take."""
+    (given,), room = bench.pinned(rows(2)), bench.room()
+    executor.enqueue([given], room).wait()
+    begun = len(bench.gpu.log)
+    for _ in range(3):
+        works = [executor.enqueue([given], room) for _ in range(LENGTH)]
+        for work in works:
+            work.wait()
+    assert bench.gpu.log[begun:].count("Event.sync") == 3 * LENGTH
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_place_in_the_ring_is_waited_for_in_whatever_order_works_were(bench: Bench, executor: Any, order: int) -> None:
+    given, room = bench.pinned(rows(2)), bench.room()
+    for _ in range(3):
+        works = [executor.enqueue(given, room) for _ in range(LENGTH)]
+        for work in works[::order]:
+            work.wait()
+        for _ in range(LENGTH + 1):
+            executor.enqueue(given, room)
+        assert sum(graph.in_flight for graph in bench.gpu.graphs) <= LENGTH
+    assert_right(executor, rows(2))
+
+
 def test_a_work_ends_when_it_is_waited_for_and_cannot_be_cancelled(bench: Bench, executor: Any) -> None:
     """F22: its memory is in use until then."""
     data = rows(2)

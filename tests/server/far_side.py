@@ -6,6 +6,7 @@ from engines import DATATYPES, Signature, TensorSpec
 from server import link as links
 from server.link import Descriptors
 from server.pins import Pins
+from server.precedence import Precedence
 from server.worker import Seat, Worker
 from tests.fakes import FakeDevice, FakeEngine
 
@@ -18,7 +19,7 @@ def serve(descriptors: Descriptors) -> None:
     device = FakeDevice()
     partition = device.carve([0])
     executors = {KEY: FakeEngine(SIGNATURE, compute=lambda given: [given[0][::-1]]).bind(partition)}
-    worker = Worker(partition, executors, lost=print)
+    worker = Worker(partition, executors, lost=print, precedence=Precedence())
     worker.serve(Seat(links.attach(descriptors), Pins(device.pin)))
     sys.stdin.read()
     worker.close()

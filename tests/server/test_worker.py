@@ -13,6 +13,7 @@ from engines import DATATYPES, Signature, TensorSpec
 from partitions import DeviceLost, PartitionError
 from server.link import Link
 from server.pins import Pins
+from server.precedence import Precedence
 from server.ticket import Done, Ticket
 from server.worker import FRESH, Seat, Worker
 from tests.contract import in_a_thread
@@ -29,7 +30,7 @@ PATIENCE = 30
 class Bench:
     """A worker with one model on a fake partition, its seat, and what it reports."""
 
-    def __init__(self, link: Link, tickets: Watched) -> None:
+    def __init__(self, link: Link, tickets: Watched, precedence: Precedence | None = None) -> None:
         self.script = Script()
         self.device = FakeDevice()
         self.engine = FakeEngine(SIGNATURE, self.script)
@@ -38,6 +39,8 @@ class Bench:
         self.pinned: list[Callable[[], None]] = []
         self.seat = Seat(link, Pins(self.pin))
         self.lost: list[DeviceLost] = []
+        self.naps: list[float] = []
+        self.precedence = precedence or Precedence(self.naps.append)
         self.worker = self.another(0)
         self._serials = count(1)
         self._reported: list[Done] = []
@@ -45,7 +48,7 @@ class Bench:
     def another(self, granule: int) -> Worker:
         """One more worker, on a partition of its own."""
         partition = self.device.carve([granule])
-        return Worker(partition, {"m/1#1": self.engine.bind(partition)}, self.lost.append)
+        return Worker(partition, {"m/1#1": self.engine.bind(partition)}, self.lost.append, self.precedence)
 
     @property
     def partition(self) -> FakePartition:
@@ -67,6 +70,11 @@ class Bench:
         for ticket in tickets:
             self.link.tickets.write(ticket)
         self.link.tickets.put(tickets)
+
+    def rush(self) -> None:
+        """Have one inference done for each slot, one right after another."""
+        self.put(*[self.ticket(slot, slot) for slot in range(SLOTS)])
+        assert [self.answer(self.next()) for _ in range(SLOTS)] == [[slot] for slot in range(SLOTS)]
 
     def answer(self, done: Done) -> list[float]:
         assert done.failure is None
@@ -90,10 +98,10 @@ class Bench:
 
 
 @contextmanager
-def benched() -> Iterator[Bench]:
+def benched(precedence: Precedence | None = None) -> Iterator[Bench]:
     """A bench whose worker does not serve yet."""
     descriptors, link, tickets = watched(SLOTS)
-    bench = Bench(link, tickets)
+    bench = Bench(link, tickets, precedence)
     yield bench
     bench.worker.close()
     assert bench.partition.closed
@@ -305,3 +313,31 @@ def test_a_worker_that_never_served_can_be_closed() -> None:
         bench.worker.halt()
         bench.worker.close()
         assert bench.partition.closed
+
+
+def test_a_busy_worker_steps_aside_for_one_that_has_something_to_do_and_only_then(bench: Bench) -> None:
+    """They share an interpreter, and the other may not have got it yet."""
+    waiting: list[bool] = []
+    bench.precedence.join(lambda: bool(waiting))
+    for _ in range(100):
+        bench.rush()
+    assert bench.naps == []
+    waiting.append(True)
+    for _ in range(100_000):
+        bench.rush()
+        if bench.naps:
+            break
+    assert bench.naps
+
+
+def test_nobody_steps_aside_for_a_worker_whose_work_takes_long(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 1))
+    gate.wait_for_arrival()
+    with benched(bench.precedence) as busy:
+        busy.worker.serve(busy.seat)
+        for _ in range(100):
+            busy.rush()
+        assert busy.naps == bench.naps == []
+    gate.open()
+    assert bench.answer(bench.next()) == [1]

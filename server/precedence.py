@@ -1,0 +1,102 @@
+"""Which worker goes first, where all of them share one interpreter.
+
+A thread that wants the interpreter while another keeps letting go of it and taking it back gets it by luck: each time it is
+woken, and mostly too late. An inference needs it several times, and beside a tenant that never rests each of them took up
+to half a millisecond (docs/isolation/leaks.md). So a worker with many more inferences than another steps aside for a
+moment while that one has something to do. It never waits long: a share of the device is not taken from anybody this way.
+"""
+
+import time
+from collections.abc import Callable
+from threading import Lock
+
+STEP = 20e-6
+"""Seconds to stay aside before looking again; with the kernel's slack it is some 80 microseconds."""
+STEPS = 3
+"""The most such looks for one inference to begin, and for one to end."""
+OFTEN = 4
+"""How many times as often as another's a worker's inferences come for it to step aside for that one."""
+RARE = 250_000
+"""Nanoseconds between inferences from which on a worker disturbs nobody."""
+
+_RESTING, _WORKING, _AWAY = range(3)
+_SMOOTHING = 3
+"""A gap counts for an eighth in the average of the gaps."""
+
+
+class Place:
+    """One worker's place among those of its process. For the worker's thread; the others' look at it.
+
+    `waiting` says whether a ticket has come that the worker did not get yet. Times are in nanoseconds of `time.monotonic_ns`.
+    """
+
+    def __init__(self, precedence: "Precedence", waiting: Callable[[], bool], sleep: Callable[[float], None]) -> None:
+        self._precedence = precedence
+        self._waiting = waiting
+        self._sleep = sleep
+        self._state = _RESTING
+        self._came = self._gap = 0
+
+    def __repr__(self) -> str:
+        return f"<Place {('resting', 'working', 'away')[self._state]}, an inference every {self._gap / 1e6:.3f} ms>"
+
+    def come(self, now: int) -> None:
+        """A ticket came, at this time: there is something to do."""
+        self._gap += (now - self._came - self._gap) >> _SMOOTHING
+        self._came = now
+        self._state = _WORKING
+
+    def rest(self) -> None:
+        """There is nothing to do until a ticket comes."""
+        self._state = _RESTING
+
+    def leave(self) -> None:
+        """There is nothing to do until the device has done its work, which takes long, whatever comes."""
+        self._state = _AWAY
+
+    def go_on(self) -> None:
+        """The device has done it."""
+        self._state = _WORKING
+
+    def step_aside(self, now: int) -> None:
+        """Let those go first who have something to do, and much less often. Blocks for a moment."""
+        if self._gap > RARE:
+            return
+        for _ in range(STEPS):
+            if not self._precedence.is_wanted(self, now):
+                return
+            self._sleep(STEP)
+
+    def precedes(self, other: "Place", now: int) -> bool:
+        """Whether it has something to do, and so much less often than the other that it should go first."""
+        if self._state == _AWAY or self._gap + (now - self._came >> _SMOOTHING) < OFTEN * other._gap:
+            return False
+        return self._state == _WORKING or self._waiting()
+
+
+class Precedence:
+    """The places of all workers of a process. Any thread."""
+
+    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
+        self._changing = Lock()
+        self._places: tuple[Place, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Precedence of {len(self._places)} workers>"
+
+    def join(self, waiting: Callable[[], bool]) -> Place:
+        """A place for a worker that is about to begin; `waiting` as for `Place`."""
+        place = Place(self, waiting, self._sleep)
+        with self._changing:
+            self._places = (*self._places, place)
+        return place
+
+    def part(self, place: Place) -> None:
+        """This worker is gone."""
+        with self._changing:
+            self._places = tuple([each for each in self._places if each is not place])
+
+    def is_wanted(self, by: Place, now: int) -> bool:
+        """Whether anybody precedes this one."""
+        return any(place is not by and place.precedes(by, now) for place in self._places)
