@@ -7,6 +7,8 @@ import orjson
 
 from server.errors import BadRequest
 
+from .notjson import explain
+
 Object = dict[str, Any]
 
 _KINDS: dict[type, str] = {
@@ -20,9 +22,10 @@ def parse(data: "bytes | memoryview", what: str = "the request body") -> Object:
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        if not bytes(data).strip():
+        text = bytes(data)
+        if not text.strip():
             raise BadRequest(f"{what} is empty; expected an object") from None
-        raise BadRequest(f"{what} is not JSON: {error}") from error
+        raise BadRequest(f"{what} is not JSON: {explain(text, error)}") from error
     if type(document) is not dict:
         raise BadRequest(f"{what} is {kind_of(document)}; expected an object")
     # Every key takes a colon, so as many colons as keys leave none for a key that stands twice. Strings with colons in

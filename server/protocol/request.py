@@ -1,7 +1,7 @@
 """An inference request from bytes into a slot: everything is checked before anything is written."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,11 +13,13 @@ from server.slots import Slot
 from server.ticket import Shape
 
 from .document import Object, count, field, flag, parameters, parse, refuse, short, show, unsigned
-from .elements import to_array, to_wire
+from .elements import Declared, to_array, to_wire
 
 _MOST_DIMENSIONS = 64
 """As in numpy; no model has more, and the product of a body full of them would take seconds."""
 
+ASK = "ask for a binary tensor (parameters.binary_data_output on the request, or binary_data on the output)"
+"""What to do where JSON cannot carry an output."""
 _RAW = "Inference-Header-Content-Length: 0, a raw body,"
 
 Buffer = Any
@@ -60,10 +62,11 @@ class Body:
     taken: int = 0
 
     def take(self, size: int, where: str) -> memoryview:
-        """The next binary tensor."""
+        """The next binary tensor, that of the input at this path."""
         if (left := len(self.binary) - self.taken) < size:
             why = ", which without the header Inference-Header-Content-Length is all JSON" if self.is_all_json else ""
-            raise BadRequest(f"{where}: {size}, but {count(left, 'byte')} of the body remain{why}")
+            came = f"{where}parameters.binary_data_size: {size}"
+            raise BadRequest(f"{came}, but {count(left, 'byte')} of the body remain{why}")
         self.taken += size
         return self.binary[self.taken - size : self.taken]
 
@@ -156,21 +159,24 @@ def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limi
     values = parameters(entry, where) if "parameters" in entry else {}
     if "shared_memory_region" in values:
         raise BadRequest(f"{where}parameters.shared_memory_region: shared memory is not served, since regions have no tenant")
-    size = unsigned(values, "binary_data_size", f"{where}parameters.")
+    size = unsigned(values, "binary_data_size", f"{where}parameters.") if values else None
     if (size is None) == (entry.get("data") is None):
         how = "missing; expected an array, or" if size is None else "given; expected either this or"
         raise BadRequest(f"{where}data: {how} parameters.binary_data_size")
+    declared = Declared(where, spec, shape)
     if size is None:
-        return Input(shape, _json_data(entry, spec, shape, where))
-    _check_size(spec, shape, size, f"{where}parameters.binary_data_size")
-    return Input(shape, _checked(body.take(size, f"{where}parameters.binary_data_size"), spec, shape, where))
+        return Input(shape, _json_data(entry, declared))
+    if spec.datatype.size and size != (expected := spec.nbytes(shape)):
+        raise BadRequest(f"{declared}: parameters.binary_data_size is {size}; the shape asks for {expected}")
+    return Input(shape, _checked(body.take(size, where), declared))
 
 
-def _json_data(entry: Object, spec: TensorSpec, shape: Shape, where: str) -> Buffer:
-    if isinstance(entry["data"], np.ndarray):
-        return to_array(entry["data"], spec.datatype, shape, f"{where}data")
-    convert = to_wire if spec.datatype.kind == "bytes" else to_array
-    return convert(field(entry, "data", list, where), spec.datatype, shape, f"{where}data")
+def _json_data(entry: Object, declared: Declared) -> Buffer:
+    data = entry["data"]
+    if type(data) is not list and not isinstance(data, np.ndarray):
+        refuse(f"{declared.where}data", data, "an array")
+    convert: Callable[[Any, Declared], Buffer] = to_wire if declared.spec.datatype.kind == "bytes" else to_array
+    return convert(data, declared)
 
 
 def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
@@ -185,26 +191,21 @@ def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
     return tuple(values)
 
 
-def _check_size(spec: TensorSpec, shape: Shape, size: int, where: str) -> None:
-    expected = spec.nbytes(shape)
-    if spec.datatype.size and size != expected:
-        raise BadRequest(f"{where}: {size}; expected {expected}, the bytes of {spec.datatype}{list(shape)}")
-
-
-def _checked(data: memoryview, spec: TensorSpec, shape: Shape, where: str) -> memoryview:
+def _checked(data: memoryview, declared: Declared) -> memoryview:
     """Binary data whose every element is one that the data type has."""
-    if spec.datatype.kind == "bytes":
-        _check_texts(data, spec, shape, where)
-    elif spec.datatype.kind == "bool" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
-        raise BadRequest(f"{where[:-1]}: input {spec.name!r} has bytes other than 0 and 1; expected one of them for a BOOL")
+    kind = declared.spec.datatype.kind
+    if kind == "bytes":
+        _check_texts(data, declared)
+    elif kind == "bool" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
+        raise BadRequest(f"{declared}: bytes other than 0 and 1 in its binary data; expected one of them for each element")
     return data
 
 
-def _check_texts(data: memoryview, spec: TensorSpec, shape: Shape, where: str) -> None:
+def _check_texts(data: memoryview, declared: Declared) -> None:
     try:
-        wire.texts(wire.unpack(data, math.prod(shape)))
+        wire.texts(wire.unpack(data, math.prod(declared.shape)))
     except ValueError as error:
-        raise BadRequest(f"{where[:-1]}: input {spec.name!r}, BYTES{list(shape)}: {error}") from error
+        raise BadRequest(f"{declared}: {error}") from error
 
 
 def _write(inputs: Sequence[Input], signature: Signature, slot: Slot) -> None:
@@ -242,10 +243,7 @@ def _outputs(document: Object, signature: Signature, binary: bool) -> tuple[Want
 def _wanted(signature: Signature, index: int, binary: bool, where: str) -> Wanted:
     spec = signature.outputs[index]
     if not binary and spec.datatype.name in ("FP16", "BF16"):
-        raise BadRequest(
-            f"{where}: output {spec.name!r} is {spec.datatype}, which has no JSON form; "
-            "ask for a binary tensor (parameters.binary_data_output on the request, or binary_data on the output)"
-        )
+        raise BadRequest(f"{where}: output {spec.name!r} is {spec.datatype}, which has no JSON form; {ASK}")
     return Wanted(index, binary)
 
 
@@ -265,7 +263,7 @@ def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits) -
     shape = _raw_shape(spec, len(body), 1 if signature.max_batch else 0)
     _shape(list(shape), "shape of the raw body", limits)
     data = memoryview(wire.pack([body]) if spec.datatype.kind == "bytes" else body)
-    _write([Input(shape, _checked(data, spec, shape, "raw body."))], signature, slot)
+    _write([Input(shape, _checked(data, Declared("raw body.", spec, shape)))], signature, slot)
     return InferRequest(None, (shape,), tuple(Wanted(place, True) for place in range(len(signature.outputs))), 0, None)
 
 

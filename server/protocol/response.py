@@ -13,7 +13,7 @@ from server.slots import Slot
 from server.ticket import Extent
 from server.turns import Steps
 
-from .request import InferRequest
+from .request import ASK, InferRequest
 from .slices import ELEMENTS, write
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
@@ -87,7 +87,7 @@ def _elements(spec: TensorSpec, data: memoryview, shape: tuple[int, ...]) -> Any
         return _texts(spec, data, math.prod(shape))
     array = np.frombuffer(data, spec.datatype.numpy)
     if spec.datatype.kind == "float" and not np.isfinite(array).all():
-        raise BadRequest(f"output {spec.name!r} has NaN or infinity in it, which JSON cannot carry; ask for a binary tensor")
+        raise BadRequest(f"output {spec.name!r} has NaN or infinity in it, which JSON cannot carry; {ASK}")
     return array
 
 
@@ -95,4 +95,4 @@ def _texts(spec: TensorSpec, data: memoryview, count: int) -> list[str]:
     try:
         return wire.texts(wire.unpack(data, count))
     except ValueError as error:
-        raise BadRequest(f"output {spec.name!r}: {error}, which JSON cannot carry; ask for a binary tensor") from error
+        raise BadRequest(f"output {spec.name!r}: {error}, which JSON cannot carry; {ASK}") from error

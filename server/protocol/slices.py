@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from engines import DATATYPES, DataType
+from engines import DATATYPES, DataType, TensorSpec
 from server.errors import BadRequest
 from server.turns import Steps
 
 from .document import Object, parse
-from .elements import Array, to_array
+from .elements import Array, Declared, to_array
 
 SLICE = 1 << 16
 """Bytes of JSON to read at a time: a third of a millisecond."""
@@ -71,12 +71,13 @@ def _row(before: bytes, text: bytes, after: bytes) -> Row | None:
 def read(row: Row) -> Steps[bool]:
     """Put the row back into its document, as an array of its data type; False if it has anything else in it."""
     parts, start, text = [], 0, row.text
+    spec = TensorSpec("", row.datatype, ())
     while start <= len(text):
         end = text.find(b",", start + SLICE)
         end = len(text) if end < 0 else end
         try:
             values = orjson.loads(b"[%b]" % text[start:end])
-            parts.append(to_array(values, row.datatype, (len(values),), "data"))
+            parts.append(to_array(values, Declared("", spec, (len(values),))))
         except (orjson.JSONDecodeError, BadRequest):
             return False
         if not values:

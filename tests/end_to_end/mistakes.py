@@ -13,7 +13,7 @@ FLOATS = struct.pack("<2f", 1, 2)
 BINARY = tensor("x", "FP32", [1, 2], binary_data_size=8)
 LONG = "z" * 100_000
 DEEP = "[" * 100 + "]" * 100
-NO_TEXT = "inputs[0]: input 'words', BYTES[1]: element 0"
+NO_TEXT = "inputs[0] ('words'), BYTES [1]: element 0"
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ NO_JSON = {
     "something behind it": Case("the request body is not JSON: ", json.dumps(SMALL).encode() + b"{}"),
     "no UTF-8": Case("the request body is not JSON: ", b'{"id": "\xff", "inputs": []}'),
     "half of a surrogate pair": Case("the request body is not JSON: ", b'{"id": "\\ud800", "inputs": []}'),
-    "NaN": Case("the request body is not JSON: ", literal("NaN")),
-    "Infinity": Case("the request body is not JSON: ", literal("-Infinity")),
+    "NaN": Case("the request body is not JSON: NaN at byte 75, element 1 in the data of input 'x'; ", literal("NaN")),
+    "Infinity": Case("the request body is not JSON: -Infinity at byte 75, element 1", literal("-Infinity")),
     "a number beyond 64 bits of floating point": Case("the request body is not JSON: ", literal("1e999")),
     "a comment": Case("the request body is not JSON: ", literal("2 /* two */")),
     "a key twice": Case('the request body has the key "inputs" twice in one object', b'{"inputs": [], "inputs": []}'),
@@ -162,10 +162,12 @@ DATA = {
     "no data": Case("inputs[0].data: missing; expected an array, or parameters.binary_data_size", changed(data=None)),
     "a number for data": Case("inputs[0].data: 1 is an integer; expected an array", changed(data=1)),
     "a string for data": Case('inputs[0].data: "AAAA" is a string; expected an array', changed(data="AAAA")),
-    "an element too few": Case("inputs[0].data: 1 element; expected 2, as shape [1, 2] has", changed(data=[1])),
-    "an element too many": Case("inputs[0].data: 3 elements; expected 2, as shape [1, 2] has", changed(data=[1, 2, 3])),
-    "rows of another length": Case("inputs[0].data: not nested as [1, 2]; expected rows", changed(data=[[1], [2]])),
-    "ragged rows": Case("inputs[0].data: not nested as [2, 2]; expected rows", changed(shape=[2, 2], data=[[1, 2], [3]])),
+    "an element too few": Case("inputs[0] ('x'), FP32 [1, 2]: 1 element in data; the shape asks for 2", changed(data=[1])),
+    "an element too many": Case(
+        "inputs[0] ('x'), FP32 [1, 2]: 3 elements in data; the shape asks for 2", changed(data=[1, 2, 3])
+    ),
+    "rows of another length": Case("inputs[0] ('x'), FP32 [1, 2]: data is a row of 2; the shape", changed(data=[[1], [2]])),
+    "ragged rows": Case("inputs[0] ('x'), FP32 [2, 2]: data[1] is a row of 1; the", changed(shape=[2, 2], data=[[1, 2], [3]])),
     "null among numbers": Case("inputs[0].data[1]: null; expected a number for FP32", changed(data=[1, None])),
     "true among numbers": Case("inputs[0].data[1]: true is a boolean; expected a number for FP32", changed(data=[1, True])),
     "a string among numbers": Case('inputs[0].data[0]: "1" is a string; expected a number for FP32', changed(data=["1", 2])),
@@ -253,12 +255,12 @@ BYTES = {
         tensors=(FLOATS,),
     ),
     "a size that is not the shape's": Case(
-        f"{SIZE}4; expected 8, the bytes of FP32[1, 2]",
+        "inputs[0] ('x'), FP32 [1, 2]: parameters.binary_data_size is 4; the shape asks for 8",
         request(tensor("x", "FP32", [1, 2], binary_data_size=4)),
         tensors=(b"1234",),
     ),
     "a size of 2^63": Case(
-        f"{SIZE}9223372036854775808; expected 8",
+        "inputs[0] ('x'), FP32 [1, 2]: parameters.binary_data_size is 9223372036854775808; the shape asks for 8",
         request(tensor("x", "FP32", [1, 2], binary_data_size=2**63)),
         tensors=(FLOATS,),
     ),
@@ -274,9 +276,9 @@ BYTES = {
     "a text that is no UTF-8": Case(
         f"{NO_TEXT} is not UTF-8 (invalid start byte at byte 0)", packed(5), "text", (b"\1\0\0\0\xff",)
     ),
-    "more than one text": Case("inputs[0]: input 'words', BYTES[1]: 4 bytes left", packed(8), "text", (bytes(8),)),
+    "more than one text": Case("inputs[0] ('words'), BYTES [1]: 4 bytes left", packed(8), "text", (bytes(8),)),
     "2^26 texts in four bytes": Case(
-        "inputs[0]: input 'words', BYTES[67108864]: element 1 of 67108864 has no length",
+        "inputs[0] ('words'), BYTES [67108864]: element 1 of 67108864 has no length",
         request(tensor("words", "BYTES", [2**26], binary_data_size=4)),
         "text",
         (bytes(4),),

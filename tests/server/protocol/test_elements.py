@@ -10,22 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from engines import DATATYPES, wire
+from engines import DATATYPES, TensorSpec, wire
 from server.errors import BadRequest
-from server.protocol.elements import to_array, to_wire
+from server.protocol.elements import Declared, to_array, to_wire
 
 from .messages import INTEGERS
 
 NUMBERS = tuple(name for name in DATATYPES if name not in ("BYTES", "FP16", "BF16"))
 
 
+def declared(datatype: str, shape: tuple[int, ...]) -> Declared:
+    return Declared("inputs[0].", TensorSpec("x", DATATYPES[datatype], ()), shape)
+
+
 def array(data: list[Any], datatype: str = "FP32", shape: tuple[int, ...] | None = None) -> list[Any]:
-    values: list[Any] = to_array(data, DATATYPES[datatype], (len(data),) if shape is None else shape, "data").tolist()
+    values: list[Any] = to_array(data, declared(datatype, (len(data),) if shape is None else shape)).tolist()
     return values
 
 
 def texts(data: list[Any], shape: tuple[int, ...]) -> list[str]:
-    packed = to_wire(data, DATATYPES["BYTES"], shape, "data")
+    packed = to_wire(data, declared("BYTES", shape))
     return wire.texts(wire.unpack(packed, int(np.prod(shape))))
 
 
@@ -46,7 +50,7 @@ def test_every_value_of_every_type_comes_through_nested_or_flat(
         )
     )
     nested = values.ravel().tolist() if flat or not shape else values.tolist()
-    found = to_array(json.loads(json.dumps(nested)), datatype, shape, "data")
+    found = to_array(json.loads(json.dumps(nested)), declared(name, shape))
     assert found.dtype == datatype.numpy
     np.testing.assert_array_equal(found, values.ravel())
 
@@ -101,19 +105,19 @@ def test_an_integer_beyond_64_bits_is_out_of_range_although_the_parser_makes_it_
 @pytest.mark.parametrize("value", [0, 1, 1.0, "true", None])
 def test_a_number_is_no_boolean(value: object) -> None:
     assert array([True, False], "BOOL") == [True, False]
-    with pytest.raises(BadRequest, match=r"^data\[1\]: .*; expected true or false for BOOL$"):
+    with pytest.raises(BadRequest, match=r"^inputs\[0\]\.data\[1\]: .*; expected true or false for BOOL$"):
         array([True, value], "BOOL")
 
 
 @pytest.mark.parametrize("value", [1, 1.5, None, True, {}])
 def test_only_a_string_is_an_element_of_bytes(value: object) -> None:
-    with pytest.raises(BadRequest, match=r"^data\[1\]\[0\]: .*; expected a string for BYTES$"):
+    with pytest.raises(BadRequest, match=r"^inputs\[0\]\.data\[1\]\[0\]: .*; expected a string for BYTES$"):
         texts([["a"], [value]], (2, 1))
 
 
 @pytest.mark.parametrize("value", [1e39, -1e39, 3.5e38])
 def test_a_number_beyond_single_precision_is_refused_not_made_infinite(value: float) -> None:
-    expected = r"^data\[1\]: .* is out of range for FP32 \(-3.40.*e\+38 to 3.40.*e\+38\)$"
+    expected = r"^inputs\[0\]\.data\[1\]: .* is out of range for FP32 \(-3.40.*e\+38 to 3.40.*e\+38\)$"
     with pytest.raises(BadRequest, match=expected):
         array([0.5, value, value])
     assert array([value], "FP64") == [value]
@@ -126,29 +130,33 @@ def test_integers_are_numbers_too_up_to_64_bits() -> None:
 
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_half_precision_has_no_json_form(name: str) -> None:
-    with pytest.raises(BadRequest, match=f"^data: {name} has no JSON form; send it as a binary tensor"):
+    with pytest.raises(BadRequest, match=rf"^inputs\[0\]\.data: {name} has no JSON form; send it as a binary tensor"):
         array([1.0], name)
 
 
 @pytest.mark.parametrize(
-    ("data", "shape"),
+    ("data", "shape", "told"),
     [
-        ([[1], [1, 2]], (2, 1)),
-        ([[1], 2], (2, 1)),
-        ([[1], 2], (1, 2)),
-        ([[1], []], (2, 1)),
-        ([[1], "a"], (2, 1)),
-        ([[1], {"a": 1}], (2, 1)),
-        ([[1, 2], [3, 4], [5, 6]], (2, 3)),
-        ([[], []], (0, 2)),
-        ([[1, 2, 3, 4]], (2, 2)),
+        ([[1], [1, 2]], (2, 1), "data[1] is a row of 2; the shape asks for a row of 1 there"),
+        ([[1], 2], (2, 1), "data[1] is an integer; the shape asks for a row of 1 there"),
+        ([[1], 2], (1, 2), "data is a row of 2; the shape asks for a row of 1 there"),
+        ([[1], []], (2, 1), "data[1] is a row of 0; the shape asks for a row of 1 there"),
+        ([[1], "a"], (2, 1), "data[1] is a string; the shape asks for a row of 1 there"),
+        ([[1], {"a": 1}], (2, 1), "data[1] is an object; the shape asks for a row of 1 there"),
+        ([[1, 2], [3, 4], [5, 6]], (2, 3), "data is a row of 3; the shape asks for a row of 2 there"),
+        ([[], []], (0, 2), "data is a row of 2; the shape asks for a row of 0 there"),
+        ([[1, 2, 3, 4]], (2, 2), "data is a row of 1; the shape asks for a row of 2 there"),
+        ([[[1], [2]], [[3], []]], (2, 2, 1), "data[1][1] is a row of 0; the shape asks for a row of 1 there"),
     ],
 )
 @pytest.mark.parametrize("name", ["FP32", "INT8", "BOOL", "BYTES"])
-def test_rows_that_do_not_nest_as_the_shape_are_refused(data: list[Any], shape: tuple[int, ...], name: str) -> None:
+def test_the_first_row_that_does_not_nest_as_the_shape_is_named(
+    data: list[Any], shape: tuple[int, ...], told: str, name: str
+) -> None:
     convert = to_wire if name == "BYTES" else to_array
-    with pytest.raises(BadRequest, match=re.escape(f"data: not nested as {list(shape)}")):
-        convert(data, DATATYPES[name], shape, "data")
+    expected = re.escape(f"inputs[0] ('x'), {name} {list(shape)}: {told}, or for all elements flat")
+    with pytest.raises(BadRequest, match=f"^{expected}$"):
+        convert(data, declared(name, shape))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +175,8 @@ def test_rows_that_do_not_nest_as_the_shape_are_refused(data: list[Any], shape: 
 def test_a_flat_list_of_another_length_is_refused(data: list[Any], shape: tuple[int, ...]) -> None:
     size = int(np.prod(shape, dtype=object))
     came = f"{len(data)} element" if len(data) == 1 else f"{len(data)} elements"
-    with pytest.raises(BadRequest, match=re.escape(f"data: {came}; expected {size}, as shape {list(shape)} has")):
+    expected = f"inputs[0] ('x'), FP32 {list(shape)}: {came} in data; the shape asks for {size}, nested so or flat"
+    with pytest.raises(BadRequest, match=f"^{re.escape(expected)}$"):
         array(data, shape=shape)
 
 
@@ -187,7 +196,7 @@ def test_the_first_wrong_element_is_named_where_it_stands(shape: tuple[int, ...]
     values[place] = data.draw(st.sampled_from([-1, 300, None, 0.5]))
     with pytest.raises(BadRequest) as refusal:
         array(values.tolist(), "UINT8", shape)
-    assert str(refusal.value).startswith("data" + "".join(f"[{index}]" for index in place) + ": ")
+    assert str(refusal.value).startswith("inputs[0].data" + "".join(f"[{index}]" for index in place) + ": ")
 
 
 @pytest.mark.parametrize("levels", [100, 5000])
@@ -198,8 +207,8 @@ def test_data_nested_deeper_than_any_shape_is_refused(levels: int, rank: int, na
     for _ in range(levels):
         data = [data]
     convert = to_wire if name == "BYTES" else to_array
-    with pytest.raises(BadRequest, match=r"^data.*is an array; expected a"):
-        convert(data, DATATYPES[name], (1,) * rank, "data")
+    with pytest.raises(BadRequest, match=r"^inputs\[0\].*is (an array; expected a|a row of 1; the shape)"):
+        convert(data, declared(name, (1,) * rank))
 
 
 def test_a_long_string_among_many_numbers_takes_no_memory_for_each_of_them() -> None:

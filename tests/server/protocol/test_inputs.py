@@ -150,9 +150,10 @@ def test_data_that_the_type_does_not_hold_is_refused_where_it_stands(datatype: s
 @pytest.mark.parametrize(
     ("data", "shape", "told"),
     [
-        ([[1, 2], [3]], [2, 2], "inputs[0].data: not nested as [2, 2]"),
-        ([1, 2, 3], [2, 2], "inputs[0].data: 3 elements; expected 4, as shape [2, 2] has"),
-        ([1], [2**20, 64], "inputs[0].data: 1 element; expected 67108864, as shape [1048576, 64] has"),
+        ([[1, 2], [3]], [2, 2], "inputs[0] ('x'), FP32 [2, 2]: data[1] is a row of 1; the shape asks for a row of 2 there"),
+        ([1, 2, 3], [2, 2], "inputs[0] ('x'), FP32 [2, 2]: 3 elements in data; the shape asks for 4"),
+        ([1] * 16, [1, 17], "inputs[0] ('x'), FP32 [1, 17]: 16 elements in data; the shape asks for 17"),
+        ([1], [2**20, 64], "inputs[0] ('x'), FP32 [1048576, 64]: 1 element in data; the shape asks for 67108864"),
     ],
 )
 def test_data_of_another_shape_is_refused(data: list[Any], shape: list[int], told: str) -> None:
@@ -177,7 +178,7 @@ def test_a_size_that_is_no_count_of_bytes_is_refused(size: Any, what: str) -> No
 @pytest.mark.parametrize("size", [0, 3, 5, 8, 2**63])
 def test_a_size_that_is_not_the_shapes_is_refused(size: int) -> None:
     told = refusal(request(binary(size, shape=[1])), model(), b"\0" * 8)
-    assert told == f"inputs[0].parameters.binary_data_size: {size}; expected 4, the bytes of FP32[1]"
+    assert told == f"inputs[0] ('x'), FP32 [1]: parameters.binary_data_size is {size}; the shape asks for 4"
 
 
 def test_fewer_bytes_than_declared_are_refused() -> None:
@@ -212,14 +213,15 @@ def test_more_bytes_than_declared_are_refused() -> None:
     ],
 )
 def test_bytes_that_are_no_texts_are_refused(data: bytes, count: int, told: str) -> None:
-    expected = f"inputs[0]: input 'x', BYTES[{count}]: {told}"
+    expected = f"inputs[0] ('x'), BYTES [{count}]: {told}"
     assert refusal(request(binary(len(data), "BYTES", [count])), model("BYTES"), data) == expected
 
 
 @pytest.mark.parametrize("data", [b"\x02", b"\0\xff", b"\x01\x01\x80"])
 def test_a_byte_other_than_0_and_1_is_no_bool(data: bytes) -> None:
     told = refusal(request(binary(len(data), "BOOL")), model("BOOL"), data)
-    assert told == "inputs[0]: input 'x' has bytes other than 0 and 1; expected one of them for a BOOL"
+    shape = f"inputs[0] ('x'), BOOL [{len(data)}]"
+    assert told == f"{shape}: bytes other than 0 and 1 in its binary data; expected one of them for each element"
 
 
 def test_half_precision_comes_in_and_goes_out_as_bytes() -> None:

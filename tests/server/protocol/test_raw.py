@@ -66,8 +66,8 @@ def test_a_raw_body_of_bytes_is_one_element_without_its_length() -> None:
         (b"\0" * 12, model("FP32", 2, "n"), f"{RAW} of 12 bytes does not fit input 'x', FP32[2, -1]"),
         (b"\0" * 5, model("FP32", "n"), f"{RAW} of 5 bytes does not fit input 'x', FP32[-1]"),
         (b"\0", model("FP32", 0, "n"), f"{RAW} of 1 byte does not fit input 'x', FP32[0, -1]"),
-        (b"\xff", model("BYTES", 1), "raw body: input 'x', BYTES[1]: element 0 is not UTF-8"),
-        (b"\x02", model("BOOL", "n"), "raw body: input 'x' has bytes other than 0 and 1"),
+        (b"\xff", model("BYTES", 1), "raw body ('x'), BYTES [1]: element 0 is not UTF-8"),
+        (b"\x02", model("BOOL", "n"), "raw body ('x'), BOOL [1]: bytes other than 0 and 1"),
     ],
 )
 def test_a_raw_body_that_does_not_fit_is_refused(body: bytes, signature: Signature, told: str) -> None:
