@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import pytest
 
-from engines import Cancelled, Engine, ExecutionFailed, Executor, Tensor, Work
+from engines import Cancelled, Engine, ExecutionFailed, Executor, Tensor, TensorMismatch, Work
 from engines.signature import ALIGNMENT
 from partitions import Device, Partition, probe
 from tests.engines.tensors import UNTOUCHED, Memory, array, run
@@ -95,6 +95,24 @@ class Contract:
     def test_a_work_gives_the_right_numbers(self, executor: Executor) -> None:
         assert run(executor, ONE)[0].tolist() == ONE.tolist()
         assert run(executor, OTHER[:1])[0].tolist() == OTHER[:1].tolist()
+
+    @pytest.mark.parametrize(
+        ("inputs", "why"),
+        [
+            ([], "0 tensors given"),
+            ([Tensor.of(ONE)] * 2, "2 tensors given"),
+            ([ONE], "input 'x': a numpy.ndarray; expected an engines.Tensor"),
+            ([Tensor.of(ONE)._replace(nbytes=20)], r"input 'x': 20 bytes for shape \[2, 3\] of FP32; expected 24"),
+            ([Tensor.of(ONE)._replace(shape=(3, 3))], r"input 'x': 24 bytes for shape \[3, 3\] of FP32; expected 36"),
+        ],
+        ids=["none", "too many", "an array", "too few bytes", "another shape"],
+    )
+    def test_what_is_not_one_tensor_for_each_input_is_refused_and_the_next_is_not(
+        self, executor: Executor, inputs: list[Tensor], why: str
+    ) -> None:
+        with pytest.raises(TensorMismatch, match=f"^{why}"):
+            executor.enqueue(inputs)
+        assert run(executor, ONE)[0].tolist() == ONE.tolist()
 
     def test_the_first_work_after_binding_is_the_caller_s(self, subject: Subject, partition: Partition) -> None:
         memory = Memory(4096)

@@ -26,7 +26,7 @@ from typing import TypeVar
 import numpy as np
 
 from engines import Cancelled, ExecutionFailed, ModelRefused, Room, Signature, Tensor
-from engines.base import NO_ROOM
+from engines.base import NO_ROOM, check_tensors
 from engines.memory import view
 from engines.signature import align
 from partitions import Partition, PartitionError
@@ -310,6 +310,7 @@ class FakeExecutor:
         if self.closed or self.partition.closed:
             raise RuntimeError(f"{self!r} was asked to work")
         self.engine.script.reach("enqueue")
+        check_tensors(self.engine.signature, inputs)
         self.engine.signature.check([tensor.shape for tensor in inputs])
         work = FakeWork(self, tuple(inputs), room)
         self.partition.stream.works.append(work)

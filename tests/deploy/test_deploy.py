@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.config import DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig, load
+from server.config import ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig, load
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "deploy" / "greenlane.toml").read_text()
+README = (ROOT / "README.md").read_text()
 EVERYTHING = re.sub(r"^# (?=\w+ = )", "", EXAMPLE, flags=re.MULTILINE)
 """The example with its comments made keys."""
 
@@ -74,3 +75,15 @@ def test_the_unit_restarts_a_lost_gpu_but_no_wrong_configuration() -> None:
     unit = configparser.ConfigParser()
     unit.read(ROOT / "deploy" / "greenlane.service")
     assert (unit["Service"]["Restart"], unit["Service"]["RestartPreventExitStatus"]) == ("on-failure", "2")
+
+
+@pytest.mark.parametrize(("place", "cores"), [(0, 2), (1, 8)])
+def test_the_readme_s_configurations_fit_the_machines_that_it_names(tmp_path: Path, place: int, cores: int) -> None:
+    text = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)[place]
+    load(write(tmp_path, text)).fit("core", (1,) * cores)
+    with pytest.raises(ConfigError, match=f"= {cores} cores, but the device has {cores - 1}"):
+        load(tmp_path / "greenlane.toml").fit("core", (1,) * (cores - 1))
+
+
+def test_the_readme_s_commands_need_no_environment_that_is_activated() -> None:
+    assert not re.findall(r"(?:^|`)(?:python|pip|uvicorn|pytest) \S+", README, re.MULTILINE)

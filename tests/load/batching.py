@@ -19,7 +19,7 @@ from . import needs  # noqa: F401
 from .cases import Case
 from .client import client
 from .models import build
-from .options import count, positive
+from .options import count, positive, whole
 from .servers import Server, greenlane
 from .sidebyside import Comparison, SideBySide, heading
 
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=positive, default=1.5, help="length of a round; default: 1.5")
     parser.add_argument("--clients", type=count, nargs="+", default=[1, 4, 32], help="connections; default: 1 4 32")
     parser.add_argument("--max-batch", type=count, default=32, help="the most rows that are joined; default: 32")
-    parser.add_argument("--delay", type=int, default=0, help="microseconds that requests may wait for others; default: 0")
+    parser.add_argument("--delay", type=whole, default=0, help="microseconds that requests may wait for others; default: 0")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     return parser
 

@@ -35,6 +35,8 @@ from partitions import Device, DeviceUnavailable, Partition, open_device
 from tests.engines.tensors import Memory
 from tests.gpu.networks import NETWORKS, Network, Shapes, feed, plan
 
+from .options import positive
+
 BATCHES = (1, 8)
 FEWEST = 7
 """Inferences that a figure is of at least, however long they take."""
@@ -306,8 +308,10 @@ def _parser() -> argparse.ArgumentParser:
     names = ",".join(NETWORKS)
     parser.add_argument("--networks", type=_networks, default=list(NETWORKS), metavar="A,B", help=f"of {names}; default: all")
     parser.add_argument("--sms", type=_sms, default=_sms("8,16,32,64,all"), metavar="N,N", help="default: 8,16,32,64,all")
-    parser.add_argument("--seconds", type=float, default=0.06, help="of each measurement; default: 0.06")
-    parser.add_argument("--budget", type=float, default=200, help="seconds after which no further row is begun; default: 200")
+    parser.add_argument("--seconds", type=positive, default=0.06, help="of each measurement; default: 0.06")
+    parser.add_argument(
+        "--budget", type=positive, default=200, help="seconds after which no further row is begun; default: 200"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     return parser
 

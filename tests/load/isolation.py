@@ -21,7 +21,7 @@ from .arrangement import Impossible
 from .clients import ANY, ENOUGH, TENANTS
 from .deployment import NotServed
 from .findings import Findings, document, table
-from .options import checked, count, positive
+from .options import checked, cores, count, positive
 from .overhttp import WHAT, over_http
 
 
@@ -88,13 +88,13 @@ def _inside(options: argparse.Namespace) -> Findings:
 def _cores(text: str) -> tuple[int, ...] | str:
     if text in (ANY, TENANTS):
         return text
-    cores: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        cores += range(int(first), int(last if dash else first) + 1)
-    if missing := set(cores) - os.sched_getaffinity(0):
-        raise ValueError(f"cores {sorted(missing)} may not be used by this process")
-    return tuple(cores)
+    try:
+        asked = cores(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or '{TENANTS}', or '{ANY}'") from error
+    if missing := set(asked) - os.sched_getaffinity(0):
+        raise ValueError(f"{text!r}: cores {sorted(missing)} may not be used by this process")
+    return asked
 
 
 def _kinds(text: str) -> list[str]:
@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         f"Default: the last quarter of {ENOUGH} or more, with fewer '{TENANTS}' on a CPU and '{ANY}' on a GPU",
     )
     parser.add_argument(
-        "--front-cores", type=int, default=0, metavar="N", help="cores for each tenant's HTTP process; default: the server's"
+        "--front-cores", type=count, default=0, metavar="N", help="cores for each tenant's HTTP process; default: the server's"
     )
     parser.add_argument(
         "--processes", type=count, help="load processes of an aggressor; default: by the number of cores, 1 to 4"

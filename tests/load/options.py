@@ -1,5 +1,6 @@
 """Types of the commands' options, for argparse: what an experiment cannot do is refused before it begins."""
 
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from math import isfinite
@@ -19,9 +20,17 @@ def checked(read: Callable[[str], object]) -> Callable[[str], object]:
 
 def count(text: str) -> int:
     """A whole number from 1 on."""
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise ArgumentTypeError(f"{text!r}; expected a whole number from 1 on")
-    return int(text)
+    return _whole(text, 1, None, "a whole number from 1 on")
+
+
+def whole(text: str) -> int:
+    """A whole number from 0 on."""
+    return _whole(text, 0, None, "a whole number from 0 on")
+
+
+def port(text: str) -> int:
+    """A port of TCP's, but for 0, which is none that somebody listens on."""
+    return _whole(text, 1, 65535, "a port from 1 to 65535")
 
 
 def positive(text: str) -> float:
@@ -33,3 +42,18 @@ def positive(text: str) -> float:
     if not (isfinite(number) and number > 0):
         raise ArgumentTypeError(f"{text!r}; expected a number above 0")
     return number
+
+
+def cores(text: str) -> tuple[int, ...]:
+    """Core numbers and ranges of them with commas between, in the order of the text. Raises ValueError."""
+    parts = [re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part, re.ASCII) for part in text.split(",")]
+    ranges = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part]
+    if not (len(ranges) == len(parts) and all(ranges)):
+        raise ValueError(f"{text!r}; expected cores such as 12-15 or 0,2")
+    return tuple(core for each in ranges for core in each)
+
+
+def _whole(text: str, least: int, most: int | None, expected: str) -> int:
+    if not (text.isascii() and text.isdigit() and least <= int(text) and (most is None or int(text) <= most)):
+        raise ArgumentTypeError(f"{text!r}; expected {expected}")
+    return int(text)

@@ -21,7 +21,7 @@ from .bare import session
 from .cases import CASES, Case, tensor
 from .client import client
 from .models import build, model_path
-from .options import count, positive
+from .options import count, port, positive
 from .servers import Server, bare, greenlane
 from .sidebyside import Comparison, SideBySide, heading
 
@@ -80,9 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--in-flight", type=count, metavar="N", help="the tenant's in_flight; default: the server's")
     parser.add_argument("--asgi", action="store_true", help="Greenlane as uvicorn server.app:app, not as python -m server")
     parser.add_argument(
-        "--beside", type=int, metavar="PORT", help="compare with the server that listens there, of the same models"
+        "--beside", type=port, metavar="PORT", help="compare with the server that listens there, of the same models"
     )
-    parser.add_argument("--pid", type=int, default=0, help="that server's process, for its CPU time")
+    parser.add_argument("--pid", type=count, default=0, help="that server's process, for its CPU time")
     parser.add_argument("--write-models", metavar="FOLDER", help="only write the models there, for such a server to serve")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
     return parser

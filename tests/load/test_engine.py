@@ -90,7 +90,7 @@ def test_a_table_and_a_file_have_a_row_for_each_case(
     )
     monkeypatch.setattr(load, "plan", lambda folder, network: plan)
     monkeypatch.setattr(load, "open_device", lambda kind: bench.device)
-    assert main(["--networks", "several", "--sms", "8,all", "--seconds", "0", "--json", str(tmp_path / "out.json")]) == 0
+    assert main(["--networks", "several", "--sms", "8,all", "--seconds", "0.001", "--json", str(tmp_path / "out.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "132 SMs" in lines[0]
     assert len(lines) == 2 + 16
@@ -106,7 +106,7 @@ def test_what_there_is_no_time_for_is_left_out_and_said(
     plan = bench.plan()
     monkeypatch.setattr(load, "plan", lambda folder, network: plan)
     monkeypatch.setattr(load, "open_device", lambda kind: bench.device)
-    assert main(["--networks", "mlp", "--sms", "8", "--budget", "-1"]) == 0
+    assert main(["--networks", "mlp", "--sms", "8", "--budget", "1e-9"]) == 0
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 2
     assert "no time left for mlp" in printed.err

@@ -13,7 +13,7 @@ import pytest
 from partitions import DeviceUnavailable
 
 from . import client
-from .options import count, positive
+from .options import count, port, positive, whole
 
 COMMANDS = ("batching", "copies", "deadlines", "engine", "isolation", "overhead")
 
@@ -23,6 +23,20 @@ def test_a_count_is_a_whole_number_from_1_on(text: str) -> None:
     assert count("12") == 12
     with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a whole number from 1 on$"):
         count(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "", "x", "²"])
+def test_a_whole_number_may_be_0(text: str) -> None:
+    assert [whole("0"), whole("12")] == [0, 12]
+    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a whole number from 0 on$"):
+        whole(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "65536", "", "http"])
+def test_a_port_is_one_of_tcp(text: str) -> None:
+    assert [port("1"), port("65535")] == [1, 65535]
+    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a port from 1 to 65535$"):
+        port(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-0.5", "nan", "inf", "", "x"])
@@ -35,11 +49,12 @@ def test_a_positive_number_is_above_0_and_has_an_end(text: str) -> None:
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("isolation", ["--seconds", "--rounds", "--rate", "--bound", "--processes"]),
+        ("isolation", ["--seconds", "--rounds", "--rate", "--bound", "--processes", "--front-cores"]),
         ("batching", ["--rounds", "--seconds", "--clients", "--max-batch"]),
-        ("overhead", ["--rounds", "--seconds", "--in-flight"]),
+        ("overhead", ["--rounds", "--seconds", "--in-flight", "--beside", "--pid"]),
         ("deadlines", ["--rounds", "--seconds", "--timeout", "--rate"]),
-        ("copies", ["--sms"]),
+        ("copies", ["--sms", "--seconds"]),
+        ("engine", ["--sms", "--seconds", "--budget"]),
     ],
 )
 def test_nothing_is_measured_for_no_time_no_rounds_or_nobody(
@@ -49,6 +64,26 @@ def test_nothing_is_measured_for_no_time_no_rounds_or_nobody(
         with pytest.raises(SystemExit, match="2"):
             _main(command)([option, "0"])
         assert f"argument {option}: '0'; expected " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("batching", "--delay"), ("isolation", "--front-cores"), ("copies", "--sms"), ("overhead", "--pid")]
+)
+@pytest.mark.parametrize("number", ["-1", "1.5", "many"])
+def test_what_is_counted_is_a_whole_number_that_is_not_negative(
+    command: str, option: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        _main(command)([option, number])
+    assert f"argument {option}: {number!r}; expected a whole number from " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-2", "3-1", "0,,1", ""])
+def test_cores_are_numbers_and_ranges(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        _main("isolation")([f"--client-cores={text}"])
+    told = f"argument --client-cores: {text!r}; expected cores such as 12-15 or 0,2, or 'tenants', or 'any'"
+    assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_cases_that_there_are_not_are_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -257,7 +257,7 @@ def test_every_model_can_be_made(tmp_path: Path) -> None:
     [
         (["--only", "noise"], "'noise'; expected some of compute, transfer"),
         (["--client-cores", "100000-100001"], "may not be used by this process"),
-        (["--client-cores", "a"], "invalid literal"),
+        (["--client-cores", "a"], "'a'; expected cores such as 12-15"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from server.slots import SMALLEST, Slot
 from server.ticket import Done, Extent, Failure, Ticket
 from tests.memory import linked
 
+SLOTS = 12
 SHAPES = ((1,),)
 FP32 = DATATYPES["FP32"]
 ROWS = Signature((TensorSpec("x", FP32, ("b", 2)),), (TensorSpec("y", FP32, ("b",)),), 4)
@@ -63,7 +65,7 @@ async def settle() -> None:
 
 @pytest.fixture
 def link() -> Iterator[Link]:
-    with linked(4) as link:
+    with linked(SLOTS) as link:
         yield link
 
 
@@ -72,13 +74,26 @@ def hand(link: Link) -> Hand:
     return Hand(link)
 
 
-@pytest.fixture
-async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
-    """With one credit and room for two to wait."""
-    lane = Lane("acme", Scheduler(2, 1), link, hand)
+@contextmanager
+def opened(link: Link, hand: Hand, scheduler: Scheduler) -> Iterator[Lane]:
+    lane = Lane("acme", scheduler, link, hand)
     lane.open(asyncio.get_running_loop())
     yield lane
     lane.close(asyncio.get_running_loop())
+
+
+@pytest.fixture
+async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
+    """With one credit and room for two to wait."""
+    with opened(link, hand, Scheduler(2, 1)) as lane:
+        yield lane
+
+
+@pytest.fixture
+async def joining(link: Link, hand: Hand) -> AsyncIterator[Lane]:
+    """With two credits and room for eight to wait."""
+    with opened(link, hand, Scheduler(8, 2)) as lane:
+        yield lane
 
 
 def ask(lane: Lane, priority: int = 0, timeout: float | None = None) -> tuple[Slot, "asyncio.Future[Done]"]:
@@ -322,215 +337,196 @@ def rows_out(count: int) -> tuple[Extent, ...]:
     return (Extent((count,), 256, 4 * count),)
 
 
-@pytest.fixture
-def wide() -> Iterator[Link]:
-    with linked(12) as link:
-        yield link
-
-
-@pytest.fixture
-def far(wide: Link) -> Hand:
-    return Hand(wide)
-
-
-@pytest.fixture
-async def joining(wide: Link, far: Hand) -> AsyncIterator[Lane]:
-    """With two credits and room for eight to wait."""
-    lane = Lane("acme", Scheduler(8, 2), wide, far)
-    lane.open(asyncio.get_running_loop())
-    yield lane
-    lane.close(asyncio.get_running_loop())
-
-
-async def held(lane: Lane, far: Hand, *rows: int, batching: Batching = BATCHING) -> list[tuple[Slot, "asyncio.Future[Done]"]]:
+async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING) -> list[tuple[Slot, "asyncio.Future[Done]"]]:
     """Requests that are held back behind one in flight, which is the only one over there."""
     lane.submit(lane.admit(), "other", SHAPES)
     made = [give(lane, count, batching) for count in rows]
     await settle()
-    assert [ticket.model for ticket in far.tickets] == ["other"]
+    assert [ticket.model for ticket in hand.tickets] == ["other"]
     return made
 
 
-async def test_a_request_to_an_idle_tenant_goes_at_once_in_its_own_slot(joining: Lane, far: Hand) -> None:
+async def test_a_request_to_an_idle_tenant_goes_at_once_in_its_own_slot(joining: Lane, hand: Hand) -> None:
     slot, answer = give(joining)
-    assert far.tickets == [Ticket(slot.index, 1, "m", ((1, 2),), float("inf"), SMALLEST)]
-    await far.end(outputs=rows_out(1))
+    assert hand.tickets == [Ticket(slot.index, 1, "m", ((1, 2),), float("inf"), SMALLEST)]
+    await hand.end(outputs=rows_out(1))
     assert (await answer) == Done(slot.index, rows_out(1), None, 1, 2)
 
 
 async def test_what_came_behind_work_in_flight_goes_together_and_each_gets_its_rows(
-    joining: Lane, far: Hand, wide: Link
+    joining: Lane, hand: Hand, link: Link
 ) -> None:
-    (one, first), (two, second) = await held(joining, far, 1, 2)
-    await far.end()
-    (ticket,) = far.tickets
+    (one, first), (two, second) = await held(joining, hand, 1, 2)
+    await hand.end()
+    (ticket,) = hand.tickets
     assert ticket.slot not in (one.index, two.index)
     assert (ticket.model, ticket.shapes) == ("m", ((3, 2),))
-    assert given(wide, ticket) == [one.index, two.index, two.index]
+    assert given(link, ticket) == [one.index, two.index, two.index]
     assert joining.statistics().in_flight == 1
     assert joining.backlog() == {}
-    await far.end(outputs=rows_out(3))
+    await hand.end(outputs=rows_out(3))
     assert await first == Done(ticket.slot, (Extent((1,), 256, 4),), None, 1, 2, 3)
     assert await second == Done(ticket.slot, (Extent((2,), 260, 8),), None, 1, 2, 3)
 
 
-async def test_the_slot_of_a_batch_is_free_when_the_last_of_it_was_released(joining: Lane, far: Hand) -> None:
-    (one, _), (two, _) = await held(joining, far, 1, 1)
-    await far.end()
-    shared = far.tickets[0].slot
-    await far.end(outputs=rows_out(2))
+async def test_the_slot_of_a_batch_is_free_when_the_last_of_it_was_released(joining: Lane, hand: Hand) -> None:
+    (one, _), (two, _) = await held(joining, hand, 1, 1)
+    await hand.end()
+    shared = hand.tickets[0].slot
+    await hand.end(outputs=rows_out(2))
     used = joining.slots.statistics().used
     joining.release(one)
     assert joining.slots.statistics().used == used - 1
     joining.release(two)
     assert joining.slots.statistics().used == used - 3
     assert joining.slots.at(shared).index == shared
-    assert far.cancelled == []
+    assert hand.cancelled == []
 
 
-async def test_a_full_batch_goes_ahead_of_the_end_of_what_is_in_flight(joining: Lane, far: Hand) -> None:
+async def test_a_full_batch_goes_ahead_of_the_end_of_what_is_in_flight(joining: Lane, hand: Hand) -> None:
     joining.submit(joining.admit(), "other", SHAPES)
     for _ in range(5):
         give(joining)
     await settle()
-    assert [ticket.shapes for ticket in far.tickets] == [SHAPES, ((4, 2),)]
+    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((4, 2),)]
     assert joining.backlog() == {"m": 1}
 
 
-async def test_other_shapes_and_models_go_by_themselves(joining: Lane, far: Hand) -> None:
-    await held(joining, far, 1, 1)
+async def test_other_shapes_and_models_go_by_themselves(joining: Lane, hand: Hand) -> None:
+    await held(joining, hand, 1, 1)
     give(joining, model="n")
     await settle()
-    assert [ticket.shapes for ticket in far.tickets] == [SHAPES, ((2, 2),)]
-    await far.end()
-    await far.end(outputs=rows_out(2))
-    assert [(ticket.model, ticket.shapes) for ticket in far.tickets] == [("n", ((1, 2),))]
+    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((2, 2),)]
+    await hand.end()
+    await hand.end(outputs=rows_out(2))
+    assert [(ticket.model, ticket.shapes) for ticket in hand.tickets] == [("n", ((1, 2),))]
 
 
-async def test_the_highest_priority_is_first_in_its_batch(joining: Lane, far: Hand, wide: Link) -> None:
-    ((usual, _),) = await held(joining, far, 1)
+async def test_the_highest_priority_is_first_in_its_batch(joining: Lane, hand: Hand, link: Link) -> None:
+    ((usual, _),) = await held(joining, hand, 1)
     urgent, _ = give(joining, priority=1)
-    await far.end()
-    assert given(wide, far.tickets[0]) == [urgent.index, usual.index]
+    await hand.end()
+    assert given(link, hand.tickets[0]) == [urgent.index, usual.index]
 
 
 async def test_one_that_is_withdrawn_before_is_not_in_the_batch_and_one_after_ends_nothing(
-    joining: Lane, far: Hand, wide: Link
+    joining: Lane, hand: Hand, link: Link
 ) -> None:
-    (one, _), (two, second), (three, _) = await held(joining, far, 1, 1, 1)
+    (one, _), (two, second), (three, _) = await held(joining, hand, 1, 1, 1)
     joining.release(three)
-    await far.end()
-    (ticket,) = far.tickets
-    assert given(wide, ticket) == [one.index, two.index]
+    await hand.end()
+    (ticket,) = hand.tickets
+    assert given(link, ticket) == [one.index, two.index]
     joining.release(one)
     assert joining.statistics().abandoned == 1
-    assert far.cancelled == []
+    assert hand.cancelled == []
     give(joining)  # In the memory of the one that left.
-    await far.end(outputs=rows_out(2))
+    await hand.end(outputs=rows_out(2))
     assert (await second).outputs == (Extent((1,), 260, 4),)
 
 
-async def test_work_is_stopped_when_all_of_a_batch_left_and_its_slot_is_kept_until_it_ended(joining: Lane, far: Hand) -> None:
-    (one, _), (two, _) = await held(joining, far, 1, 1)
-    await far.end()
-    (ticket,) = far.tickets
+async def test_work_is_stopped_when_all_of_a_batch_left_and_its_slot_is_kept_until_it_ended(joining: Lane, hand: Hand) -> None:
+    (one, _), (two, _) = await held(joining, hand, 1, 1)
+    await hand.end()
+    (ticket,) = hand.tickets
     forgotten = asyncio.ensure_future(joining.forgotten("m"))
     joining.release(one)
     joining.release(two)
     await settle()
-    assert far.cancelled == [(ticket.slot, ticket.serial)]
+    assert hand.cancelled == [(ticket.slot, ticket.serial)]
     assert not forgotten.done()
     used = joining.slots.statistics().used
-    await far.end(Failure("cancelled", ""))
+    await hand.end(Failure("cancelled", ""))
     assert joining.slots.statistics().used == used - 1
     await forgotten
 
 
-async def test_each_is_told_at_its_own_deadline_and_the_batch_has_the_latest(joining: Lane, far: Hand) -> None:
-    await held(joining, far)
+async def test_each_is_told_at_its_own_deadline_and_the_batch_has_the_latest(joining: Lane, hand: Hand) -> None:
+    await held(joining, hand)
     early, missed = give(joining, timeout=0.001)
     _, late = give(joining, timeout=60.0)
-    await far.end()
-    (ticket,) = far.tickets
+    await hand.end()
+    (ticket,) = hand.tickets
     assert ticket.deadline > time.monotonic() + 30
     with pytest.raises(DeadlineExceeded):
         await missed
     joining.release(early)
-    await far.end(outputs=rows_out(2))
+    await hand.end(outputs=rows_out(2))
     assert (await late).rows == 2
 
 
-async def test_what_raised_together_is_tried_once_more_alone(joining: Lane, far: Hand) -> None:
-    (one, first), (_, second), (three, _) = await held(joining, far, 1, 1, 1)
-    await far.end()
+async def test_what_raised_together_is_tried_once_more_alone(joining: Lane, hand: Hand) -> None:
+    (one, first), (_, second), (three, _) = await held(joining, hand, 1, 1, 1)
+    await hand.end()
     joining.release(three)
-    await far.end(Failure("raised", "a bad row"))
-    assert [ticket.shapes for ticket in far.tickets] == [((1, 2),)] * 2
-    await far.end(outputs=rows_out(1))
+    await hand.end(Failure("raised", "a bad row"))
+    assert [ticket.shapes for ticket in hand.tickets] == [((1, 2),)] * 2
+    await hand.end(outputs=rows_out(1))
     assert await first == Done(one.index, rows_out(1), None, 1, 2)
-    await far.end(Failure("raised", "a bad row"))
+    await hand.end(Failure("raised", "a bad row"))
     with pytest.raises(Failed, match="a bad row"):
         await second
 
 
-async def test_a_lost_device_is_told_to_all_of_a_batch(joining: Lane, far: Hand) -> None:
-    answers = [answer for _, answer in await held(joining, far, 1, 1)]
-    await far.end()
-    await far.end(Failure("lost", "gone"))
+async def test_a_lost_device_is_told_to_all_of_a_batch(joining: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(joining, hand, 1, 1)]
+    await hand.end()
+    await hand.end(Failure("lost", "gone"))
     for answer in answers:
         with pytest.raises(Unavailable, match="gone"):
             await answer
 
 
 async def test_a_model_that_does_not_give_a_row_for_a_row_is_told_once_and_its_requests_go_alone(
-    joining: Lane, far: Hand, caplog: pytest.LogCaptureFixture
+    joining: Lane, hand: Hand, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = [answer for _, answer in await held(joining, far, 1, 1)]
-    await far.end()
-    await far.end(outputs=rows_out(7))
+    answers = [answer for _, answer in await held(joining, hand, 1, 1)]
+    await hand.end()
+    await hand.end(outputs=rows_out(7))
     assert "requests are not joined any more: output 'y' has shape [7] after 2 rows" in caplog.text
     give(joining)
     give(joining)
     await settle()
-    assert [ticket.shapes for ticket in far.tickets] == [((1, 2),)] * 2
+    assert [ticket.shapes for ticket in hand.tickets] == [((1, 2),)] * 2
     for _ in range(4):
-        await far.end(outputs=rows_out(7))
+        await hand.end(outputs=rows_out(7))
     assert [answer.result().outputs for answer in answers] == [rows_out(7)] * 2
 
 
 async def test_without_a_slot_to_join_them_in_requests_go_alone(lane: Lane, hand: Hand) -> None:
     first, _ = give(lane)
     others = [give(lane)[0] for _ in range(2)]
-    lane.slots.acquire()
+    for _ in range(SLOTS - 3):
+        lane.slots.acquire()
     await hand.end(outputs=rows_out(1))
     assert [ticket.slot for ticket in hand.tickets] == [others[0].index]
     lane.release(first)
 
 
-async def test_requests_that_would_not_fit_together_go_alone(joining: Lane, far: Hand) -> None:
+async def test_requests_that_would_not_fit_together_go_alone(joining: Lane, hand: Hand) -> None:
     more = Batching(ROWS, 6)  # Than the signature lets through.
-    made = await held(joining, far, 3, 2, batching=more)
+    made = await held(joining, hand, 3, 2, batching=more)
     used = joining.slots.statistics().used
-    await far.end()
-    assert [ticket.slot for ticket in far.tickets] == [made[0][0].index]
+    await hand.end()
+    assert [ticket.slot for ticket in hand.tickets] == [made[0][0].index]
     assert joining.slots.statistics().used == used
 
 
-async def test_several_on_an_idle_partition_wait_for_their_delay(joining: Lane, far: Hand) -> None:
-    answers = [answer for _, answer in await held(joining, far, 1, 1, batching=Batching(ROWS, 4, WAITED))]
-    await far.end()
-    if not far.tickets:  # Else this machine took longer than the delay.
+async def test_several_on_an_idle_partition_wait_for_their_delay(joining: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(joining, hand, 1, 1, batching=Batching(ROWS, 4, WAITED))]
+    await hand.end()
+    if not hand.tickets:  # Else this machine took longer than the delay.
         give(joining, batching=Batching(ROWS, 4, WAITED))
-    while not far.tickets:
+    while not hand.tickets:
         await asyncio.sleep(0)
-    assert far.tickets[0].shapes[0][0] in (2, 3)
-    await far.end(outputs=rows_out(far.tickets[0].shapes[0][0]))
+    assert hand.tickets[0].shapes[0][0] in (2, 3)
+    await hand.end(outputs=rows_out(hand.tickets[0].shapes[0][0]))
     assert all(answer.done() for answer in answers)
 
 
-async def test_a_lane_that_is_closed_launches_no_more(joining: Lane, far: Hand) -> None:
-    await held(joining, far, 1, 1, batching=Batching(ROWS, 4, 60.0))
-    await far.end()
+async def test_a_lane_that_is_closed_launches_no_more(joining: Lane, hand: Hand) -> None:
+    await held(joining, hand, 1, 1, batching=Batching(ROWS, 4, 60.0))
+    await hand.end()
     assert joining._alarm is not None
     joining.close(asyncio.get_running_loop())
     assert joining._alarm is None
