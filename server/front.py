@@ -29,6 +29,8 @@ MOST_HEADERS = 64 * 1024
 """Bytes of headers beyond which a request is left to uvicorn, which refuses it."""
 MOST_AHEAD = 64 * 1024
 """Bytes to read ahead of a request that is being answered."""
+AT_ONCE = 16
+"""Requests of one connection that are answered in one turn of the event loop, if none has to wait."""
 
 PassOn = Callable[["Head", asyncio.BaseTransport, bytes | bytearray], bool]
 
@@ -130,6 +132,7 @@ class Front(asyncio.Protocol):
         self._fields: list[tuple[bytes, bytes]] = []
         self._prefix = b""
         self._beginning = False
+        self._resting = False
         self._writable = True
         self._closing = False
         self._active = True
@@ -158,18 +161,23 @@ class Front(asyncio.Protocol):
         if self._discard:
             data = self._drop(data)
         self._buffer += data
-        if self._head is None:
+        if self._head is None and not self._resting:
             self._go_on()
         elif self._take is not None:
             self._take_body()
         elif len(self._buffer) > MOST_AHEAD:
             self._transport.pause_reading()
 
+    def eof_received(self) -> bool:
+        """A client that says no more has gone, unless it has not been told all that it could be told at once."""
+        return self._resting
+
     def pause_writing(self) -> None:
         self._writable = False
 
     def resume_writing(self) -> None:
         self._writable = True
+        self._transport.resume_reading()
         self._go_on()
 
     def shutdown(self) -> None:
@@ -179,15 +187,31 @@ class Front(asyncio.Protocol):
             self._transport.close()
 
     def _go_on(self) -> None:
-        """Begin to answer what there is; what is answered at once is followed by the next."""
-        if self._beginning:
+        """Begin to answer what there is; what is answered at once is followed by the next, up to so many."""
+        if self._beginning or self._resting:
             return
-        self._beginning = True
+        self._beginning, left = True, AT_ONCE
         try:
-            while self._head is None and self._buffer and self._may_answer() and self._begin():
-                pass
+            while left and self._has_next() and self._begin():
+                left -= 1
         finally:
             self._beginning = False
+        if not left and self._has_next():
+            self._resting = True
+            self._loop.call_soon(self._rested)
+        if self._head is None and len(self._buffer) > MOST_AHEAD:
+            self._transport.pause_reading()
+
+    def _has_next(self) -> bool:
+        return bool(self._head is None and self._buffer) and self._may_answer()
+
+    def _rested(self) -> None:
+        """Everybody else had a turn."""
+        self._resting = False
+        if self._may_answer():
+            self._active = True
+            self._transport.resume_reading()
+            self._go_on()
 
     def _repeat(self, head: Head, data: bytes) -> bool:
         """Answer a request that came alone and whole, with the head of the last one; False if that cannot be done now."""

@@ -20,6 +20,7 @@ from typing import Protocol
 from engines import TensorMismatch
 
 from .batches import Batching, Choice, Waiting
+from .deadlines import Deadlines
 from .errors import DeadlineExceeded, Failed, QueueFull, RequestError, Unavailable
 from .gather import gather, split
 from .link import Link
@@ -57,7 +58,6 @@ class Pending:
     ticket: Ticket
     heard: Heard | None
     timeout: float = math.inf  # In seconds.
-    timer: asyncio.TimerHandle | None = None
     ended: bool = False
     joint: "Joint | None" = None
 
@@ -96,6 +96,7 @@ class Lane:
     def __init__(self, name: str, scheduler: Scheduler, link: Link, control: Control) -> None:
         self.name = name
         self.slots = SlotPool(link.arena, control.retire)
+        self.deadlines = Deadlines()
         self.refusing = ""
         self._scheduler = scheduler
         self._link = link
@@ -122,6 +123,7 @@ class Lane:
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hear no more."""
         self._wake_at(None)
+        self.deadlines.close()
         loop.remove_reader(self._link.completions.event)
         if self._tidying:
             self._tidying.cancel()
@@ -142,7 +144,11 @@ class Lane:
         return Counter(pending.ticket.model for pending in waiting)
 
     def check(self) -> None:
-        """Raise QueueFull, or Unavailable while draining, if a request that came now would be refused."""
+        """Raise QueueFull, or Unavailable while draining, if a request that came now would be refused.
+
+        Those whose deadline has passed are told before.
+        """
+        self.deadlines.look()
         if self.refusing:
             raise Unavailable(self.refusing)
         try:
@@ -206,14 +212,14 @@ class Lane:
         pending = self._pending[slot.index] = Pending(slot, ticket, heard)
         if timeout is not None:
             pending.timeout = timeout
-            pending.timer = asyncio.get_running_loop().call_later(timeout, self._expire, pending)
+            self.deadlines.add(deadline, ticket.serial, partial(self._expire, pending))
         self._launch()
 
     def release(self, slot: Slot) -> None:
         """The owner is no longer interested: withdraw, stop or forget the request, and free its slot when that is safe."""
         pending = self._pending.pop(slot.index, None)
-        if pending and pending.timer:
-            pending.timer.cancel()
+        if pending and pending.timeout < math.inf:
+            self.deadlines.remove(pending.ticket.deadline, pending.ticket.serial)
         if pending and pending.joint:
             self._leave(pending.joint, slot)  # Its own memory is not what runs.
         elif pending and not pending.ended and not self._scheduler.withdraw(slot.index):
@@ -241,6 +247,7 @@ class Lane:
         if self._scheduler.joining:
             self._launch()  # The answers of many take their time, in which the next may run.
         for done in ended:
+            self.deadlines.look()
             self._end(done)
         self._launch()
         self._settle()

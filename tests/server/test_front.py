@@ -8,7 +8,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from server.errors import Misdirected, Unauthorized
-from server.front import MOST_AHEAD, MOST_HEADERS, Front, PassOn
+from server.front import AT_ONCE, MOST_AHEAD, MOST_HEADERS, Front, PassOn
 from server.infer import Infer
 
 REQUEST = b"POST /v2/repository/index HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
@@ -262,3 +262,90 @@ async def test_a_request_of_another_tenant_is_refused_for_good_and_what_follows_
     assert bench.transport.written.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
     assert bench.transport.written.count(b"HTTP/1.1") == bench.transport.written.count(b"connection: close\r\n") == 1
     assert bench.transport.closed
+
+
+async def test_of_thousands_of_requests_that_are_refused_at_once_only_so_many_are_answered_in_one_turn() -> None:
+    bench = Bench()
+    bench.front.data_received(INFER * (2 * AT_ONCE + 1))
+    assert bench.answers.found == AT_ONCE
+    await asyncio.sleep(0)
+    assert bench.answers.found == 2 * AT_ONCE
+    await asyncio.sleep(0)
+    assert bench.answers.found == 2 * AT_ONCE + 1
+    assert bench.transport.written.count(b"HTTP/1.1 401") == 2 * AT_ONCE + 1
+    assert not bench.transport.closed
+
+
+async def test_what_comes_while_others_have_their_turn_is_answered_after_what_came_before() -> None:
+    bench = Bench()
+    bench.answers.let.set()
+    bench.front.data_received(INFER * (AT_ONCE + 1))
+    bench.front.data_received(REQUEST)
+    assert (bench.answers.found, bench.answers.bodies) == (AT_ONCE, [])
+    await bench.settle()
+    assert (bench.answers.found, bench.answers.bodies) == (AT_ONCE + 1, [b"{}"])
+    assert bench.transport.written.endswith(b"\r\n\r\nok")
+
+
+async def test_a_client_that_says_no_more_between_two_turns_is_answered_to_the_end() -> None:
+    bench = Bench()
+    assert not bench.front.eof_received()
+    bench.front.data_received(INFER * (2 * AT_ONCE))
+    assert bench.front.eof_received()
+    await bench.settle()
+    assert bench.answers.found == 2 * AT_ONCE
+    assert not bench.front.eof_received()
+
+
+async def test_while_others_have_their_turn_no_more_than_so_much_is_read_ahead() -> None:
+    bench, much = Bench(), MOST_AHEAD // len(INFER) + AT_ONCE
+    bench.front.data_received(INFER * (AT_ONCE + 1))
+    assert bench.transport.reading
+    bench.front.data_received(INFER * much)
+    assert not bench.transport.reading
+    while bench.answers.found < AT_ONCE + 1 + much:
+        await asyncio.sleep(0)
+    assert bench.transport.reading
+
+
+async def test_too_much_that_comes_at_once_is_answered_before_more_is_read() -> None:
+    bench = Bench()
+    bench.front.data_received(INFER * (MOST_AHEAD // len(INFER) + 2 * AT_ONCE))
+    assert not bench.transport.reading
+    await bench.settle()
+    assert bench.transport.reading
+
+
+async def test_of_a_client_that_reads_no_answers_no_more_than_so_much_is_read() -> None:
+    bench = Bench()
+    bench.front.pause_writing()
+    bench.front.data_received(INFER * (MOST_AHEAD // len(INFER) + 1))
+    assert (bench.transport.reading, bench.answers.found) == (False, 0)
+    bench.front.resume_writing()
+    assert (bench.transport.reading, bench.answers.found) == (True, AT_ONCE)
+
+
+async def test_a_client_that_stops_reading_between_two_turns_waits_until_it_reads() -> None:
+    bench = Bench()
+    bench.front.data_received(INFER * (AT_ONCE + 1))
+    bench.front.pause_writing()
+    await bench.settle()
+    assert bench.answers.found == AT_ONCE
+    bench.front.resume_writing()
+    assert bench.answers.found == AT_ONCE + 1
+
+
+async def test_a_client_that_reads_again_between_two_turns_gets_no_third() -> None:
+    bench = Bench()
+    bench.front.data_received(INFER * (AT_ONCE + 1))
+    bench.front.pause_writing()
+    bench.front.resume_writing()
+    assert bench.answers.found == AT_ONCE
+
+
+async def test_a_server_that_stops_between_two_turns_answers_nothing_more() -> None:
+    bench = Bench()
+    bench.front.data_received(INFER * (AT_ONCE + 1))
+    bench.front.shutdown()
+    await bench.settle()
+    assert (bench.transport.closed, bench.answers.found) == (True, AT_ONCE)
