@@ -6,12 +6,16 @@ not spin while idle: a spinning thread would be felt by whoever shares the machi
 
 import logging
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # Read at the import; else 1.29 and later report models to their makers.
+# isort: split
 import onnxruntime as ort
 
 from partitions import Partition

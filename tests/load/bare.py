@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import orjson
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # As Greenlane does.
+# isort: split
+import onnxruntime as ort
 
 REPOSITORY = "BARE_REPOSITORY"
 """The environment variable that names the model repository."""
