@@ -21,8 +21,11 @@ from .ticket import Done, Extent, Failure, ModelKey, Ticket
 
 BUNDLE = 50_000
 """Nanoseconds for which completions of short works may be gathered before the other side is woken."""
+BUNDLE_BESIDE = 300_000
+"""The same where the other side is a process on the partition's own cores: whichever is woken makes the other wait, and
+brings its own data into the cache."""
 BUNDLE_TOGETHER = 1_000_000
-"""The same where both sides share an interpreter, for which the one that is woken makes the other wait."""
+"""The same where both sides share an interpreter as well."""
 FRESH = 10_000
 """Nanoseconds after a look for tickets within which another, which takes a call of the system, would find none; where a
 worker had nothing to do, and its works are short, those of a bundle."""
@@ -77,6 +80,7 @@ class Worker:
         self._cancelled: dict[int, int] = {}
         self._last: ModelKey | None = None
         self._took = self._rung = self._look_at = 0
+        self._patience = BUNDLE
         self._abandoned = False
         self._done = self._failed = 0
 
@@ -92,6 +96,7 @@ class Worker:
         if seat is not self._seat:  # Another link counts its serials anew.
             self._cancelled = {}
         self._seat, self._abandoned = seat, False
+        self._patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE_BESIDE if self.partition.host_cores else BUNDLE
         place = self._precedence.join(seat.link.tickets.waiting)
         self._thread = Thread(target=self._run, args=(seat, place), name=f"worker {self.partition!r}", daemon=True)
         self._thread.start()
@@ -184,10 +189,10 @@ class Worker:
 
     def _finish(self, seat: Seat, place: Place, flight: Flight) -> None:
         slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()
-        patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE
-        if lengthy := model != self._last or self._took > BUNDLE:
+        took = self._took if model == self._last else self._patience + 1
+        if took > BUNDLE:
             place.leave()
-        if lengthy or began - self._rung > patience:
+        if took > self._patience or began - self._rung > self._patience:
             seat.link.completions.ring()  # Nobody should have to wait for a long work to hear of an earlier one.
             self._rung = began
         try:

@@ -1,5 +1,6 @@
 """A worker over fakes: tickets in, completions out, nothing ends the thread, and another worker goes on where it stopped."""
 
+import os
 import select
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from server.link import Link
 from server.pins import Pins
 from server.precedence import Precedence
 from server.ticket import Done, Ticket
-from server.worker import FRESH, Seat, Worker
+from server.worker import BUNDLE, FRESH, Seat, Worker
 from tests.contract import in_a_thread
 from tests.fakes import FakeDevice, FakeEngine, FakePartition, FakePin, Script
 from tests.memory import Watched, watched
@@ -75,6 +76,12 @@ class Bench:
         """Have one inference done for each slot, one right after another."""
         self.put(*[self.ticket(slot, slot) for slot in range(SLOTS)])
         assert [self.answer(self.next()) for _ in range(SLOTS)] == [[slot] for slot in range(SLOTS)]
+
+    def tarry(self, point: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        """In place of the script's `reach`: a run takes a while, but not long."""
+        end = time.monotonic_ns() + 2 * BUNDLE
+        while point == "run" and time.monotonic_ns() < end:
+            pass
 
     def answer(self, done: Done) -> list[float]:
         assert done.failure is None
@@ -341,3 +348,22 @@ def test_nobody_steps_aside_for_a_worker_whose_work_takes_long(bench: Bench) -> 
         assert busy.naps == bench.naps == []
     gate.open()
     assert bench.answer(bench.next()) == [1]
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_completions_of_short_works_are_told_together_where_telling_takes_the_workers_own_core(
+    monkeypatch: pytest.MonkeyPatch, hosted: bool
+) -> None:
+    told: list[int] = []
+    write = os.eventfd_write
+    with benched() as bench:
+        bench.device.hosted = hosted
+        bench.engine.script.reach = bench.tarry  # type: ignore[method-assign]
+        bench.worker.serve(bench.seat)
+        bench.rush()
+        monkeypatch.setattr(os, "eventfd_write", lambda event, count: (told.append(event), write(event, count)))
+        for _ in range(20):
+            bench.rush()
+        monkeypatch.undo()
+        rings = told.count(bench.link.completions.event)
+    assert (rings < 19 * SLOTS) == hosted
