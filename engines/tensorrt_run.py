@@ -183,6 +183,7 @@ class TensorRTExecutor:
 
     def _begin(self, shapes: tuple[Shape, ...]) -> Prepared:
         """Shapes that are new, or that another profile or context has to learn. Nothing is in flight."""
+        self.engine.signature.check(shapes)
         self._set_shapes(shapes)
         outputs = self._context.output_shapes()
         nbytes = sum(spec.nbytes(shape) for spec, shape in zip(self.engine.specs, (*shapes, *outputs), strict=True))

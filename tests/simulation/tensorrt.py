@@ -254,6 +254,10 @@ class IExecutionContext:
     def set_input_shape(self, name: str, shape: Shape) -> bool:
         self._touch("set_input_shape")
         self._shapes.pop(name, None)
+        try:
+            self._gpu.enter("IExecutionContext.set_input_shape")
+        except CUDAError as error:
+            return self._refuse("setInputShape", str(error))
         if self._profile < 0 or not self._engine._takes(name, tuple(shape), self._profile):
             return self._refuse("setInputShape", f"Static dimension mismatch or outside of the profile: {list(shape)}")
         self._shapes[name] = tuple(shape)
