@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from . import needs  # noqa: F401
@@ -18,7 +19,7 @@ from . import needs  # noqa: F401
 # isort: split
 from .cases import Case
 from .client import client
-from .models import build
+from .models import build, model_path
 from .options import count, positive, whole
 from .servers import Server, greenlane
 from .sidebyside import Comparison, SideBySide, heading
@@ -48,22 +49,34 @@ def compare(both: SideBySide, clients: int, rounds: int, seconds: float) -> Join
 
 
 @contextmanager
-def experiment(max_batch: int, delay: int = 0) -> Iterator[SideBySide]:
+def experiment(max_batch: int, delay: int = 0, device: str = "cpu") -> Iterator[SideBySide]:
     """Both servers, started, the joining one first; `delay` is in microseconds."""
     with tempfile.TemporaryDirectory(prefix="greenlane-batching-") as folder:
         joined, alone = Path(folder, "joined", "models"), Path(folder, "alone", "models")
-        build(joined)
-        build(alone)
+        for root in (joined, alone):
+            build(root)
+            if device == "cuda":
+                _plan(model_path(root, MODEL), max_batch)
         block = f"dynamic_batching {{ max_queue_delay_microseconds: {delay} }}"
         (joined / MODEL / "config.pbtxt").write_text(f"max_batch_size: {max_batch} {block}")
-        with greenlane(joined, None) as ours, greenlane(alone, None) as other:
+        server = partial(greenlane, in_flight=None, device=device, models=[MODEL])
+        with server(joined) as ours, server(alone) as other:
             yield SideBySide(alone, ours, other)
+
+
+def _plan(source: Path, max_batch: int) -> None:
+    """A plan for so many rows in place of the ONNX file, which would become one for fewer."""
+    from engines.builder import BuildOptions
+    from engines.builder import build as build_plan
+
+    source.with_suffix(".plan").write_bytes(build_plan(source.read_bytes(), BuildOptions(max_batch=max_batch)))
+    source.unlink()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status."""
     options = _parser().parse_args(arguments)
-    with experiment(options.max_batch, options.delay) as both:
+    with experiment(options.max_batch, options.delay, options.device) as both:
         print(f"load by {client()}\n{heading('joined', 'alone')}   rows for each run")
         results = [_tell(compare(both, clients, options.rounds, options.seconds)) for clients in options.clients]
     if options.json:
@@ -75,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.load.batching", description="Requests joined against requests alone."
     )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="default: cpu")
     parser.add_argument("--rounds", type=count, default=7, help="rounds on each server; default: 7")
     parser.add_argument("--seconds", type=positive, default=1.5, help="length of a round; default: 1.5")
     parser.add_argument("--clients", type=count, nargs="+", default=[1, 4, 32], help="connections; default: 1 4 32")

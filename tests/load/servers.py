@@ -14,9 +14,12 @@ from threading import Thread, Timer
 from .bare import REPOSITORY
 from .cases import Request
 
+GRANULES = 8
+"""Of a GPU: 64 SMs where a granule has 8."""
 _UVICORN = ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--port", "0"]
 _TICKS = os.sysconf("SC_CLK_TCK")
-_PATIENCE = 60.0
+_PATIENCE = 120.0
+"""Seconds: a GPU's engines are built and compiled meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,16 @@ class Server:
 
 
 @contextmanager
-def greenlane(root: Path, in_flight: int | None, asgi: bool = False) -> Iterator[Server]:
-    """Greenlane with one tenant on one granule, every model loaded; `in_flight` None is the server's default.
+def greenlane(
+    root: Path, in_flight: int | None, asgi: bool = False, device: str = "cpu", models: Sequence[str] = ("*",)
+) -> Iterator[Server]:
+    """Greenlane with one tenant, on a core or on GRANULES of a GPU, these models loaded.
 
-    `asgi` is whether it runs as `uvicorn server.app:app`, like the bare application, and not as `python -m server`.
+    `in_flight` None is the server's default. `asgi` is whether it runs as `uvicorn server.app:app`, like the bare
+    application, and not as `python -m server`.
     """
     config = root.parent / "greenlane.toml"
-    config.write_text(_config(root, in_flight))
+    config.write_text(_config(root, in_flight, device, models))
     command = ["uvicorn", "server.app:app", *_UVICORN] if asgi else ["server", "--port", "0"]
     with _serve("greenlane", command, {"GREENLANE_CONFIG": str(config)}, [" on http://", " ready: "]) as server:
         yield server
@@ -65,9 +71,11 @@ def bare(root: Path) -> Iterator[Server]:
         yield server
 
 
-def _config(root: Path, in_flight: int | None) -> str:
-    lines = ["[server]", 'default_tenant = "load"', "[models]", f'repository = "{root}"', "[tenants.load]", "granules = 1"]
-    return "\n".join([*lines, 'models = ["*"]', *([f"in_flight = {in_flight}"] if in_flight else [])])
+def _config(root: Path, in_flight: int | None, device: str, models: Sequence[str]) -> str:
+    lines = ["[server]", 'default_tenant = "load"', "[models]", f'repository = "{root}"', "[device]", f'backend = "{device}"']
+    names = ", ".join(f'"{model}"' for model in models)
+    lines += ["[tenants.load]", f"granules = {GRANULES if device == 'cuda' else 1}", f"models = [{names}]"]
+    return "\n".join([*lines, *([f"in_flight = {in_flight}"] if in_flight else [])])
 
 
 @contextmanager
