@@ -2,12 +2,15 @@
 
 While a stream is captured, all that any thread submits to it goes into the capture, and waiting for it spoils the capture.
 The partition's own stream is other threads' too: a model is bound beside the worker, an executor is closed from elsewhere.
-So it is never captured. A graph stays on the SMs of the green context it was captured in, whatever stream it is launched
-on, and both streams are of the same context.
+So it is never captured. Nor may Python's garbage collector run meanwhile: an engine that nobody closed would be freed in
+the capturing thread, which spoils the capture too (seen on an H100: cudaError 900 in ~ICudaEngine).
+A graph stays on the SMs of the green context it was captured in, whatever stream it is launched on, and both streams are
+of the same context.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from cuda.bindings import driver
@@ -47,11 +50,23 @@ def capture(partition: CudaPartition, submit: Callable[[SideStream], str]) -> Gr
     Blocks. The calling thread must have nothing else to capture. Raises ExecutionFailed, PartitionError, CUDAError.
     """
     with ExitStack() as made:
-        with closing(partition.make_stream()) as side:
+        with closing(partition.make_stream()) as side, _uncollected():
             graph = _captured(side, submit)
             made.callback(graph.close)
         made.pop_all()
         return graph
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector; where threads overlap, the first that ends brings it back."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _captured(side: SideStream, submit: Callable[[SideStream], str]) -> Graph:

@@ -1,5 +1,6 @@
 """What other threads do on a partition while one of them captures a graph there, on a simulated GPU."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,20 @@ def test_an_engine_is_bound_while_another_is_captured(bench: Bench, moment: str)
     (other,) = bound
     assert_right(other, rows(2))
     other.close()
+    executor.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_garbage_collector_does_not_run_during_a_capture(bench: Bench, fails: bool) -> None:
+    """It could free an engine that nobody closed, in the thread that captures."""
+    executor, seen = bench.bind(), []
+    assert_right(executor, rows(5))
+    bench.gpu.meanwhile("cuStreamEndCapture", lambda: seen.append(gc.isenabled()))
+    if fails:
+        bench.gpu.fail("cuGraphInstantiate")
+    assert gc.isenabled()
+    assert_right(executor, rows(5, 1))
+    assert (seen, gc.isenabled()) == ([False], True)
     executor.close()
 
 

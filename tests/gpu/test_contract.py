@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import Engine, ExecutionFailed, Executor, ModelRefused, Tensor, load_engine
+from engines import Engine, Executor, ModelRefused, Tensor, TensorMismatch, load_engine
 from partitions import Partition
 from tests import models
 from tests.contract import ONE, OTHER, Stall
@@ -131,10 +131,10 @@ class TestGpu(simulated.TestCuda):
             subject.surprising.bind(partition)
 
     def test_what_the_model_raises_fails_its_work_and_not_the_next(self, subject: Any, partition: Partition) -> None:
-        """What the library refuses does."""
+        """Nothing that its signature takes does here, and what it does not take is refused."""
         with closing(subject.identity.bind(partition)) as executor:
             for _ in range(2):
-                with pytest.raises(ExecutionFailed, match=r"\w"):
+                with pytest.raises(TensorMismatch, match="is 9; the engine was built for 1 to 8"):
                     executor.enqueue([Tensor.of(np.zeros((9, 9), np.float32))])
                 assert run(executor, ONE)[0].tolist() == ONE.tolist()
                 assert run(executor, OTHER)[0].tolist() == OTHER.tolist()
