@@ -70,7 +70,6 @@ def check(case: Case, body: bytes, header_length: str | None, root: Path) -> Non
     output = orjson.loads(body[: int(header_length or len(body))])["outputs"][0]
     data = output["data"] if header_length is None else np.frombuffer(body[int(header_length) :], np.float32)
     (expected,) = session(model_path(root, case.model)).run(None, {"x": tensor(case.model)})
-    if output["shape"] != list(expected.shape) or not np.allclose(
-        np.reshape(data, expected.shape), expected, case.tolerance, case.tolerance
-    ):
+    off = case.tolerance
+    if output["shape"] != list(expected.shape) or not np.allclose(np.reshape(data, expected.shape), expected, off, off):
         raise ValueError(f"{case}: answered {data[:4]}... of shape {output['shape']}, expected {expected.ravel()[:4]}...")
