@@ -10,7 +10,7 @@ from typing import Any
 from partitions.cuda import CudaDevice
 
 from .artifact import PORTABLE, PlanFile, read_plan
-from .builder import build_cached
+from .builder import BuildOptions, build_cached
 from .cache import CacheKey
 from .errors import ModelRefused
 from .profiles import Profile, Range
@@ -30,10 +30,12 @@ DOUBTFUL = frozenset({"UNSUPPORTED_CC"})
 
 
 @releasing()
-def load_tensorrt(path: Path, device: CudaDevice, settings: RuntimeSettings = DEFAULTS) -> TensorRTEngine:
-    """Load a plan, or build one of an ONNX file into a cache beside it. Blocks. Raises ModelRefused, DeviceLost.
+def load_tensorrt(
+    path: Path, device: CudaDevice, settings: RuntimeSettings = DEFAULTS, max_batch: int | None = None
+) -> TensorRTEngine:
+    """Load a plan, or build one of an ONNX file, for so many rows, into a cache beside it. Blocks.
 
-    Warns of `settings` that have no effect with the library that is installed.
+    Raises ModelRefused, DeviceLost. Warns of `settings` that have no effect with the library that is installed.
     """
     api = find_tensorrt()
     settings = settings.effective(str(api), api.features)
@@ -41,7 +43,8 @@ def load_tensorrt(path: Path, device: CudaDevice, settings: RuntimeSettings = DE
         capability = _capability(device)
     if path.suffix == ".onnx":
         measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
-        path = build_cached(path, path.parent / ".greenlane", api=api, device=measured)
+        options = BuildOptions(max_batch=max_batch) if max_batch else BuildOptions()
+        path = build_cached(path, path.parent / ".greenlane", options, api=api, device=measured)
     file = read_plan(path)
     _check(path, file, api, capability)
     plan = api.deserialize(file.plan, str(path))

@@ -18,7 +18,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from engines import Engine, has_tensorrt
+from engines import has_tensorrt
 from partitions import Device, DeviceUnavailable, PartitionError, open_device
 
 from . import admin, demo, loads, logs, metrics, routes, web
@@ -28,6 +28,7 @@ from .config import Config, ConfigError, load
 from .departures import Receive
 from .errors import Unavailable
 from .infer import Infer, Send, is_infer
+from .library import Read
 from .runtime import Runtime
 from .service import Service, open_local
 
@@ -152,7 +153,7 @@ async def freeze(runtime: Runtime) -> None:
     gc.freeze()
 
 
-def assemble(config: Config, device: Device, read: Callable[[Path], Engine] | None = None) -> tuple[Service, Runtime]:
+def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[Service, Runtime]:
     """Both sides in one process; `read` makes engines of model files."""
     desks = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
     service = Service(config, [desk.tenant for desk in desks.values()])

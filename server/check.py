@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from engines import TensorSpec, load_engine
@@ -108,7 +107,7 @@ class _Check:
             self._check_names(known)
         self._check_default()
         plan = self._plan(device) if device else {}
-        library = Library(self._repository, partial(load_engine, device=device))
+        library = Library(self._repository, lambda path, max_batch: load_engine(path, device, max_batch=max_batch))
         for name, tenant in config.tenants.items():
             _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}")
             self._check_front(tenant)

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from weakref import WeakValueDictionary
 
-from engines import Engine, EngineError, Executor, load_engine
+from engines import Engine, EngineError, Executor
 from partitions import Partition
 
 from .catalog import Entry, Served
@@ -21,6 +21,9 @@ from .repository import ModelFile, Repository
 from .ticket import ModelKey
 
 log = logging.getLogger("greenlane.models")
+
+Read = Callable[[Path, int | None], Engine]
+"""Makes an engine of a model's file, for batches of up to so many rows where it has to be built first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,9 @@ class Loaded:
 
 
 class Library:
-    """The repository, and the engines that somebody still holds. Every method may be called from any thread.
+    """The repository, and the engines that somebody still holds. Every method may be called from any thread."""
 
-    `read` makes an engine of a model's file.
-    """
-
-    def __init__(self, repository: Repository, read: Callable[[Path], Engine] = load_engine) -> None:
+    def __init__(self, repository: Repository, read: Read) -> None:
         self._repository = repository
         self._read = read
         self._loads = count(1)
@@ -94,7 +94,7 @@ class Library:
     def _load_version(self, file: ModelFile, partition: Partition, loaded: Loaded) -> None:
         version = str(file.version)
         try:
-            engine = self._engine(file.path)
+            engine = self._engine(file.path, file.config.max_batch or None)
             signature = apply(file.config, engine.signature)
             executor = engine.bind(partition)
         except Exception as error:
@@ -113,12 +113,12 @@ class Library:
         loaded.served.append(served)
         loaded.executors[key] = executor
 
-    def _engine(self, path: Path) -> Engine:
+    def _engine(self, path: Path, max_batch: int | None) -> Engine:
         """The engine of a file as it is now; two tenants that load the same at once may both read it."""
         found = os.stat(path)
-        key = (path, found.st_ino, found.st_mtime_ns, found.st_size)
+        key = (path, max_batch, found.st_ino, found.st_mtime_ns, found.st_size)
         if (engine := self._engines.get(key)) is None:
-            engine = self._engines[key] = self._read(path)
+            engine = self._engines[key] = self._read(path, max_batch)
         return engine
 
 

@@ -5,10 +5,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
-from engines import Engine, Executor, RuntimeSettings, load_engine
+from engines import Executor, RuntimeSettings, load_engine
 from partitions import Device, DeviceLost, Move, Partition, PartitionManager
 from partitions import probe as probes
 from partitions.base import Closing
@@ -17,7 +15,7 @@ from .catalog import Entry
 from .config import Config, TenantConfig
 from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
-from .library import Library, Loaded
+from .library import Library, Loaded, Read
 from .pins import Pins
 from .precedence import Precedence
 from .protocol.document import show
@@ -39,7 +37,7 @@ class RuntimeStatistics:
 class Runtime:
     """Serves a configuration on a device, to tenants at their desks. Every method belongs to the event loop.
 
-    `read` makes engines of model files; `tell` is told each state.
+    `read` makes engines of model files and their largest batches; `tell` is told each state.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class Runtime:
         device: Device,
         desks: Mapping[str, Desk],
         tell: Callable[[State], None],
-        read: Callable[[Path], Engine] | None = None,
+        read: Read | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -57,7 +55,7 @@ class Runtime:
         settings = RuntimeSettings(copies=config.device.copies, warm_up="usual")
         self.library = Library(
             Repository(config.models.repository, config.models.options),
-            read or partial(load_engine, device=device, settings=settings),
+            read or (lambda path, max_batch: load_engine(path, device, settings, max_batch)),
         )
         self.state: State = "starting"
         self.gone = asyncio.Event()

@@ -362,6 +362,15 @@ def test_an_onnx_file_is_built_once_into_a_folder_beside_it(tmp_path: Path, rtx:
         bench.close()
 
 
+def test_an_onnx_file_is_built_for_as_many_rows_as_are_asked_for(tmp_path: Path, rtx: Any) -> None:
+    path, gpu = tmp_path / "double.onnx", Gpu()
+    path.write_bytes(model("double (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }"))
+    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+        engines = [load_engine(path, bench.device, max_batch=rows) for rows in (None, 32)]
+        assert [engine.signature.inputs[0].limits for engine in engines] == [((1, 8), (3, 3)), ((1, 32), (3, 3))]
+        bench.close()
+
+
 def test_a_library_that_measures_builds_for_each_kind_of_gpu(tmp_path: Path, rtx: Any) -> None:
     path = tmp_path / "double.onnx"
     path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))

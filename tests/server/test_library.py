@@ -1,7 +1,6 @@
 """Models from files to executors, and what is told about those that are in the way."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 from engines import DATATYPES, Engine, ModelRefused, Signature, TensorSpec
 from partitions import Partition
 from server.batches import Batching
-from server.library import Library
+from server.library import Library, Read
 from server.repository import Repository
 from tests.fakes import FakeDevice, FakeEngine, Script
 
@@ -28,11 +27,11 @@ def add(root: Path, model: str, config: str = "", version: str = "1") -> None:
     (root / model / "config.pbtxt").write_text(config)
 
 
-def library(root: Path, read: Callable[[Path], Engine] = lambda path: FakeEngine(SIGNATURE, Script())) -> Library:
+def library(root: Path, read: Read = lambda path, max_batch: FakeEngine(SIGNATURE, Script())) -> Library:
     return Library(Repository(root, {}), read)
 
 
-def refuse(path: Path) -> Engine:
+def refuse(path: Path, max_batch: int | None) -> Engine:
     raise ModelRefused(f"{path}: no good")
 
 
@@ -83,7 +82,7 @@ def test_a_model_that_takes_batches_has_its_requests_joined_or_a_warning_why_not
     add(tmp_path, "m", "max_batch_size: 4")
     add(tmp_path, "square", "max_batch_size: 4")
     square = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", "n")),), ())
-    models = library(tmp_path, lambda path: FakeEngine(square if "square" in str(path) else SIGNATURE, Script()))
+    models = library(tmp_path, lambda path, _: FakeEngine(square if "square" in str(path) else SIGNATURE, Script()))
     (joined,), (alone,) = (models.load(name, partitions[0]).served for name in ("m", "square"))
     assert joined.batching == Batching(SIGNATURE.with_max_batch(4), 4)
     assert "dynamic_batching" in joined.config
@@ -109,7 +108,7 @@ def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: 
     add(tmp_path, "m")
     read: list[FakeEngine] = []
 
-    def remember(path: Path) -> Engine:
+    def remember(path: Path, max_batch: int | None) -> Engine:
         read.append(FakeEngine(SIGNATURE, Script()))
         return read[-1]
 
@@ -118,6 +117,19 @@ def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: 
     assert len(read) == 1
     assert repr(models) == f"<Library <Repository {tmp_path}>, 1 engine>"
     assert {len(each.executors) for each in loaded} == {1}
+
+
+def test_an_engine_is_made_for_the_batches_that_are_configured(tmp_path: Path, partitions: list[Partition]) -> None:
+    asked: list[int | None] = []
+
+    def read(path: Path, max_batch: int | None) -> Engine:
+        asked.append(max_batch)
+        return FakeEngine(SIGNATURE, Script())
+
+    for config in ("", "max_batch_size: 0", "max_batch_size: 32"):
+        add(tmp_path / config[-1:], "m", config=config)
+        library(tmp_path / config[-1:], read).load("m", partitions[0])
+    assert asked == [None, None, 32]
 
 
 def test_a_repository_that_cannot_be_read_counts_as_empty_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,7 +143,7 @@ def test_what_goes_wrong_in_a_library_is_a_problem_with_a_traceback(
 ) -> None:
     add(tmp_path, "m")
 
-    def raise_it(path: Path) -> Engine:
+    def raise_it(path: Path, max_batch: int | None) -> Engine:
         raise RuntimeError("a bug")
 
     loaded = library(tmp_path, raise_it).load("m", partitions[0])

@@ -70,7 +70,7 @@ class Site:
         self.states: list[State] = []
         self.runtime = Runtime(config, self.device, self.desks, self.states.append, self.read)
 
-    def read(self, path: Path) -> Engine:
+    def read(self, path: Path, max_batch: int | None) -> Engine:
         self.engines.append(FakeEngine(SIGNATURE, self.script))
         return self.engines[-1]
 
