@@ -72,8 +72,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise QueueFull if `add` would."""
         if len(self._waiting) >= self.limit and not self._welcome:
-            waiting = f"{len(self._waiting)} requests are waiting, and {self.limit} may ({self.setting})"
-            raise QueueFull(f"Exceeds maximum queue size: {waiting}")
+            raise QueueFull(f"Exceeds maximum queue size: {self.limit} requests may wait, and as many do ({self.setting})")
 
     def add(self, ticket: Ticket, priority: int = 0, part: Part | None = None) -> None:
         """Queue a ticket; priority 1 is the highest, 0 the default; with a `part` it may be joined. Raises QueueFull."""
