@@ -129,6 +129,12 @@ class Worker:
         self.partition.close()
 
     def _run(self, seat: Seat, place: Place) -> None:
+        try:
+            self._work(seat, place)
+        finally:
+            self._precedence.part(place)
+
+    def _work(self, seat: Seat, place: Place) -> None:
         self.partition.attach()
         seat.link.tickets.open()
         flights: deque[Flight] = deque()
@@ -137,7 +143,6 @@ class Worker:
                 self._finish(seat, place, flights.popleft())
             elif flight := self._begin(seat, ticket):
                 flights.append(flight)
-        self._precedence.part(place)
 
     def _first(self, seat: Seat, place: Place) -> Ticket | None:
         """The next ticket, waited for as nothing is in flight."""

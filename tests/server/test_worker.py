@@ -367,3 +367,12 @@ def test_completions_of_short_works_are_told_together_where_telling_takes_the_wo
         monkeypatch.undo()
         rings = told.count(bench.link.completions.event)
     assert (rings < 19 * SLOTS) == hosted
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_steps_aside_for_a_worker_whose_thread_has_ended() -> None:
+    with benched() as bench:
+        bench.device.script.fail("attach")
+        bench.worker.serve(bench.seat)
+        bench.worker.halt()
+        assert repr(bench.precedence) == "<Precedence of 0 workers>"
