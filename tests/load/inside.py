@@ -20,6 +20,7 @@ import numpy as np
 
 from engines import Engine, load_engine
 from partitions import Device, Partition, open_device
+from server.precedence import Precedence
 
 from . import machine, subjects
 from .arrangement import Impossible, fourth, halves
@@ -141,6 +142,7 @@ class Trial:
         self._cases = cases
         self._tell = tell
         self._rows = subjects.ROWS if arena.device.kind == "cuda" else BATCH
+        self._precedence = Precedence()
         self._began = perf_counter()
         self._truth = {victim: truth(victim) for victim in victims}
 
@@ -188,8 +190,10 @@ class Trial:
         start = perf_counter() + 0.1
         until = start + self._seconds
         tasks: list[tuple[Seat, Callable[[Seat], Any]]]
-        tasks = [(seat, lambda s: at_rate(s, self.rate, start, self._seconds))]
-        tasks += [(other, partial(back_to_back, start=start - 0.05, until=until)) for other in others]
+        tasks = [(seat, lambda s: at_rate(s, self.rate, start, self._seconds, self._precedence))]
+        tasks += [
+            (other, partial(back_to_back, start=start - 0.05, until=until, precedence=self._precedence)) for other in others
+        ]
         samples, *counts = all_at_once(tasks)
         names = CASES[case] if others else ()
         busy = [_busy(*row, self._seconds) for row in zip(names, others, counts, strict=True)]
@@ -209,7 +213,9 @@ class Trial:
         """Rows a second."""
         start = perf_counter() + 0.1
         until = start + self._seconds
-        counts = all_at_once([(seat, partial(back_to_back, start=start, until=until)) for seat in seats])
+        counts = all_at_once(
+            [(seat, partial(back_to_back, start=start, until=until, precedence=self._precedence)) for seat in seats]
+        )
         return float(sum(count * seat.rows for count, seat in zip(counts, seats, strict=True)) / self._seconds)
 
 
@@ -260,6 +266,7 @@ def _notes(device: Device, groups: dict[str, list[int]]) -> Iterator[str]:
     yield f"Every tenant is a thread of one process on its own partition: the victim {mine} {unit}s, the aggressor {theirs}."
     if "four" in groups:
         yield f"With three aggressors: {', '.join(map(str, groups['four']))} {unit}s."
+    yield "Where several have work, they give way to each other as the server's workers do (server/precedence.py)."
     yield "Latency is from the call to the outputs in host memory; copies are part of it, on both sides."
     yield "Control: the same threads, models and graphs on plain streams of the whole device."
     yield "Figures are medians over rounds, ratios the medians of the rounds' ratios. Alone and under load take turns."

@@ -3,9 +3,10 @@
 import ctypes
 import mmap
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Thread
-from time import perf_counter, sleep
+from time import monotonic_ns, perf_counter, sleep
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from engines import Engine, Executor, Room, Tensor, Work
 from engines.signature import align
 from partitions import Device, Partition
+from server.precedence import Place, Precedence
+from server.worker import BUNDLE
 
 from .figures import Samples
 from .subjects import Array
@@ -76,34 +79,60 @@ def open_seat(device: Device, engine: Engine, partition: Partition, x: Array) ->
     return Seat(partition, executor, x, [Memory(device, align(x.nbytes) + room) for _ in range(AHEAD)])
 
 
-def at_rate(seat: Seat, rate: float, start: float, seconds: float) -> Samples:
+def at_rate(seat: Seat, rate: float, start: float, seconds: float, precedence: Precedence) -> Samples:
     """One inference after another, `rate` a second, the next one when it is due and the last has ended. Blocks.
 
-    Latency is from the call to the outputs in host memory: copies, engine, copies.
+    Latency is from the call to the outputs in host memory: copies, engine, copies. Towards the other threads it behaves as
+    a worker of the server does.
     """
-    samples, due = Samples(), 0.0
-    while due < seconds:
-        sleep(max(0.0, start + due - perf_counter()))
-        began = perf_counter()
-        seat.enqueue().wait()
-        ended = perf_counter()
-        samples.add(began - start, (ended - began) * 1e6, 200)
-        due = max(due + 1 / rate, ended - start)
+    samples, due, took = Samples(), 0.0, BUNDLE + 1
+    with placed(precedence, lambda: perf_counter() >= start + due) as place:
+        while due < seconds:
+            place.rest()
+            sleep(max(0.0, start + due - perf_counter()))
+            place.come(monotonic_ns())
+            began = perf_counter()
+            wait(seat.enqueue(), place, took)
+            ended = perf_counter()
+            took = int((ended - began) * 1e9)
+            samples.add(began - start, took / 1e3, 200)
+            due = max(due + 1 / rate, ended - start)
     return samples
 
 
-def back_to_back(seat: Seat, start: float, until: float) -> int:
+def back_to_back(seat: Seat, start: float, until: float, precedence: Precedence) -> int:
     """As many inferences as there is time for, AHEAD of them at once. Blocks; returns how many ended before `until`."""
     sleep(max(0.0, start - perf_counter()))
     works: deque[Work] = deque(seat.enqueue() for _ in range(AHEAD))
-    done = 0
-    while perf_counter() < until:
-        works.popleft().wait()
-        done += 1
-        works.append(seat.enqueue())
-    for work in works:
-        work.wait()
+    done, took = 0, BUNDLE + 1
+    with placed(precedence, lambda: True) as place:
+        while perf_counter() < until:
+            place.step_aside(began := monotonic_ns())
+            wait(works.popleft(), place, took)
+            place.come(ended := monotonic_ns())
+            works.append(seat.enqueue())
+            done, took = done + 1, ended - began
+        for work in works:
+            work.wait()
     return done
+
+
+@contextmanager
+def placed(precedence: Precedence, waiting: Callable[[], bool]) -> Iterator[Place]:
+    """A place among the threads, for as long as one of them works."""
+    place = precedence.join(waiting)
+    try:
+        yield place
+    finally:
+        precedence.part(place)
+
+
+def wait(work: Work, place: Place, took: int) -> None:
+    """Wait for the outputs; if the last took so many nanoseconds that others may go first meanwhile, let them. Blocks."""
+    if took > BUNDLE:
+        place.leave()
+    work.wait()
+    place.go_on()
 
 
 def all_at_once(tasks: list[tuple[Seat, Callable[[Seat], T]]]) -> list[T]:

@@ -11,6 +11,7 @@ import pytest
 
 from engines import load_engine
 from partitions import open_device
+from server.precedence import Precedence
 
 from . import subjects
 from .arrangement import Impossible
@@ -50,8 +51,10 @@ def test_a_seat_answers_what_the_model_says_and_is_driven_from_a_thread(tmp_path
     partition, engine = open_plain(device), load_engine(tmp_path / "identity" / "1" / "model.onnx")
     seat = open_seat(device, engine, partition, tensor("identity", rows=3))
 
-    (samples,) = all_at_once([(seat, lambda s: at_rate(s, rate=1000, start=perf_counter(), seconds=0.02))])
-    (count,) = all_at_once([(seat, lambda s: back_to_back(s, start=0.0, until=perf_counter() + 0.02))])
+    (samples,) = all_at_once(
+        [(seat, lambda s: at_rate(s, rate=1000, start=perf_counter(), seconds=0.02, precedence=Precedence()))]
+    )
+    (count,) = all_at_once([(seat, lambda s: back_to_back(s, start=0.0, until=perf_counter() + 0.02, precedence=Precedence()))])
 
     assert samples.status == [200] * len(samples)
     assert 1 <= len(samples) <= 20
