@@ -60,17 +60,19 @@ def check(
     """
     found = Findings()
     with ExitStack() as stack:
-        if config := _configuration(path, load, stack, found):
-            _Check(config, found, frozenset(cores(0))).run(_device(config, open_device, stack, found))
+        if read := _configuration(path, load, stack, found):
+            config, dropped = read
+            _Check(config, dropped, found, frozenset(cores(0))).run(_device(config, open_device, stack, found))
     print("\n".join(found.lines() or ["all of it can be served"]), file=sys.stderr if found.lines() else sys.stdout)
     return found.status
 
 
 def _configuration(
     path: str, load: Callable[[str | None], AbstractContextManager[Config]], stack: ExitStack, found: Findings
-) -> Config | None:
+) -> tuple[Config, frozenset[KeyPath]] | None:
+    """It, and what of it was left out."""
     try:
-        return stack.enter_context(load(path))
+        return stack.enter_context(load(path)), frozenset()
     except ConfigError as error:
         found.wrong.update(dict.fromkeys(error.problems))
     try:
@@ -88,10 +90,14 @@ def _device(config: Config, open_device: Callable[[Config], Device], stack: Exit
 
 
 class _Check:
-    """One look at a configuration; prints as it goes, since models may take their time."""
+    """One look at a configuration; prints as it goes, since models may take their time.
 
-    def __init__(self, config: Config, found: Findings, allowed: frozenset[int]) -> None:
+    Of keys that were `dropped`, for they are wrong, it is not said that they are missing.
+    """
+
+    def __init__(self, config: Config, dropped: frozenset[KeyPath], found: Findings, allowed: frozenset[int]) -> None:
         self._config = config
+        self._dropped = dropped
         self._found = found
         self._allowed = allowed
         self._cores: dict[str, frozenset[int] | None] = {}
@@ -152,7 +158,7 @@ class _Check:
         """Whether requests that show nothing are answered by anybody."""
         tenants, default = self._config.tenants, self._config.server.default_tenant
         free = " or ".join(name for name, tenant in tenants.items() if not tenant.keys_sha256)
-        if default is None and free:
+        if default is None and free and ("server", "default_tenant") not in self._dropped:
             text = f"missing, so requests that name no tenant are 401; set it to {free}, or have them send X-Tenant"
             self._doubtful(("server", "default_tenant"), text)
         if default and tenants[default].keys_sha256:
@@ -206,6 +212,8 @@ class _Check:
         """Options that only the model itself can show to be in vain."""
         options = self._config.models.options.get(served.name, ModelOptions())
         most, key = served.signature.max_batch, ("models", served.name)
+        if (*key, "max_batch") in self._dropped:
+            return
         for option in ("batch_delay", "preferred_batches") if not most else ():
             if getattr(options, option):
                 self._unserved((*key, option), "the model takes no batches; set max_batch too, or leave it out")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from .tables import Fault, KeyPath, build, dotted, faults, nearest, not_a_table, unknown
+from .tables import Fault, KeyPath, as_meant, build, dotted, faults, keys, nearest, not_a_table, unknown
 from .units import BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of, shown, whole
 
 _SECTIONS = ("server", "device", "models", "tenants")
@@ -191,16 +191,31 @@ def load(path: Path) -> Config:
     return _build(document, folder, path.name)
 
 
-def salvage(path: Path) -> Config | None:
-    """What is left of a file without the keys and tenants that `load` refuses it for, so that more can be said about it.
+def salvage(path: Path) -> tuple[Config, frozenset[KeyPath]] | None:
+    """What is left of a file that `load` refuses, so that more can be said about it, and the paths of what was left out.
 
-    Blocks. None where too little is left; the repository may not be there. Raises ConfigError where the file is no TOML.
+    Keys are read as they seem to be meant. Blocks. None where too little is left; the repository may not be there. Raises
+    ConfigError where the file is no TOML.
     """
-    document, folder = _parse(path), path.absolute().parent
+    document, folder = _as_meant(_parse(path)), path.absolute().parent
+    dropped: set[KeyPath] = set()
     while fault := next(_faults(document), None):
         if not _drop(document, fault[0]):
             return None
-    return _build(document, folder, path.name)
+        dropped.add(fault[0])
+    return _build(document, folder, path.name), frozenset(dropped)
+
+
+def _as_meant(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its mistyped keys under the names that they are near to."""
+    meant = as_meant(document, _SECTIONS)
+    for section, known in (("server", keys(ServerConfig)), ("device", keys(DeviceConfig)), ("models", keys(ModelsConfig))):
+        if isinstance(table := meant.get(section), dict):
+            meant[section] = as_meant(table, known)
+    for section, known in (("models", keys(ModelOptions)), ("tenants", keys(TenantConfig))):
+        if isinstance(table := meant.get(section), dict):
+            meant[section] = {name: as_meant(one, known) if isinstance(one, dict) else one for name, one in table.items()}
+    return meant
 
 
 def _drop(document: dict[str, Any], path: KeyPath) -> bool:
@@ -246,6 +261,7 @@ def _models(table: Mapping[str, Any], folder: Path) -> ModelsConfig:
 
 def _faults(document: Mapping[str, Any]) -> Iterator[Fault]:
     yield from unknown(document, _SECTIONS, ())
+    document = as_meant(document, _SECTIONS)  # What follows from a mistyped name is no mistake of its own.
     yield from faults(ServerConfig, document.get("server", {}), "server")
     yield from faults(DeviceConfig, document.get("device", {}), "device")
     yield from _models_faults(document.get("models", {}))
@@ -299,7 +315,7 @@ def _name_faults(name: str) -> Iterator[Fault]:
 
 def _share_faults(name: str, tenant: Mapping[str, object]) -> Iterator[Fault]:
     shares = [key for key in _SHARES if key in tenant]
-    if not shares:
+    if not shares and not set(_SHARES) & set(as_meant(tenant, keys(TenantConfig))):
         yield ("tenants", name), f"no share of the device; expected one of {', '.join(_SHARES)}"
     if len(shares) > 1:
         yield ("tenants", name), f"{' and '.join(shares)} given; a share is only one of them"

@@ -12,17 +12,16 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-import httptools
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from . import asgi
-from .asgi import MOST_BODY
-from .body import LINGER, SPARED
+from .body import SPARED, Linger, Uploads, hang_up
 from .call import Call, Reply
-from .errors import ClientGone
-from .infer import Infer, is_infer
-from .inference import Inference, Outcome, Target, refusal, success
+from .errors import ClientGone, Unavailable
+from .head import METHODS, Head
+from .infer import Infer
+from .inference import CLOSE, Inference, Outcome, refusal, success
 from .uvicorn_protocol import JsonHttpToolsProtocol
 
 MOST_HEADERS = 64 * 1024
@@ -32,67 +31,10 @@ MOST_AHEAD = 64 * 1024
 AT_ONCE = 16
 """Requests of one connection that are answered in one turn of the event loop, if none has to wait."""
 
-PassOn = Callable[["Head", asyncio.BaseTransport, bytes | bytearray], bool]
+PassOn = Callable[[Head, asyncio.BaseTransport, bytes | bytearray], bool]
 
-_METHODS = ("GET", "POST", "PUT", "DELETE")
-_BEGINNINGS = [f"{method} /".encode() for method in _METHODS]
+_BEGINNINGS = [f"{method} /".encode() for method in METHODS]
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-
-
-class Head:
-    """The request line and headers of one request, as httptools calls them out.
-
-    `is_complete` is whether it is HTTP at all; `is_ours` whether this is a plain request, and, unless it is an inference, a
-    small one; `is_plain_infer` whether it is an inference whose body is not, nor its answer may be, compressed; `length` is
-    the bytes of the body. `target` is what `Infer.find` makes of it, once it did.
-    """
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.path = self.query = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.target: Target | None = None
-        self._plain = True
-        self.is_complete = False
-        parser = httptools.HttpRequestParser(self)
-        try:
-            parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._plain = False
-        self.path, _, self.query = self.path.partition(b"?")
-        self.method = parser.get_method().decode("latin-1")
-        self.length = int(self.headers.get(b"content-length", 0)) if self._plain else 0
-        self.is_infer = self.method == "POST" and is_infer(self.path.decode("latin-1"))
-        negotiates = b"content-encoding" in self.headers or b"accept-encoding" in self.headers
-        self.is_plain_infer = self.is_infer and not negotiates
-        self.is_ours = self._is_ours(parser)
-
-    def is_head_of(self, data: bytes) -> bool:
-        """Whether this is exactly one request with this head."""
-        return len(data) == len(self.data) + self.length and data.startswith(self.data)
-
-    def on_url(self, url: bytes) -> None:
-        self.path += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name in self.headers or name in (b"expect", b"transfer-encoding", b"upgrade"):
-            self._plain = False
-        self.headers[name] = value
-
-    def on_headers_complete(self) -> None:
-        self.is_complete = True
-
-    def _is_ours(self, parser: httptools.HttpRequestParser) -> bool:
-        return (
-            self._plain
-            and self.is_complete
-            and parser.get_http_version() == "1.1"
-            and parser.should_keep_alive()
-            and (b"content-length" in self.headers or self.method == "GET")
-            and self.path.startswith(b"/")
-            and (self.is_infer or (self.method in _METHODS and self.length <= MOST_BODY))
-        )
 
 
 class Front(asyncio.Protocol):
@@ -128,6 +70,7 @@ class Front(asyncio.Protocol):
         self._take: Callable[[bytes], None] | None = None
         self._taken = True
         self._inference: Inference | None = None
+        self._uploads: Uploads | None = None
         self._task: asyncio.Task[None] | None = None
         self._fields: list[tuple[bytes, bytes]] = []
         self._prefix = b""
@@ -148,6 +91,7 @@ class Front(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
         self._closing = True
+        self._expect_no_more()
         if self._inference:
             self._inference.cancel(ClientGone("the client closed its connection"))
         elif self._task:
@@ -184,7 +128,20 @@ class Front(asyncio.Protocol):
         """Close as soon as the request that is being answered was; uvicorn calls this when it stops."""
         self._closing = True
         if self._head is None:
-            self._transport.close()
+            hang_up(self._transport)
+        self.refuse("the server is stopping")
+
+    def refuse(self, reason: str) -> None:
+        """Nothing will come of a body that is still on its way: say so."""
+        if self._head is None or self._taken:
+            return
+        self._expect_no_more()
+        error = Unavailable(reason)
+        if self._inference:
+            self._inference.cancel(error)
+        elif self._task:
+            self._task.cancel()
+        self._finish(self._head, refusal(error, self._head.target))
 
     def _go_on(self) -> None:
         """Begin to answer what there is; what is answered at once is followed by the next, up to so many."""
@@ -248,6 +205,9 @@ class Front(asyncio.Protocol):
         else:
             self._answer_call(head)
         self._take_body()
+        if self._inference and not self._taken and head.target:
+            self._uploads = head.target.tenant.uploads
+            self._uploads.add(self)
         return True
 
     def _read(self, data: bytes) -> Head:
@@ -265,7 +225,14 @@ class Front(asyncio.Protocol):
             body = bytes(memoryview(self._buffer)[self._start : end])
             del self._buffer[:end]
             take, self._take, self._taken = self._take, None, True
+            self._expect_no_more()
             take(body)
+
+    def _expect_no_more(self) -> None:
+        """No body is on its way any longer."""
+        if self._uploads:
+            self._uploads.discard(self)
+            self._uploads = None
 
     def _answer_inference(self, head: Head) -> None:
         """Without a task: what waits for the device is a callback."""
@@ -280,14 +247,15 @@ class Front(asyncio.Protocol):
             inference = Inference(head.target)
             inference.expect(head.length)
         except Exception as error:
-            self._finish(head, refusal(error, None))
+            self._finish(head, refusal(error, head.target))
             return None
         self._inference = inference
         return inference
 
     def _heard(self, outcome: Outcome) -> None:
-        assert self._head
-        self._finish(self._head, refusal(outcome, self._inference) if isinstance(outcome, Exception) else success(outcome))
+        head = self._head
+        assert head
+        self._finish(head, refusal(outcome, head.target) if isinstance(outcome, Exception) else success(outcome))
 
     def _answer_call(self, head: Head) -> None:
         """As a call of a coroutine, in a task of its own."""
@@ -318,13 +286,11 @@ class Front(asyncio.Protocol):
             return
         if not self._taken:
             self._skip_body(head)
-        self._write(reply)
-        if reply.status == HTTPStatus.MISDIRECTED_REQUEST:  # Which says so: whoever asks again comes to the right process.
+        if reply.status >= 400 and CLOSE in reply.fields:
             self._closing = True
-        if self._discard and self._closing:
-            self._loop.call_later(LINGER, self._transport.close)
-        elif self._closing:
-            self._transport.close()
+        self._write(reply)
+        if self._closing:
+            self._part()
         elif self._buffer:
             self._transport.resume_reading()
             self._go_on()
@@ -333,7 +299,7 @@ class Front(asyncio.Protocol):
         parts = [_STATUS_LINES[reply.status], self._defaults()]
         for name, value in reply.fields:
             parts += (name, b": ", value, b"\r\n")
-        if self._closing:
+        if self._closing and CLOSE not in reply.fields:
             parts.append(b"connection: close\r\n")
         parts += (b"content-length: %d\r\n\r\n" % len(reply.body), reply.body)
         self._transport.write(b"".join(parts))
@@ -346,20 +312,25 @@ class Front(asyncio.Protocol):
         return self._prefix
 
     def _skip_body(self, head: Head) -> None:
-        """A request that was refused early may still be sending its body: forget what comes, and hang up if it is much."""
+        """A request that was refused early may still be sending its body: forget what comes, and close if it is much."""
         self._taken = True
         whole = self._start + head.length
         self._discard = max(0, whole - len(self._buffer))
         del self._buffer[:whole]  # In place: a client that sends thousands ahead must not have them copied for each.
-        if self._discard > SPARED:
-            self._closing, self._discard = True, SPARED
+        self._closing = self._closing or self._discard > SPARED
 
     def _drop(self, data: bytes) -> bytes:
         dropped = min(len(data), self._discard)
         self._discard -= dropped
-        if self._closing and not self._discard:
-            self._transport.close()
         return data[dropped:]
+
+    def _part(self) -> None:
+        """The last was said: close, but not on a client that still sends, for it would never read it."""
+        if self._discard:
+            self._server_state.connections.discard(self)
+            Linger(self._transport, self._discard, self._server_state.connections).begin()
+        else:
+            hang_up(self._transport)
 
     def _hand_over(self) -> None:
         """Leave this connection to uvicorn, from the first byte of the request that is not ours."""

@@ -14,17 +14,11 @@ from . import compression
 from .body import Body
 from .call import Call, Headers, Reply
 from .departures import Departures, Receive
-from .errors import (
-    ClientGone,
-    NotFound,
-    WrongMethod,
-)
-from .inference import Inference, Outcome, Success, Target, refusal, success
+from .errors import ClientGone, NotFound, WrongMethod
+from .inference import CLOSE, Inference, Outcome, Success, Target, refusal, success
 from .service import Service
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-
-_CLOSE = (b"connection", b"close")
 
 
 class Infer:
@@ -56,20 +50,21 @@ class Infer:
 
     async def answer(self, call: Call) -> Reply | None:
         """Answer one request, whatever it is; None if its client is gone."""
-        inference = None
+        target = None
         try:
-            inference = Inference(self.find(call.method, call.raw_path, call.headers))
+            target = self.find(call.method, call.raw_path, call.headers)
+            inference = Inference(target)
             inference.expect(int(call.headers.get(b"content-length", 0)))
-            outcome = await self._infer(inference, call)
+            outcome = await self._infer(inference, call, target)
             return await _packed(outcome, call.headers)
         except ClientGone:
             return None
         except Exception as error:
-            return refusal(error, inference)
+            return refusal(error, target)
 
-    async def _infer(self, inference: Inference, call: Call) -> "Success":
+    async def _infer(self, inference: Inference, call: Call, target: Target) -> "Success":
         try:
-            body = await _unpacked(call, self._service().config.server.max_body)
+            body = await _unpacked(call, target)
         except (Exception, CancelledError) as error:
             inference.count(error)
             raise
@@ -122,11 +117,11 @@ def _text(headers: Headers, name: bytes) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-async def _unpacked(call: Call, limit: int) -> bytes:
-    """The whole body, unpacked. Raises TooLarge as soon as that is known, ClientGone if the rest never comes."""
-    body = await call.body(limit)
+async def _unpacked(call: Call, target: Target) -> bytes:
+    """The whole body, unpacked. Raises TooLarge or Unavailable as soon as that is known, ClientGone if the rest never comes."""
+    body = await target.tenant.uploads.wait(call.body(target.max_body))
     if (encoding := call.headers.get(b"content-encoding")) is not None:
-        body = await compression.unpack(body, encoding.decode("latin-1").lower(), limit)
+        body = await compression.unpack(body, encoding.decode("latin-1").lower(), target.max_body)
     return body
 
 
@@ -143,10 +138,12 @@ async def _packed(outcome: Success, headers: Headers) -> Reply:
 
 async def _send(reply: Reply, body: Body, send: Send) -> None:
     fields = [*reply.fields, (b"content-length", b"%d" % len(reply.body))]
-    if (unwanted := body.unwanted) and _CLOSE not in fields:
-        fields.append(_CLOSE)
+    last = CLOSE in fields
+    if body.unwanted and not last:
+        fields.append(CLOSE)
+    lingers = body.unwanted or (last and not body.whole)
     await send({"type": "http.response.start", "status": reply.status, "headers": fields})
-    await send({"type": "http.response.body", "body": reply.body, "more_body": unwanted})
-    if unwanted:
+    await send({"type": "http.response.body", "body": reply.body, "more_body": lingers})
+    if lingers:
         await body.discard()
         await send({"type": "http.response.body", "body": b""})

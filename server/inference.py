@@ -35,6 +35,9 @@ from .turns import Returned, Steps
 
 log = logging.getLogger("greenlane.infer")
 
+CLOSE = (b"connection", b"close")
+"""The field of an answer that is the connection's last."""
+
 Success = tuple[InferResponse, bytes]
 """An encoded answer, and its Server-Timing."""
 Outcome = Success | Exception
@@ -69,11 +72,6 @@ class Inference:
         except RequestError as error:
             self.count(error)
             raise
-
-    @property
-    def tenant(self) -> str:
-        """Whose it is."""
-        return self._target.tenant.name
 
     def expect(self, length: int) -> None:
         """A body of so many bytes is on its way. Raises TooLarge."""
@@ -217,16 +215,18 @@ def success(outcome: Success) -> Reply:
     return Reply(200, fields, body)
 
 
-def refusal(error: Exception, inference: Inference | None) -> Reply:
-    """The reply to a request that went wrong."""
-    tenant = inference.tenant if inference else "-"
+def refusal(error: Exception, target: Target | None) -> Reply:
+    """The reply to a request that went wrong, and to whom it was if that was found out."""
     request_id = uuid.uuid4().hex
     told = answer(error, request_id)
     if told.status == 500:
         unexpected = error if not isinstance(error, Failed) else None
+        tenant = target.tenant.name if target else "-"
         log.error("%s", error, exc_info=unexpected, extra={"tenant": tenant, "request_id": request_id})
     fields = [(b"content-type", b"application/json")]
     fields += [(name.encode(), value.encode()) for name, value in told.headers.items()]
+    if isinstance(error, Unavailable) and target and target.tenant.lane.refusing:
+        fields.append(CLOSE)  # No other request on this connection would fare better.
     return Reply(told.status, fields, orjson.dumps({"error": told.text}))
 
 

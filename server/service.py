@@ -4,9 +4,10 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import link as links
+from .body import Uploads
 from .catalog import Catalog, Entry, Served
 from .config import Config, TenantConfig
 from .desk import Counted, DeviceSide, Report, State
@@ -28,15 +29,21 @@ SPARE = 256
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant that is served here: what is configured, what it is served, and its way to the worker."""
+    """A tenant that is served here: what is configured, what it is served, its way to the worker, and what comes for it."""
 
     config: TenantConfig
     catalog: Catalog
     lane: Lane
+    uploads: Uploads = field(default_factory=Uploads)
 
     @property
     def name(self) -> str:
         return self.config.name
+
+    def refuse(self, reason: str) -> None:
+        """Refuse new work, and what would become that once its body is here."""
+        self.lane.refusing = reason
+        self.uploads.refuse(reason)
 
 
 class Service:
@@ -123,7 +130,7 @@ class LocalDesk:
         return report(self.tenant)
 
     def refuse(self, reason: str) -> None:
-        self.tenant.lane.refusing = reason
+        self.tenant.refuse(reason)
 
     async def empty(self) -> None:
         await self.tenant.lane.empty()

@@ -28,10 +28,11 @@ def faults(cls: type, table: object, *path: str) -> Iterator[Fault]:
         return
     kinds = _kinds(cls)
     yield from unknown(table, kinds, path)
+    meant = as_meant(table, kinds)
     for name, kind in kinds.items():
         if name in table:
             yield from _value_faults(kind, table[name], (*path, name))
-        elif name in _required(cls):
+        elif name in _required(cls) and name not in meant:
             yield (*path, name), f"missing; expected {kind.expected}"
 
 
@@ -49,12 +50,35 @@ def unknown(table: Iterable[str], known: Iterable[str], path: KeyPath) -> Iterat
             yield (*path, key), f"unknown key; {nearest(key, known)}"
 
 
+def as_meant(table: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return the table with its unknown keys under the names they are near to; of two tables under one name, both."""
+    known = list(known)
+    meant = {key: value for key, value in table.items() if key in known}
+    for key, value in table.items():
+        if key not in known:
+            name = _near(key, known) or key
+            both = isinstance(value, dict) and isinstance(meant.get(name), dict)
+            meant[name] = {**value, **meant[name]} if both else meant.get(name, value)
+    return meant
+
+
+def keys(cls: type) -> Iterable[str]:
+    """Return the names of the keys that a table for this class may have."""
+    return _kinds(cls)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a question about the known name nearest to this one, or what is known where none is near."""
+    known = list(known)
+    near = _near(name, known)
+    return f"did you mean {near!r}?" if near else f"expected {_listed(known)}"
+
+
+def _near(name: str, known: Iterable[str]) -> str | None:
     folded = {text.casefold(): text for text in known}
     name = name.casefold()
     near = get_close_matches(name, folded, n=1, cutoff=_NEAR) or [text for text in folded if name in text.split("_")]
-    return f"did you mean {folded[near[0]]!r}?" if near else f"expected {_listed(list(folded.values()))}"
+    return folded[near[0]] if near else None
 
 
 def _listed(names: list[str]) -> str:

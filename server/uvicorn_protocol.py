@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol with two differences: it refuses in JSON, as all else here does, and it bounds what it remembers.
+"""uvicorn's HTTP protocol with three differences: it refuses in JSON, as all else here does, it bounds what it remembers, and
+who reads no answers holds up no end.
 
 httptools and uvicorn keep the request line, headers and trailers until they are whole, however long that takes; so one client
 that never ends them would fill the memory of all. What is bounded is the bytes that come without bringing a request forward.
@@ -6,6 +7,8 @@ that never ends them would fill the memory of all. What is bounded is the bytes 
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .body import hang_up
 
 MOST_HEADERS = 64 * 1024
 """Bytes of request line and headers, of trailers, or between two chunks, beyond which a request is refused."""
@@ -39,6 +42,11 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._pending = 0
         super().on_message_complete()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            hang_up(self.transport)
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when something is no HTTP."""

@@ -23,7 +23,7 @@ from .process import Outfit
 log = logging.getLogger("greenlane.fronts")
 
 PARTING = 5.0
-"""Seconds a process may take to end when it is told to."""
+"""Seconds a process may take to end when it is told to: more than `body.LAST`, which it gives those who read no answers."""
 _STABLE = 5.0
 """Seconds after which a process that dies is started again at once; one that dies earlier waits, twice as long each time."""
 _PAUSE = 0.1

@@ -21,7 +21,8 @@ from ..allocator import keep_large_blocks
 from ..catalog import Entry, Served
 from ..config import Config
 from ..desk import Report, State
-from ..front import Front, Head
+from ..front import Front
+from ..head import Head
 from ..infer import Infer, is_infer
 from ..link import Descriptors
 from ..service import Service, Tenant, open_tenant, publish, report
@@ -239,7 +240,7 @@ class Process:
 
     def _refuse(self, reason: str) -> None:
         if self._tenant:
-            self._tenant.lane.refusing = reason
+            self._tenant.refuse(reason)
 
     def _retired(self, slot: int) -> None:
         if self._tenant:

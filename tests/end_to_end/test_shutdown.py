@@ -16,8 +16,8 @@ import aiohttp
 import httpx
 import pytest
 
-from .harness import PATIENCE
-from .wire import FOREVER
+from .harness import PATIENCE, Served, configuration, serving
+from .wire import FOREVER, SMALL, Connection, binary, post, posted, request, tensor, until
 
 CONFIG = """
 [server]
@@ -40,6 +40,7 @@ class Process:
 
     def __init__(self, popen: "subprocess.Popen[str]", port: int) -> None:
         self.popen = popen
+        self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.log: list[dict[str, Any]] = []
 
@@ -139,6 +140,69 @@ def test_readiness_turns_503_before_new_work_is_refused(tmp_path: Path, standard
         assert http.post("/v2/models/identity/infer", json=small).status_code == 200
         process.popen.send_signal(signal.SIGTERM)
         assert process.popen.wait(30) == 0
+
+
+@pytest.fixture(params=[False, True], ids=["asgi", "front"])
+def drained(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """One that the test drains, and that does not end afterwards."""
+    with serving(configuration(standard), front=request.param) as served:
+        yield served
+
+
+def test_who_asks_a_drained_server_is_told_to_go_elsewhere(drained: Served) -> None:
+    with Connection(drained) as connection:
+        connection.send(posted("identity", SMALL))
+        assert connection.answer().headers["connection"] is None
+        drained.call(drained.runtime.drain(0))
+        connection.send(posted("identity", SMALL))
+        refused = connection.answer()
+        assert (refused.status, refused.json) == (503, {"error": "the server is draining"})
+        assert refused.headers.get_all("connection") == ["close"]
+        assert connection.ended()
+
+
+PATH = "/v2/models/identity/infer"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        post(PATH, b"{", length=100),
+        post(PATH, b"{", length=2**26),
+        post(PATH, b"{", "Accept-Encoding: gzip", length=100),
+        f"POST {PATH} HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{{\r\n".encode(),
+    ],
+    ids=["small", "large", "negotiating", "chunked"],
+)
+def test_an_upload_that_is_unfinished_when_new_work_is_refused_is_refused_at_once(drained: Served, begun: bytes) -> None:
+    with Connection(drained) as connection:
+        uploads = drained.service.tenants["acme"].uploads
+        connection.send(begun)
+        until(lambda: repr(uploads) != "<Uploads 0 waited for by tasks, 0 by connections>")
+        drained.call(drained.runtime.drain(0))
+        refused = connection.answer()
+        assert (refused.status, refused.json) == (503, {"error": "the server is draining"})
+        assert refused.headers.get_all("connection") == ["close"]
+        assert connection.ended()
+
+
+@pytest.mark.parametrize(
+    ("fronts", "way"), [("inline", "Accept: */*"), ("inline", "Connection: close"), ("per-tenant", "Accept: */*")]
+)
+def test_clients_that_do_not_read_hold_up_no_end(config: Path, fronts: str, way: str) -> None:
+    config.write_text(config.read_text().replace("[server]", f'[server]\nfronts = "{fronts}"'))
+    data = bytes(2**24)
+    document = request(tensor("x", "FP32", [2**22, 1], binary_data_size=len(data)), parameters={"binary_data_output": True})
+    sent = binary(document, data)
+    headers = (f"{name}: {value}" for name, value in sent["headers"].items())
+    with running(config, OURS) as process, Connection(process) as silent, Connection(process) as late:
+        silent.send(post(PATH, sent["content"], way, *headers))
+        assert silent._socket.recv(1) == b"H", "it is answered"
+        late.send(post("/v2/repository/index") + post("/v2/repository/index", b"{", length=100))
+        assert late.answer().status == 200, "so the other one has begun"
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.popen.wait(30) == 0
+        assert late.answer().status == 503
 
 
 def test_a_port_that_is_taken_ends_the_start_of_a_single_process_too(config: Path) -> None:

@@ -281,6 +281,26 @@ def test_a_client_that_reads_only_once_it_cannot_send_finds_the_answer(single: S
         assert connection.answer().status == status
 
 
+WHOLE = 2**25 - 2**10
+"""Bytes of a body that is far over the limit, and beyond what sockets hold."""
+
+
+@pytest.mark.parametrize("status", LARGE)
+def test_a_client_that_sends_all_of_a_refused_body_before_it_reads_finds_the_answer(single: Served, status: int) -> None:
+    with Connection(single) as connection:
+        connection.send(LARGE[status].replace(b"%d" % ENDLESS, b"%d" % WHOLE) + bytes(WHOLE))
+        answer = connection.answer()
+        assert (answer.status, answer.headers["connection"]) == (status, "close")
+        assert connection.ended()
+
+
+def test_a_client_that_sends_all_of_a_refused_body_in_chunks_finds_the_answer(single: Served) -> None:
+    with Connection(single) as connection:
+        connection.send(chunked(*[BLOCK] * (WHOLE // len(BLOCK))))
+        assert connection.answer().status == 413
+        assert connection.ended()
+
+
 def test_a_client_that_was_refused_and_says_nothing_more_is_hung_up_on(single: Served) -> None:
     with Connection(single) as connection:
         connection.send(LARGE[413])

@@ -160,6 +160,35 @@ def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(told: To
     assert told.out[1:] == ["tenant acme: no granules, keys", "  rows 1: unavailable"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ("default_tenant = 'acne'", "server.default_tenant: 'acne' is not a configured tenant; did you mean 'acme'?"),
+        ("default_tenant = 5", "server.default_tenant: 5 is not a text of at least one character"),
+        ("defualt_tenant = 'acme'", "server.defualt_tenant: unknown key; did you mean 'default_tenant'?"),
+    ],
+)
+def test_a_wrong_default_tenant_is_not_said_to_be_missing_as_well(told: Told, wrong: str, problem: str) -> None:
+    assert told.check(OPEN, ("[server]", f"[server]\n{wrong}")) == 2
+    assert told.err[1:] == [f"greenlane.toml: {problem}"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two tenants need two cores")
+@pytest.mark.parametrize("wrong", ["granuels = 1", ""])
+def test_a_tenant_that_is_left_out_is_not_said_to_be_no_default(told: Told, wrong: str) -> None:
+    changes = [OPEN, ("[server]", "[server]\ndefault_tenant = 'acme'"), ("granules = 1", wrong)]
+    assert told.check(*changes, more='[tenants.globex]\ngranules = 1\nmodels = ["rows"]') == 2
+    assert len(told.err) == 2, told.err
+    assert told.err[1].startswith("greenlane.toml: tenants.acme")
+
+
+@pytest.mark.parametrize("wrong", ["max_bacth = 2", "max_batch = 'two'"])
+def test_batches_are_not_said_to_be_in_vain_where_max_batch_is_wrong(told: Told, wrong: str) -> None:
+    assert told.check(("max_batch = 2", f"{wrong}\npreferred_batches = [2]")) == 2
+    assert len(told.err) == 2, told.err
+    assert told.err[1].startswith("greenlane.toml: models.rows.max_ba")
+
+
 @pytest.mark.parametrize("text", ["= nothing", "[models]\nrepository = 'nowhere'"])
 def test_of_a_file_that_says_too_little_only_its_problems_are_told(told: Told, text: str) -> None:
     (told.folder / "greenlane.toml").write_text(text)

@@ -204,11 +204,25 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(folder: Path, text
     assert only.startswith(problem)
 
 
-def test_a_misspelt_share_is_both_unknown_and_missing(folder: Path) -> None:
-    assert problems(folder, sections(tenants='granuels = 6\nmodels = ["*"]')) == [
-        "tenants.acme.granuels: unknown key; did you mean 'granules'?",
-        "tenants.acme: no share of the device; expected one of granules, cores, sms",
-    ]
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (sections(tenants='granuels = 6\nmodels = ["*"]'), "tenants.acme.granuels: unknown key; did you mean 'granules'?"),
+        (sections(tenants="cores = 1\nmodles = ['*']"), "tenants.acme.modles: unknown key; did you mean 'models'?"),
+        (sections(models="repositry = 'models'"), "models.repositry: unknown key; did you mean 'repository'?"),
+        (sections().replace("[models]", "[model]"), "model: unknown key; did you mean 'models'?"),
+        (
+            sections(server="default_tenant = 'acme'").replace("[tenants.acme]", "[tenant.acme]"),
+            "tenant: unknown key; did you mean 'tenants'?",
+        ),
+        (
+            sections(server="default_tenant = 'b'") + "[tenant.b]\ncores = 1\nmodels = ['*']",
+            "tenant: unknown key; did you mean 'tenants'?",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_not_said_to_be_missing_as_well(folder: Path, text: str, problem: str) -> None:
+    assert problems(folder, text) == [problem]
 
 
 @pytest.mark.parametrize(
@@ -417,11 +431,13 @@ def test_toml_that_no_reader_takes_is_told_and_no_traceback(folder: Path, text: 
 def test_what_is_salvaged_is_all_that_nothing_is_wrong_with(folder: Path) -> None:
     text = sections(server='prot = 1\nhost = "::1"\ndefault_tenant = "globex"', device="index = -1", tenants=ACME + "queue = 0")
     text += '[modles]\n[models.a]\nmax_batch = "x"\n[tenants.globex]\ncores = 1\n[tenants.initech]\nmodels = ["a"]'
-    config = salvage(write(folder, text))
-    assert config is not None
-    assert (config.server, config.device) == (ServerConfig(host="::1"), DeviceConfig())
+    salvaged = salvage(write(folder, text))
+    assert salvaged is not None
+    config, dropped = salvaged
+    assert (config.server, config.device) == (ServerConfig(host="::1", port=1), DeviceConfig())
     assert config.models.options == {"a": ModelOptions()}
     assert config.tenants == {"acme": TenantConfig(name="acme", granules=6, models=("*",))}
+    assert dropped >= {("server", "default_tenant"), ("models", "a", "max_batch"), ("tenants", "acme", "queue")}
 
 
 @pytest.mark.parametrize(
@@ -432,14 +448,15 @@ def test_nothing_is_salvaged_without_a_repository_and_a_tenant(folder: Path, tex
 
 
 def test_a_repository_that_does_not_exist_is_salvaged_for_the_sake_of_the_rest(folder: Path) -> None:
-    config = salvage(write(folder, sections(models="repository = 'nowhere'")))
-    assert config is not None
+    salvaged = salvage(write(folder, sections(models="repository = 'nowhere'")))
+    assert salvaged is not None
+    config, _ = salvaged
     assert (config.models.repository, list(config.tenants)) == (folder / "nowhere", ["acme"])
 
 
 def test_a_good_file_is_salvaged_whole(folder: Path) -> None:
     path = write(folder, COMPLETE)
-    assert salvage(path) == load(path)
+    assert salvage(path) == (load(path), frozenset())
 
 
 def tenant(**share: int) -> TenantConfig:

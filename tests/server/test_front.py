@@ -23,6 +23,7 @@ class Transport(asyncio.Transport):
         self.written = b""
         self.closed = False
         self.reading = True
+        self.ended = False
         self.protocol: Any = None
 
     def write(self, data: Any) -> None:
@@ -33,6 +34,9 @@ class Transport(asyncio.Transport):
 
     def abort(self) -> None:
         self.closed = True
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def is_closing(self) -> bool:
         return self.closed
@@ -45,6 +49,9 @@ class Transport(asyncio.Transport):
 
     def set_protocol(self, protocol: Any) -> None:
         self.protocol = protocol
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 class Answers:
@@ -155,6 +162,33 @@ async def test_a_server_that_stops_closes_idle_connections_at_once_and_others_af
     await busy.settle()
     assert b"connection: close\r\n" in busy.transport.written
     assert busy.transport.closed
+
+
+async def test_a_server_that_stops_does_not_wait_for_the_rest_of_a_body() -> None:
+    bench = Bench()
+    bench.front.data_received(REQUEST[:-1])
+    await bench.settle()
+    bench.front.shutdown()
+    assert bench.transport.written.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert bench.transport.written.endswith(b'{"error":"the server is stopping"}')
+    assert bench.transport.written.count(b"connection: close\r\n") == 1
+    assert bench.transport.ended
+    assert not bench.transport.closed, "who still sends does not read yet"
+    assert bench.state.connections == {bench.transport.protocol}
+    await bench.settle()
+    assert bench.answers.bodies == []
+    bench.transport.protocol.data_received(b"}")
+    assert bench.transport.closed
+
+
+async def test_a_connection_whose_body_is_whole_or_absent_is_not_refused() -> None:
+    bench = Bench()
+    bench.front.refuse("the server is draining")
+    bench.front.data_received(REQUEST)
+    bench.front.refuse("the server is draining")
+    bench.answers.let.set()
+    await bench.settle()
+    assert bench.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 async def test_a_connection_that_says_nothing_for_long_is_closed_and_one_that_does_is_not() -> None:
