@@ -27,10 +27,17 @@ SOURCE = r"""
 struct Row { const char *from; char *to; unsigned long long nbytes; };
 struct State { unsigned turn, arrived, unused[2]; Row rows[1]; };
 
+constexpr unsigned FEW = 12;
+constexpr unsigned long long LARGE = 4 << 20;
+
 // Row n begins with block n, so that small tensors of one inference come at the same time, each by a block of its own.
+// A large one is left to few blocks: more would ask the host for more at a time than it can answer, and whatever a neighbour
+// asks for then waits behind it.
 __device__ void copy(const Row &row, unsigned number) {
+    const unsigned blocks = row.nbytes > LARGE ? min(gridDim.x, FEW) : gridDim.x;
     const unsigned long long block = (blockIdx.x + gridDim.x - number % gridDim.x) % gridDim.x;
-    const unsigned long long thread = block * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+    if (block >= blocks) return;
+    const unsigned long long thread = block * blockDim.x + threadIdx.x, threads = blocks * blockDim.x;
     const bool aligned = !((reinterpret_cast<size_t>(row.from) | reinterpret_cast<size_t>(row.to)) & 15);
     const unsigned long long wide = aligned ? row.nbytes / 16 : 0;
     for (unsigned long long at = thread; at < wide; at += threads)
@@ -60,7 +67,9 @@ extern "C" __global__ void take_out(unsigned rows, unsigned inputs, State *state
 }
 """
 
-# What moved 600 KB in 29 us and 38 MB at 48 GB/s on an H100, when the copy engine took 22 us and gave 51 GB/s.
+# What moved 600 KB in 29 us and 38 MB at 48 GB/s on an H100, when the copy engine took 22 us and gave 51 GB/s. FEW and LARGE
+# above are from the same machine: 12 blocks move 38 MB as fast as 32 (779 us), 8 take 901; a neighbour's 3 KB meanwhile takes
+# 36 us beside 12 and 78 beside 32, its 600 KB 54 and 111.
 CONFIG = LaunchConfig(grid=32, block=512)
 LENGTH = 16
 """Tables in a ring: the most inferences of one executor that may be in flight."""
@@ -69,10 +78,11 @@ LENGTH = 16
 SM_COPIES_UP_TO = 32 << 20
 """Bytes that an inference may move, in and out together, for `auto` to leave them to the SMs.
 
-Measured on an H100 by `python -m tests.load.copies` (2026-11-21): 600 KB took the SMs 33 us where the engines took 20, and
-98 us while a neighbour's SMs brought in 38 MB; in the engines' queue behind a neighbour's 38 MB it was 713 us. From some
-32 MB on a neighbour's 38 MB cost either way the same (1.4 to 1.5 ms for 38 MB), the engines are a tenth faster alone, and
-what neighbours' SMs copy meanwhile is slowed down less than by SMs (70 against 98 us for 600 KB).
+Measured on an H100 by `python -m tests.load.copies` (2026-11-21): 600 KB took the SMs 37 to 39 us where the engines took 23,
+and 54 to 61 us while a neighbour's SMs brought in 38 MB; in the engines' queue behind a neighbour's 38 MB it was 748 to 763.
+From some 32 MB on a neighbour's 38 MB cost either way the same (1.5 to 1.7 ms for 38 MB), and the engines are a tenth faster
+alone. What neighbours copy meanwhile by SMs they slow down a little more (69 to 78 us for 600 KB); that all went by SMs made
+no difference to a whole inference's p99 (1.02 times alone either way).
 """
 
 Span = tuple[int, int, int]
