@@ -258,7 +258,12 @@ def _busy(model: str, seat: Seat, count: int, seconds: float) -> dict[str, Any]:
 
 def _settings(options: argparse.Namespace, rate: float, device: Device) -> dict[str, Any]:
     phases = f"{options.seconds:g} s, {options.rounds} rounds"
-    return {"device": device.describe(), "rate": f"{rate:g} inferences a second, one at a time", "phases": phases}
+    return {
+        "device": device.describe(),
+        "rate": f"{rate:g} inferences a second, one at a time",
+        "cores with nothing to do": "kept awake" if options.awake else "may sleep",
+        "phases": phases,
+    }
 
 
 def _notes(device: Device, groups: dict[str, list[int]]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from . import needs  # noqa: F401
 from partitions import DeviceUnavailable
 
 from .arrangement import Impossible
+from .awake import awake
 from .clients import ANY, ENOUGH, TENANTS
 from .deployment import NotServed
 from .findings import Findings, document, table
@@ -48,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status: 0 unless something leaks, 1 if it does, 2 if it could not be tried."""
     options = _parser().parse_args(arguments)
     try:
-        findings = _inside(options) if options.inside else over_http(options, Progress().tell)
+        with awake(os.sched_getaffinity(0) if options.awake else ()):
+            findings = _inside(options) if options.inside else over_http(options, Progress().tell)
     except (Impossible, NotServed, DeviceUnavailable) as error:
         print(f"isolation: {error}", file=sys.stderr)
         return 2
@@ -134,6 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--processes", type=count, help="load processes of an aggressor; default: by the number of cores, 1 to 4"
     )
+    sleep = "keep every core busy with nothing, at the least priority: virtual machines take long to wake one that sleeps"
+    parser.add_argument("--awake", action="store_true", help=sleep)
     parser.add_argument("--json", metavar="FILE", help="write the findings there")
     parser.add_argument("--out", metavar="DIR", help="write a page, pictures and the findings there")
     return parser

@@ -91,6 +91,7 @@ def _asked(options: argparse.Namespace, settings: Settings, servers: dict[str, D
         "victim": f"{', '.join(settings.victims)}; {settings.form}",
         "cores of each HTTP process": str(options.front_cores or "the server's default"),
         "cores of the clients": str(settings.clients),
+        "cores with nothing to do": "kept awake" if options.awake else "may sleep",
         "rate": f"{rates} requests a second, {settings.arrivals} arrivals",
         "phases": f"{settings.seconds:g} s, {settings.rounds} rounds",
         "allowed": f"p99 {settings.bound:g} times its own alone",
