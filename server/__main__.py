@@ -17,6 +17,7 @@ from partitions import Device, PartitionError
 from . import logs
 from .app import Application, configuration, open_configured
 from .check import check
+from .compiled import Outdated, announce, ensure_current
 from .config import Config, ConfigError
 from .front import Front
 from .fronts.serve import serve
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, PartitionError) as error:
         print(f"greenlane: the configuration cannot be served:\n{error}", file=sys.stderr)
         return 2
-    except Taken as error:
+    except (Taken, Outdated) as error:
         print(f"greenlane: {error}", file=sys.stderr)
         return 1
 
@@ -102,10 +103,12 @@ def _serve(options: argparse.Namespace) -> int:
         path = options.config or os.environ.get("GREENLANE_CONFIG")
         config = _override(stack.enter_context(configuration(path)), options)
         logs.configure(config.server.log_format, config.server.log_level)
+        ensure_current()
         device = open_configured(config)
         config.fit(device.unit, device.granules)
         sys.setswitchinterval(SWITCH_INTERVAL)
         if config.server.fronts == "inline":
+            announce()
             server = Server(_uvicorn(config, device))
             server.run()
             return 0 if server.started else 1
@@ -114,6 +117,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _serve_fronts(config: Config, device: Device) -> int:
     listeners, own = listen(config)
+    announce()
     status = uvloop.run(serve(config, lambda _: device, listeners, own))
     if status:
         os._exit(status)  # Nothing could be closed in order: the device is lost.

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from typing import Any
 
 from fastapi import APIRouter, BackgroundTasks, Request
 
@@ -58,7 +57,7 @@ async def tenants(runtime: TheRuntime) -> Object:
                 "queue": tenant.queue,
                 "credits": tenant.in_flight,
                 "models": [entry.as_json() for entry in report.index],
-                **_counts(report.lane),
+                **report.lane._asdict(),
             }
             for tenant, report in await runtime.reports()
         ]
@@ -85,7 +84,3 @@ def _plan(runtime: Runtime) -> Object:
         "free": statistics.free,
         "partitions": {name: {"granules": list(p.granules), "size": p.size} for name, p in held.items()},
     }
-
-
-def _counts(statistics: Any) -> dict[str, int]:
-    return {name: getattr(statistics, name) for name in statistics.__slots__}

@@ -24,6 +24,7 @@ from partitions import Device, DeviceUnavailable, PartitionError, open_device
 from . import admin, demo, loads, logs, metrics, routes, web
 from .allocator import keep_large_blocks
 from .alone import NotAlone, alone, supervisor
+from .compiled import Outdated, announce, ensure_current
 from .config import Config, ConfigError, load
 from .departures import Receive
 from .errors import Unavailable
@@ -38,6 +39,9 @@ DEVICE_LOST = 70
 """Exit status (EX_SOFTWARE of sysexits.h) after the device was lost: start it again."""
 PARTING = 0.2
 """Seconds between the last answer and that exit, for it to reach its client."""
+
+MISTAKES = (ConfigError, PartitionError, NotAlone, Outdated)
+"""What the operator can put right."""
 
 Source = Callable[[], AbstractContextManager[Config]]
 
@@ -122,10 +126,12 @@ class Application:
         config = await asyncio.to_thread(source.__enter__)
         try:
             logs.configure(config.server.log_format, config.server.log_level)
+            ensure_current()
             device = self._opener(config)
             config.fit(device.unit, device.granules)
             service, runtime = assemble(config, device)
             self._found = service, runtime
+            announce()
             await runtime.start()
             restore = _drain_on_sigterm(runtime)
             tasks = [asyncio.create_task(freeze(runtime)), asyncio.create_task(self._leave(runtime))]
@@ -165,8 +171,8 @@ def _in_lines(send: Send) -> Send:
 
     async def tell(message: MutableMapping[str, Any]) -> None:
         error = sys.exception()
-        if message["type"] == "lifespan.startup.failed" and isinstance(error, ConfigError | PartitionError | NotAlone):
-            about = "" if isinstance(error, NotAlone) else "the configuration cannot be served:\n"
+        if message["type"] == "lifespan.startup.failed" and isinstance(error, MISTAKES):
+            about = "the configuration cannot be served:\n" if isinstance(error, ConfigError | PartitionError) else ""
             message = {**message, "message": f"greenlane: {about}{error}"}
         await send(message)
 

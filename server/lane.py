@@ -13,9 +13,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engines import TensorMismatch
 
@@ -36,8 +35,7 @@ TIDY = 10.0
 """Seconds between two looks at memory that nobody needs any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaneStatistics:
+class LaneStatistics(NamedTuple):
     """Requests waiting, in flight, and abandoned by their clients; and so far those refused, and those whose timeout passed."""
 
     waiting: int

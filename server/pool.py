@@ -1,7 +1,7 @@
 """Which of a tenant's slots are free: those of the HTTP side, and what becomes of memory that large requests left behind."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .arena import Arena
 from .errors import QueueFull
@@ -9,8 +9,7 @@ from .slots import SMALLEST, Slot
 from .ticket import Done
 
 
-@dataclass(frozen=True, slots=True)
-class SlotStatistics:
+class SlotStatistics(NamedTuple):
     """Slots in use, slots that were used so far, and the bytes of memory they may hold."""
 
     used: int

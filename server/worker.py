@@ -75,7 +75,7 @@ class Worker:
         self._lost = lost
         self._precedence = precedence
         self._seat: Seat | None = None
-        self._thread: Thread | None = None
+        self._running: Thread | None = None
         self._flying: dict[int, Flight] = {}
         self._cancelled: dict[int, int] = {}
         self._last: ModelKey | None = None
@@ -85,7 +85,7 @@ class Worker:
         self._done = self._failed = 0
 
     def __repr__(self) -> str:
-        state = "running" if self._thread else "not running"
+        state = "running" if self._running else "not running"
         return f"<Worker {len(self.executors)} models on {self.partition!r}, {state}>"
 
     def statistics(self) -> WorkerStatistics:
@@ -98,8 +98,8 @@ class Worker:
         self._seat, self._abandoned = seat, False
         self._patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE_BESIDE if self.partition.host_cores else BUNDLE
         place = self._precedence.join(seat.link.tickets.waiting)
-        self._thread = Thread(target=self._run, args=(seat, place), name=f"worker {self.partition!r}", daemon=True)
-        self._thread.start()
+        self._running = Thread(target=self._run, args=(seat, place), name=f"worker {self.partition!r}", daemon=True)
+        self._running.start()
 
     def abandon(self) -> None:
         """Nobody is there any more to hear of what this link brought: stop what is in flight, begin nothing. Any thread."""
@@ -109,10 +109,10 @@ class Worker:
 
     def halt(self) -> None:
         """Begin nothing more, and finish what is in flight. Blocks for that long."""
-        if self._thread and self._seat:
+        if self._running and self._seat:
             self._seat.link.tickets.stop()
-            self._thread.join()
-            self._thread = None
+            self._running.join()
+            self._running = None
 
     def cancel(self, slot: int, serial: int) -> None:
         """Stop this ticket if it is here and can be stopped; its Done is still reported. Does not block. Any thread."""

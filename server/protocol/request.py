@@ -52,14 +52,14 @@ class InferRequest:
     timeout: float | None
 
 
-@dataclass(slots=True)
 class Body:
     """A request body taken apart: its JSON, and the binary tensors that follow."""
 
-    document: Object
-    binary: memoryview
-    is_all_json: bool
-    taken: int = 0
+    def __init__(self, document: Object, binary: memoryview, is_all_json: bool) -> None:
+        self.document = document
+        self.binary = binary
+        self.is_all_json = is_all_json
+        self.taken = 0
 
     def take(self, size: int, where: str) -> memoryview:
         """The next binary tensor, that of the input at this path."""

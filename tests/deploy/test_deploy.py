@@ -60,6 +60,7 @@ def test_the_image_is_made_of_what_there_is() -> None:
     lines = (ROOT / "deploy" / "Dockerfile").read_text().splitlines()
     copied = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--from" not in line]
     assert all((ROOT / name).exists() for names in copied for name in names)
+    assert "setup.py" in sum(copied, []), "or nothing is compiled"
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     assert {package.rstrip("*") for package in packages} <= {name for names in copied for name in names}
 

@@ -72,11 +72,17 @@ class Seat:
 
 
 def open_seat(device: Device, engine: Engine, partition: Partition, x: Array) -> Seat:
-    """Bind the engine and make it memory. Blocks, on a GPU for seconds. Raises ModelRefused, PartitionError."""
+    """Bind the engine, make it memory, and run it, for kernels may be compiled for so many rows first.
+
+    Blocks, on a GPU for seconds. Raises ModelRefused, PartitionError.
+    """
     executor = engine.bind(partition)
     sizes = engine.signature.check([x.shape])
     room = engine.signature.output_bytes(sizes)
-    return Seat(partition, executor, x, [Memory(device, align(x.nbytes) + room) for _ in range(AHEAD)])
+    seat = Seat(partition, executor, x, [Memory(device, align(x.nbytes) + room) for _ in range(AHEAD)])
+    for _ in range(AHEAD):
+        seat.answer()
+    return seat
 
 
 def at_rate(seat: Seat, rate: float, start: float, seconds: float, precedence: Precedence) -> Samples:

@@ -192,11 +192,11 @@ async def test_a_change_that_is_given_up_while_the_movers_finish_lets_them_go_on
         await asyncio.to_thread(gate.wait_for_arrival)
         changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
         await asyncio.to_thread(site.desks["acme"].tickets.wait_for_stop)
-        thread = site.runtime._workers["acme"]._thread
+        thread = site.runtime._workers["acme"]._running
         changing.cancel()
         for _ in range(9):
             await asyncio.sleep(0)
-        assert site.runtime._workers["acme"]._thread is thread, "another serves before this one has stopped"
+        assert site.runtime._workers["acme"]._running is thread, "another serves before this one has stopped"
         gate.open()
         with pytest.raises(asyncio.CancelledError):
             await changing
