@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status: 0 when all went well, 2 when the configuration is wrong."""
     options = _options(arguments)
     try:
+        ensure_current()
         if options.command == "check":
             return check(options.file or options.config, open_configured, configuration)
         return _serve(options)
@@ -103,7 +104,6 @@ def _serve(options: argparse.Namespace) -> int:
         path = options.config or os.environ.get("GREENLANE_CONFIG")
         config = _override(stack.enter_context(configuration(path)), options)
         logs.configure(config.server.log_format, config.server.log_level)
-        ensure_current()
         device = open_configured(config)
         config.fit(device.unit, device.granules)
         sys.setswitchinterval(SWITCH_INTERVAL)

@@ -1,13 +1,16 @@
-"""Which modules run as machine code, as scripts/compile leaves it beside their sources, and whether those changed since."""
+"""Which modules run as machine code, as scripts/compile leaves it beside their sources, and whether it is of those sources."""
 
 import logging
 import sys
+from hashlib import sha256
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 log = logging.getLogger("greenlane")
 
 ROOT = Path(__file__).parents[1]
+SUMS = "compiled.sums"
+"""In `server`: what scripts/compile compiled, as sha256sum prints it."""
 
 
 class Outdated(Exception):
@@ -15,10 +18,16 @@ class Outdated(Exception):
 
 
 def ensure_current(root: Path = ROOT) -> None:
-    """Raise Outdated for a module that was compiled from another source than the one beside it."""
-    if changed := outdated(root):
-        names = ", ".join(str(source.relative_to(root)) for source in changed)
-        raise Outdated(f"changed since scripts/compile: {names}; run it again, or scripts/compile --remove to run the sources")
+    """Raise Outdated for a module that was compiled from another source than the one beside it, or without the others.
+
+    Only in a checkout; what was installed elsewhere does not change.
+    """
+    if not (root / "setup.py").is_file() or not _compiled(root):
+        return
+    if changed := _changed(root):
+        raise Outdated(
+            f"changed since scripts/compile: {', '.join(changed)}; run it again, or scripts/compile --remove to run the sources"
+        )
 
 
 def announce() -> None:
@@ -32,19 +41,30 @@ def modules() -> list[str]:
     return sorted(name for name in list(sys.modules) if name.startswith(f"{__package__}.") and _is_compiled(name))
 
 
-def outdated(root: Path) -> list[Path]:
-    """Sources in a checkout that are newer than what was compiled of them; what was installed elsewhere does not change."""
-    if not (root / "setup.py").is_file():
-        return []
-    pairs = [(library, _source(library)) for library in sorted((root / "server").rglob("*.so"))]
-    return [source for library, source in pairs if source.is_file() and source.stat().st_mtime > library.stat().st_mtime]
+def _compiled(root: Path) -> set[str]:
+    """The sources that this Python would pass over for what was compiled of them."""
+    libraries = (root / "server").rglob(f"*{EXTENSION_SUFFIXES[0]}")
+    names = {str(path.relative_to(root)).removesuffix(EXTENSION_SUFFIXES[0]) for path in libraries}
+    return {f"{name}.py" for name in names if not name.endswith("__mypyc")}
+
+
+def _changed(root: Path) -> list[str]:
+    """Sources that are not those that were compiled, and those of which only one, source or library, is there."""
+    try:
+        lines = (root / "server" / SUMS).read_text().splitlines()
+    except FileNotFoundError:
+        lines = []
+    known = {name: digest for digest, name in (line.split() for line in lines)}
+    return sorted(name for name in known.keys() | _compiled(root) if known.get(name) != _digest(root, name))
+
+
+def _digest(root: Path, name: str) -> str | None:
+    """Of a source that is there and compiled."""
+    if name not in _compiled(root) or not (root / name).is_file():
+        return None
+    return sha256((root / name).read_bytes()).hexdigest()
 
 
 def _is_compiled(name: str) -> bool:
     file = getattr(sys.modules[name], "__file__", None) or ""
     return file.endswith(tuple(EXTENSION_SUFFIXES)) and not name.endswith("__mypyc")
-
-
-def _source(library: Path) -> Path:
-    """`front.cpython-311-x86_64-linux-gnu.so` was made of `front.py`."""
-    return library.with_name(library.name.partition(".")[0] + ".py")

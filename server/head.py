@@ -1,5 +1,7 @@
 """The request line and headers of one request, and whether it is one of those that `server.front` answers itself."""
 
+from typing import Any
+
 import httptools
 
 from .asgi import MOST_BODY
@@ -23,12 +25,14 @@ class Head:
         self.headers: dict[bytes, bytes] = {}
         self.target: Target | None = None
         self._plain = True
-        self.is_complete = False
-        parser = httptools.HttpRequestParser(self)
+        self._keeps = self.is_complete = False
+        self._parser: Any = httptools.HttpRequestParser(self)
+        parser = self._parser
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._plain = False
+        self._parser = None  # It has this object, and the two would be left to the garbage collector.
         self.path, _, self.query = self.path.partition(b"?")
         self.method = parser.get_method().decode("latin-1")
         self.length = int(self.headers.get(b"content-length", 0)) if self._plain else 0
@@ -52,13 +56,14 @@ class Head:
 
     def on_headers_complete(self) -> None:
         self.is_complete = True
+        self._keeps = self._parser.should_keep_alive()  # Once a request without a body has ended, it is always said to be.
 
     def _is_ours(self, parser: httptools.HttpRequestParser) -> bool:
         return (
             self._plain
             and self.is_complete
             and parser.get_http_version() == "1.1"
-            and parser.should_keep_alive()
+            and self._keeps
             and (b"content-length" in self.headers or self.method == "GET")
             and self.path.startswith(b"/")
             and (self.is_infer or (self.method in METHODS and self.length <= MOST_BODY))

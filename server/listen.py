@@ -39,6 +39,8 @@ def _open(opened: ExitStack, host: str, port: int, remedy: str) -> list[socket.s
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         places = dict.fromkeys((family, place) for family, _, _, _, place in found)
         return [opened.enter_context(_listener(family, place)) for family, place in places]
+    except socket.gaierror as error:
+        raise Taken(f"cannot listen on {host}:{port}: {_why(error)}; choose another --host, or server.host") from error
     except OSError as error:
         raise Taken(f"cannot listen on {host}:{port}: {_why(error)}; {remedy}") from error
 

@@ -123,9 +123,16 @@ def configure(path: Path, repository: Path, tenants: str, **server: str) -> Path
 
 
 def alive(family: list[Standing]) -> list[Standing]:
-    """Which of these are still there; zombies, whose parents have not looked yet, are not."""
+    """Which of these are still there; zombies, whose parents have not looked yet, are not, once their last thread has ended."""
     now = {one.pid: one for one in _everyone()}
-    return [one for one in family if one.pid in now and now[one.pid].state != "Z"]
+    return [one for one in family if one.pid in now and (now[one.pid].state != "Z" or _others(one.pid))]
+
+
+def _others(pid: int) -> int:
+    """How many threads it has besides the first: they hold its sockets."""
+    with suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/task")) - 1
+    return 0
 
 
 def threads(pid: int) -> set[frozenset[int]]:
@@ -140,8 +147,9 @@ def client(server: Running, **headers: str) -> httpx.Client:
 
 def holder(server: Running, connection: Connection) -> str:
     """The name of the process that has the other end of a connection."""
-    here = f"0100007F:{connection._socket.getsockname()[1]:04X}"
-    inode = next(f[9] for f in map(str.split, Path("/proc/net/tcp").read_text().splitlines()) if f[2] == here)
+    ends = [f"0100007F:{port:04X}" for port in (server.port, connection._socket.getsockname()[1])]
+    rows = map(str.split, Path("/proc/net/tcp").read_text().splitlines())
+    inode = next(row[9] for row in rows if row[1:3] == ends and row[9] != "0")  # 0: one of before, of the same two ports.
     return next(one.name for one in server.family() if f"socket:[{inode}]" in _opened(one.pid))
 
 

@@ -5,6 +5,8 @@ import os
 import pickle
 import runpy
 import sys
+from hashlib import sha256
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 
@@ -20,32 +22,59 @@ from server.lane import LaneStatistics
 from server.pool import SlotStatistics
 from server.statistics import ModelStatistics, Size
 
-LIBRARY = "front.cpython-311-x86_64-linux-gnu.so"
+LIBRARY = f"front{EXTENSION_SUFFIXES[0]}"
+SOURCE = b"x = 1\n"
 
 
-def checkout(root: Path, source: float, library: float) -> Path:
-    """A checkout with one compiled module, both of these ages in seconds since 1970."""
-    (root / "server").mkdir()
-    (root / "setup.py").touch()
-    for name, age in (("front.py", source), (LIBRARY, library), ("compiled__mypyc.cpython-311.so", library)):
-        (root / "server" / name).touch()
-        os.utime(root / "server" / name, (age, age))
-    return root
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with one module as scripts/compile leaves it."""
+    (tmp_path / "server").mkdir()
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "server" / "front.py").write_bytes(SOURCE)
+    (tmp_path / "server" / LIBRARY).touch()
+    (tmp_path / "server" / f"compiled__mypyc{EXTENSION_SUFFIXES[0]}").touch()
+    (tmp_path / "server" / compiled.SUMS).write_text(f"{sha256(SOURCE).hexdigest()}  server/front.py\n")
+    return tmp_path
 
 
-def test_a_source_that_changed_since_is_named_with_what_to_do(tmp_path: Path) -> None:
+def refused(root: Path) -> None:
     with pytest.raises(compiled.Outdated, match=r"changed since scripts/compile: server/front.py; run it again, or .*--remove"):
-        compiled.ensure_current(checkout(tmp_path, source=2, library=1))
+        compiled.ensure_current(root)
 
 
-def test_a_source_that_was_there_before_is_not(tmp_path: Path) -> None:
-    compiled.ensure_current(checkout(tmp_path, source=1, library=2))
+def test_what_was_compiled_of_these_sources_may_run_whatever_their_age(checkout: Path) -> None:
+    os.utime(checkout / "server" / LIBRARY, (1, 1))
+    compiled.ensure_current(checkout)
 
 
-def test_what_was_installed_elsewhere_may_be_of_any_age(tmp_path: Path) -> None:
-    root = checkout(tmp_path, source=2, library=1)
-    (root / "setup.py").unlink()
-    compiled.ensure_current(root)
+def test_a_source_that_changed_since_is_named_with_what_to_do_whatever_its_age(checkout: Path) -> None:
+    (checkout / "server" / "front.py").write_bytes(b"x = 2\n")
+    os.utime(checkout / "server" / "front.py", (1, 1))
+    refused(checkout)
+
+
+def test_what_nobody_knows_the_source_of_is_refused(checkout: Path) -> None:
+    (checkout / "server" / compiled.SUMS).unlink()
+    refused(checkout)
+
+
+def test_a_source_that_runs_among_compiled_ones_is_refused(checkout: Path) -> None:
+    (checkout / "server" / LIBRARY).rename(checkout / "server" / f"other{EXTENSION_SUFFIXES[0]}")
+    refused(checkout)
+
+
+def test_what_another_python_would_run_is_not_looked_at(checkout: Path) -> None:
+    (checkout / "server" / "front.py").write_bytes(b"x = 2\n")
+    for path in (checkout / "server").glob("*.so"):
+        path.rename(path.with_name(path.name.replace("cpython-", "cpython-9")))
+    compiled.ensure_current(checkout)
+
+
+def test_what_was_installed_elsewhere_does_not_change(checkout: Path) -> None:
+    (checkout / "server" / "front.py").write_bytes(b"x = 2\n")
+    (checkout / "setup.py").unlink()
+    compiled.ensure_current(checkout)
 
 
 def test_what_is_compiled_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

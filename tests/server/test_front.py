@@ -212,6 +212,8 @@ async def test_a_connection_that_says_nothing_for_long_is_closed_and_one_that_do
         b"PATCH /v2",
         b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}",
         b"POST /v2/models/m/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v2/repository/index HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+        b"GET /v2/health/ready HTTP/1.1\r\nConnection: close\r\n\r\n",
         b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
         b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
