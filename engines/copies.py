@@ -67,9 +67,10 @@ extern "C" __global__ void take_out(unsigned rows, unsigned inputs, State *state
 }
 """
 
-# What moved 600 KB in 29 us and 38 MB at 48 GB/s on an H100, when the copy engine took 22 us and gave 51 GB/s. FEW and LARGE
-# above are from the same machine: 12 blocks move 38 MB as fast as 32 (779 us), 8 take 901; a neighbour's 3 KB meanwhile takes
-# 36 us beside 12 and 78 beside 32, its 600 KB 54 and 111.
+# What moved 600 KB in 29 us and 38 MB at 48 GB/s on an H100, when the copy engine took 22 us and gave 51 GB/s. FEW
+# above is from such a machine too, 2 to 32 blocks tried (2026-11-21, the script is not kept): 12 move 38 MB as fast as 32
+# (779 us), 8 take 901; a neighbour's 3 KB meanwhile takes 36 us beside 12 and 78 beside 32, its 600 KB 54 and 111. LARGE was
+# chosen and not measured.
 CONFIG = LaunchConfig(grid=32, block=512)
 LENGTH = 16
 """Tables in a ring: the most inferences of one executor that may be in flight."""

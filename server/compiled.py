@@ -22,9 +22,9 @@ def ensure_current(root: Path = ROOT) -> None:
 
     Only in a checkout; what was installed elsewhere does not change.
     """
-    if not (root / "setup.py").is_file() or not _compiled(root):
+    if not (root / "setup.py").is_file() or not (compiled := _compiled(root)):
         return
-    if changed := _changed(root):
+    if changed := _changed(root, compiled):
         raise Outdated(
             f"changed since scripts/compile: {', '.join(changed)}; run it again, or scripts/compile --remove to run the sources"
         )
@@ -48,21 +48,16 @@ def _compiled(root: Path) -> set[str]:
     return {f"{name}.py" for name in names if not name.endswith("__mypyc")}
 
 
-def _changed(root: Path) -> list[str]:
+def _changed(root: Path, compiled: set[str]) -> list[str]:
     """Sources that are not those that were compiled, and those of which only one, source or library, is there."""
     try:
         lines = (root / "server" / SUMS).read_text().splitlines()
     except FileNotFoundError:
         lines = []
     known = {name: digest for digest, name in (line.split() for line in lines)}
-    return sorted(name for name in known.keys() | _compiled(root) if known.get(name) != _digest(root, name))
-
-
-def _digest(root: Path, name: str) -> str | None:
-    """Of a source that is there and compiled."""
-    if name not in _compiled(root) or not (root / name).is_file():
-        return None
-    return sha256((root / name).read_bytes()).hexdigest()
+    present = [name for name in compiled if (root / name).is_file()]
+    digests = {name: sha256((root / name).read_bytes()).hexdigest() for name in present}
+    return sorted(name for name in known.keys() | digests.keys() if known.get(name) != digests.get(name))
 
 
 def _is_compiled(name: str) -> bool:
