@@ -134,18 +134,19 @@ class Beside:
         return f"<Beside of {self._loaded.path.name}, {len(self._contexts)} contexts>"
 
     @contextmanager
-    def compiled(self, shapes: tuple[Shape, ...], stream: Stream) -> Iterator[Context]:
+    def compiled(self, shapes: tuple[Shape, ...], home: Stream, side: Stream) -> Iterator[Context]:
         """A context that has these shapes compiled and set, and the instance's memory, to be captured in the block.
 
-        Blocks, perhaps for seconds; other threads wait for their turn. Raises TensorMismatch, ModelRefused, ExecutionFailed,
+        They are run on `side`, another stream than those that serve. Memory is of `home`, which has to live as long as the
+        instance. Blocks, perhaps for seconds; other threads wait for their turn. Raises TensorMismatch, ModelRefused, ExecutionFailed,
         CUDAError.
         """
         with self._turn:
-            context = self._context(self._loaded.profile_for(shapes, self._loaded.usable[0]), stream)
+            context = self._context(self._loaded.profile_for(shapes, self._loaded.usable[0]), home)
             with context.lock:
                 context.set_shapes(shapes)
                 if shapes not in context.compiled:
-                    self._run(context, shapes, stream)
+                    self._run(context, shapes, home, side)
                 context.set_addresses(self._addresses)
                 yield context
 
@@ -155,13 +156,14 @@ class Beside:
             self._contexts[profile] = contexts_of(self._loaded, self._kernels).open(False, profile, stream)
         return self._contexts[profile]
 
-    def _run(self, context: Context, shapes: tuple[Shape, ...], stream: Stream) -> None:
+    def _run(self, context: Context, shapes: tuple[Shape, ...], home: Stream, side: Stream) -> None:
         sizes = self._sizes(context, shapes)
         if not self._scratch or any(buffer.size < size for buffer, size in zip(self._scratch, sizes, strict=True)):
             self._free_scratch()
-            self._scratch = zeros(self._loaded.device, sizes, stream)
+            self._scratch = zeros(self._loaded.device, sizes, home)
+            home.sync()
         context.set_addresses([int(buffer.handle) for buffer in self._scratch])
-        self._loaded.check_execution(context.execute(stream))
+        self._loaded.check_execution(context.execute(side))
         context.settle()
         if self._kernels:
             self._kernels.save()

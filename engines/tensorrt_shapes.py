@@ -273,8 +273,8 @@ class ReadyShapes:
             with self._turn:
                 self._pending.pop(shapes, None)
 
-    def _compile_beside(self, shapes: Shapes, stream: Stream) -> None:
-        with self._instance.beside.compiled(shapes, stream) as context:
+    def _compile_beside(self, shapes: Shapes, side: Stream) -> None:
+        with self._instance.beside.compiled(shapes, self._partition.stream, side) as context:
             prepared = self._prepared(context)
             prepared.graph = self._graph(prepared)
         with self._turn:

@@ -264,6 +264,7 @@ class Buffer:
         self._gpu = gpu
         self._handle = gpu.allocate(size, gpu.index if stream else -1)
         self._size = size
+        self._stream = stream
         self._free = weakref.finalize(self, gpu.release_on, stream, self._handle)
 
     @property
@@ -285,6 +286,8 @@ class Buffer:
         self._gpu.log.append("Buffer.close")
         if not getattr(self._gpu.here, "current", False):
             raise Misuse("memory is not freed in a thread without a context, and nobody is told")
+        if self._stream and self._stream.closed and self._free.alive:
+            raise Misuse("memory of a destroyed stream was freed, where the real one crashes the process")
         self._free()
 
 
