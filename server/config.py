@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -84,9 +84,15 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsConfig:
-    """The model repository, an absolute path, and the options of models by their names."""
+    """The model repository, an absolute path, and the options of models by their names.
+
+    `cache` is the directory of built plans and compiled kernels, an absolute path, or None for what `server.keeping` says.
+    `build_timeout` is the seconds that the build of one ONNX file may take on a GPU, 0 for as many as it takes.
+    """
 
     repository: Annotated[Path, TEXT]
+    cache: Annotated[Path | None, TEXT] = None
+    build_timeout: Annotated[float, DURATION] = 900.0
     options: Mapping[str, ModelOptions] = field(default_factory=dict)
 
 
@@ -255,8 +261,11 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _models(table: Mapping[str, Any], folder: Path) -> ModelsConfig:
-    options = {name: build(ModelOptions, value) for name, value in table.items() if name != "repository"}
-    return ModelsConfig(repository=folder / table["repository"], options=MappingProxyType(options))
+    """Of a table without faults, where only models are tables: one may be called `cache`."""
+    options = {name: build(ModelOptions, value) for name, value in table.items() if isinstance(value, dict)}
+    plain = build(ModelsConfig, {name: value for name, value in table.items() if name not in options})
+    cache = folder / plain.cache if plain.cache else None
+    return replace(plain, repository=folder / plain.repository, cache=cache, options=MappingProxyType(options))
 
 
 def _faults(document: Mapping[str, Any]) -> Iterator[Fault]:

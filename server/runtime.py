@@ -15,6 +15,7 @@ from .catalog import Entry
 from .config import Config, TenantConfig
 from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
+from .keeping import open_builds
 from .library import Library, Loaded, Read
 from .pins import Pins
 from .precedence import Precedence
@@ -53,9 +54,10 @@ class Runtime:
         self.desks = desks
         self.manager = PartitionManager(device)
         settings = RuntimeSettings(copies=config.device.copies, warm_up="usual")
+        self.builds = open_builds(config.models)
         self.library = Library(
             Repository(config.models.repository, config.models.options),
-            read or (lambda path, max_batch: load_engine(path, device, settings, max_batch)),
+            read or (lambda path, max_batch: load_engine(path, device, settings, max_batch, self.builds)),
         )
         self.state: State = "starting"
         self.gone = asyncio.Event()
@@ -190,20 +192,25 @@ class Runtime:
             return await asyncio.to_thread(probes.locate, self.manager.held)
 
     async def drain(self, grace: float) -> None:
-        """Say that the server is not ready; `grace` seconds later refuse new work, and return when the last is answered."""
+        """Say that the server is not ready; `grace` seconds later refuse new work, and return when the last is answered.
+
+        Models that are being built by then are abandoned.
+        """
         if self.state in ("closed", "lost"):
             return
         self._become("draining")
         log.info("draining: not ready from now on, new requests are refused in %g s", grace)
         await asyncio.sleep(grace)
+        self.builds.close()
         await self._empty("the server is draining")
         log.info("drained: every request was answered")
 
     async def close(self) -> None:
-        """Finish what is in flight and release the device. Calling it again does nothing."""
+        """Finish what is in flight, but for builds, and release the device. Calling it again does nothing."""
         if self.state == "closed":
             return
         self._become("closed")
+        self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # A change that has begun goes on to its end.
             for lock in (self._repartitioning, *self._changing.values()):

@@ -84,6 +84,7 @@ def _place(config: Config, house: House, runtime: Runtime, allowed: Iterable[int
         return
     if shares := share(allowed, chosen):
         house.place(shares)
+        runtime.builds.place(shares.others)
         children.pin_threads(shares.device)
         log.info("%s", shares)
     else:
