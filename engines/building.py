@@ -276,9 +276,14 @@ def encode(kind: str, **content: Any) -> bytes:
     return json.dumps({"kind": kind, **content}).encode() + b"\n"
 
 
+def search_path() -> str:
+    """A PYTHONPATH with which another interpreter finds the modules that this one does."""
+    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+
+
 def _environment(gpu: int | None) -> dict[str, str]:
     """Ours, with the modules that are found here found there, and no GPU where none is needed."""
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    found = {**os.environ, "PYTHONPATH": search_path()}
     return found if gpu is not None else {**found, "CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -39,7 +39,9 @@ class ServerConfig:
 
     `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that holds the device.
     `front_cores` is whether such processes get cores of their own where the device has none for tenants, or run on any.
-    `drain_grace` is the seconds between readiness turning 503 and the refusal of new work.
+    `drain_grace` is the seconds between readiness turning 503 and the refusal of new work. `watchdog` is the seconds for
+    which the event loop of the device's process may not turn before that process is ended, 0 for ever; after a quarter of
+    them the server is not ready.
     """
 
     host: Annotated[str, TEXT] = "127.0.0.1"
@@ -53,6 +55,7 @@ class ServerConfig:
     log_format: Annotated[str, one_of("text", "json")] = "text"
     log_level: Annotated[str, one_of("debug", "info", "warning", "error")] = "info"
     drain_grace: Annotated[float, DURATION] = 1.0
+    watchdog: Annotated[float, DURATION] = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
