@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from .config import Config, TenantConfig
 from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
 from .keeping import open_builds
-from .library import Library, Loaded, Read
+from .library import Library, Loaded, Prepared, Read
 from .pins import Pins
 from .precedence import Precedence
 from .protocol.document import show
@@ -67,6 +68,8 @@ class Runtime:
         self._seats: dict[str, Seat] = {}
         self._served: dict[str, dict[str, Loaded]] = {name: {} for name in config.tenants}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
+        self._ordering = {name: asyncio.Lock() for name in config.tenants}
+        self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load")
         self._repartitioning = asyncio.Lock()
         self._repartitions = 0
         self._loading: asyncio.Task[None] | None = None
@@ -161,10 +164,12 @@ class Runtime:
         self._check_may_call(tenant, name)
         if name not in await asyncio.to_thread(self.library.names):
             raise BadRequest(f"failed to load {name!r}: not in the repository")
-        async with self._changing[tenant]:
-            loaded = await self._load(tenant, name, override)
-            if loaded.served or not self._serves(tenant, name):
-                await self._put(tenant, loaded)
+        async with self._ordering[tenant]:
+            prepared = await self._read_model(tenant, name, override)
+            async with self._changing[tenant]:
+                loaded = await self._bind(tenant, prepared)
+                if loaded.served or not self._serves(tenant, name):
+                    await self._put(tenant, loaded)
         if not loaded.served:
             reason = "; ".join(problem.reason for problem in loaded.problems)
             raise BadRequest(f"failed to load {name!r}: {reason}")
@@ -176,7 +181,7 @@ class Runtime:
         Raises NotFound for a model that is not the tenant's.
         """
         self._check_may_call(tenant, name)
-        async with self._changing[tenant]:
+        async with self._ordering[tenant], self._changing[tenant]:
             if name in self._served[tenant]:
                 await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", "unloaded")], {}))
                 log.info("unloaded for %s: %s", tenant, name)
@@ -213,7 +218,7 @@ class Runtime:
         self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # A change that has begun goes on to its end.
-            for lock in (self._repartitioning, *self._changing.values()):
+            for lock in (*self._ordering.values(), self._repartitioning, *self._changing.values()):
                 await locks.enter_async_context(lock)
             workers, self._workers = self._workers, {}
             await asyncio.to_thread(_close, workers.values())
@@ -223,6 +228,7 @@ class Runtime:
                 desk.close()
             self.manager.close()
             self.device.close()
+            self._loaders.shutdown(wait=False)
 
     def lose(self, error: DeviceLost) -> None:
         """The device is lost for everyone: not ready at once, nothing new is taken, and what waits is told. Any thread.
@@ -296,16 +302,24 @@ class Runtime:
         for name in names:
             if self.state != "starting":
                 return
-            async with self._changing[tenant.name]:
-                await self._put(tenant.name, await self._load(tenant.name, name, None))
+            async with self._ordering[tenant.name]:
+                prepared = await self._read_model(tenant.name, name, None)
+                async with self._changing[tenant.name]:
+                    await self._put(tenant.name, await self._bind(tenant.name, prepared))
         if not any(self._served_names(tenant.name)):
             log.warning(
                 "tenant %s is served nothing: %s", tenant.name, "every model failed" if names else "it may call no model"
             )
 
-    async def _load(self, tenant: str, name: str, override: str | None) -> Loaded:
+    async def _read_model(self, tenant: str, name: str, override: str | None) -> Prepared:
+        """Read a model, which takes minutes where it has to be built: with no partition held, for what goes on meanwhile, and
+        on threads that nothing else waits for. A tenant has one at a time.
+        """
         self.desks[tenant].announce(name)
-        return await asyncio.to_thread(self.library.load, name, self._workers[tenant].partition, override)
+        return await asyncio.get_running_loop().run_in_executor(self._loaders, self.library.prepare, name, override)
+
+    async def _bind(self, tenant: str, prepared: Prepared) -> Loaded:
+        return await asyncio.to_thread(self.library.bind, prepared, self._workers[tenant].partition)
 
     async def _put(self, tenant: str, loaded: Loaded) -> None:
         """Serve what was loaded in place of what was; the old is closed once its last request ended."""

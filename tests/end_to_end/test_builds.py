@@ -105,6 +105,7 @@ def test_a_build_that_never_ends_is_its_model_s_failure_and_of_nobody_else(tmp_p
     """Both tenants are told, after one build: the server does not try once for each."""
     with building(tmp_path, configured(tmp_path, repository, 'build_timeout = "3s"')) as server:
         server.hold()
+        server.told("listening on ")
         server.told("ready: ")
         server.told("model slow 1 is unavailable: slow/1/model.onnx: the build took more than 3 s and was ended")
         assert sum("building it in process" in line for line in server.log) == 1

@@ -29,7 +29,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """The script of every engine that is loaded from now on."""
     script = Script()
 
-    def load(path: Path, device: Any = None, settings: Any = None, max_batch: Any = None) -> Engine:
+    def load(path: Path, device: Any = None, settings: Any = None, max_batch: Any = None, builds: Any = None) -> Engine:
         return FakeEngine(SIGNATURE, script)
 
     monkeypatch.setattr(runtimes, "load_engine", load)
