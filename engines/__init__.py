@@ -8,6 +8,8 @@ from partitions import Device
 
 from . import wire
 from .base import Engine, Executor, Room, Tensor, Work
+from .building import Builds
+from .cachefolder import CacheFolder
 from .callers import on_stream
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
@@ -17,6 +19,8 @@ from .tensorrt_api import LIBRARIES
 
 __all__ = [
     "DATATYPES",
+    "Builds",
+    "CacheFolder",
     "Cancelled",
     "DataType",
     "Engine",
@@ -39,12 +43,17 @@ __all__ = [
 
 
 def load_engine(
-    path: Path | str, device: Device | None = None, settings: RuntimeSettings | None = None, max_batch: int | None = None
+    path: Path | str,
+    device: Device | None = None,
+    settings: RuntimeSettings | None = None,
+    max_batch: int | None = None,
+    builds: Builds | None = None,
 ) -> Engine:
     """Load a model file for a device, by default the CPU. Blocks. Raises ModelRefused.
 
-    `.onnx` runs on ONNX Runtime on a CPU, and is built for TensorRT on a GPU, once, into a cache beside it, for batches of
-    up to `max_batch` rows, or of as many as `engines.build` takes. `.plan` is
+    `.onnx` runs on ONNX Runtime on a CPU, and is built for TensorRT on a GPU, once and in a child process, for batches of up
+    to `max_batch` rows, or of as many as `engines.build` takes; `builds` says where that is kept, by default beside the
+    model, and raises Cancelled once it is closed. `.plan` is
     what `engines.build` makes, or a bare TensorRT plan, and needs a GPU. What of `settings` a library cannot honour is a
     UserWarning, but that graphs are `required`, which ONNX Runtime refuses.
     """
@@ -52,7 +61,7 @@ def load_engine(
     if path.suffix not in (".onnx", ".plan"):
         raise ModelRefused(f"{path}: no engine reads {path.suffix or 'files without a suffix'}; expected .onnx or .plan")
     if device is not None and device.kind == "cuda":
-        return _load_tensorrt(path, device, settings, max_batch)
+        return _load_tensorrt(path, device, settings, max_batch, builds)
     if path.suffix == ".plan":
         raise ModelRefused(f"{path}: a plan needs a GPU, and this is a CPU; serve the ONNX file it was built from")
     return _load_onnx(path, settings)
@@ -74,11 +83,13 @@ def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
     return load_onnx(path)
 
 
-def _load_tensorrt(path: Path, device: Device, settings: RuntimeSettings | None, max_batch: int | None) -> Engine:
+def _load_tensorrt(
+    path: Path, device: Device, settings: RuntimeSettings | None, max_batch: int | None, builds: Builds | None
+) -> Engine:
     """The one place where TensorRT is, and only when there is a GPU for it."""
     try:
         from .tensorrt import load_tensorrt
     except ImportError as error:
         raise ModelRefused(f"{path}: serving from a GPU needs greenlane[rtx] or greenlane[tensorrt] ({error})") from error
     cuda: Any = device  # A device of this kind is a CudaDevice.
-    return load_tensorrt(path, cuda, settings or RuntimeSettings(), max_batch)
+    return load_tensorrt(path, cuda, settings or RuntimeSettings(), max_batch, builds)

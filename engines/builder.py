@@ -8,7 +8,8 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,29 +105,87 @@ def build_cached(
     api: TensorRT | None = None,
     device: str = "",
 ) -> Path:
-    """The engine file of a model's file, built unless `cache_dir` has it for this source, these options and this library.
+    """The engine file of a model's file, built in this process unless `cache_dir` has it; see `kept`.
 
-    `device` is what else the plan depends on: the GPU, where the library measures on it. Blocks; of several processes
-    one builds while the others wait. Raises ModelRefused and Cancelled.
+    A process that serves builds in a child instead: `engines.building`.
     """
+    library = api or find_tensorrt()
+    want = Wanted(onnx_path, cache_dir, options, library.library, library.version, device)
+    return kept(want, lambda onnx: build(onnx, options, progress, api=library, path=onnx_path))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An engine file: of which model's file, in which directory, built how, for which library of which version.
+
+    `device` is what else the plan depends on: the GPU, where the library measures on it.
+    """
+
+    onnx_path: Path
+    cache_dir: Path
+    options: BuildOptions
+    library: str
+    version: str
+    device: str = ""
+
+
+def kept(want: Wanted, make: Callable[[bytes], bytes]) -> Path:
+    """The path of an engine file; `make` is called for its bytes, with the model's, where the directory does not have it.
+
+    The file's name says what it depends on: the model's bytes and those of its weights, the options, the library, the GPU.
+    So models share a directory and cannot take each other's. A file that is there is found without writing anything. Blocks:
+    of several processes one makes it while the others wait. Raises ModelRefused and what `make` raises.
+    """
+    try:
+        onnx = want.onnx_path.read_bytes()
+        source = source_digest(onnx, want.onnx_path.parent)
+    except OSError as error:
+        raise ModelRefused(f"{error.filename or want.onnx_path}: {error.strerror}") from error
+    path = want.cache_dir / f"{want.onnx_path.stem}-{_key(want, source)}.plan"
+    if not _is_whole(path):
+        with _locked(want, path):
+            if not _is_whole(path):
+                _keep(want, path, make(onnx))
+    return path
+
+
+@contextmanager
+def _locked(want: Wanted, path: Path) -> Iterator[None]:
+    """Hold the lock of an engine file, whose directory is made. Raises ModelRefused where nothing can be written there."""
     from filelock import FileLock
 
-    api = api or find_tensorrt()
+    lock = FileLock(f"{path}.lock")
     try:
-        onnx = onnx_path.read_bytes()
-        path = cache_dir / f"{onnx_path.stem}-{_key(api, source_digest(onnx, onnx_path.parent), options, device)}.plan"
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
-            if not _is_whole(path):
-                replace_file(path, build(onnx, options, progress, api=api, path=onnx_path))
-        return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
     except OSError as error:
-        raise ModelRefused(f"{error.filename or onnx_path}: {error.strerror}") from error
+        raise _unwritable(want, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def _key(api: TensorRT, source: str, options: BuildOptions, device: str) -> str:
-    platform = "" if api.library in PORTABLE else this_platform()
-    parts = [api.library, api.version, platform, source, device, asdict(options)]
+def _keep(want: Wanted, path: Path, data: bytes) -> None:
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise _unwritable(want, error) from error
+
+
+def _unwritable(want: Wanted, error: OSError) -> ModelRefused:
+    """Clients read it: where the directory lies is left to the log."""
+    reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+    log.warning("%s: %s: %s", want.onnx_path, error.filename or want.cache_dir, reason)
+    return ModelRefused(
+        f"{want.onnx_path}: its plan cannot be kept in the cache directory: {reason}; name a directory that can be "
+        "written (models.cache), or serve a .plan of python -m engines.build"
+    )
+
+
+def _key(want: Wanted, source: str) -> str:
+    platform = "" if want.library in PORTABLE else this_platform()
+    parts = [want.library, want.version, platform, source, want.device, asdict(want.options)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from partitions.cuda import CudaDevice
 
 from .artifact import PORTABLE, PlanFile, read_plan
-from .builder import BuildOptions, build_cached
+from .builder import BuildOptions
+from .building import Builds
 from .cache import CacheKey
 from .errors import ModelRefused
 from .profiles import Profile, Range
@@ -32,12 +33,19 @@ DOUBTFUL = frozenset({"UNSUPPORTED_CC"})
 
 @releasing()
 def load_tensorrt(
-    path: Path, device: CudaDevice, settings: RuntimeSettings = DEFAULTS, max_batch: int | None = None
+    path: Path,
+    device: CudaDevice,
+    settings: RuntimeSettings = DEFAULTS,
+    max_batch: int | None = None,
+    builds: Builds | None = None,
 ) -> TensorRTEngine:
-    """Load a plan, or build one of an ONNX file, for so many rows, into a cache beside it. Blocks.
+    """Load a plan, or one that `builds` makes of an ONNX file, for so many rows. Blocks.
 
-    Raises ModelRefused, DeviceLost. Warns of `settings` that have no effect with the library that is installed.
+    What is built, and kernels unless `settings` say otherwise, is kept in the cache of `builds`; without `builds` or a cache,
+    beside the model. Raises ModelRefused, DeviceLost, Cancelled where `builds` are closed meanwhile. Warns of `settings`
+    that have no effect with the library that is installed.
     """
+    builds = builds or Builds()
     api = find_tensorrt()
     settings = settings.effective(str(api), api.features)
     with refusing(f"loading {path}"):
@@ -45,17 +53,28 @@ def load_tensorrt(
     if path.suffix == ".onnx":
         measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
         options = BuildOptions(max_batch=max_batch) if max_batch else BuildOptions()
-        path = build_cached(path, path.parent / ".greenlane", options, api=api, device=measured)
+        path = builds.plan(path, options, api.library, api.version, measured, device.index)
     file = read_plan(path)
+    digest = hashlib.sha256(file.plan).hexdigest()
+    if builds.cache and settings.cache_path is None:  # Named by what the plan is: models' files mostly have the same name.
+        settings = settings.merge(cache_path=builds.cache.path() / f"{path.stem[:64]}-{digest[:32]}.cache")
     _check(path, file, api, capability)
     plan = api.deserialize(file.plan, str(path))
     _check_tensors(path, plan)
     streaming = _stream_weights(path, plan, api, settings, file)
-    return _engine(path, device, api, plan, file, settings, streaming)
+    key = CacheKey(digest, f"{api.library} {api.version}", device.name)
+    return _engine(path, device, api, plan, file, settings, streaming, key)
 
 
 def _engine(
-    path: Path, device: CudaDevice, api: TensorRT, plan: Any, file: PlanFile, settings: RuntimeSettings, streaming: bool
+    path: Path,
+    device: CudaDevice,
+    api: TensorRT,
+    plan: Any,
+    file: PlanFile,
+    settings: RuntimeSettings,
+    streaming: bool,
+    key: CacheKey,
 ) -> TensorRTEngine:
     signature = file.artifact.signature if file.artifact else _signature(plan, api)
     profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
@@ -65,7 +84,6 @@ def _engine(
     usable = profiles if pinned is None else profiles[pinned : pinned + 1]
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
     situation = Situation(dynamic, streaming, native="cuda_graph_strategy" in api.features)
-    key = CacheKey(hashlib.sha256(file.plan).hexdigest(), f"{api.library} {api.version}", device.name)
     loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, key)
     return TensorRTEngine(loaded)
 

@@ -28,15 +28,15 @@ from .compiled import Outdated, announce, ensure_current
 from .config import Config, ConfigError, load
 from .departures import Receive
 from .errors import Unavailable
+from .exits import NEEDS_RESTART
 from .infer import Infer, Send, is_infer
 from .library import Read
 from .runtime import Runtime
 from .service import Service, open_local
+from .watchdog import Watchdog
 
 log = logging.getLogger("greenlane")
 
-DEVICE_LOST = 70
-"""Exit status (EX_SOFTWARE of sysexits.h) after the device was lost: start it again."""
 PARTING = 0.2
 """Seconds between the last answer and that exit, for it to reach its client."""
 
@@ -124,9 +124,11 @@ class Application:
         keep_large_blocks()
         source = self._source()
         config = await asyncio.to_thread(source.__enter__)
+        watchdog = Watchdog(config.server)
         try:
             logs.configure(config.server.log_format, config.server.log_level)
             ensure_current()
+            watchdog.start()
             device = self._opener(config)
             config.fit(device.unit, device.granules)
             service, runtime = assemble(config, device)
@@ -143,13 +145,14 @@ class Application:
                 for task in tasks:
                     task.cancel()
         finally:
+            await watchdog.close()
             self._found = None
             await asyncio.to_thread(source.__exit__, None, None, None)
 
     async def _leave(self, runtime: Runtime) -> None:
         await runtime.gone.wait()
         await asyncio.sleep(PARTING)
-        self._abandon(DEVICE_LOST)
+        self._abandon(NEEDS_RESTART)
 
 
 async def freeze(runtime: Runtime) -> None:

@@ -17,6 +17,7 @@ from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 from .catalog import Entry, Served
 from .config import Config, ConfigError, ModelOptions, TenantConfig, salvage
 from .fronts.cores import TOO_FEW, placed, share, trespasses
+from .keeping import open_builds
 from .library import Library, Loaded
 from .repository import Repository
 from .tables import KeyPath, dotted, nearest
@@ -113,7 +114,8 @@ class _Check:
             self._check_names(known)
         self._check_default()
         plan = self._plan(device) if device else {}
-        library = Library(self._repository, lambda path, max_batch: load_engine(path, device, max_batch=max_batch))
+        builds = open_builds(self._config.models)
+        library = Library(self._repository, lambda path, max_batch: load_engine(path, device, None, max_batch, builds))
         for name, tenant in config.tenants.items():
             _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}")
             self._check_front(tenant)

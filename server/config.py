@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -39,7 +39,9 @@ class ServerConfig:
 
     `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that holds the device.
     `front_cores` is whether such processes get cores of their own where the device has none for tenants, or run on any.
-    `drain_grace` is the seconds between readiness turning 503 and the refusal of new work.
+    `drain_grace` is the seconds between readiness turning 503 and the refusal of new work. `watchdog` is the seconds for
+    which the event loop of the device's process may not turn before that process is ended, 0 for ever; after a quarter of
+    them the server is not ready.
     """
 
     host: Annotated[str, TEXT] = "127.0.0.1"
@@ -53,6 +55,7 @@ class ServerConfig:
     log_format: Annotated[str, one_of("text", "json")] = "text"
     log_level: Annotated[str, one_of("debug", "info", "warning", "error")] = "info"
     drain_grace: Annotated[float, DURATION] = 1.0
+    watchdog: Annotated[float, DURATION] = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +87,15 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsConfig:
-    """The model repository, an absolute path, and the options of models by their names."""
+    """The model repository, an absolute path, and the options of models by their names.
+
+    `cache` is the directory of built plans and compiled kernels, an absolute path, or None for what `server.keeping` says.
+    `build_timeout` is the seconds that the build of one ONNX file may take on a GPU, 0 for as many as it takes.
+    """
 
     repository: Annotated[Path, TEXT]
+    cache: Annotated[Path | None, TEXT] = None
+    build_timeout: Annotated[float, DURATION] = 900.0
     options: Mapping[str, ModelOptions] = field(default_factory=dict)
 
 
@@ -255,8 +264,11 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _models(table: Mapping[str, Any], folder: Path) -> ModelsConfig:
-    options = {name: build(ModelOptions, value) for name, value in table.items() if name != "repository"}
-    return ModelsConfig(repository=folder / table["repository"], options=MappingProxyType(options))
+    """Of a table without faults, where only models are tables: one may be called `cache`."""
+    options = {name: build(ModelOptions, value) for name, value in table.items() if isinstance(value, dict)}
+    plain = build(ModelsConfig, {name: value for name, value in table.items() if name not in options})
+    cache = folder / plain.cache if plain.cache else None
+    return replace(plain, repository=folder / plain.repository, cache=cache, options=MappingProxyType(options))
 
 
 def _faults(document: Mapping[str, Any]) -> Iterator[Fault]:

@@ -5,7 +5,8 @@ Everything here blocks and belongs on a thread of its own, never on the event lo
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -41,6 +42,14 @@ class Loaded:
         return *self.warnings, *(f"model {_which(problem)} is unavailable: {problem.reason}" for problem in self.problems)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that was read and is bound to no partition yet: what went wrong so far, and its versions' engines."""
+
+    loaded: Loaded
+    engines: list[tuple[ModelFile, Engine]] = field(default_factory=list)
+
+
 class Library:
     """The repository, and the engines that somebody still holds. Every method may be called from any thread."""
 
@@ -69,18 +78,33 @@ class Library:
 
         `override` is a model configuration as JSON, in place of the file beside the model. What goes wrong is logged.
         """
-        loaded = self.attempt(name, partition, override)
-        self._tell(loaded)
-        return loaded
+        return self.bind(self.prepare(name, override), partition)
 
     def attempt(self, name: str, partition: Partition, override: str | None = None) -> Loaded:
         """As `load`, but what goes wrong is left to the caller to tell."""
+        return self._bind(self.prepare(name, override), partition)
+
+    def prepare(self, name: str, override: str | None = None) -> Prepared:
+        """The part of `load` that needs no partition, and takes as long as builds do."""
         listing = self._repository.read(name, override)
         problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
-        loaded = Loaded(name, [], problems, {}, [listing.warning] if listing.warning else [])
+        prepared = Prepared(Loaded(name, [], problems, {}, [listing.warning] if listing.warning else []))
         for file in listing.files:
-            self._load_version(file, partition, loaded)
+            with _noting(file, prepared.loaded):
+                prepared.engines.append((file, self._engine(file.path, file.config.max_batch or None)))
+        return prepared
+
+    def bind(self, prepared: Prepared, partition: Partition) -> Loaded:
+        """The rest of `load`."""
+        loaded = self._bind(prepared, partition)
+        self._tell(loaded)
         return loaded
+
+    def _bind(self, prepared: Prepared, partition: Partition) -> Loaded:
+        for file, engine in prepared.engines:
+            with _noting(file, prepared.loaded):
+                self._bind_version(file, engine, partition, prepared.loaded)
+        return prepared.loaded
 
     def _tell(self, loaded: Loaded) -> None:
         """Each line once, though every tenant loads the model, until a load goes otherwise."""
@@ -91,19 +115,9 @@ class Library:
             if line not in before:
                 log.warning("%s", line)
 
-    def _load_version(self, file: ModelFile, partition: Partition, loaded: Loaded) -> None:
-        version = str(file.version)
-        try:
-            engine = self._engine(file.path, file.config.max_batch or None)
-            signature = apply(file.config, engine.signature)
-            executor = engine.bind(partition)
-        except Exception as error:
-            if not isinstance(error, EngineError):
-                log.exception("model %s %s: the library went wrong", file.name, version)
-            # Clients read this, and where the repository lies is not theirs to know.
-            reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.path.name}")
-            loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
-            return
+    def _bind_version(self, file: ModelFile, engine: Engine, partition: Partition, loaded: Loaded) -> None:
+        version, signature = str(file.version), apply(file.config, engine.signature)
+        executor = engine.bind(partition)
         how, why_not = batching(file.config, signature)
         if why_not:
             loaded.warnings.append(f"model {file.name} {version}: {why_not}")
@@ -120,6 +134,20 @@ class Library:
         if (engine := self._engines.get(key)) is None:
             engine = self._engines[key] = self._read(path, max_batch)
         return engine
+
+
+@contextmanager
+def _noting(file: ModelFile, loaded: Loaded) -> Iterator[None]:
+    """What fails is a problem of this version."""
+    version = str(file.version)
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, EngineError):
+            log.exception("model %s %s: the library went wrong", file.name, version)
+        # Clients read this, and where the repository lies is not theirs to know.
+        reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.path.name}")
+        loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
 
 
 def _which(entry: Entry) -> str:

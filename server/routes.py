@@ -29,8 +29,8 @@ async def live() -> Object:
 
 @router.get("/v2/health/ready")
 async def ready(service: TheService) -> Object:
-    if not service.ready:
-        raise Unavailable(f"the server is {service.state}")
+    if why := service.unready:
+        raise Unavailable(why)
     return {"ready": True}
 
 

@@ -16,7 +16,8 @@ from .catalog import Entry
 from .config import Config, TenantConfig
 from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
-from .library import Library, Loaded, Read
+from .keeping import open_builds
+from .library import Library, Loaded, Prepared, Read
 from .pins import Pins
 from .precedence import Precedence
 from .protocol.document import show
@@ -54,9 +55,10 @@ class Runtime:
         self.desks = desks
         self.manager = PartitionManager(device)
         settings = RuntimeSettings(copies=config.device.copies, warm_up="usual")
+        self.builds = open_builds(config.models)
         self.library = Library(
             Repository(config.models.repository, config.models.options),
-            read or (lambda path, max_batch: load_engine(path, device, settings, max_batch)),
+            read or (lambda path, max_batch: load_engine(path, device, settings, max_batch, self.builds)),
         )
         self.state: State = "starting"
         self.gone = asyncio.Event()
@@ -66,6 +68,8 @@ class Runtime:
         self._seats: dict[str, Seat] = {}
         self._served: dict[str, dict[str, Loaded]] = {name: {} for name in config.tenants}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
+        self._ordering = {name: asyncio.Lock() for name in config.tenants}
+        self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load")
         self._repartitioning = asyncio.Lock()
         self._repartitions = 0
         self._loading: asyncio.Task[None] | None = None
@@ -160,10 +164,12 @@ class Runtime:
         self._check_may_call(tenant, name)
         if name not in await asyncio.to_thread(self.library.names):
             raise BadRequest(f"failed to load {name!r}: not in the repository")
-        async with self._changing[tenant]:
-            loaded = await self._load(tenant, name, override)
-            if loaded.served or not self._serves(tenant, name):
-                await self._put(tenant, loaded)
+        async with self._ordering[tenant]:
+            prepared = await self._read_model(tenant, name, override)
+            async with self._changing[tenant]:
+                loaded = await self._bind(tenant, prepared)
+                if loaded.served or not self._serves(tenant, name):
+                    await self._put(tenant, loaded)
         if not loaded.served:
             reason = "; ".join(problem.reason for problem in loaded.problems)
             raise BadRequest(f"failed to load {name!r}: {reason}")
@@ -175,7 +181,7 @@ class Runtime:
         Raises NotFound for a model that is not the tenant's.
         """
         self._check_may_call(tenant, name)
-        async with self._changing[tenant]:
+        async with self._ordering[tenant], self._changing[tenant]:
             if name in self._served[tenant]:
                 await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", "unloaded")], {}))
                 log.info("unloaded for %s: %s", tenant, name)
@@ -191,23 +197,28 @@ class Runtime:
             return await asyncio.to_thread(probes.locate, self.manager.held)
 
     async def drain(self, grace: float) -> None:
-        """Say that the server is not ready; `grace` seconds later refuse new work, and return when the last is answered."""
+        """Say that the server is not ready; `grace` seconds later refuse new work, and return when the last is answered.
+
+        Models that are being built by then are abandoned.
+        """
         if self.state in ("closed", "lost"):
             return
         self._become("draining")
         log.info("draining: not ready from now on, new requests are refused in %g s", grace)
         await asyncio.sleep(grace)
+        self.builds.close()
         await self._empty("the server is draining")
         log.info("drained: every request was answered")
 
     async def close(self) -> None:
-        """Finish what is in flight and release the device. Calling it again does nothing."""
+        """Finish what is in flight, but for builds, and release the device. Calling it again does nothing."""
         if self.state == "closed":
             return
         self._become("closed")
+        self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # A change that has begun goes on to its end.
-            for lock in (self._repartitioning, *self._changing.values()):
+            for lock in (*self._ordering.values(), self._repartitioning, *self._changing.values()):
                 await locks.enter_async_context(lock)
             workers, self._workers = self._workers, {}
             await asyncio.to_thread(_close, workers.values())
@@ -217,6 +228,7 @@ class Runtime:
                 desk.close()
             self.manager.close()
             self.device.close()
+            self._loaders.shutdown(wait=False)
 
     def lose(self, error: DeviceLost) -> None:
         """The device is lost for everyone: not ready at once, nothing new is taken, and what waits is told. Any thread.
@@ -297,16 +309,24 @@ class Runtime:
         for name in names:
             if self.state != "starting":
                 return
-            async with self._changing[tenant.name]:
-                await self._put(tenant.name, await self._load(tenant.name, name, None))
+            async with self._ordering[tenant.name]:
+                prepared = await self._read_model(tenant.name, name, None)
+                async with self._changing[tenant.name]:
+                    await self._put(tenant.name, await self._bind(tenant.name, prepared))
         if not any(self._served_names(tenant.name)):
             log.warning(
                 "tenant %s is served nothing: %s", tenant.name, "every model failed" if names else "it may call no model"
             )
 
-    async def _load(self, tenant: str, name: str, override: str | None) -> Loaded:
+    async def _read_model(self, tenant: str, name: str, override: str | None) -> Prepared:
+        """Read a model, which takes minutes where it has to be built: with no partition held, for what goes on meanwhile, and
+        on threads that nothing else waits for. A tenant has one at a time.
+        """
         self.desks[tenant].announce(name)
-        return await asyncio.to_thread(self.library.load, name, self._workers[tenant].partition, override)
+        return await asyncio.get_running_loop().run_in_executor(self._loaders, self.library.prepare, name, override)
+
+    async def _bind(self, tenant: str, prepared: Prepared) -> Loaded:
+        return await asyncio.to_thread(self.library.bind, prepared, self._workers[tenant].partition)
 
     async def _put(self, tenant: str, loaded: Loaded) -> None:
         """Serve what was loaded in place of what was; the old is closed once its last request ended."""

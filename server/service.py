@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -55,14 +56,30 @@ class Service:
         self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self.state: State = "starting"
+        self._patience = config.server.watchdog / 4 or float("inf")
+        self._heard = float("inf")
 
     def __repr__(self) -> str:
         return f"<Service {self.state}, of {', '.join(self.tenants) or 'nobody'}>"
 
     @property
+    def unready(self) -> str | None:
+        """Why new work is not welcome; None when every model was tried, nobody asked the server to stop, and the device's
+        process, if that is another, was heard of a moment ago.
+        """
+        if self.state != "serving":
+            return f"the server is {self.state}"
+        silence = time.monotonic() - self._heard
+        return None if silence <= self._patience else f"the device's process has been silent for {silence:.0f} s"
+
+    @property
     def ready(self) -> bool:
-        """Whether new work is welcome: every model was tried, and nobody asked the server to stop."""
-        return self.state == "serving"
+        """Whether new work is welcome."""
+        return self.unready is None
+
+    def heard(self) -> None:
+        """The device's process, which is another, turns: it says so again and again from now on."""
+        self._heard = time.monotonic()
 
     def become(self, state: State) -> None:
         """This is the server's state from now on."""

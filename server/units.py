@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_PER_SECOND = {"us": 10**6, "ms": 10**3, "s": 1}
+_SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # as fractions, so that 500us is 0.0005
 _MOST_CORES = 2**16  # so that a slip such as "0-99999999999" is a message and not a full memory
 _MOST_SHOWN = 60  # characters of a value, so that a file pasted into it does not bury what was expected
 
@@ -105,8 +105,9 @@ def _size(value: object) -> int:
 
 
 def _duration(value: object) -> float:
-    found = _match(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(us|ms|s)", value)
-    return float(found[1]) / _PER_SECOND[found[2]]
+    found = _match(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(us|ms|s|min)", value)
+    times, over = _SECONDS[found[2]]
+    return float(found[1]) * times / over
 
 
 def _cores(value: object) -> tuple[int, ...]:
@@ -154,7 +155,7 @@ def _list(value: object) -> list[object]:
 
 TEXT = Kind("a text of at least one character", _text)
 SIZE = Kind("a size: bytes as a whole number, or a text such as '64MiB' or '10MB'", _size)
-DURATION = Kind("a duration: a text such as '500us', '10ms' or '1.5s'", _duration)
+DURATION = Kind("a duration: a text such as '500us', '10ms', '1.5s' or '15min'", _duration)
 CORES = Kind("core numbers, each once and ascending, as a text such as '0-7' or '0,2-3'", _cores)
 DIGEST = Kind("a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", _digest, secret=True)
 DIGESTS = Kind("a list of SHA-256 digests: each the 64 hexadecimal digits that sha256sum prints", _digests, secret=True)

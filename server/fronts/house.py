@@ -12,6 +12,7 @@ from typing import Any
 
 from ..config import Config
 from ..desk import State
+from ..watch import interval
 from . import children, door, doorman, process
 from .channel import Channel
 from .cores import Shares
@@ -19,15 +20,14 @@ from .desk import RemoteDesk
 from .forward import Forwarded, answer
 from .heads import HOUSE, STRANGERS
 from .process import Outfit
+from .restarts import Restarts
 
 log = logging.getLogger("greenlane.fronts")
 
 PARTING = 5.0
 """Seconds a process may take to end when it is told to: more than `body.LAST`, which it gives those who read no answers."""
-_STABLE = 5.0
-"""Seconds after which a process that dies is started again at once; one that dies earlier waits, twice as long each time."""
-_PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
+"""Seconds between two tries to start something for which there may be no memory."""
 
 
 class Front:
@@ -51,26 +51,6 @@ class Front:
         if self.door:
             self.door.close()
             self.door = None
-
-
-class Restarts:
-    """How long to wait before something that died is started again."""
-
-    def __init__(self) -> None:
-        self._started = 0.0
-        self._pause = 0.0
-
-    def started(self, now: float) -> None:
-        """It was started, at this time in seconds."""
-        self._started = now
-
-    def pause(self, now: float) -> float:
-        """It died at this time: the seconds to wait."""
-        if now - self._started > _STABLE:
-            self._pause = 0.0
-            return 0.0
-        self._pause = min(_LONGEST_PAUSE, max(_PAUSE, 2 * self._pause))
-        return self._pause
 
 
 class House:
@@ -110,6 +90,7 @@ class House:
         """Start every process. They answer from now on, what they can. After an error there may be some to `kill`."""
         await asyncio.gather(self._start_doorman(), *map(self._start, self._fronts.values()))
         self._watch(self._mind_doorman())
+        self._watch(self._beat())
         for front in self._fronts.values():
             self._watch(self._mind(front))
 
@@ -220,6 +201,13 @@ class House:
                 await self._reopened(front.name)
                 left.close()
 
+    async def _beat(self) -> None:
+        """Tell every process that this one still turns: one that is not told says that the server is not ready."""
+        while not self._closing.is_set() and self._config.server.watchdog:
+            for front in self._fronts.values():
+                front.channel.tell("beat")
+            await self._rest(interval(self._config.server.watchdog))
+
     async def _mind_doorman(self) -> None:
         while True:
             assert self._control
@@ -231,7 +219,7 @@ class House:
             await self._buried(self._doorman, "the doorman", self._doorman_restarts)
             await self._insist(self._start_doorman)
 
-    async def _buried(self, process: BaseProcess | None, what: str, restarts: "Restarts") -> None:
+    async def _buried(self, process: BaseProcess | None, what: str, restarts: Restarts) -> None:
         """Wait until it has ended, and then for as long as it should be left alone."""
         assert process
         await asyncio.to_thread(children.end, process, PARTING)

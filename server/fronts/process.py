@@ -94,6 +94,7 @@ class Process:
                 "publish": self._publish,
                 "place": self._place,
                 "become": self._become,
+                "beat": self._beat,
                 "refuse": self._refuse,
                 "retired": self._retired,
                 "report": self._report,
@@ -237,6 +238,9 @@ class Process:
         if state == "serving":
             gc.collect()
             gc.freeze()
+
+    def _beat(self) -> None:
+        self._service.heard()
 
     def _refuse(self, reason: str) -> None:
         if self._tenant:

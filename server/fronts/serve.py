@@ -12,11 +12,13 @@ from typing import Any
 from partitions import Device
 
 from .. import listen, web
-from ..app import DEVICE_LOST, PARTING, ROUTERS, freeze
+from ..app import PARTING, ROUTERS, freeze
 from ..config import Config
 from ..desk import State
+from ..exits import NEEDS_RESTART
 from ..runtime import Runtime
 from ..service import Service
+from ..watchdog import Watchdog
 from . import children
 from .cores import TOO_FEW, share, trespasses
 from .desk import open_remote
@@ -41,7 +43,8 @@ async def serve(
     `cores` says which of the host's a process may run on; where its device sets none aside for the tenants, this process
     shares them with those that speak HTTP, and runs on its own from then on.
     """
-    told = _signalled()
+    told, watchdog = _signalled(), Watchdog(config.server)
+    watchdog.start()
     await asyncio.to_thread(children.prepare)
     service = Service(config, [])
     desks = {name: open_remote(tenant) for name, tenant in config.tenants.items()}
@@ -62,6 +65,7 @@ async def serve(
         return status
     finally:
         house.kill()
+        await watchdog.close()
 
 
 async def _start(house: House, runtime: Runtime, place: Callable[[], None]) -> None:
@@ -84,6 +88,7 @@ def _place(config: Config, house: House, runtime: Runtime, allowed: Iterable[int
         return
     if shares := share(allowed, chosen):
         house.place(shares)
+        runtime.builds.place(shares.others)
         children.pin_threads(shares.device)
         log.info("%s", shares)
     else:
@@ -101,7 +106,7 @@ async def _end(told: asyncio.Event, house: House, runtime: Runtime, abandon: Cal
         if first > _GONE:
             return 0
     await asyncio.sleep(PARTING)
-    return DEVICE_LOST
+    return NEEDS_RESTART
 
 
 async def _leave(house: House, runtime: Runtime) -> None:

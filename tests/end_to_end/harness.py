@@ -114,7 +114,7 @@ def cores() -> list[int]:
 def configuration(root: Path, *tenants: TenantConfig, **server: Any) -> Config:
     """A configuration in code; without tenants, one called acme that is served everything on one core."""
     tenants = tenants or (TenantConfig(name="acme", granules=1, models=("*",)),)
-    settings = {"default_tenant": tenants[0].name, "drain_grace": 0.0, **server}
+    settings = {"default_tenant": tenants[0].name, "drain_grace": 0.0, "watchdog": 0.0, **server}
     return Config(
         server=ServerConfig(**settings),
         device=DeviceConfig(),

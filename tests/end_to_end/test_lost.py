@@ -11,8 +11,8 @@ import pytest
 from engines import DATATYPES, Engine, Signature, TensorSpec
 from partitions import DeviceLost
 from server import runtime as runtimes
-from server.app import DEVICE_LOST
 from server.config import TenantConfig
+from server.exits import NEEDS_RESTART
 from tests.fakes import FakeDevice, FakeEngine, Script
 
 from .harness import PATIENCE, configuration, serving
@@ -29,7 +29,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """The script of every engine that is loaded from now on."""
     script = Script()
 
-    def load(path: Path, device: Any = None, settings: Any = None, max_batch: Any = None) -> Engine:
+    def load(path: Path, device: Any = None, settings: Any = None, max_batch: Any = None, builds: Any = None) -> Engine:
         return FakeEngine(SIGNATURE, script)
 
     monkeypatch.setattr(runtimes, "load_engine", load)
@@ -73,7 +73,7 @@ def test_a_device_that_is_lost_under_load_is_told_to_everyone_and_ends_the_proce
         assert httpx.get(f"{served.url}/v2/health/ready").status_code == 200
         gate.open()
         assert gone.wait(PATIENCE)
-        assert abandoned == [DEVICE_LOST] == [70]
+        assert abandoned == [NEEDS_RESTART] == [70]
         answers = [asked.result(PATIENCE) for asked in asking]
         refused = [answer for answer in answers if answer.status_code != 200]
         assert len(refused) >= 2 * CLIENTS - 2, "those that run already may still end well"
@@ -84,4 +84,4 @@ def test_a_device_that_is_lost_under_load_is_told_to_everyone_and_ends_the_proce
         assert ready.status_code == 503
         assert "lost" in ready.json()["error"]
         assert httpx.get(f"{served.url}/v2/health/live").status_code == 200
-    assert abandoned == [DEVICE_LOST]
+    assert abandoned == [NEEDS_RESTART]

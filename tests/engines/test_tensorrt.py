@@ -2,6 +2,8 @@
 
 import gc
 import os
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import ModelRefused, TensorMismatch, load_engine
+from engines import Builds, CacheFolder, ModelRefused, RuntimeSettings, TensorMismatch, load_engine
+from engines.builder import BuildOptions, build_cached
 from engines.tensorrt_api import LIBRARIES, find_tensorrt
 from partitions import DeviceLost
 from partitions.cpu import open_cpu
@@ -348,10 +351,17 @@ def rtx() -> Any:
         pytest.skip(str(refusal))
 
 
+def known(path: Path, options: BuildOptions = BuildOptions(), device: str = "") -> None:  # noqa: B008
+    """Have the simulated library know the plan of a model that a child will build: every build gives the same bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        build_cached(path, Path(folder), options, device=device)
+
+
 def test_an_onnx_file_is_built_once_into_a_folder_beside_it(tmp_path: Path, rtx: Any) -> None:
     path, gpu = tmp_path / "double.onnx", Gpu()
     path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
     with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+        known(path)
         engine = load_engine(path, bench.device)
         assert engine.path.parent == tmp_path / ".greenlane"
         made = os.stat(engine.path).st_mtime_ns
@@ -362,26 +372,72 @@ def test_an_onnx_file_is_built_once_into_a_folder_beside_it(tmp_path: Path, rtx:
         bench.close()
 
 
+def test_plans_and_kernels_are_kept_in_one_folder_where_no_model_takes_another_s(tmp_path: Path, rtx: Any) -> None:
+    """Models' files mostly have the same name, so that does not decide."""
+    gpu, texts = Gpu(), ("y = Add(x, x)", "y = Mul(x, x)")
+    builds = Builds(CacheFolder([tmp_path / "cache"]))
+    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+        files = [tmp_path / name / "model.onnx" for name in ("one", "two")]
+        for path, text in zip(files, texts, strict=True):
+            path.parent.mkdir()
+            path.write_bytes(model(f"m (float[2, 3] x) => (float[2, 3] y) {{ {text} }}"))
+            known(path)
+        files.append(bench.plan().rename(tmp_path / "one" / "model.plan"))
+        answers = []
+        for path in files:
+            executor = load_engine(path, bench.device, builds=builds).bind(bench.partition)
+            answers.append(run(executor, DATA)[0].tolist())
+            executor.close()
+        bench.close()
+    assert answers == [(2 * DATA).tolist(), (DATA * DATA).tolist(), affine(DATA).tolist()]
+    names = sorted(path.suffix for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock")
+    assert names == [".cache"] * 3 + [".plan"] * 2
+    assert [path.name for path in (tmp_path / "one").iterdir()] in (["model.onnx", "model.plan"], ["model.plan", "model.onnx"])
+
+
+def test_kernels_are_kept_where_the_settings_say_before_where_plans_are(tmp_path: Path, bench: Bench) -> None:
+    builds, settings = Builds(CacheFolder([tmp_path / "cache"])), RuntimeSettings(cache_path=tmp_path / "kernels")
+    load_engine(bench.plan(), bench.device, settings, builds=builds).bind(bench.partition).close()
+    assert (tmp_path / "kernels").exists()
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning_for_kernels(
+    tmp_path: Path, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    executor = load_engine(bench.plan(), bench.device, builds=Builds(CacheFolder([tmp_path / "cache"]))).bind(bench.partition)
+    assert run(executor, DATA)[0].tolist() == affine(DATA).tolist()
+    executor.close()
+    assert caplog.messages[0].startswith(f"nothing can be kept in {tmp_path / 'cache'} (Not a directory): kernels are compiled")
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
 def test_an_onnx_file_is_built_for_as_many_rows_as_are_asked_for(tmp_path: Path, rtx: Any) -> None:
     path, gpu = tmp_path / "double.onnx", Gpu()
     path.write_bytes(model("double (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }"))
     with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+        for options in (BuildOptions(), BuildOptions(max_batch=32)):
+            known(path, options)
         engines = [load_engine(path, bench.device, max_batch=rows) for rows in (None, 32)]
         assert [engine.signature.inputs[0].limits for engine in engines] == [((1, 8), (3, 3)), ((1, 32), (3, 3))]
         bench.close()
 
 
-def test_a_library_that_measures_builds_for_each_kind_of_gpu(tmp_path: Path, rtx: Any) -> None:
+def test_a_library_that_measures_builds_on_the_gpu_and_for_each_kind_of_it(tmp_path: Path, rtx: Any) -> None:
     path = tmp_path / "double.onnx"
     path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
+    builds = Builds(command=[sys.executable, "-m", "tests.engines.as_tensorrt", str(tmp_path)])
     built = set()
     for name, arch in (("one", "90"), ("another", "90"), ("one", "100")):
         gpu = Gpu()
         gpu.name, gpu.arch = name, arch
         with opened(tmp_path, library(gpu, "tensorrt", **building(gpu, rtx)), gpu) as bench:
-            built |= {bench.load(path).path, bench.load(path).path}
+            known(path)
+            built |= {load_engine(path, bench.device, builds=builds).path for _ in range(2)}
             bench.close()
     assert len(built) == 3
+    assert (tmp_path / "gpu-0").exists()
 
 
 def test_the_simulated_library_goes_by_one_of_the_real_names() -> None:

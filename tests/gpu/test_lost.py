@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from server.app import DEVICE_LOST
+from server.exits import NEEDS_RESTART
 
 from .networks import mlp, plan
 from .process import PATIENCE, Client, _wait_until_ready
@@ -130,7 +130,7 @@ class TestLost:
             process.send_signal(signal.SIGUSR1)
             answers = {tenant: [asked.result(BOUND) for asked in several] for tenant, several in asking.items()}
             assert_lost(looking.result(BOUND), case, "lost")
-            assert process.wait(BOUND) == DEVICE_LOST == 70, case.log
+            assert process.wait(BOUND) == NEEDS_RESTART == 70, case.log
         for told in answers.values():
             for answer in told:
                 assert_lost(answer, case, "the device is lost: ")

@@ -192,7 +192,10 @@ def test_a_file_in_another_encoding_is_told_with_its_line(folder: Path) -> None:
         (sections() + "[models.a]\nmax_bacth = 1", "models.a.max_bacth: unknown key; did you mean 'max_batch'?"),
         (sections(tenants=ACME + "QUEUE = 1"), "tenants.acme.QUEUE: unknown key; did you mean 'queue'?"),
         (sections() + "[models.a]\ndelay = '1ms'", "models.a.delay: unknown key; did you mean 'batch_delay'?"),
-        (sections(models="repository = 'models'\nmax = 1"), "models.max: unknown key; expected repository"),
+        (
+            sections(models="repository = 'models'\nmax = 1"),
+            "models.max: unknown key; expected repository or cache or build_timeout",
+        ),
         (sections() + "[models.a.b]", "models.a.b: unknown key; expected max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
         (sections(server="priority = 1"), "server.priority: unknown key; expected host or port or "),
@@ -325,6 +328,19 @@ def test_a_folder_is_no_configuration(folder: Path, monkeypatch: pytest.MonkeyPa
     assert str(refused.value) == f".: cannot be read at {folder}: Is a directory"
 
 
+def test_the_cache_lies_relative_to_the_file_and_a_build_has_a_quarter_of_an_hour(folder: Path) -> None:
+    assert load(write(folder, sections())).models == ModelsConfig(
+        repository=folder / "models", cache=None, build_timeout=900.0, options={}
+    )
+    models = load(write(folder, sections(models="repository = 'models'\ncache = 'kept'\nbuild_timeout = '2min'"))).models
+    assert (models.cache, models.build_timeout) == (folder / "kept", 120.0)
+
+
+def test_a_model_may_be_called_cache(folder: Path) -> None:
+    models = load(write(folder, sections(models="repository = 'models'\n[models.cache]\nmax_batch = 4"))).models
+    assert (models.cache, models.options["cache"].max_batch) == (None, 4)
+
+
 def test_a_file_is_no_repository(folder: Path) -> None:
     (problem,) = problems(folder, sections(models="repository = 'greenlane.toml'"))
     assert "is not an existing directory" in problem
@@ -338,7 +354,7 @@ def test_a_section_that_is_no_table_is_refused_with_how_to_write_it(folder: Path
 def test_a_tenant_or_model_that_is_no_table_is_refused(folder: Path) -> None:
     text = sections(models="repository = 'models'\na = [1]") + "[tenants]\nglobex = true"
     assert problems(folder, text) == [
-        "models.a: unknown key; expected repository",
+        "models.a: unknown key; expected repository or cache or build_timeout",
         "tenants.globex: true is not a table; write [tenants.globex]",
     ]
 

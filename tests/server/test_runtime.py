@@ -1,6 +1,8 @@
 """The runtime over fakes: faults at every step of a repartition, loading and unloading, draining."""
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from server.runtime import Runtime
 from server.service import LocalDesk, Service, Tenant
 from server.slots import SMALLEST
 from server.ticket import Done
-from tests.fakes import FakeDevice, FakeEngine, Script
+from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
 from tests.memory import watched
 
 FP32 = DATATYPES["FP32"]
@@ -541,3 +543,33 @@ async def test_a_server_that_is_stopped_while_it_loads_loads_no_more(root: Path)
 async def test_the_probe_says_where_everyone_ran(root: Path) -> None:
     async with serving(root) as site:
         assert await site.runtime.probe() == {"acme": {0, 1}, "globex": {2, 3}}
+
+
+async def test_a_tenant_is_moved_and_served_while_a_model_of_its_own_is_being_built(root: Path) -> None:
+    """What takes minutes holds nothing that a repartition or a new HTTP process waits for."""
+    building, built = threading.Event(), threading.Event()
+
+    async with serving(root) as site:
+        read = site.read
+
+        def build(path: Path, max_batch: int | None) -> Engine:
+            building.set()
+            assert built.wait(PATIENCE)
+            return read(path, max_batch)
+
+        site.runtime.library._read = build
+        os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
+        loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        assert await asyncio.to_thread(building.wait, PATIENCE)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                assert (await site.runtime.repartition({"acme": 3})).movers == ("acme",)
+                await site.infer("acme")
+                await site.runtime.reopen("acme")
+                unloading = asyncio.ensure_future(site.runtime.unload("acme", "a"))
+        finally:
+            built.set()
+        await loading
+        await unloading
+        assert site.tenant("acme").catalog.index()[0].state == "UNAVAILABLE", "it was unloaded after it was loaded"
+        assert site.runtime._workers["acme"].executors.keys() == {site.tenant("acme").catalog.find("b").key}

@@ -235,3 +235,23 @@ async def test_a_desk_that_is_closed_hears_no_more_and_holds_no_descriptors() ->
     assert not asyncio.get_running_loop().remove_reader(event)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(event)
+
+
+def test_a_server_whose_device_is_another_process_is_ready_only_while_that_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a quarter of `server.watchdog`; one in which both are one process hears of nobody."""
+    now = 100.0
+    monkeypatch.setattr("server.service.time.monotonic", lambda: now)
+    config = replace(CONFIG, server=ServerConfig(watchdog=20.0))
+    services = [Service(replace(CONFIG, server=ServerConfig(watchdog=seconds)), []) for seconds in (20.0, 0.0)]
+    for service in (*services, alone := Service(config, [])):
+        service.become("serving")
+    for service in services:
+        service.heard()
+    now = 105.0
+    assert [service.ready for service in (*services, alone)] == [True, True, True]
+    now = 106.0
+    assert [service.unready for service in (*services, alone)] == ["the device's process has been silent for 6 s", None, None]
+    services[0].heard()
+    assert services[0].ready
+    services[0].become("draining")
+    assert services[0].unready == "the server is draining"

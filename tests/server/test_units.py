@@ -46,7 +46,7 @@ def test_what_is_no_size_is_refused_with_what_came(value: object) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("500us", 0.0005), ("10ms", 0.01), ("1s", 1.0), ("1.5s", 1.5), ("0s", 0.0), ("0.25ms", 0.00025)],
+    [("500us", 0.0005), ("10ms", 0.01), ("1s", 1.0), ("1.5s", 1.5), ("0s", 0.0), ("0.25ms", 0.00025), ("15min", 900.0)],
 )
 def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
     assert DURATION.read(text) == seconds

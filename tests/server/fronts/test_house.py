@@ -1,6 +1,6 @@
 """How long what dies is left alone. What the house does with real processes is in tests/end_to_end/test_fronts.py."""
 
-from server.fronts.house import Restarts
+from server.fronts.restarts import Restarts
 
 
 def test_what_dies_late_is_started_at_once() -> None:

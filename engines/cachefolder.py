@@ -1,0 +1,63 @@
+"""The directory where built plans and compiled kernels are kept: chosen once, when something is first to be kept."""
+
+import logging
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Lock
+
+log = logging.getLogger("greenlane.engines")
+
+
+class CacheFolder:
+    """The first of some directories that can be written. Any thread may call.
+
+    Nothing is looked at or made before `path` is called, so a server that keeps nothing leaves nothing behind.
+    """
+
+    def __init__(self, candidates: Iterable[Path]) -> None:
+        self._candidates = tuple(candidates)
+        self._choosing = Lock()
+        self._path: Path | None = None
+        if not self._candidates:
+            raise ValueError("a cache folder needs at least one directory to choose from")
+
+    def __repr__(self) -> str:
+        return f"<CacheFolder {self._path or ' or '.join(map(str, self._candidates))}>"
+
+    def path(self) -> Path:
+        """The directory, which is made. Blocks. The log says once which it is, and why not one before it.
+
+        Where none can be written it is the last one all the same: what was kept there earlier may still be read.
+        """
+        with self._choosing:
+            if self._path is None:
+                self._path = self._choose()
+            return self._path
+
+    def _choose(self) -> Path:
+        refusals: list[str] = []
+        for candidate in self._candidates:
+            if (refusal := _refusal(candidate)) is None:
+                others = "".join(f"; not in {each}" for each in refusals)
+                log.info("built plans and compiled kernels are kept in %s%s", candidate, others)
+                return candidate
+            refusals.append(f"{candidate} ({refusal})")
+        log.warning(
+            "nothing can be kept in %s: kernels are compiled at every start, and an ONNX file whose plan is not there yet "
+            "is refused; name a directory that can be written (models.cache)",
+            " or ".join(refusals),
+        )
+        return self._candidates[-1]
+
+
+def _refusal(folder: Path) -> str | None:
+    """Why a directory cannot be written, found by making it and a file in it, which leaves no name behind."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except FileExistsError:
+        return "Not a directory"
+    except OSError as error:
+        return error.strerror or str(error)

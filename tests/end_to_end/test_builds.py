@@ -1,0 +1,131 @@
+"""Builds of a whole server: the real builder in a child process, for a simulated GPU."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from engines.errors import ModelRefused
+from engines.tensorrt_api import find_tensorrt
+from tests.engines.small import ADD, model
+
+from .harness import cores
+from .processes import Running, alive, client, configure
+from .wire import until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+SERVER = """
+import sys
+from engines.tensorrt_api import find_tensorrt
+from server.__main__ import main
+from tests.simulation import Gpu, installed
+from tests.simulation.building import building
+from tests.simulation.tensorrt import library
+
+if __name__ == "__main__":
+    gpu = Gpu()
+    with installed(gpu, library(gpu, **building(gpu, find_tensorrt(["tensorrt_rtx"]).module))):
+        sys.exit(main(["--config", sys.argv[1]]))
+"""
+TENANTS = """
+[tenants.acme]
+granules = 1
+models = ["slow"]
+[tenants.globex]
+granules = 1
+models = ["slow"]
+"""
+
+
+class Building(Running):
+    """A server that begins to build."""
+
+    def start(self) -> None:
+        self._reader.start()
+        self.told("building it in process ")
+
+    def hold(self) -> int:
+        """Have the builder never end. Its process."""
+        (pid,) = (int(found[1]) for line in self.log if (found := re.search(r"building it in process (\d+)", line)))
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    try:
+        find_tensorrt(["tensorrt_rtx"])
+    except ModelRefused as refusal:
+        pytest.skip(str(refusal))
+    path = tmp_path / "models" / "slow" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(model(ADD))
+    return tmp_path / "models"
+
+
+@contextmanager
+def building(folder: Path, config: Path) -> Iterator[Building]:
+    script = folder / "building.py"
+    script.write_text(SERVER)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    words = [sys.executable, str(script), str(config)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as popen:
+        server = Building(popen)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()
+
+
+def configured(folder: Path, repository: Path, models: str = "") -> Path:
+    return configure(folder / "c.toml", repository, f"{models}\n{TENANTS}\n[device]\nbackend = 'cuda'")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_during_a_build_leaves_no_child(tmp_path: Path, repository: Path, number: signal.Signals) -> None:
+    with building(tmp_path, configured(tmp_path, repository)) as server:
+        builder = server.hold()
+        until(lambda: any(one.pid == builder for one in server.family()))
+        family = server.family()
+        server.signal(number)
+        assert server.wait(20) == (0 if number == signal.SIGTERM else -number)
+        until(lambda: not alive(family))
+        assert not [line for line in server.log if "Traceback" in line]
+
+
+def test_a_build_that_never_ends_is_its_model_s_failure_and_of_nobody_else(tmp_path: Path, repository: Path) -> None:
+    """Both tenants are told, after one build: the server does not try once for each."""
+    with building(tmp_path, configured(tmp_path, repository, 'build_timeout = "3s"')) as server:
+        server.hold()
+        server.told("listening on ")
+        server.told("ready: ")
+        server.told("model slow 1 is unavailable: slow/1/model.onnx: the build took more than 3 s and was ended")
+        assert sum("building it in process" in line for line in server.log) == 1
+        found = re.search(r"listening on http://\S+?:(\d+)", "".join(server.log))
+        assert found
+        server.port = int(found[1])
+        for tenant in ("acme", "globex"):
+            with client(server, **{"X-Tenant": tenant}) as http:
+                assert http.get("/v2/health/ready").status_code == 200
+                (entry,) = http.post("/v2/repository/index").json()
+                assert entry["state"] == "UNAVAILABLE"
+                assert "allow it more (models.build_timeout)" in entry["reason"]
+                assert str(tmp_path) not in entry["reason"], "where the repository lies is nobody's business"
+
+
+def test_a_builder_that_crashes_takes_nobody_along(tmp_path: Path, repository: Path) -> None:
+    with building(tmp_path, configured(tmp_path, repository)) as server:
+        builder = server.hold()
+        for number in (signal.SIGSEGV, signal.SIGCONT):
+            os.kill(builder, number)
+        server.told("model slow 1 is unavailable: slow/1/model.onnx: the build was ended by signal 11 (SIGSEGV)")
+        server.told("ready: ")
+        assert server.popen.poll() is None

@@ -1,0 +1,167 @@
+"""A device's process that hangs: it is not ready, says where it hangs, and ends with a status that has it started again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from server.exits import NEEDS_RESTART
+
+from .harness import cores
+from .processes import Running, Standing, alive, client, configure, running
+from .wire import until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+KEEPS_THE_INTERPRETER = "ctypes.PyDLL(None).sleep(600)"
+BLOCKS_THE_LOOP = "loops[0].call_soon_threadsafe(time.sleep, 600)"
+
+SERVER = """
+import asyncio, ctypes, os, sys, threading, time
+from server import __main__ as command
+from server.runtime import Runtime
+
+loops, start = [], Runtime.start
+
+async def remembered(runtime):
+    loops.append(asyncio.get_running_loop())
+    await start(runtime)
+
+def hang_when_told():
+    sys.stdin.readline()
+    {how}
+
+if __name__ == "__main__":
+    Runtime.start = remembered
+    threading.Thread(target=hang_when_told, daemon=True).start()
+    sys.exit(command.main(["--config", sys.argv[1]]))
+"""
+
+
+class Hanging(Running):
+    """A server that hangs when it is told to."""
+
+    def hang(self) -> None:
+        assert self.popen.stdin
+        self.popen.stdin.write("now\n")
+        self.popen.stdin.flush()
+
+
+class Inline(Hanging):
+    """The same with HTTP in the device's process, where uvicorn says where it listens."""
+
+    def start(self) -> None:
+        self._reader.start()
+        self.told("ready: ")
+
+
+@contextmanager
+def hanging(folder: Path, config: Path, how: str, kind: type[Hanging] = Hanging) -> Iterator[Hanging]:
+    script = folder / "hanging.py"
+    script.write_text(SERVER.format(how=how))
+    words = [sys.executable, str(script), str(config)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stderr=pipe, text=True, env=environment) as popen:
+        server = kind(popen)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.close()
+
+
+def configured(folder: Path, repository: Path, watchdog: str, **server: str) -> Path:
+    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
+    return configure(folder / "c.toml", repository, tenants, watchdog=f'"{watchdog}"', **server)
+
+
+def watchers(server: Running) -> list[Standing]:
+    return [one for one in server.family() if b"server.watch" in command_line(one.pid)]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("how", [KEEPS_THE_INTERPRETER, BLOCKS_THE_LOOP], ids=["interpreter", "loop"])
+def test_a_process_that_hangs_is_not_ready_then_says_where_and_ends(standard: Path, tmp_path: Path, how: str) -> None:
+    with (
+        hanging(tmp_path, configured(tmp_path, standard, "6s"), how) as server,
+        client(server, **{"X-Tenant": "acme"}) as http,
+        client(server) as nobody,
+    ):
+        assert http.get("/v2/health/ready").status_code == 200
+        family = server.family()
+        server.hang()
+        for asker in (http, nobody):
+            until(lambda asker=asker: asker.get("/v2/health/ready").status_code == 503)  # type: ignore[misc]
+            assert "the device's process has been silent for" in asker.get("/v2/health/ready").json()["error"]
+            assert asker.get("/v2/health/live").status_code == 200
+        assert server.popen.poll() is None, "it was to be not ready before it ended"
+        assert server.wait() == NEEDS_RESTART == 70
+        until(lambda: not alive(family))
+        server.told("Here are the stacks of its threads; then it ends with status 70")
+        server.told("hang_when_told" if how == KEEPS_THE_INTERPRETER else "in main")
+
+
+def test_http_in_the_device_s_process_hangs_with_it_and_ends_too(standard: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path, standard, "1s", fronts='"inline"')
+    with hanging(tmp_path, config, KEEPS_THE_INTERPRETER, Inline) as server:
+        family = server.family()
+        server.hang()
+        assert server.wait() == NEEDS_RESTART
+        until(lambda: not alive(family))
+        server.told("hang_when_told")
+
+
+def test_a_process_that_was_stopped_goes_on(standard: Path, tmp_path: Path) -> None:
+    """As by a debugger: for longer than it may be silent."""
+    with running(configured(tmp_path, standard, "1s")) as server, client(server, **{"X-Tenant": "acme"}) as http:
+        until(lambda: len(watchers(server)) == 1)
+        server.signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        until(lambda: http.get("/v2/health/ready").status_code == 503)
+        until(lambda: time.monotonic() - stopped > 2.5)
+        server.signal(signal.SIGCONT)
+        until(lambda: http.get("/v2/health/ready").status_code == 200)
+        goes_on = time.monotonic()
+        until(lambda: time.monotonic() - goes_on > 1.5)
+        assert http.get("/v2/health/ready").status_code == 200
+        assert not any("has not turned" in line for line in server.log)
+
+
+def test_a_watchdog_that_ends_is_followed_by_another(standard: Path, tmp_path: Path) -> None:
+    with hanging(tmp_path, configured(tmp_path, standard, "2s"), KEEPS_THE_INTERPRETER) as server:
+        until(lambda: len(watchers(server)) == 1)
+        (first,) = watchers(server)
+        os.kill(first.pid, signal.SIGKILL)
+        server.told("the watchdog ended (status -9); starting another")
+        until(lambda: [one.pid for one in watchers(server)] not in ([], [first.pid]))
+        server.hang()
+        assert server.wait() == NEEDS_RESTART
+
+
+def test_without_a_limit_nobody_watches(standard: Path, tmp_path: Path) -> None:
+    with running(configured(tmp_path, standard, "0s")) as server, client(server, **{"X-Tenant": "acme"}) as http:
+        assert http.get("/v2/health/ready").status_code == 200
+        assert not watchers(server)
+
+
+def test_a_server_that_ends_in_order_is_not_held_up_by_who_watches(standard: Path, tmp_path: Path) -> None:
+    with running(configured(tmp_path, standard, "20s")) as server:
+        until(lambda: len(watchers(server)) == 1)
+        family = server.family()
+        server.signal()
+        assert server.wait() == 0
+        until(lambda: not alive(family))
+        assert not any("watchdog" in line for line in server.log)
