@@ -7,7 +7,7 @@ from typing import Any
 from partitions import Device
 
 from . import wire
-from .base import Engine, Executor, Room, Tensor, Work
+from .base import Engine, Executor, Preparing, Room, Tensor, Work
 from .callers import on_stream
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
@@ -24,6 +24,7 @@ __all__ = [
     "ExecutionFailed",
     "Executor",
     "ModelRefused",
+    "Preparing",
     "Room",
     "RuntimeSettings",
     "Signature",

@@ -5,6 +5,7 @@ a caller of this library has on the GPU already.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from .callers import selected
 from .datatypes import DataType
 from .errors import TensorMismatch
 from .memory import view
-from .signature import ALIGNMENT, Signature, TensorSpec
+from .signature import ALIGNMENT, Shape, Signature, TensorSpec
 
 
 class Tensor(NamedTuple):
@@ -143,6 +144,17 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free what it holds on the partition. Work in flight is a bug of the caller. Calling it again does nothing."""
+
+
+class Preparing(Executor, Protocol):
+    """An executor that compiles for shapes which it has not run yet. One that never does need not have the method."""
+
+    def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
+        """None where an inference of these shapes, one for each input, can be enqueued without compiling for them first.
+
+        Else a future that is done when it can be, and that fails with what `enqueue` would raise; the preparation has begun.
+        Shapes that the signature does not allow are None, for `enqueue` to refuse. Does not block. The thread that enqueues.
+        """
 
 
 class Engine(Protocol):

@@ -206,6 +206,7 @@ class Lane:
     def _hear(self) -> None:
         """Completions arrived."""
         ended = self._link.completions.take()
+        self._scheduler.aside = self._link.completions.aside()
         for done in ended:
             self._scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
             self.slots.heard(done)

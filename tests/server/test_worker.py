@@ -276,7 +276,7 @@ def test_halting_waits_for_what_is_in_flight_and_leaves_the_rest_to_the_next_wor
     gate.wait_for_arrival()
     bench.put(bench.ticket(1, 1), bench.ticket(2, 2))
     _, halted = in_a_thread(bench.worker.halt)
-    bench.tickets.wait_for_stop()
+    bench.tickets.wait_for_wake()
     assert not halted.done()
     gate.open()
     halted.result(PATIENCE)
@@ -307,7 +307,7 @@ def test_closing_finishes_what_was_begun(bench: Bench) -> None:
     bench.put(*(bench.ticket(number, number) for number in range(3)))
     gate.wait_for_arrival()
     _, closed = in_a_thread(bench.worker.close)
-    bench.tickets.wait_for_stop()
+    bench.tickets.wait_for_wake()
     gate.open()
     closed.result(PATIENCE)
     assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
