@@ -89,7 +89,7 @@ class Aside:
                 self._wake()
 
     def close(self) -> list[Ticket]:
-        """Wake nobody any more. Returns all that are aside, in the order they came, for the next worker; they count as before."""
+        """Wake nobody any more. Returns all that are aside, as they came, for the next worker; they count as before."""
         with self._closing:
             self._closed = True
         return sorted(self._all(), key=_serial)

@@ -53,7 +53,7 @@ class Place:
         self._enqueuing = False
 
     def leave(self, deaf: bool) -> None:
-        """There is no work to deal with until the device has done one; `deaf`: nor does any thread hear of tickets until then."""
+        """There is no work to deal with until the device has done one; `deaf`: and until then no thread hears of tickets."""
         self._deaf = deaf
         self._ending = False
 

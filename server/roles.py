@@ -16,27 +16,23 @@ class Roles:
     """What the threads of a worker, one or two, do now. Any of them calls any method, unless it says otherwise.
 
     The second of two is parked from the start. `wake` makes one thread that listens go on. `stopped` is whether all should end
-    once nothing is in flight.
+    once nothing is in flight. `alone` is whether the thread that waits for works has to look for tickets itself, as no other
+    listens. `long` is whether it waits for a long one, or did so last.
     """
 
     def __init__(self, threads: int, wake: Callable[[], None]) -> None:
-        self.stopped = False
+        self.stopped = self.long = False
+        self.alone = True
         self._wake = wake
         self._changing = Lock()
         self._parking = Semaphore(0)
         self._threads = threads
         self._parked = threads > 1
         self._waiting = False
-        self._long = False
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "one waits" if self._waiting else "none waits"
         return f"<Roles of {self._threads} threads, {state}{', one is parked' if self._parked else ''}>"
-
-    @property
-    def alone(self) -> bool:
-        """Whether the thread that asks has to look for tickets itself, as no other does. For the one that waits for works."""
-        return self._parked or self._threads < 2
 
     def enter(self) -> None:
         """For the second thread, before anything else: blocks while it is parked."""
@@ -44,7 +40,7 @@ class Roles:
 
     def listens(self) -> bool:
         """Whether the calling thread should listen, which has nothing else to do; it should end if not. Blocks while parked."""
-        if not self._long and not self._parked and self._threads > 1:
+        if not self.long and not self.alone:
             self._park()
         return not self.stopped
 
@@ -62,10 +58,10 @@ class Roles:
 
     def expect(self, long: bool) -> None:
         """The next work takes long, or it does not. For the thread that waits for works, before it blocks."""
-        if long == self._long:
+        if long == self.long:
             return
         with self._changing:
-            self._long = long
+            self.long = long
             if long:
                 self._unpark()
 
@@ -81,6 +77,7 @@ class Roles:
         with self._changing:
             self._threads -= 1
             self._unpark()
+            self.alone = True
             last = not self._threads
         if not last:
             self._wake()  # Another may be listening still.
@@ -88,13 +85,13 @@ class Roles:
 
     def _park(self) -> None:
         with self._changing:
-            if self._long or self._parked or self.stopped or self._threads < 2:
+            if self.long or self.alone or self.stopped:
                 return
-            self._parked = True
+            self._parked = self.alone = True
         self._parking.acquire()
 
     def _unpark(self) -> None:
         """With the lock."""
         if self._parked:
-            self._parked = False
+            self._parked = self.alone = False
             self._parking.release()

@@ -1,8 +1,9 @@
 """One tenant's bounded queue and its credits: what runs next. Pure decisions: no clock, no thread, no I/O.
 
-Rule 1: at most `credits` tickets are in flight, or as many as have lately ended within `horizon`; those that the worker has put
-aside are not, they wait. Rule 2: at most `limit` wait; one more is refused. Rule 3: the smallest priority number goes first, and among equals the one that came first. Rule 4:
-requests that may be joined go as `server.batches` decides; those that go together are one ticket in flight.
+Rule 1: at most `credits` tickets are in flight, or as many as have lately ended within `horizon`; those that the worker has
+put aside are not, they wait. Rule 2: at most `limit` wait; one more is refused. Rule 3: the smallest priority number goes
+first, and among equals the one that came first. Rule 4: requests that may be joined go as `server.batches` decides; those
+that go together are one ticket in flight.
 """
 
 from bisect import insort

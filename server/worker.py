@@ -135,7 +135,8 @@ class Worker:
         seat.link.tickets.open()
         shift = Shift(seat, self._precedence.join(seat.link.tickets.waiting), 1 if hosted else 2)
         self._shift = shift
-        shift.aside.wake()  # The worker before may have left some.
+        if shift.aside.count or seat.link.tickets.waiting():
+            seat.link.tickets.wake()  # Of what the worker before heard and did not begin, nothing else tells.
         names = [f"worker {self.partition!r}", f"worker {self.partition!r}, second"]
         self._running = [
             Thread(target=self._run, args=(shift, second), name=name, daemon=True)
@@ -199,39 +200,40 @@ class Worker:
     def _enqueue(self, shift: Shift, count: int) -> None:
         """Begin what came: so many tickets, or some that were put aside."""
         with shift.enqueuing:
+            now = time.monotonic_ns()
             shift.link.tickets.heard(count)
-            self._look_at = time.monotonic_ns() + (BUNDLE if self._took < BUNDLE else FRESH)
-            self._begin_all(shift)
+            self._look_at = now + (BUNDLE if self._took < BUNDLE else FRESH)
+            self._begin_all(shift, now)
 
     def _wait(self, shift: Shift) -> None:
         """Until nothing is in flight."""
-        flights, aside = shift.flights, shift.aside
-        shift.place.go_on()
+        flights, aside, roles, place = shift.flights, shift.aside, shift.roles, shift.place
+        place.go_on()
         while flights:
             self._finish(shift, flights.popleft())
-            if aside.ready or (flights and shift.roles.alone):
-                with shift.enqueuing:
-                    self._begin_all(shift)
-            elif flights:
-                shift.place.step_aside(time.monotonic_ns())
-        shift.place.leave(False)
+            if aside.count or flights:
+                now = time.monotonic_ns()
+                place.step_aside(now)
+                if aside.ready or (roles.alone and now > self._look_at):
+                    with shift.enqueuing:
+                        self._begin_all(shift, now)
+        place.leave(False)
 
-    def _begin_all(self, shift: Shift) -> None:
+    def _begin_all(self, shift: Shift, now: int) -> None:
         """Begin those that are there; where no other thread listens, they are looked for as well, but not too often."""
         place, roles, tickets, flights = shift.place, shift.roles, shift.link.tickets, shift.flights
         if shift.aside.count:
             self._resume(shift)
         while not roles.stopped:
-            now = time.monotonic_ns()
-            if flights:
-                place.step_aside(now)
-            if look := bool(flights) and roles.alone and now > self._look_at:
+            if look := roles.alone and now > self._look_at and bool(flights):
                 self._look_at = now + FRESH
             ticket = tickets.poll(look)
             if ticket is None:
                 break
             place.come(now)
             self._begin(shift, ticket)
+            now = time.monotonic_ns()
+            place.step_aside(now)
         place.rest()
 
     def _resume(self, shift: Shift) -> None:
@@ -298,7 +300,8 @@ class Worker:
     def _finish(self, shift: Shift, flight: Flight) -> None:
         slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()
         took = self._took if model == self._last else self._patience + 1
-        shift.roles.expect(took > BUNDLE)
+        if (took > BUNDLE) != shift.roles.long:
+            shift.roles.expect(took > BUNDLE)
         if took > BUNDLE:
             shift.place.leave(shift.roles.alone)
         if took > self._gathers or began - self._rung > self._patience:
