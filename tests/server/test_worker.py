@@ -433,16 +433,16 @@ def test_nobody_steps_aside_for_a_worker_whose_work_takes_long(bench: Bench) -> 
     assert bench.answer(bench.next()) == [1]
 
 
-@pytest.mark.parametrize("hosted", [False, True])
+@pytest.mark.parametrize(("hosted", "together"), [(False, False), (True, False), (True, True), (False, True)])
 def test_completions_of_short_works_are_told_together_where_telling_takes_the_workers_own_core(
-    monkeypatch: pytest.MonkeyPatch, hosted: bool
+    monkeypatch: pytest.MonkeyPatch, hosted: bool, together: bool
 ) -> None:
     told: list[int] = []
     write = os.eventfd_write
     with benched() as bench:
         bench.device.hosted = hosted
         bench.engine.script.reach = bench.tarry  # type: ignore[method-assign]
-        bench.worker.serve(bench.seat)
+        bench.worker.serve(bench.seat._replace(link=bench.link._replace(together=together)))
         bench.rush()
         monkeypatch.setattr(os, "eventfd_write", lambda event, count: (told.append(event), write(event, count)))
         for _ in range(20):
