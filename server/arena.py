@@ -1,6 +1,6 @@
 """The memory that the two sides of one tenant share, as two threads of a process or as two processes.
 
-It is one sparse file in memory: first the cells of the two rings and two single ones (see `server.link`), then for every
+It is one sparse file in memory: first the cells of the two rings and three single ones (see `server.link`), then for every
 slot a page for what is said about it, then the slots. A page is taken from the system when it is first written, so the size
 says little.
 """
@@ -47,6 +47,11 @@ class Arena:
         """How many tickets the device side has put aside, as one cell."""
         return self._single(1)
 
+    @property
+    def hosted(self) -> memoryview:
+        """1 if works are done on cores of the host, which requests are answered on as well, else 0, as one cell."""
+        return self._single(2)
+
     def _single(self, place: int) -> memoryview:
         start = (2 * self.count + place) * _CELL
         return self._view[start : start + _CELL].cast("I")
@@ -92,4 +97,4 @@ def nbytes(count: int) -> int:
 
 
 def _rings(count: int) -> int:
-    return -(-(2 * count + 2) * _CELL // _PAGE) * _PAGE
+    return -(-(2 * count + 3) * _CELL // _PAGE) * _PAGE

@@ -4,10 +4,11 @@ Rule 1: the head of the queue (the smallest priority number, then the first to c
 Rule 2: its kin join it in the queue's order, past whoever waits between them: requests for the same model whose shapes
 differ in nothing but rows. The first that does not fit ends the batch, so kin never overtake each other. Rule 3: a batch
 that reaches a preferred size ends at the largest it reaches; one that reaches none is all there is. Rule 4: a batch that
-could grow is held back while as many works are in flight as there are credits (more, which are launched ahead if works are
-short, are not for it: it grows instead), so that the next work is on the stream before one ends; and where the model has a
-delay, until the first of the batch has waited that long. Rule 5: it is not held back from an idle partition if it is a request
-alone, and nowhere if somebody waits who cannot join it. So nobody waits for ever, nor for another's batch.
+could grow is held back while as many works are in flight as there are credits, so that the next work is on the stream before
+one ends; and where the model has a delay, until the first of the batch has waited that long. While works are short, or are done
+on the cores that answer requests, it is held back behind a single one: there it loses little by coming late, and gains by being
+larger. Rule 5: it is not held back from an idle partition if it is a request alone, and nowhere if somebody waits who cannot
+join it. So nobody waits for ever, nor for another's batch.
 """
 
 from collections.abc import Sequence
@@ -64,8 +65,11 @@ class Choice(NamedTuple):
 NOTHING = Choice()
 
 
-def choose(waiting: Sequence[Waiting], running: int, credits: int, now: float) -> Choice:
-    """Choose from a queue that is not empty what to launch behind so many `running` works, which may be more than `credits`."""
+def choose(waiting: Sequence[Waiting], running: int, enough: int, now: float) -> Choice:
+    """Choose from a queue that is not empty, with a credit for one work free, while so many others are `running`.
+
+    Behind `enough` of them no batch is launched that could grow.
+    """
     part = waiting[0][3]
     if part is None:
         return Choice(waiting[:1])
@@ -74,7 +78,7 @@ def choose(waiting: Sequence[Waiting], running: int, credits: int, now: float) -
         return _launch(kin[:cut], part.batching)
     if not grows or len(kin) < len(waiting):
         return _launch(kin, part.batching)
-    if running >= credits:
+    if running >= enough:
         return NOTHING
     due = min([each[3].due for each in kin if each[3]])
     at_once = now >= due or (len(kin) == 1 and not running)

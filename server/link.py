@@ -156,6 +156,7 @@ class Completions:
         self._words = _Words(_told)
         self._cells = arena.cells(1)
         self._aside = arena.aside
+        self._hosted = arena.hosted
         self._written = self._rung = self._read = 0
 
     def __repr__(self) -> str:
@@ -185,6 +186,14 @@ class Completions:
     def aside(self) -> int:
         """How many tickets the other side has put aside."""
         return self._aside[0]
+
+    def host(self, hosted: bool) -> None:
+        """Say whether works are done on cores of the host from now on."""
+        self._hosted[0] = hosted
+
+    def hosted(self) -> bool:
+        """Whether works are done on cores of the host, as the other side said last; it did not before its worker began."""
+        return bool(self._hosted[0])
 
     def take(self) -> list[Done]:
         """All that there are; none if there are none."""

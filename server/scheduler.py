@@ -34,7 +34,8 @@ class Scheduler:
     `setting` is what `limit` is called where it is set. `horizon` is in nanoseconds. Works that are shorter than the way to
     the worker and back would leave it idle between two of them; so more of those are launched ahead, but never more than take
     this long, for they cannot be overtaken. `aside` is how many of those that were launched the worker has put aside, as their
-    shapes are being prepared. `joining` is how many wait that may be joined: while there are any, `choose` and
+    shapes are being prepared. `hosted` is whether works are done on the cores that requests are answered on, so that nothing is
+    gained by one ahead. `joining` is how many wait that may be joined: while there are any, `choose` and
     `launch` take the place of `take`.
     """
 
@@ -45,6 +46,7 @@ class Scheduler:
         self.setting = setting
         self.joining = 0
         self.aside = 0
+        self.hosted = False
         self._waiting: list[Waiting] = []
         self._flying: set[int] = set()
         self._arrivals = 0
@@ -99,7 +101,8 @@ class Scheduler:
         running = self._running
         if not self._waiting or running >= self._ahead:
             return NOTHING
-        return choose(self._waiting, running, self.credits, now)
+        alone = self.hosted or self._ahead > self.credits
+        return choose(self._waiting, running, 1 if alone else self.credits, now)
 
     def launch(self, members: Sequence[Waiting], slot: int) -> None:
         """These, which were chosen, go together in this slot: in flight from here on."""

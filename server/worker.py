@@ -133,6 +133,7 @@ class Worker:
         self._patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE_BESIDE if hosted else BUNDLE
         self._gathers = self._patience if hosted else BUNDLE
         seat.link.tickets.open()
+        seat.link.completions.host(hosted)
         shift = Shift(seat, self._precedence.join(seat.link.tickets.waiting), 1 if hosted else 2)
         self._shift = shift
         if shift.aside.count or seat.link.tickets.waiting():

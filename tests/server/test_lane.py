@@ -415,18 +415,17 @@ async def test_a_batch_that_could_grow_is_launched_behind_one_in_flight_while_a_
     assert [ticket.shapes for ticket in hand.tickets] == [((2, 2),), ((3, 2),)]
 
 
-async def test_works_that_are_short_are_not_launched_ahead_where_they_may_be_joined(link: Link, hand: Hand) -> None:
-    """As their batch grows instead, for what a run costs is mostly the same for more rows."""
-    with opened(link, hand, Scheduler(8, 1, horizon=1000)) as lane:
-        for _ in range(60):
-            lane.submit(slot := lane.admit(), "other", SHAPES)
-            await hand.end()
-            lane.release(slot)
-        lane.submit(lane.admit(), "other", SHAPES)
-        for _ in range(2):
-            give(lane)
-        await settle()
-        assert [ticket.model for ticket in hand.tickets] == ["other"]
+async def test_nothing_that_could_grow_is_launched_ahead_on_cores_that_answer_requests_too(
+    ahead: Lane, hand: Hand, link: Link
+) -> None:
+    link.completions.host(True)
+    ahead.submit(slot := ahead.admit(), "other", SHAPES)
+    await hand.end()
+    ahead.release(slot)
+    ahead.submit(ahead.admit(), "other", SHAPES)
+    give(ahead)
+    await settle()
+    assert [ticket.model for ticket in hand.tickets] == ["other"]
 
 
 async def test_other_shapes_and_models_go_by_themselves(ahead: Lane, hand: Hand) -> None:

@@ -143,6 +143,7 @@ def test_its_threads_are_attached_to_the_partition_and_there_is_one_where_its_co
         bench.next()
         bench.worker.halt()
         assert len(bench.partition.threads) == threads
+        assert bench.link.completions.hosted() == hosted
         assert all(thread.name.startswith(f"worker {bench.partition!r}") for thread in bench.partition.threads)
 
 
