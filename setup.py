@@ -9,6 +9,7 @@ from typing import Any
 from setuptools import setup
 
 COMPILED = [
+    "server/aside.py",
     "server/body.py",
     "server/deadlines.py",
     "server/departures.py",
@@ -24,6 +25,7 @@ COMPILED = [
     "server/protocol/plans.py",
     "server/protocol/request.py",
     "server/protocol/response.py",
+    "server/roles.py",
     "server/scheduler.py",
     "server/slots.py",
     "server/statistics.py",

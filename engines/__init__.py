@@ -7,7 +7,7 @@ from typing import Any
 from partitions import Device
 
 from . import wire
-from .base import Engine, Executor, Room, Tensor, Work
+from .base import Engine, Executor, Preparing, Room, Tensor, Work
 from .building import Builds
 from .cachefolder import CacheFolder
 from .callers import on_stream
@@ -28,6 +28,7 @@ __all__ = [
     "ExecutionFailed",
     "Executor",
     "ModelRefused",
+    "Preparing",
     "Room",
     "RuntimeSettings",
     "Signature",

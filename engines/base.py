@@ -142,13 +142,6 @@ class Executor(Protocol):
         `Signature.check` and of as many bytes as that has, and ExecutionFailed once it is closed.
         """
 
-    def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
-        """None where an inference of these input shapes can be enqueued without compiling for it; else when it can.
-
-        Begins to compile, on a thread of its own, if that has not begun. The future fails with the error that `enqueue` would
-        raise. Does not block. The thread that enqueues.
-        """
-
     def rebind(self, partition: Partition) -> "Executor":
         """The same set up on another partition, beside this one, ready for what this one is ready for. Blocks.
 
@@ -161,6 +154,17 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free what it holds on the partition. Work in flight is a bug of the caller. Calling it again does nothing."""
+
+
+class Preparing(Executor, Protocol):
+    """An executor that compiles for shapes which it has not run yet. One that never does need not have the method."""
+
+    def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
+        """None where an inference of these shapes, one for each input, can be enqueued without compiling for them first.
+
+        Else a future that is done when it can be, and that fails with what `enqueue` would raise; the preparation has begun.
+        Shapes that the signature does not allow are None, for `enqueue` to refuse. Does not block. The thread that enqueues.
+        """
 
 
 class Engine(Protocol):

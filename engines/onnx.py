@@ -145,9 +145,6 @@ class OnnxExecutor:
             self._check(inputs)
         return OnnxWork(self._stream, inputs, room, self._run)
 
-    def preparing(self, shapes: Sequence[Shape]) -> None:
-        """Nothing is compiled for shapes."""
-
     def rebind(self, partition: Partition) -> "OnnxExecutor":
         """A session of its own: its threads are on the new partition's cores."""
         return self.engine.bind(partition)

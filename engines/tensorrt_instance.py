@@ -138,8 +138,9 @@ class Beside:
         """A context that has these shapes compiled and set, and the instance's memory, to be captured in the block.
 
         They are run on `side`, another stream than those that serve. Memory is of `home`, which has to live as long as the
-        instance. Blocks, perhaps for seconds; other threads wait for their turn. Raises TensorMismatch, ModelRefused, ExecutionFailed,
-        CUDAError.
+        instance. Blocks, perhaps for seconds; other threads wait for their turn.
+
+        Raises TensorMismatch, ModelRefused, ExecutionFailed, CUDAError.
         """
         with self._turn:
             context = self._context(self._loaded.profile_for(shapes, self._loaded.usable[0]), home)

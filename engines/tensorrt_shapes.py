@@ -18,7 +18,7 @@ from cuda.core import Stream
 from partitions.cuda import CudaPartition, SideStream
 
 from .copies import Copies, by_sms
-from .errors import ExecutionFailed
+from .errors import ExecutionFailed, TensorMismatch
 from .profiles import padded
 from .signature import Shape
 from .tensorrt_capture import Graph, capture
@@ -142,16 +142,21 @@ class ReadyShapes:
         return Fit(prepared, prepared.outputs)
 
     def preparing(self, shapes: Shapes) -> "Future[None] | None":
-        """None where an inference of these shapes can be submitted without compiling; else when it can, begun on a thread.
-
-        The future fails with the error that `prepare` would raise.
-        """
-        if not self._instance.way.capture or self.find(shapes):
+        """See `engines.base.Preparing`."""
+        if not self._instance.way.capture or shapes in self._fits or not self._lacks(shapes):
             return None
         if (pending := self._pending.get(shapes)) is None:
             self._compiler = self._compiler or ThreadPoolExecutor(1, f"compiling {self._loaded.path.name}")
             pending = self._pending[shapes] = self._compiler.submit(self._prepare_beside, shapes)
         return pending
+
+    def _lacks(self, shapes: Shapes) -> bool:
+        """Whether nothing is ready for shapes that the engine takes."""
+        try:
+            self._loaded.signature.check(shapes)
+            return self.find(shapes) is None
+        except TensorMismatch:
+            return False
 
     def adopt(self, other: "ReadyShapes") -> None:
         """Capture here what the other has graphs of. Blocks for some 10 ms each; the other may serve meanwhile.

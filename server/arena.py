@@ -1,7 +1,8 @@
 """The memory that the two sides of one tenant share, as two threads of a process or as two processes.
 
-It is one sparse file in memory: first the cells of the two rings (see `server.link`), then for every slot a page for what
-is said about it, then the slots. A page is taken from the system when it is first written, so the size says little.
+It is one sparse file in memory: first the cells of the two rings and three single ones (see `server.link`), then for every
+slot a page for what is said about it, then the slots. A page is taken from the system when it is first written, so the size
+says little.
 """
 
 import mmap
@@ -39,7 +40,20 @@ class Arena:
     @property
     def announced(self) -> memoryview:
         """How many tickets were put so far, modulo 2**32, as one cell: for whoever looks without reading any."""
-        start = 2 * self.count * _CELL
+        return self._single(0)
+
+    @property
+    def aside(self) -> memoryview:
+        """How many tickets the device side has put aside, as one cell."""
+        return self._single(1)
+
+    @property
+    def hosted(self) -> memoryview:
+        """1 if works are done on cores of the host, which requests are answered on as well, else 0, as one cell."""
+        return self._single(2)
+
+    def _single(self, place: int) -> memoryview:
+        start = (2 * self.count + place) * _CELL
         return self._view[start : start + _CELL].cast("I")
 
     def slot(self, index: int) -> Slot:
@@ -83,4 +97,4 @@ def nbytes(count: int) -> int:
 
 
 def _rings(count: int) -> int:
-    return -(-(2 * count + 1) * _CELL // _PAGE) * _PAGE
+    return -(-(2 * count + 3) * _CELL // _PAGE) * _PAGE

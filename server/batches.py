@@ -4,9 +4,11 @@ Rule 1: the head of the queue (the smallest priority number, then the first to c
 Rule 2: its kin join it in the queue's order, past whoever waits between them: requests for the same model whose shapes
 differ in nothing but rows. The first that does not fit ends the batch, so kin never overtake each other. Rule 3: a batch
 that reaches a preferred size ends at the largest it reaches; one that reaches none is all there is. Rule 4: a batch that
-could grow is held back while work is in flight, behind which it would only wait; and where the model has a delay and the
-batch is of several, until the first of them has waited that long. Rule 5: it is not held back from an idle partition if it
-is a request alone, and nowhere if somebody waits who cannot join it. So nobody waits for ever, nor for another's batch.
+could grow is held back while as many works are in flight as there are credits, so that the next work is on the stream before
+one ends; and where the model has a delay, until the first of the batch has waited that long. While works are short, or are done
+on the cores that answer requests, it is held back behind a single one: there it loses little by coming late, and gains by being
+larger. Rule 5: it is not held back from an idle partition if it is a request alone, and nowhere if somebody waits who cannot
+join it. So nobody waits for ever, nor for another's batch.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from .ticket import Shape, Ticket
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How requests for one model are joined: up to `most` rows, after at most `delay` seconds on an idle partition.
+    """How requests for one model are joined: up to `most` rows, after at most `delay` seconds while a credit is free.
 
     `preferred` are the sizes, ascending, at which a batch waits for no more.
     """
@@ -63,8 +65,11 @@ class Choice(NamedTuple):
 NOTHING = Choice()
 
 
-def choose(waiting: Sequence[Waiting], busy: bool, now: float) -> Choice:
-    """Choose from a queue that is not empty, with a credit for one work free; `busy` is whether others are in flight."""
+def choose(waiting: Sequence[Waiting], running: int, enough: int, now: float) -> Choice:
+    """Choose from a queue that is not empty, with a credit for one work free, while so many others are `running`.
+
+    Behind `enough` of them no batch is launched that could grow.
+    """
     part = waiting[0][3]
     if part is None:
         return Choice(waiting[:1])
@@ -73,10 +78,11 @@ def choose(waiting: Sequence[Waiting], busy: bool, now: float) -> Choice:
         return _launch(kin[:cut], part.batching)
     if not grows or len(kin) < len(waiting):
         return _launch(kin, part.batching)
-    if busy:
+    if running >= enough:
         return NOTHING
     due = min([each[3].due for each in kin if each[3]])
-    return _launch(kin, part.batching) if len(kin) == 1 or now >= due else Choice(due=due)
+    at_once = now >= due or (len(kin) == 1 and not running)
+    return _launch(kin, part.batching) if at_once else Choice(due=due)
 
 
 def _launch(members: Sequence[Waiting], batching: Batching) -> Choice:

@@ -206,6 +206,8 @@ class Lane:
     def _hear(self) -> None:
         """Completions arrived."""
         ended = self._link.completions.take()
+        self._scheduler.aside = self._link.completions.aside()
+        self._scheduler.hosted = self._link.completions.hosted()
         for done in ended:
             self._scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
             self.slots.heard(done)

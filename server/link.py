@@ -17,8 +17,8 @@ from .arena import Arena
 from .errors import BadRequest
 from .ticket import Done, Extent, Failure, Ticket
 
-_STOP = 1 << 32
-"""Added to the count of the tickets' eventfd it stops the reader; there are never so many tickets."""
+_WAKE = 1 << 32
+"""Added to the count of an eventfd it wakes the reader though nothing was put; there are never so many tickets."""
 _TICKET, _DONE = struct.Struct("=QdQI"), struct.Struct("=qqI")
 """What is new each time: serial, deadline, capacity; began, ended; and how many bytes come after it, of what seldom is."""
 _LONGEST = arena.MESSAGE - _TICKET.size
@@ -43,9 +43,10 @@ class Descriptors(NamedTuple):
 
 
 class Tickets:
-    """Tickets on their way to the device side, in order. One thread writes and puts, one other gets; `stop` is for any.
+    """Tickets on their way to the device side, in order. One thread writes and puts; `wake` is for any thread.
 
-    `kept` is what was said about each slot, where both ends are in one process.
+    Several threads of the device side may be in `listen`. What comes out of it, and everything else that reads, is for one
+    thread at a time. `kept` is what was said about each slot, where both ends are in one process.
     """
 
     def __init__(self, arena: Arena, event: int, kept: dict[int, Ticket] | None = None) -> None:
@@ -56,7 +57,7 @@ class Tickets:
         self._cells = arena.cells(0)
         self._announced = arena.announced
         self._written = self._read = self._unread = 0
-        self._stopped = False
+        self._left: list[Ticket] = []
         self._poller = select.poll()
 
     def __repr__(self) -> str:
@@ -89,39 +90,46 @@ class Tickets:
         """Whether more were put than were got. Any thread of the side that reads, for which it is a hint."""
         return self._announced[0] != self._read & _ALL
 
-    def get(self) -> Ticket | None:
-        """The next ticket; waits for it, or returns None once stopped: what is unread then is there for who reads next."""
-        while not self._unread and not self._stopped:
-            self._hear()
-        if self._stopped:
-            self._stopped = False
-            return None
-        return self._take()
+    def listen(self) -> int:
+        """Block until tickets were put, or until `wake`; return how many tickets, for one thread to tell `heard`.
+
+        Of several threads that listen one is told. A wake that nobody waited for is kept for the next who listens.
+        """
+        while True:
+            try:
+                return os.eventfd_read(self._event) & _ALL
+            except InterruptedError:
+                pass  # By a signal, which any thread may get.
+
+    def heard(self, count: int) -> None:
+        """`listen` said that so many tickets came: `poll` gives them."""
+        self._unread += count
 
     def poll(self, look: bool = True) -> Ticket | None:
-        """The next ticket if there is one now and nobody said stop. Does not block.
+        """The next ticket if there is one now; what is not asked for is there for who reads next. Does not block.
 
-        Without `look` it is one that came with an earlier ticket, which costs no call of the system.
+        Without `look` it is one that was heard of, which costs no call of the system. With it, nobody else may be in `listen`.
         """
         if look and not self._unread and self._poller.poll(0):
-            self._hear()
-        return self._take() if self._unread and not self._stopped else None
+            self.heard(self.listen())
+        return self._take() if self._unread else None
 
-    def stop(self) -> None:
-        """Make `get` return None, once."""
-        os.eventfd_write(self._event, _STOP)
+    def wake(self) -> None:
+        """Make one call of `listen` return. Any thread."""
+        os.eventfd_write(self._event, _WAKE)
+
+    def give_back(self, tickets: Iterable[Ticket]) -> None:
+        """These were taken and not begun: they are for whoever reads next."""
+        self._left += tickets
+
+    def left(self) -> list[Ticket]:
+        """What was given back, in the order it came; from here on it is the caller's."""
+        left, self._left = self._left, []
+        return left
 
     def open(self) -> None:
         """Make this the end that reads."""
         self._poller.register(self._event, select.POLLIN)
-
-    def _hear(self) -> None:
-        try:
-            count = os.eventfd_read(self._event)
-        except InterruptedError:
-            return  # By a signal, which any thread may get; whoever wanted to hear asks again.
-        self._stopped = self._stopped or count >= _STOP
-        self._unread += count % _STOP
 
     def _take(self) -> Ticket:
         slot = self._cells[self._read % self._arena.count]
@@ -147,6 +155,8 @@ class Completions:
         self._kept = kept
         self._words = _Words(_told)
         self._cells = arena.cells(1)
+        self._aside = arena.aside
+        self._hosted = arena.hosted
         self._written = self._rung = self._read = 0
 
     def __repr__(self) -> str:
@@ -167,10 +177,28 @@ class Completions:
         if count:
             os.eventfd_write(self.event, count)
 
+    def put_aside(self, count: int) -> None:
+        """So many tickets are put aside now, and use no credit; if that is more than before, wake the other side."""
+        before, self._aside[0] = self._aside[0], count
+        if count > before:
+            os.eventfd_write(self.event, _WAKE)
+
+    def aside(self) -> int:
+        """How many tickets the other side has put aside."""
+        return self._aside[0]
+
+    def host(self, hosted: bool) -> None:
+        """Say whether works are done on cores of the host from now on."""
+        self._hosted[0] = hosted
+
+    def hosted(self) -> bool:
+        """Whether works are done on cores of the host, as the other side said last; it did not before its worker began."""
+        return bool(self._hosted[0])
+
     def take(self) -> list[Done]:
         """All that there are; none if there are none."""
         try:
-            count = os.eventfd_read(self.event)
+            count = os.eventfd_read(self.event) & _ALL
         except BlockingIOError:
             return []
         return [self._next() for _ in range(count)]

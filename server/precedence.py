@@ -19,44 +19,48 @@ OFTEN = 4
 RARE = 250_000
 """Nanoseconds between inferences from which on a worker disturbs nobody."""
 
-_RESTING, _WORKING, _AWAY = range(3)
 _SMOOTHING = 3
 """A gap counts for an eighth in the average of the gaps."""
 
 
 class Place:
-    """One worker's place among those of its process. For the worker's thread; the others' look at it.
+    """One worker's place among those of its process. For the worker's threads; the others' look at it.
 
-    `waiting` says whether a ticket has come that the worker did not get yet. Times are in nanoseconds of `time.monotonic_ns`.
+    A worker has something to do while a thread of its own enqueues (from `come` to `rest`) or deals with a work that ended
+    (from `go_on` to `leave`), and when a ticket came that it did not get yet, which `waiting` says. Each of the two is for one
+    thread at a time. Times are in nanoseconds of `time.monotonic_ns`.
     """
 
     def __init__(self, precedence: "Precedence", waiting: Callable[[], bool], sleep: Callable[[float], None]) -> None:
         self._precedence = precedence
         self._waiting = waiting
         self._sleep = sleep
-        self._state = _RESTING
+        self._enqueuing = self._ending = self._deaf = False
         self._came = self._gap = 0
 
     def __repr__(self) -> str:
-        return f"<Place {('resting', 'working', 'away')[self._state]}, an inference every {self._gap / 1e6:.3f} ms>"
+        state = "working" if self._enqueuing or self._ending else "away" if self._deaf else "resting"
+        return f"<Place {state}, an inference every {self._gap / 1e6:.3f} ms>"
 
     def come(self, now: int) -> None:
         """A ticket came, at this time: there is something to do."""
         self._gap += (now - self._came - self._gap) >> _SMOOTHING
         self._came = now
-        self._state = _WORKING
+        self._enqueuing = True
 
     def rest(self) -> None:
-        """There is nothing to do until a ticket comes."""
-        self._state = _RESTING
+        """Every ticket that came is enqueued."""
+        self._enqueuing = False
 
-    def leave(self) -> None:
-        """There is nothing to do until the device has done its work, which takes long, whatever comes."""
-        self._state = _AWAY
+    def leave(self, deaf: bool) -> None:
+        """There is no work to deal with until the device has done one; `deaf`: and until then no thread hears of tickets."""
+        self._deaf = deaf
+        self._ending = False
 
     def go_on(self) -> None:
-        """The device has done it."""
-        self._state = _WORKING
+        """There is a work to deal with: the device has done it, or will have in no time."""
+        self._ending = True
+        self._deaf = False
 
     def step_aside(self, now: int) -> None:
         """Let those go first who have something to do, and much less often. Blocks for a moment."""
@@ -69,9 +73,9 @@ class Place:
 
     def precedes(self, other: "Place", now: int) -> bool:
         """Whether it has something to do, and so much less often than the other that it should go first."""
-        if self._state == _AWAY or self._gap + (now - self._came >> _SMOOTHING) < OFTEN * other._gap:
+        if self._gap + (now - self._came >> _SMOOTHING) < OFTEN * other._gap:
             return False
-        return self._state == _WORKING or self._waiting()
+        return self._enqueuing or self._ending or (not self._deaf and self._waiting())
 
 
 class Precedence:

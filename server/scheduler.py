@@ -1,8 +1,9 @@
 """One tenant's bounded queue and its credits: what runs next. Pure decisions: no clock, no thread, no I/O.
 
-Rule 1: at most `credits` tickets are in flight, or as many as have lately ended within `horizon`. Rule 2: at most `limit`
-wait; one more is refused. Rule 3: the smallest priority number goes first, and among equals the one that came first. Rule 4:
-requests that may be joined go as `server.batches` decides; those that go together are one ticket in flight.
+Rule 1: at most `credits` tickets are in flight, or as many as have lately ended within `horizon`; those that the worker has
+put aside are not, they wait. Rule 2: at most `limit` wait; one more is refused. Rule 3: the smallest priority number goes
+first, and among equals the one that came first. Rule 4: requests that may be joined go as `server.batches` decides; those
+that go together are one ticket in flight.
 """
 
 from bisect import insort
@@ -32,7 +33,9 @@ class Scheduler:
 
     `setting` is what `limit` is called where it is set. `horizon` is in nanoseconds. Works that are shorter than the way to
     the worker and back would leave it idle between two of them; so more of those are launched ahead, but never more than take
-    this long, for they cannot be overtaken. `joining` is how many wait that may be joined: while there are any, `choose` and
+    this long, for they cannot be overtaken. `aside` is how many of those that were launched the worker has put aside, as their
+    shapes are being prepared. `hosted` is whether works are done on the cores that requests are answered on, so that nothing is
+    gained by one ahead. `joining` is how many wait that may be joined: while there are any, `choose` and
     `launch` take the place of `take`.
     """
 
@@ -42,6 +45,8 @@ class Scheduler:
         self.horizon = horizon
         self.setting = setting
         self.joining = 0
+        self.aside = 0
+        self.hosted = False
         self._waiting: list[Waiting] = []
         self._flying: set[int] = set()
         self._arrivals = 0
@@ -49,10 +54,10 @@ class Scheduler:
         self._ahead = credits
 
     def __repr__(self) -> str:
-        return f"<Scheduler {len(self._waiting)}/{self.limit} waiting, {len(self._flying)}/{self.credits} in flight>"
+        return f"<Scheduler {self._held_up}/{self.limit} waiting, {self._running}/{self.credits} in flight>"
 
     def statistics(self) -> SchedulerStatistics:
-        return SchedulerStatistics(len(self._waiting), len(self._flying), self.limit, self.credits)
+        return SchedulerStatistics(self._held_up, self._running, self.limit, self.credits)
 
     @property
     def in_flight(self) -> frozenset[int]:
@@ -71,7 +76,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise QueueFull if `add` would."""
-        if len(self._waiting) >= self.limit and not self._welcome:
+        if self._held_up >= self.limit and not self._welcome:
             raise QueueFull(f"Exceeds maximum queue size: {self.limit} requests may wait, and as many do ({self.setting})")
 
     def add(self, ticket: Ticket, priority: int = 0, part: Part | None = None) -> None:
@@ -84,7 +89,7 @@ class Scheduler:
 
     def take(self) -> list[Ticket]:
         """The tickets to launch now, if none may be joined; they count as in flight from here on."""
-        if not self._waiting or (free := self._ahead - len(self._flying)) <= 0:
+        if not self._waiting or (free := self._ahead - self._running) <= 0:
             return []
         taken = [entry[2] for entry in self._waiting[:free]]
         del self._waiting[:free]
@@ -93,9 +98,11 @@ class Scheduler:
 
     def choose(self, now: float) -> Choice:
         """What to `launch` next, at a time on the clock of the parts; nothing changes."""
-        if not self._waiting or len(self._flying) >= self._ahead:
+        running = self._running
+        if not self._waiting or running >= self._ahead:
             return NOTHING
-        return choose(self._waiting, bool(self._flying), now)
+        alone = self.hosted or self._ahead > self.credits
+        return choose(self._waiting, running, 1 if alone else self.credits, now)
 
     def launch(self, members: Sequence[Waiting], slot: int) -> None:
         """These, which were chosen, go together in this slot: in flight from here on."""
@@ -128,4 +135,14 @@ class Scheduler:
     @property
     def _welcome(self) -> bool:
         """Whether one more could be launched, after all that wait, though the queue is full."""
-        return len(self._waiting) < self.limit + max(0, self._ahead - len(self._flying))
+        return self._held_up < self.limit + max(0, self._ahead - self._running)
+
+    @property
+    def _running(self) -> int:
+        """How many are in flight; it may be known late that one is put aside, or is not any more."""
+        return max(0, len(self._flying) - self.aside)
+
+    @property
+    def _held_up(self) -> int:
+        """How many wait, here or put aside."""
+        return len(self._waiting) + min(self.aside, len(self._flying))

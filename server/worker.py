@@ -1,23 +1,28 @@
-"""The device side of a tenant: tickets in, completions out, on one thread of one partition.
+"""The device side of a tenant: tickets in, completions out, on two threads of one partition.
 
-It enqueues every ticket it is given and waits for the oldest, so the partition's stream is never empty while the HTTP side
-has credits left. Nothing a model does ends the thread.
+One waits for the oldest work in flight while the other listens for tickets and enqueues what comes, so the partition's stream
+is never empty while the HTTP side has credits left: see `server.roles`. Where the partition's own cores do the work
+(`Partition.host_cores`) it is done in the thread that waits for it, and there is no other, which would only take its time.
+Nothing a model does ends the threads.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Thread
+from threading import Lock, Thread
 from typing import NamedTuple
 
 from engines import Cancelled, Executor, Room, Work
 from partitions import DeviceLost, Partition
 
+from .aside import Aside, failed
 from .link import Link
 from .pins import Pins
 from .precedence import Place, Precedence
-from .ticket import Done, Extent, Failure, ModelKey, Ticket
+from .roles import Roles
+from .ticket import Done, Extent, Failure, ModelKey, Shape, Ticket
 
 BUNDLE = 50_000
 """Nanoseconds for which completions of short works may be gathered before the other side is woken."""
@@ -29,6 +34,11 @@ BUNDLE_TOGETHER = 1_000_000
 FRESH = 10_000
 """Nanoseconds after a look for tickets within which another, which takes a call of the system, would find none; where a
 worker had nothing to do, and its works are short, those of a bundle."""
+Ask = Callable[[Sequence[Shape]], "Future[None] | None"]
+"""`engines.base.Preparing.preparing` of an executor."""
+RESUMED = 2
+"""The most in flight for a ticket that was put aside to be begun: one runs, and one is behind it. The other side does not count
+them, so all at once would be far more than its credits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +66,32 @@ class Seat(NamedTuple):
     pins: Pins
 
 
+class Shift:
+    """What the threads of a worker share from `serve` to `halt`.
+
+    The one that has `enqueuing` takes tickets and enqueues them, to `flights`; the one that has `telling` writes completions;
+    and one waits for the flights, as `roles` has it.
+    """
+
+    def __init__(self, seat: Seat, place: Place, threads: int) -> None:
+        self.link = seat.link
+        self.pins = seat.pins
+        self.place = place
+        self.roles = Roles(threads, seat.link.tickets.wake)
+        self.aside = Aside(seat.link.tickets.left(), seat.link.completions.put_aside, seat.link.tickets.wake)
+        self.flights: deque[Flight] = deque()
+        self.enqueuing = Lock()
+        self.telling = Lock()
+
+    def __repr__(self) -> str:
+        return f"<Shift {self.roles!r}, {len(self.flights)} in flight, {self.aside!r}>"
+
+
 class Worker:
     """Runs tickets on a partition, in order, from `serve` to `halt`; whoever serves the link next goes on where it stopped.
 
-    `lost` is called, on the worker's thread, when the device turns out to be lost. `precedence` is that of all workers of
+    Only tickets whose executor has to prepare itself for their shapes first are overtaken, by those of other models and shapes.
+    `lost` is called, on a thread of the worker's, when the device turns out to be lost. `precedence` is that of all workers of
     the process.
     """
 
@@ -75,12 +107,13 @@ class Worker:
         self._lost = lost
         self._precedence = precedence
         self._seat: Seat | None = None
-        self._running: Thread | None = None
+        self._shift: Shift | None = None
+        self._running: list[Thread] = []
         self._flying: dict[int, Flight] = {}
         self._cancelled: dict[int, int] = {}
         self._last: ModelKey | None = None
         self._took = self._rung = self._look_at = 0
-        self._patience = BUNDLE
+        self._patience = self._gathers = BUNDLE
         self._abandoned = False
         self._done = self._failed = 0
 
@@ -92,27 +125,43 @@ class Worker:
         return WorkerStatistics(self._done, self._failed, len(self.executors))
 
     def serve(self, seat: Seat) -> None:
-        """Run what comes over this link, from now on and on a thread of its own."""
+        """Run what comes over this link, from now on and on threads of its own."""
         if seat is not self._seat:  # Another link counts its serials anew.
             self._cancelled = {}
         self._seat, self._abandoned = seat, False
-        self._patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE_BESIDE if self.partition.host_cores else BUNDLE
-        place = self._precedence.join(seat.link.tickets.waiting)
-        self._running = Thread(target=self._run, args=(seat, place), name=f"worker {self.partition!r}", daemon=True)
-        self._running.start()
+        hosted = self.partition.host_cores is not None
+        self._patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE_BESIDE if hosted else BUNDLE
+        self._gathers = self._patience if hosted else BUNDLE
+        seat.link.tickets.open()
+        seat.link.completions.host(hosted)
+        shift = Shift(seat, self._precedence.join(seat.link.tickets.waiting), 1 if hosted else 2)
+        self._shift = shift
+        if shift.aside.count or seat.link.tickets.waiting():
+            seat.link.tickets.wake()  # Of what the worker before heard and did not begin, nothing else tells.
+        names = [f"worker {self.partition!r}", f"worker {self.partition!r}, second"]
+        self._running = [
+            Thread(target=self._run, args=(shift, second), name=name, daemon=True)
+            for second, name in enumerate(names[:1] if hosted else names)
+        ]
+        for thread in self._running:
+            thread.start()
 
     def abandon(self) -> None:
         """Nobody is there any more to hear of what this link brought: stop what is in flight, begin nothing. Any thread."""
         self._abandoned = True
         for flight in list(self._flying.values()):
             flight.work.cancel()
+        if shift := self._shift:
+            shift.aside.wake()
 
     def halt(self) -> None:
-        """Begin nothing more, and finish what is in flight. Blocks for that long."""
-        if self._running and self._seat:
-            self._seat.link.tickets.stop()
-            self._running.join()
-            self._running = None
+        """Begin nothing more, and finish what is in flight. Blocks for that long, and not for what is put aside."""
+        if shift := self._shift:
+            shift.roles.stop()
+            for thread in self._running:
+                thread.join()
+            self._running, self._shift = [], None
+            shift.link.tickets.give_back(shift.aside.close())
 
     def cancel(self, slot: int, serial: int) -> None:
         """Stop this ticket if it is here and can be stopped; its Done is still reported. Does not block. Any thread."""
@@ -120,6 +169,8 @@ class Worker:
         flight = self._flying.get(slot)
         if flight and flight.ticket.serial == serial:
             flight.work.cancel()
+        elif shift := self._shift:
+            shift.aside.wake()
 
     def close(self) -> None:
         """Halt, then close executors and partition. Blocks."""
@@ -128,59 +179,111 @@ class Worker:
             executor.close()
         self.partition.close()
 
-    def _run(self, seat: Seat, place: Place) -> None:
+    def _run(self, shift: Shift, second: int) -> None:
         try:
-            self._work(seat, place)
+            self.partition.attach()
+            if second:
+                shift.roles.enter()
+            self._work(shift)
         finally:
-            self._precedence.part(place)
+            if shift.roles.end():
+                self._precedence.part(shift.place)
 
-    def _work(self, seat: Seat, place: Place) -> None:
-        self.partition.attach()
-        seat.link.tickets.open()
-        flights: deque[Flight] = deque()
-        while (ticket := self._next(seat, place) if flights else self._first(seat, place)) or flights:
+    def _work(self, shift: Shift) -> None:
+        roles = shift.roles
+        while roles.listens():
+            self._enqueue(shift, shift.link.tickets.listen())
+            while shift.flights and roles.waits():
+                self._wait(shift)
+                roles.done()
+            self._ring(shift)  # Before this thread blocks, to listen or parked.
+
+    def _enqueue(self, shift: Shift, count: int) -> None:
+        """Begin what came: so many tickets, or some that were put aside."""
+        with shift.enqueuing:
+            now = time.monotonic_ns()
+            shift.link.tickets.heard(count)
+            self._look_at = now + (BUNDLE if self._took < BUNDLE else FRESH)
+            self._begin_all(shift, now)
+
+    def _wait(self, shift: Shift) -> None:
+        """Until nothing is in flight."""
+        flights, aside, roles, place = shift.flights, shift.aside, shift.roles, shift.place
+        place.go_on()
+        while flights:
+            self._finish(shift, flights.popleft())
+            if aside.count or flights:
+                now = time.monotonic_ns()
+                place.step_aside(now)
+                if aside.ready or (roles.alone and now > self._look_at):
+                    with shift.enqueuing:
+                        self._begin_all(shift, now)
+        place.leave(False)
+
+    def _begin_all(self, shift: Shift, now: int) -> None:
+        """Begin those that are there; where no other thread listens, they are looked for as well, but not too often."""
+        place, roles, tickets, flights = shift.place, shift.roles, shift.link.tickets, shift.flights
+        if shift.aside.count:
+            self._resume(shift)
+        while not roles.stopped:
+            if look := roles.alone and now > self._look_at and bool(flights):
+                self._look_at = now + FRESH
+            ticket = tickets.poll(look)
             if ticket is None:
-                self._finish(seat, place, flights.popleft())
-            elif flight := self._begin(seat, ticket):
-                flights.append(flight)
-
-    def _first(self, seat: Seat, place: Place) -> Ticket | None:
-        """The next ticket, waited for as nothing is in flight."""
-        seat.link.completions.ring()
-        place.rest()
-        ticket = seat.link.tickets.get()
-        now = time.monotonic_ns()
-        place.come(now)
-        self._look_at = now + (BUNDLE if self._took < BUNDLE else FRESH)
-        return ticket
-
-    def _next(self, seat: Seat, place: Place) -> Ticket | None:
-        """One that is there while others are in flight, which is not looked for too often."""
-        now = time.monotonic_ns()
-        place.step_aside(now)
-        if look := now > self._look_at:
-            self._look_at = now + FRESH
-        if ticket := seat.link.tickets.poll(look):
+                break
             place.come(now)
-        return ticket
+            self._begin(shift, ticket)
+            now = time.monotonic_ns()
+            place.step_aside(now)
+        place.rest()
 
-    def _begin(self, seat: Seat, ticket: Ticket) -> Flight | None:
-        if failure := self._refusal(ticket):
-            self._fail(seat, ticket.slot, failure, time.monotonic_ns())
-            return None
+    def _resume(self, shift: Shift) -> None:
+        """Begin what was put aside and may go on, a few at a time, and end what need not be begun any more."""
+        aside = shift.aside
+        for ticket, error in aside.collect():
+            self._fail(shift, ticket.slot, self._failure(error), time.monotonic_ns())
+        for ticket in aside.drop(self._is_over):
+            self._begin(shift, ticket)
+        while aside.ready and len(self._flying) < RESUMED and not shift.roles.stopped:
+            self._begin(shift, aside.take(), again=True)
+
+    def _begin(self, shift: Shift, ticket: Ticket, again: bool = False) -> None:
+        """Enqueue a ticket, or put it aside, perhaps `again`; what may not be begun, or cannot, has failed."""
+        if refused := self._refusal(ticket):
+            self._fail(shift, ticket.slot, refused, time.monotonic_ns())
+            return
         try:
             executor = self.executors[ticket.model]
-            slot = seat.link.arena.slot(ticket.slot)
-            seat.pins.cover(slot, ticket.capacity)
+            preparing = getattr(executor, "preparing", None)
+            if preparing is not None and self._puts_aside(shift, ticket, preparing, again):
+                return
+            slot = shift.link.arena.slot(ticket.slot)
+            shift.pins.cover(slot, ticket.capacity)
             inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
             flight = Flight(ticket, executor.enqueue(inputs, room), room)
         except Exception as error:
-            self._fail(seat, ticket.slot, self._failure(error), time.monotonic_ns())
-            return None
+            self._fail(shift, ticket.slot, self._failure(error), time.monotonic_ns())
+            return
         self._flying[ticket.slot] = flight
+        shift.flights.append(flight)
         if self._is_cancelled(ticket):  # Since the first look, by somebody who did not find the work.
             flight.work.cancel()
-        return flight
+
+    def _puts_aside(self, shift: Shift, ticket: Ticket, preparing: Ask, again: bool) -> bool:
+        """Whether the executor has to prepare itself for a ticket's shapes, so that the ticket waits. Raises why it cannot."""
+        aside = shift.aside
+        if not (aside.count and aside.follow(ticket, again)):
+            prepared = preparing(ticket.shapes)
+            if prepared is None:
+                return False
+            if prepared.done():
+                if error := failed(prepared):
+                    raise error
+                return False
+            aside.put(ticket, prepared)
+        if self._is_cancelled(ticket):  # By somebody who saw nothing aside.
+            aside.wake()
+        return True
 
     def _refusal(self, ticket: Ticket) -> Failure | None:
         if self._is_cancelled(ticket):
@@ -189,38 +292,48 @@ class Worker:
             return Failure("expired", "Request timeout expired before it began")
         return None
 
+    def _is_over(self, ticket: Ticket) -> bool:
+        return self._refusal(ticket) is not None
+
     def _is_cancelled(self, ticket: Ticket) -> bool:
         return self._abandoned or self._cancelled.get(ticket.slot) == ticket.serial
 
-    def _finish(self, seat: Seat, place: Place, flight: Flight) -> None:
+    def _finish(self, shift: Shift, flight: Flight) -> None:
         slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()
         took = self._took if model == self._last else self._patience + 1
+        if (took > BUNDLE) != shift.roles.long:
+            shift.roles.expect(took > BUNDLE)
         if took > BUNDLE:
-            place.leave()
-        if took > self._patience or began - self._rung > self._patience:
-            seat.link.completions.ring()  # Nobody should have to wait for a long work to hear of an earlier one.
+            shift.place.leave(shift.roles.alone)
+        if took > self._gathers or began - self._rung > self._patience:
+            self._ring(shift)  # Nobody should have to wait for a long work to hear of an earlier one.
             self._rung = began
         try:
             outputs = flight.work.wait()
             ended = time.monotonic_ns()
-            place.go_on()
+            shift.place.go_on()
             self._last, self._took = model, ended - began
-            extents = seat.link.arena.slot(slot).keep(outputs, flight.room)
+            extents = shift.link.arena.slot(slot).keep(outputs, flight.room)
         except Exception as error:
-            self._fail(seat, slot, self._failure(error), began)
+            self._fail(shift, slot, self._failure(error), began)
         else:
-            self._end(seat, Done(slot, extents, None, began, ended))
+            self._end(shift, Done(slot, extents, None, began, ended))
 
-    def _fail(self, seat: Seat, slot: int, failure: Failure, began: int) -> None:
-        self._end(seat, Done(slot, _NOTHING, failure, began, time.monotonic_ns()))
+    def _ring(self, shift: Shift) -> None:
+        with shift.telling:
+            shift.link.completions.ring()
 
-    def _end(self, seat: Seat, done: Done) -> None:
-        self._flying.pop(done.slot, None)
-        if done.failure:
-            self._failed += 1
-        else:
-            self._done += 1
-        seat.link.completions.put(done)
+    def _fail(self, shift: Shift, slot: int, failure: Failure, began: int) -> None:
+        self._end(shift, Done(slot, _NOTHING, failure, began, time.monotonic_ns()))
+
+    def _end(self, shift: Shift, done: Done) -> None:
+        with shift.telling:
+            self._flying.pop(done.slot, None)
+            if done.failure:
+                self._failed += 1
+            else:
+                self._done += 1
+            shift.link.completions.put(done)
 
     def _failure(self, error: Exception) -> Failure:
         text = str(error) or type(error).__name__

@@ -11,6 +11,7 @@ waited for, in the stream's order. To stop anything at a point of your choice:
     gate.wait_for_arrival()                  # ... and one has been begun,
     gate.open()                              # until now
     script.fail("carve", nth=2)              # the second call from now raises PartitionError
+    prepared = engine.prepares((3,))         # executors compile for inputs of this shape, until prepared.set_result(None)
 
 Points: carve, attach, locate (FakeDevice's script); bind, enqueue, run (FakeEngine's; what `run` raises comes out of `wait`).
 """
@@ -104,10 +105,18 @@ class Script:
         self._gates[point] = Gate(self._changed)
         return self._gates[point]
 
+    def wait_for(self, point: str, count: int) -> None:
+        """Block until this point was reached so many times, by calls that were not stopped there."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.reached[point] >= count, PATIENCE):
+                raise TimeoutError(f"{point} was reached {self.reached[point]} times in {PATIENCE:g} s; expected {count}")
+
     def reach(self, point: str, given_up: Callable[[], bool] = lambda: False) -> None:
         """For the fakes: this point is reached; stop and raise as told."""
-        self.reached[point] += 1
-        failure = self._failures.pop((point, self.reached[point]), None)
+        with self._changed:
+            self.reached[point] += 1
+            failure = self._failures.pop((point, self.reached[point]), None)
+            self._changed.notify_all()
         if gate := self._gates.get(point):
             gate.hold(given_up)
         if failure:
@@ -306,12 +315,20 @@ class FakeExecutor:
     def __repr__(self) -> str:
         return f"<FakeExecutor of {self.engine!r} on {self.partition!r}{', closed' if self.closed else ''}>"
 
+    def preparing(self, shapes: Sequence[tuple[int, ...]]) -> "Future[None] | None":
+        """As `engines.Preparing`; the test prepares, by what `FakeEngine.prepares` gave it."""
+        prepared = self.engine.compiling.get(tuple(shapes))
+        return None if prepared is None or _succeeded(prepared) else prepared
+
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> FakeWork:
         if self.closed or self.partition.closed:
             raise RuntimeError(f"{self!r} was asked to work")
         self.engine.script.reach("enqueue")
         check_tensors(self.engine.signature, inputs)
         self.engine.signature.check([tensor.shape for tensor in inputs])
+        prepared = self.engine.compiling.get(tuple([tensor.shape for tensor in inputs]))
+        if prepared and not prepared.done():
+            raise AssertionError(f"{self!r} would have to compile for {[tensor.shape for tensor in inputs]}")
         work = FakeWork(self, tuple(inputs), room)
         self.partition.stream.works.append(work)
         return work
@@ -340,6 +357,7 @@ class FakeEngine:
         self.script = script or Script()
         self.computed: list[tuple[bytes, ...]] = []
         self.executors: list[FakeExecutor] = []
+        self.compiling: dict[tuple[tuple[int, ...], ...], Future[None]] = {}
         self.closed = False
         self._compute: Compute = compute or self._repeat
 
@@ -358,6 +376,14 @@ class FakeEngine:
         if left := [executor for executor in self.executors if not executor.closed]:
             raise RuntimeError(f"{self!r} was closed before {left}")
         self.closed = True
+
+    def prepares(self, *shapes: tuple[int, ...]) -> "Future[None]":
+        """From now on executors have to compile for inputs of these shapes, until the test ends the future that this returns.
+
+        Where it ends with an error, each inference of the shapes fails with that, until this is called again.
+        """
+        self.compiling[shapes] = Future()
+        return self.compiling[shapes]
 
     def answer(self, inputs: Sequence[Tensor], room: Room) -> tuple[Tensor, ...]:
         """For the works: compute, and put each output where the seam promises it."""
@@ -384,6 +410,10 @@ class FakeEngine:
             tensors.append(tensor)
             end = align(end + len(data)) if fits else end
         return tensors
+
+
+def _succeeded(prepared: "Future[None]") -> bool:
+    return prepared.done() and not prepared.cancelled() and prepared.exception() is None
 
 
 def _written(shape: tuple[int, ...], data: bytes, address: int | None) -> Tensor:

@@ -15,19 +15,20 @@ PATIENCE = 30
 
 
 class Watched(Tickets):
-    """The tickets of a link whose tests want to know when somebody has asked the reader to stop."""
+    """The tickets of a link whose tests want to know when somebody has woken the reader, as who asks it to stop does."""
 
     def __init__(self, arena: Arena, event: int) -> None:
         super().__init__(arena, event)
-        self._stopping = Event()
+        self._woken = Event()
 
-    def stop(self) -> None:
-        super().stop()
-        self._stopping.set()
+    def wake(self) -> None:
+        super().wake()
+        self._woken.set()
 
-    def wait_for_stop(self) -> None:
-        """Block until it was asked to."""
-        assert self._stopping.wait(PATIENCE), "nobody asked the worker to stop"
+    def wait_for_wake(self) -> None:
+        """Block until it was woken, since the last time that this was asked."""
+        assert self._woken.wait(PATIENCE), "nobody woke the worker"
+        self._woken.clear()
 
 
 def arena_of(count: int) -> Arena:

@@ -16,6 +16,7 @@ PLAIN = Batching(SIGNATURE, 8)
 PATIENT = Batching(SIGNATURE, 8, delay=1.0)
 CHOOSY = Batching(SIGNATURE, 8, preferred=(2, 4))
 LATE = 99.0
+ENOUGH = 2
 
 
 def queue(*rows: int, batching: Batching | None = PLAIN) -> list[Waiting]:
@@ -32,22 +33,22 @@ def slots(choice: Choice) -> list[int]:
     return [ticket.slot for _, _, ticket, _ in choice.members]
 
 
-def chosen(waiting: Sequence[Waiting], busy: bool = False, now: float = LATE) -> list[int]:
-    return slots(choose(waiting, busy, now))
+def chosen(waiting: Sequence[Waiting], running: int = 0, now: float = LATE) -> list[int]:
+    return slots(choose(waiting, running, ENOUGH, now))
 
 
 def test_a_request_that_is_not_joined_goes_alone() -> None:
-    assert choose(queue(1, 1, batching=None), busy=True, now=0) == Choice(queue(1, batching=None))
+    assert choose(queue(1, 1, batching=None), ENOUGH, ENOUGH, now=0) == Choice(queue(1, batching=None))
 
 
 def test_a_request_alone_on_an_idle_partition_goes_at_once_whatever_the_delay() -> None:
     waiting = queue(1, batching=PATIENT)
-    assert choose(waiting, busy=False, now=0) == Choice(waiting)
+    assert choose(waiting, 0, ENOUGH, now=0) == Choice(waiting)
 
 
 def test_kin_go_together_as_far_as_they_fit() -> None:
     assert chosen(queue(3, 1, 4, 1)) == [0, 1, 2]
-    assert choose(queue(1, 1), False, 0).batching is PLAIN
+    assert choose(queue(1, 1), 0, ENOUGH, LATE).batching is PLAIN
 
 
 def test_the_first_that_does_not_fit_ends_the_batch_and_is_not_overtaken_by_its_kin() -> None:
@@ -55,37 +56,50 @@ def test_the_first_that_does_not_fit_ends_the_batch_and_is_not_overtaken_by_its_
 
 
 def test_a_request_as_large_as_a_batch_goes_at_once_though_others_run() -> None:
-    assert chosen(queue(8), busy=True) == [0]
-    assert chosen(queue(9), busy=True) == [0]  # More than an engine was built for; the model says so itself.
+    assert chosen(queue(8), running=ENOUGH) == [0]
+    assert chosen(queue(9), running=ENOUGH) == [0]  # More than an engine was built for; the model says so itself.
 
 
-def test_a_batch_that_could_grow_is_held_back_behind_work_in_flight_and_a_full_one_is_not() -> None:
-    assert choose(queue(1, 1), busy=True, now=LATE) is NOTHING
-    assert chosen(queue(4, 4), busy=True) == [0, 1]
-    assert chosen(queue(4, 5), busy=True) == [0]
+def test_a_batch_that_could_grow_is_held_back_behind_enough_works_and_a_full_one_is_not() -> None:
+    for running in (ENOUGH, ENOUGH + 3):
+        assert choose(queue(1, 1), running, ENOUGH, LATE) is NOTHING
+        assert chosen(queue(4, 4), running) == [0, 1]
+        assert chosen(queue(4, 5), running) == [0]
+
+
+def test_a_batch_is_launched_behind_fewer_works_in_flight() -> None:
+    assert chosen(queue(1), running=1) == [0]
+    assert chosen(queue(1, 1), running=1) == [0, 1]
+    assert choose(queue(1, 1), 1, 1, LATE) is NOTHING
+    assert slots(choose(queue(1, 1), 2, 3, LATE)) == [0, 1]
 
 
 def test_other_kinds_stay_and_nobody_is_held_back_before_them() -> None:
     waiting = [entry(0), entry(1, model="other"), entry(2, width=4), entry(3), entry(4, batching=None)]
-    assert chosen(waiting, busy=True) == [0, 3]
+    assert chosen(waiting, ENOUGH) == [0, 3]
 
 
 def test_several_wait_on_an_idle_partition_until_the_first_has_waited_for_the_delay() -> None:
     waiting = queue(1, 1, batching=PATIENT)
-    assert choose(waiting, busy=False, now=0.5) == Choice(due=1.0)
+    assert choose(waiting, 0, ENOUGH, now=0.5) == Choice(due=1.0)
     assert chosen(waiting, now=1.0) == [0, 1]
-    assert choose(waiting[::-1], busy=False, now=0.5).due == 1.0  # The second has the higher priority.
+    assert choose(waiting[::-1], 0, ENOUGH, now=0.5).due == 1.0  # The second has the higher priority.
     assert chosen(queue(7, 1, batching=PATIENT), now=0.0) == [0, 1]
 
 
+def test_behind_work_in_flight_one_alone_waits_for_its_delay_as_well() -> None:
+    assert choose(queue(1, batching=PATIENT), 1, ENOUGH, now=0.5) == Choice(due=1.0)
+    assert chosen(queue(1, batching=PATIENT), running=1, now=1.0) == [0]
+
+
 def test_a_batch_ends_at_the_largest_preferred_size_and_waits_for_no_more() -> None:
-    assert chosen(queue(1, 1, batching=CHOOSY), busy=True) == [0, 1]
-    assert chosen(queue(1, 1, 1, batching=CHOOSY), busy=True) == [0, 1]
-    assert chosen(queue(*[1] * 8, batching=CHOOSY), busy=True) == [0, 1, 2, 3]
+    assert chosen(queue(1, 1, batching=CHOOSY), running=ENOUGH) == [0, 1]
+    assert chosen(queue(1, 1, 1, batching=CHOOSY), running=ENOUGH) == [0, 1]
+    assert chosen(queue(*[1] * 8, batching=CHOOSY), running=ENOUGH) == [0, 1, 2, 3]
 
 
 def test_a_batch_that_passes_every_preferred_size_is_all_there_is() -> None:
-    assert chosen(queue(3, batching=CHOOSY), busy=True) == []
+    assert chosen(queue(3, batching=CHOOSY), running=ENOUGH) == []
     assert chosen(queue(3, 2, batching=CHOOSY)) == [0, 1]
 
 
@@ -129,11 +143,11 @@ def queues(draw: st.DrawFn) -> list[Waiting]:
     return sorted(made, key=lambda each: each[:2])
 
 
-@given(queues(), st.booleans(), st.floats(0, 14))
+@given(queues(), st.integers(0, ENOUGH + 1), st.floats(0, 14))
 def test_what_is_chosen_is_the_head_and_its_kin_in_order_and_never_more_than_fit(
-    waiting: list[Waiting], busy: bool, now: float
+    waiting: list[Waiting], running: int, now: float
 ) -> None:
-    members = list(choose(waiting, busy, now).members)
+    members = list(choose(waiting, running, ENOUGH, now).members)
     places = [waiting.index(each) for each in members]
     assert places == sorted(set(places))
     assert not members or places[0] == 0
@@ -146,25 +160,32 @@ def test_what_is_chosen_is_the_head_and_its_kin_in_order_and_never_more_than_fit
     assert between == [each for each in members[:-1] if each[3]]  # No kin was passed over.
 
 
-@given(queues(), st.floats(0, 14))
-def test_everybody_goes_once_and_nobody_waits_for_longer_than_a_delay_on_an_idle_partition(
-    waiting: list[Waiting], now: float
+@given(queues(), st.integers(0, ENOUGH - 1), st.floats(0, 14))
+def test_everybody_goes_once_and_nobody_waits_for_longer_than_a_delay_behind_few_works(
+    waiting: list[Waiting], running: int, now: float
 ) -> None:
     left, gone = list(waiting), list[Waiting]()
     while left:
-        choice = choose(left, False, now)
+        choice = choose(left, running, ENOUGH, now)
         if not choice.members:
             assert choice.due is not None
             assert now < choice.due <= min(each[3].due for each in left if each[3])
-            assert len(left) > 1
+            assert len(left) > 1 or running
             now = choice.due
         gone += choice.members
         left = [each for each in left if each not in choice.members]
     assert sorted(gone, key=lambda each: each[:2]) == waiting
 
 
-@given(queues())
-def test_whoever_is_held_back_behind_work_in_flight_has_nobody_of_another_kind_behind(waiting: list[Waiting]) -> None:
-    if not choose(waiting, True, LATE).members:
+@given(queues(), st.integers(ENOUGH, ENOUGH + 2))
+def test_whoever_is_held_back_behind_work_in_flight_has_nobody_of_another_kind_behind(
+    waiting: list[Waiting], running: int
+) -> None:
+    if not choose(waiting, running, ENOUGH, LATE).members:
         assert len({part.kind for _, _, _, part in waiting if part}) == 1
         assert all(part for _, _, _, part in waiting)
+
+
+@given(queues(), st.integers(0, ENOUGH - 1))
+def test_behind_few_works_and_with_every_delay_over_something_is_launched(waiting: list[Waiting], running: int) -> None:
+    assert choose(waiting, running, ENOUGH, LATE).members

@@ -91,6 +91,13 @@ async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
 
 @pytest.fixture
 async def joining(link: Link, hand: Hand) -> AsyncIterator[Lane]:
+    """With one credit and room for eight to wait."""
+    with opened(link, hand, Scheduler(8, 1)) as lane:
+        yield lane
+
+
+@pytest.fixture
+async def ahead(link: Link, hand: Hand) -> AsyncIterator[Lane]:
     """With two credits and room for eight to wait."""
     with opened(link, hand, Scheduler(8, 2)) as lane:
         yield lane
@@ -338,11 +345,13 @@ def rows_out(count: int) -> tuple[Extent, ...]:
 
 
 async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING) -> list[tuple[Slot, "asyncio.Future[Done]"]]:
-    """Requests that are held back behind one in flight, which is the only one over there."""
-    lane.submit(lane.admit(), "other", SHAPES)
+    """Requests that are held back behind as many in flight as there are credits, which alone are over there."""
+    others = ["other"] * lane._scheduler.credits
+    for other in others:
+        lane.submit(lane.admit(), other, SHAPES)
     made = [give(lane, count, batching) for count in rows]
     await settle()
-    assert [ticket.model for ticket in hand.tickets] == ["other"]
+    assert [ticket.model for ticket in hand.tickets] == others
     return made
 
 
@@ -383,19 +392,46 @@ async def test_the_slot_of_a_batch_is_free_when_the_last_of_it_was_released(join
     assert hand.cancelled == []
 
 
-async def test_a_full_batch_goes_ahead_of_the_end_of_what_is_in_flight(joining: Lane, hand: Hand) -> None:
-    joining.submit(joining.admit(), "other", SHAPES)
+async def test_a_full_batch_goes_ahead_of_the_end_of_what_is_in_flight(ahead: Lane, hand: Hand) -> None:
+    ahead.submit(ahead.admit(), "other", SHAPES)
     for _ in range(5):
-        give(joining)
+        give(ahead)
     await settle()
     assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((4, 2),)]
-    assert joining.backlog() == {"m": 1}
+    assert ahead.backlog() == {"m": 1}
 
 
-async def test_other_shapes_and_models_go_by_themselves(joining: Lane, hand: Hand) -> None:
-    await held(joining, hand, 1, 1)
-    give(joining, model="n")
+async def test_a_batch_that_could_grow_is_launched_behind_one_in_flight_while_a_credit_is_free(ahead: Lane, hand: Hand) -> None:
+    ahead.submit(ahead.admit(), "other", SHAPES)
+    for _ in range(2):
+        give(ahead)
     await settle()
+    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((2, 2),)]
+    for _ in range(3):
+        give(ahead)
+    await settle()
+    assert len(hand.tickets) == 2
+    await hand.end()
+    assert [ticket.shapes for ticket in hand.tickets] == [((2, 2),), ((3, 2),)]
+
+
+async def test_nothing_that_could_grow_is_launched_ahead_on_cores_that_answer_requests_too(
+    ahead: Lane, hand: Hand, link: Link
+) -> None:
+    link.completions.host(True)
+    ahead.submit(slot := ahead.admit(), "other", SHAPES)
+    await hand.end()
+    ahead.release(slot)
+    ahead.submit(ahead.admit(), "other", SHAPES)
+    give(ahead)
+    await settle()
+    assert [ticket.model for ticket in hand.tickets] == ["other"]
+
+
+async def test_other_shapes_and_models_go_by_themselves(ahead: Lane, hand: Hand) -> None:
+    await held(ahead, hand, 1, 1)
+    give(ahead, model="n")
+    await hand.end()
     assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((2, 2),)]
     await hand.end()
     await hand.end(outputs=rows_out(2))
@@ -455,10 +491,11 @@ async def test_each_is_told_at_its_own_deadline_and_the_batch_has_the_latest(joi
     assert (await late).rows == 2
 
 
-async def test_what_raised_together_is_tried_once_more_alone(joining: Lane, hand: Hand) -> None:
-    (one, first), (_, second), (three, _) = await held(joining, hand, 1, 1, 1)
-    await hand.end()
-    joining.release(three)
+async def test_what_raised_together_is_tried_once_more_alone(ahead: Lane, hand: Hand) -> None:
+    (one, first), (_, second), (three, _) = await held(ahead, hand, 1, 1, 1)
+    for _ in range(2):
+        await hand.end()
+    ahead.release(three)
     await hand.end(Failure("raised", "a bad row"))
     assert [ticket.shapes for ticket in hand.tickets] == [((1, 2),)] * 2
     await hand.end(outputs=rows_out(1))
@@ -478,14 +515,15 @@ async def test_a_lost_device_is_told_to_all_of_a_batch(joining: Lane, hand: Hand
 
 
 async def test_a_model_that_does_not_give_a_row_for_a_row_is_told_once_and_its_requests_go_alone(
-    joining: Lane, hand: Hand, caplog: pytest.LogCaptureFixture
+    ahead: Lane, hand: Hand, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = [answer for _, answer in await held(joining, hand, 1, 1)]
-    await hand.end()
+    answers = [answer for _, answer in await held(ahead, hand, 1, 1)]
+    for _ in range(2):
+        await hand.end()
     await hand.end(outputs=rows_out(7))
     assert "requests are not joined any more: output 'y' has shape [7] after 2 rows" in caplog.text
-    give(joining)
-    give(joining)
+    give(ahead)
+    give(ahead)
     await settle()
     assert [ticket.shapes for ticket in hand.tickets] == [((1, 2),)] * 2
     for _ in range(4):
@@ -530,3 +568,21 @@ async def test_a_lane_that_is_closed_launches_no_more(joining: Lane, hand: Hand)
     assert joining._alarm is not None
     joining.close(asyncio.get_running_loop())
     assert joining._alarm is None
+
+
+async def test_what_the_worker_has_put_aside_uses_no_credit_and_waits(lane: Lane, hand: Hand, link: Link) -> None:
+    """One credit, and room for two."""
+    asked = [ask(lane) for _ in range(2)]
+    assert len(hand.tickets) == 1
+    link.completions.put_aside(1)  # The first, whose shapes are being prepared.
+    await settle()
+    assert [ticket.slot for ticket in hand.tickets] == [slot.index for slot, _ in asked]
+    assert lane.statistics()[:2] == (1, 1)
+    asked.append(ask(lane))
+    with pytest.raises(QueueFull):
+        lane.admit()
+    link.completions.put_aside(0)  # It is begun.
+    for _, answer in asked:
+        await hand.end()
+        assert answer.done()
+    assert lane.statistics()[:2] == (0, 0)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import as_completed
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
@@ -72,7 +73,7 @@ def wait(link: Link) -> list[Done]:
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Both rings beside two plain queues; `said` is whether somebody said stop and nobody heard it yet."""
+    """Both rings beside two plain queues; `woken` is whether the reader was woken since it listened last."""
 
     make = staticmethod(linked)
 
@@ -85,14 +86,18 @@ class Interleavings(RuleBasedStateMachine):
         self.flying: deque[Ticket] = deque()
         self.written: deque[Done] = deque()
         self.dones: deque[Done] = deque()
-        self.said = False
+        self.woken = False
+        self.heard = 0
+        self.left_over: list[Ticket] = []
         self.serials = count(1)
 
     def teardown(self) -> None:
         self.left.close()
 
     def free(self) -> list[int]:
-        used = {ticket.slot for ticket in (*self.tickets, *self.flying)} | {done.slot for done in (*self.written, *self.dones)}
+        used = {ticket.slot for ticket in (*self.tickets, *self.flying, *self.left_over)} | {
+            done.slot for done in (*self.written, *self.dones)
+        }
         return [slot for slot in range(SLOTS) if slot not in used]
 
     @rule(data=st.data(), shapes=SHAPES, deadline=st.floats(allow_nan=False))
@@ -102,29 +107,48 @@ class Interleavings(RuleBasedStateMachine):
         put(self.link, *tickets)
         self.tickets.extend(tickets)
 
-    @precondition(lambda self: not self.said)
     @rule()
-    def stop(self) -> None:
-        self.link.tickets.stop()
-        self.said = True
+    def wake(self) -> None:
+        self.link.tickets.wake()
+        self.woken = True
 
-    @precondition(lambda self: self.said or self.tickets)
+    @precondition(lambda self: self.woken or len(self.tickets) > self.heard)
     @rule()
-    def get(self) -> None:
-        got = self.link.tickets.get()
-        if got is None:
-            assert self.said, "nobody said stop"
-            self.said = False
-        else:
-            self.take(got)
+    def listen(self) -> None:
+        came = self.link.tickets.listen()
+        assert came == len(self.tickets) - self.heard
+        self.link.tickets.heard(came)
+        self.heard += came
+        self.woken = False
 
     @rule(look=st.booleans())
     def poll(self, look: bool) -> None:
+        if looks := look and not self.heard:
+            self.heard, self.woken = len(self.tickets), False
         got = self.link.tickets.poll(look)
         if got is None:
-            assert self.said or not self.tickets or not look, "a ticket that is there was not found"
+            assert not self.heard, f"a ticket that is there was not found, though it {'looked' if looks else 'was heard of'}"
         else:
             self.take(got)
+            self.heard -= 1
+
+    @precondition(lambda self: self.flying)
+    @rule()
+    def give_back(self) -> None:
+        given = self.flying.popleft()
+        self.link.tickets.give_back([given])
+        self.left_over.append(given)
+
+    @rule()
+    def next_reader(self) -> None:
+        assert self.link.tickets.left() == self.left_over
+        self.flying.extend(self.left_over)
+        self.left_over = []
+
+    @rule(count=st.integers(0, SLOTS))
+    def put_aside(self, count: int) -> None:
+        self.link.completions.put_aside(count)
+        assert self.link.completions.aside() == count
 
     def take(self, got: Ticket) -> None:
         assert got == self.tickets.popleft()
@@ -178,43 +202,58 @@ def test_between_two_threads_what_is_said_arrives_as_it_is_however_long() -> Non
     assert heard is done
 
 
-def test_a_reader_that_waits_is_woken_by_a_ticket_and_by_a_stop(link: Link) -> None:
-    _, got = in_a_thread(link.tickets.get)
+def test_a_reader_that_listens_is_woken_by_a_ticket_and_without_one(link: Link) -> None:
+    _, came = in_a_thread(link.tickets.listen)
     put(link, ticket(2))
-    assert got.result(PATIENCE) == ticket(2)
-    _, got = in_a_thread(link.tickets.get)
-    link.tickets.stop()
-    assert got.result(PATIENCE) is None
+    assert came.result(PATIENCE) == 1
+    _, came = in_a_thread(link.tickets.listen)
+    link.tickets.wake()
+    assert came.result(PATIENCE) == 0
 
 
-def test_tickets_that_nobody_read_are_there_for_the_next_reader(link: Link) -> None:
+def test_of_two_that_listen_each_is_woken_once_and_one_hears_of_a_ticket(link: Link) -> None:
+    listening = [in_a_thread(link.tickets.listen)[1] for _ in range(2)]
+    put(link, ticket(1))
+    came = [heard.result(PATIENCE) for heard in as_completed(listening[:2], PATIENCE) if link.tickets.wake() is None]
+    assert sorted(came) == [0, 1]
+
+
+def test_tickets_that_nobody_took_are_there_for_the_next_reader(link: Link) -> None:
     put(link, ticket(0), ticket(1))
-    link.tickets.stop()
-    put(link, ticket(2))
-    assert link.tickets.get() is None
-    assert [link.tickets.get() for _ in range(3)] == [ticket(0), ticket(1), ticket(2)]
-    assert link.tickets.poll() is None
-
-
-def test_nothing_more_is_begun_once_stop_was_heard(link: Link) -> None:
-    put(link, ticket(0), ticket(1))
-    link.tickets.stop()
-    assert link.tickets.poll() is None
-    assert link.tickets.get() is None
+    link.tickets.heard(link.tickets.listen())
     assert link.tickets.poll() == ticket(0)
+    link.tickets.wake()
+    put(link, ticket(2))
+    link.tickets.open()
+    assert [link.tickets.poll(), link.tickets.poll(False), link.tickets.poll()] == [ticket(1), None, ticket(2)]
+    assert link.tickets.poll() is None
+
+
+def test_the_other_side_is_woken_when_tickets_are_put_aside_and_not_when_they_go_on(link: Link) -> None:
+    poller = select.poll()
+    poller.register(link.completions.event, select.POLLIN)
+    link.completions.put_aside(2)
+    assert poller.poll(PATIENCE * 1000)
+    assert link.completions.take() == []
+    link.completions.put_aside(1)
+    assert not poller.poll(0)
+    end(link, Done(0, (), None, 1, 2))
+    link.completions.put_aside(2)
+    assert [done.slot for done in link.completions.take()] == [0]
 
 
 def test_a_signal_does_not_disturb_a_reader_that_waits(link: Link) -> None:
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     try:
         for turn in range(50):
-            thread, got = in_a_thread(link.tickets.get)
+            thread, came = in_a_thread(link.tickets.listen)
             for _ in range(20):
                 assert thread.ident
                 signal.pthread_kill(thread.ident, signal.SIGUSR1)
                 os.sched_yield()
             put(link, ticket(0, turn))
-            assert got.result(PATIENCE) == ticket(0, turn)
+            link.tickets.heard(came.result(PATIENCE))
+            assert link.tickets.poll(False) == ticket(0, turn)
             thread.join()
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -60,11 +60,34 @@ def test_a_ticket_that_was_not_got_yet_is_something_to_do() -> None:
 def test_nobody_steps_aside_for_a_worker_that_waits_for_the_device() -> None:
     bench = Bench()
     greedy, modest = bench.place(30_000), bench.place(5_000_000)
-    modest.leave()
+    modest.rest()
+    modest.leave(deaf=True)
     bench.waiting = True
     assert bench.slept(greedy) == 0
+    assert "away" in repr(modest)
     modest.go_on()
     assert bench.slept(greedy) == STEPS
+
+
+def test_a_worker_that_waits_for_the_device_and_listens_goes_first_when_a_ticket_comes() -> None:
+    bench = Bench()
+    greedy, modest = bench.place(30_000), bench.place(5_000_000)
+    modest.rest()
+    modest.leave(deaf=False)
+    assert bench.slept(greedy) == 0
+    assert "resting" in repr(modest)
+    bench.waiting = True
+    assert bench.slept(greedy) == STEPS
+
+
+def test_what_one_thread_does_is_told_apart_from_what_the_other_does() -> None:
+    bench = Bench()
+    greedy, modest = bench.place(30_000), bench.place(5_000_000)
+    modest.go_on()
+    modest.rest()
+    assert bench.slept(greedy) == STEPS
+    modest.leave(deaf=False)
+    assert bench.slept(greedy) == 0
 
 
 def test_it_goes_on_as_soon_as_the_other_has_nothing_to_do() -> None:

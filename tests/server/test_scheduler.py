@@ -169,6 +169,26 @@ def test_those_that_go_together_take_one_credit_until_their_work_ends() -> None:
     assert [each[2].slot for each in scheduler.choose(0.0).members] == [3]
 
 
+def held_back(scheduler: Scheduler, running: int) -> bool:
+    """Whether a batch that could grow is, behind so many works."""
+    filled(scheduler, *range(running))
+    assert len(scheduler.take()) == running
+    return not joinable(scheduler, 50).choose(0.0).members
+
+
+def test_a_batch_that_could_grow_is_held_back_once_the_credits_are_used_up() -> None:
+    assert not held_back(Scheduler(limit=8, credits=3), 2)
+    assert held_back(Scheduler(limit=8, credits=3), 3)
+
+
+def test_where_works_are_short_or_on_the_cores_that_answer_it_is_held_back_behind_a_single_one() -> None:
+    assert held_back(ended(Scheduler(limit=99, credits=3, horizon=1000), *[100] * 40), 1)
+    assert not held_back(ended(Scheduler(limit=99, credits=3, horizon=1000), *[300] * 40), 1)
+    hosted = Scheduler(limit=8, credits=3)
+    hosted.hosted = True
+    assert held_back(hosted, 1)
+
+
 def test_those_that_are_put_back_take_their_old_places_to_go_alone() -> None:
     scheduler = joinable(Scheduler(limit=2, credits=1), 0, 1, 2)
     members = scheduler.choose(0.0).members

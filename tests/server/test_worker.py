@@ -5,18 +5,18 @@ import select
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import count, cycle
 
 import numpy as np
 import pytest
 
-from engines import DATATYPES, Signature, TensorSpec
+from engines import DATATYPES, ExecutionFailed, Signature, TensorSpec
 from partitions import DeviceLost, PartitionError
 from server.link import Link
 from server.pins import Pins
 from server.precedence import Precedence
 from server.ticket import Done, Ticket
-from server.worker import BUNDLE, FRESH, Seat, Worker
+from server.worker import BUNDLE, RESUMED, Seat, Worker
 from tests.contract import in_a_thread
 from tests.fakes import FakeDevice, FakeEngine, FakePartition, FakePin, Script
 from tests.memory import Watched, watched
@@ -132,27 +132,86 @@ def test_tickets_are_answered_in_order_from_their_slots(bench: Bench) -> None:
     assert (bench.worker.statistics().done, bench.worker.statistics().failed) == (5, 0)
 
 
-def test_the_thread_is_attached_to_the_partition(bench: Bench) -> None:
+@pytest.mark.parametrize(("hosted", "threads"), [(False, 2), (True, 1)])
+def test_its_threads_are_attached_to_the_partition_and_there_is_one_where_its_cores_do_the_work(
+    hosted: bool, threads: int
+) -> None:
+    with benched() as bench:
+        bench.device.hosted = hosted
+        bench.worker.serve(bench.seat)
+        bench.put(bench.ticket(0, 1))
+        bench.next()
+        bench.worker.halt()
+        assert len(bench.partition.threads) == threads
+        assert bench.link.completions.hosted() == hosted
+        assert all(thread.name.startswith(f"worker {bench.partition!r}") for thread in bench.partition.threads)
+
+
+def test_a_ticket_that_comes_during_a_wait_is_enqueued_before_that_ends(bench: Bench) -> None:
+    gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 1))
-    bench.next()
-    assert [thread.name for thread in bench.partition.threads] == [f"worker {bench.partition!r}"]
-
-
-def test_what_came_meanwhile_is_enqueued_before_anything_is_waited_for(bench: Bench) -> None:
-    gate, second = bench.script.hold("run"), bench.ticket(1, 2)
-
-    def meanwhile() -> None:  # While the first is being begun, which takes long enough for another look.
-        bench.put(second)
-        until = time.monotonic_ns() + 2 * FRESH
-        while time.monotonic_ns() < until:
-            pass
-
-    bench.pinned.append(meanwhile)
-    bench.put(bench.ticket(0, 1))
-    gate.wait_for_arrival()
-    assert bench.script.reached["enqueue"] == 2
+    gate.wait_for_arrival()  # The worker is inside `wait`.
+    bench.put(bench.ticket(1, 2))
+    bench.script.wait_for("enqueue", 2)
     gate.open()
     assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
+
+
+def test_with_two_outstanding_one_is_always_behind_the_one_that_runs(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 0))
+    for number in range(1, 50):
+        gate.wait_for_arrival()
+        bench.put(bench.ticket(number % SLOTS, number))
+        bench.script.wait_for("enqueue", number + 1)
+        running, gate = gate, bench.script.hold("run")
+        running.open()
+        assert bench.answer(bench.next()) == [number - 1]
+    gate.open()
+    assert bench.answer(bench.next()) == [49]
+
+
+def test_what_fails_during_a_wait_is_told_before_that_ends(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 1))
+    gate.wait_for_arrival()
+    bench.put(bench.ticket(1, 2, deadline=time.monotonic() - 1))
+    assert bench.kind() == "expired"
+    gate.open()
+    assert bench.answer(bench.next()) == [1]
+
+
+def test_an_end_is_told_though_the_next_work_takes_long(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
+    gate.wait_for_arrival()
+    held = bench.script.hold("run")
+    gate.open()
+    held.wait_for_arrival()
+    assert bench.answer(bench.next()) == [1]
+    held.open()
+    assert bench.answer(bench.next()) == [2]
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_what_came_meanwhile_is_enqueued_before_anything_is_waited_for(hosted: bool) -> None:
+    with benched() as bench:
+        bench.device.hosted = hosted
+        bench.worker.serve(bench.seat)
+        gate, second = bench.script.hold("run"), bench.ticket(1, 2)
+
+        def meanwhile() -> None:  # While the first is being begun, which takes long enough for another look.
+            bench.put(second)
+            until = time.monotonic_ns() + 2 * BUNDLE
+            while time.monotonic_ns() < until:
+                pass
+
+        bench.pinned.append(meanwhile)
+        bench.put(bench.ticket(0, 1))
+        gate.wait_for_arrival()
+        bench.script.wait_for("enqueue", 2)
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
 
 
 def test_the_device_reaches_a_slot_as_far_as_its_ticket_says(bench: Bench) -> None:
@@ -227,9 +286,9 @@ def test_a_ticket_cancelled_before_it_begins_is_not_run(bench: Bench) -> None:
     gate.wait_for_arrival()
     bench.worker.cancel(second.slot, second.serial)
     bench.put(second)
+    assert bench.kind() == "cancelled"
     gate.open()
     assert bench.next().failure is None
-    assert bench.kind() == "cancelled"
     assert len(bench.engine.computed) == 1
 
 
@@ -274,9 +333,9 @@ def test_halting_waits_for_what_is_in_flight_and_leaves_the_rest_to_the_next_wor
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
-    bench.put(bench.ticket(1, 1), bench.ticket(2, 2))
     _, halted = in_a_thread(bench.worker.halt)
-    bench.tickets.wait_for_stop()
+    bench.tickets.wait_for_wake()
+    bench.put(bench.ticket(1, 1), bench.ticket(2, 2))
     assert not halted.done()
     gate.open()
     halted.result(PATIENCE)
@@ -299,7 +358,32 @@ def test_a_worker_that_was_halted_serves_again(bench: Bench) -> None:
         assert bench.link.completions.take() == []
         bench.worker.serve(bench.seat)
         assert bench.answer(bench.next()) == [number]
-    assert len(bench.partition.threads) == 4
+    assert len(bench.partition.threads) == 8
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_workers_that_follow_one_another_run_every_ticket_once_and_in_order(hosted: bool) -> None:
+    """With works that are short and long in turn, so that the second thread is parked now and then."""
+    with benched() as bench, ExitStack() as stack:
+        bench.device.hosted = hosted
+        short, bench.engine.script.reach = bench.script.reach, bench.tarry  # type: ignore[method-assign]
+        workers = cycle([bench.worker, bench.another(1)])
+        stack.callback(next(workers).close)
+        answers = []
+        for turn in range(60):
+            bench.engine.script.reach = (short, bench.tarry)[turn // 3 % 2]  # type: ignore[method-assign]
+            worker = next(workers)
+            worker.serve(bench.seat)
+            bench.put(*[bench.ticket(slot, turn * 4 + slot) for slot in range(4)])
+            if turn % 2:
+                answers += [bench.answer(bench.next()) for _ in range(4)]
+                worker.halt()
+            else:
+                worker.halt()
+                worker.serve(bench.seat)
+                answers += [bench.answer(bench.next()) for _ in range(4)]
+                worker.halt()
+        assert answers == [[number] for number in range(240)]
 
 
 def test_closing_finishes_what_was_begun(bench: Bench) -> None:
@@ -307,7 +391,7 @@ def test_closing_finishes_what_was_begun(bench: Bench) -> None:
     bench.put(*(bench.ticket(number, number) for number in range(3)))
     gate.wait_for_arrival()
     _, closed = in_a_thread(bench.worker.close)
-    bench.tickets.wait_for_stop()
+    bench.tickets.wait_for_wake()
     gate.open()
     closed.result(PATIENCE)
     assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
@@ -350,16 +434,16 @@ def test_nobody_steps_aside_for_a_worker_whose_work_takes_long(bench: Bench) -> 
     assert bench.answer(bench.next()) == [1]
 
 
-@pytest.mark.parametrize("hosted", [False, True])
+@pytest.mark.parametrize(("hosted", "together"), [(False, False), (True, False), (True, True), (False, True)])
 def test_completions_of_short_works_are_told_together_where_telling_takes_the_workers_own_core(
-    monkeypatch: pytest.MonkeyPatch, hosted: bool
+    monkeypatch: pytest.MonkeyPatch, hosted: bool, together: bool
 ) -> None:
     told: list[int] = []
     write = os.eventfd_write
     with benched() as bench:
         bench.device.hosted = hosted
         bench.engine.script.reach = bench.tarry  # type: ignore[method-assign]
-        bench.worker.serve(bench.seat)
+        bench.worker.serve(bench.seat._replace(link=bench.link._replace(together=together)))
         bench.rush()
         monkeypatch.setattr(os, "eventfd_write", lambda event, count: (told.append(event), write(event, count)))
         for _ in range(20):
@@ -376,3 +460,153 @@ def test_nobody_steps_aside_for_a_worker_whose_thread_has_ended() -> None:
         bench.worker.serve(bench.seat)
         bench.worker.halt()
         assert repr(bench.precedence) == "<Precedence of 0 workers>"
+
+
+def test_what_has_to_be_prepared_is_put_aside_and_others_go_past(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3), bench.ticket(2, 4, 5), bench.ticket(3, 6))
+    assert [bench.answer(bench.next()) for _ in range(2)] == [[3], [6]]
+    assert bench.link.completions.aside() == 2
+    prepared.set_result(None)  # The worker listens; it hears of this as well.
+    assert [bench.answer(bench.next()) for _ in range(2)] == [[1, 2], [4, 5]]
+    assert bench.link.completions.aside() == 0
+    bench.put(bench.ticket(0, 7, 8))
+    assert bench.answer(bench.next()) == [7, 8]
+
+
+def test_what_was_prepared_is_enqueued_during_a_wait(bench: Bench) -> None:
+    prepared, gate = bench.engine.prepares((2,)), bench.script.hold("run")
+    bench.put(bench.ticket(0, 1), bench.ticket(1, 2, 3))
+    gate.wait_for_arrival()
+    prepared.set_result(None)
+    bench.script.wait_for("enqueue", 2)
+    gate.open()
+    assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2, 3]]
+
+
+def test_what_was_prepared_is_begun_a_few_at_a_time(bench: Bench) -> None:
+    """The other side counts none of them: all at once would be ahead of whatever comes, however urgent."""
+    prepared = bench.engine.prepares((2,))
+    bench.put(*[bench.ticket(slot, slot, slot) for slot in range(6)])
+    bench.put(bench.ticket(6, 6))
+    assert bench.answer(bench.next()) == [6]
+    gate = bench.script.hold("run")
+    prepared.set_result(None)
+    gate.wait_for_arrival()
+    bench.script.wait_for("enqueue", 1 + RESUMED)
+    assert len(bench.partition.stream.works) == RESUMED
+    assert bench.link.completions.aside() == 6 - RESUMED
+    gate.open()
+    assert [bench.answer(bench.next()) for _ in range(6)] == [[slot, slot] for slot in range(6)]
+
+
+def test_what_cannot_be_prepared_fails_with_the_reason_and_so_does_what_comes_then(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3, 4), bench.ticket(2, 5))
+    assert bench.answer(bench.next()) == [5]
+    prepared.set_exception(ExecutionFailed("no kernel for this"))
+    assert [bench.next().failure for _ in range(2)] == [("raised", "no kernel for this")] * 2
+    bench.put(bench.ticket(0, 1, 2))
+    assert bench.next().failure == ("raised", "no kernel for this")
+    assert bench.link.completions.aside() == 0
+
+
+def test_a_device_that_is_lost_while_it_prepares_is_told(bench: Bench) -> None:
+    prepared, error = bench.engine.prepares((2,)), DeviceLost("illegal address")
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    prepared.set_exception(error)
+    assert bench.next().failure == ("lost", "illegal address")
+    assert bench.lost == [error]
+
+
+def test_a_preparation_that_is_given_up_is_a_failure(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    assert prepared.cancel()
+    assert bench.kind() == "raised"
+
+
+def test_one_that_is_put_aside_can_be_cancelled_and_the_others_stay(bench: Bench) -> None:
+    prepared, ticket = bench.engine.prepares((2,)), bench.ticket(0, 1, 2)
+    bench.put(ticket, bench.ticket(1, 3, 4), bench.ticket(2, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.cancel(ticket.slot, ticket.serial)
+    done = bench.next()
+    assert (done.slot, done.failure) == (0, ("cancelled", "withdrawn before it began"))
+    assert bench.link.completions.aside() == 1
+    prepared.set_result(None)
+    assert bench.answer(bench.next()) == [3, 4]
+
+
+def test_one_whose_deadline_passes_while_it_is_put_aside_is_not_run(bench: Bench) -> None:
+    prepared, deadline = bench.engine.prepares((2,)), time.monotonic() + 0.05
+    bench.put(bench.ticket(0, 1, 2, deadline=deadline), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    while time.monotonic() <= deadline:
+        pass
+    prepared.set_result(None)
+    assert bench.kind() == "expired"
+
+
+def test_those_put_aside_end_when_nobody_is_there_any_more(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.abandon()
+    assert bench.kind() == "cancelled"
+    prepared.set_result(None)
+
+
+def test_halting_does_not_wait_for_what_is_put_aside_and_the_next_worker_begins_it(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3, 4), bench.ticket(2, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.halt()
+    bench.put(bench.ticket(3, 6))
+    with ExitStack() as stack:
+        following = bench.another(1)
+        stack.callback(following.close)
+        following.serve(bench.seat)
+        assert bench.answer(bench.next()) == [6]
+        assert bench.link.completions.aside() == 2
+        prepared.set_result(None)
+        assert [bench.answer(bench.next()) for _ in range(2)] == [[1, 2], [3, 4]]
+        following.halt()
+        assert following.statistics().done == 3
+    assert bench.worker.statistics().done == 1
+
+
+def test_what_was_prepared_while_no_worker_served_is_begun_by_the_next(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.halt()
+    prepared.set_result(None)
+    bench.worker.serve(bench.seat)
+    assert bench.answer(bench.next()) == [1, 2]
+
+
+def test_nothing_writes_to_the_link_once_the_worker_was_halted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptors may be another file's by then."""
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.halt()
+    written: list[int] = []
+    monkeypatch.setattr(os, "eventfd_write", lambda event, count: written.append(event))
+    prepared.set_result(None)
+    bench.worker.cancel(0, 1)
+    assert written == []
+
+
+def test_a_worker_with_one_thread_puts_aside_as_well() -> None:
+    with benched() as bench:
+        bench.device.hosted = True
+        bench.worker.serve(bench.seat)
+        prepared = bench.engine.prepares((2,))
+        bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+        assert bench.answer(bench.next()) == [5]
+        prepared.set_result(None)
+        assert bench.answer(bench.next()) == [1, 2]
