@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from engines import Cancelled, Executor, Room, Work
 from partitions import DeviceLost, Partition
+from partitions.base import Closing
 
+from .errors import Outgrown
 from .link import Link
-from .pins import Pins
 from .precedence import Place, Precedence
 from .ticket import Done, Extent, Failure, ModelKey, Ticket
 
@@ -50,10 +51,10 @@ class Flight:
 
 
 class Seat(NamedTuple):
-    """Where a worker works: the tenant's link, and which of its slots the device reaches."""
+    """Where a worker works: the tenant's link, and what keeps the memory of its tensors reachable for the device."""
 
     link: Link
-    pins: Pins
+    pinned: Closing
 
 
 class Worker:
@@ -171,7 +172,7 @@ class Worker:
         try:
             executor = self.executors[ticket.model]
             slot = seat.link.arena.slot(ticket.slot)
-            seat.pins.cover(slot, ticket.capacity)
+            slot.occupy(ticket.start, ticket.capacity)
             inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
             flight = Flight(ticket, executor.enqueue(inputs, room), room)
         except Exception as error:
@@ -227,6 +228,8 @@ class Worker:
         if isinstance(error, DeviceLost):
             self._lost(error)
             return Failure("lost", text)
+        if isinstance(error, Outgrown):
+            return Failure("outgrown", str(error.nbytes))
         return Failure("cancelled" if isinstance(error, Cancelled) else "raised", text)
 
 

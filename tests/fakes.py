@@ -12,7 +12,8 @@ waited for, in the stream's order. To stop anything at a point of your choice:
     gate.open()                              # until now
     script.fail("carve", nth=2)              # the second call from now raises PartitionError
 
-Points: carve, attach, locate (FakeDevice's script); bind, enqueue, run (FakeEngine's; what `run` raises comes out of `wait`).
+Points: carve, attach, locate, pin (FakeDevice's script); bind, enqueue, run (FakeEngine's; what `run` raises comes out of
+`wait`).
 """
 
 import math
@@ -41,6 +42,7 @@ ERRORS: dict[str, type[Exception]] = {
     "carve": PartitionError,
     "attach": PartitionError,
     "locate": PartitionError,
+    "pin": PartitionError,
     "bind": ModelRefused,
     "enqueue": ExecutionFailed,
     "run": ExecutionFailed,
@@ -249,6 +251,7 @@ class FakeDevice:
         return self.partitions[-1]
 
     def pin(self, address: int, nbytes: int) -> "FakePin":
+        self.script.reach("pin")
         self.pins.append(FakePin(address, nbytes))
         return self.pins[-1]
 

@@ -95,7 +95,6 @@ class Process:
                 "place": self._place,
                 "become": self._become,
                 "refuse": self._refuse,
-                "retired": self._retired,
                 "report": self._report,
                 "empty": self._empty,
                 "leave": self._leave,
@@ -124,9 +123,6 @@ class Process:
 
     def cancel(self, slot: int, serial: int) -> None:
         self._channel.tell("cancel", slot, serial)
-
-    def retire(self, slot: int) -> None:
-        self._channel.tell("retire", slot)
 
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
@@ -241,10 +237,6 @@ class Process:
     def _refuse(self, reason: str) -> None:
         if self._tenant:
             self._tenant.refuse(reason)
-
-    def _retired(self, slot: int) -> None:
-        if self._tenant:
-            self._tenant.lane.slots.retired(slot)
 
     def _report(self) -> Report:
         assert self._tenant, "only tenants are asked for reports"

@@ -75,6 +75,7 @@ def test_a_whole_that_the_model_does_not_take_is_refused() -> None:
 
 def written(slot: Slot, *outputs: tuple[tuple[int, ...], bytes]) -> list[Extent]:
     extents, at = [], 128
+    slot.reserve(1 << 20)
     for shape, data in outputs:
         slot.view[at : at + len(data)] = data
         extents.append(Extent(shape, at, len(data)))

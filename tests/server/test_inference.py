@@ -72,7 +72,7 @@ class Bench:
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
-    descriptors = links.create(slots(config))
+    descriptors = links.create(slots(config), config.memory)
     bench = Bench(config, descriptors)
     bench.tenant.lane.open(asyncio.get_running_loop())
     yield bench
