@@ -9,6 +9,7 @@ from typing import Any
 from setuptools import setup
 
 COMPILED = [
+    "server/blocks.py",
     "server/body.py",
     "server/deadlines.py",
     "server/departures.py",

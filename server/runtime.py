@@ -17,6 +17,7 @@ from .config import Config, ConfigError, TenantConfig
 from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
 from .library import Library, Loaded, Read
+from .needs import fit
 from .precedence import Precedence
 from .protocol.document import show
 from .repository import Repository
@@ -314,7 +315,12 @@ class Runtime:
 
     async def _load(self, tenant: str, name: str, override: str | None) -> Loaded:
         self.desks[tenant].announce(name)
-        return await asyncio.to_thread(self.library.load, name, self._workers[tenant].partition, override)
+        loaded = await asyncio.to_thread(self.library.load, name, self._workers[tenant].partition, override)
+        fitting = await asyncio.to_thread(fit, loaded, self.config.tenants[tenant])
+        for line in fitting.told():
+            if line not in loaded.told():
+                log.warning("%s", line)
+        return fitting
 
     async def _put(self, tenant: str, loaded: Loaded) -> None:
         """Serve what was loaded in place of what was; the old is closed once its last request ended."""
