@@ -53,7 +53,7 @@ class Blocks:
         if start < 0:
             raise MemoryFull(
                 f"the request and its answer need {nbytes} bytes of memory in one piece, "
-                f"but others hold {self.used} and the largest piece left for one is {self._largest()} ({self._explain()})"
+                f"but requests hold {self.used} and the largest piece left for one is {self._largest()} ({self._explain()})"
             )
         self.used += size
         return start, size

@@ -127,7 +127,7 @@ def test_what_does_not_fit_beside_the_others_is_429_and_small_requests_still_fit
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
         held = slots(served).nbytes
-        assert f"bytes of memory in one piece, but others hold {held} and the largest piece left" in refused.json()["error"]
+        assert f"bytes of memory in one piece, but requests hold {held} and the largest piece left" in refused.json()["error"]
         assert lane_rejected(served) == rejected + 1
         small = clients_of(served, 4)
     assert waiting.result().status_code == 200

@@ -80,10 +80,14 @@ def across(device: Any, *sizes: int) -> dict[str, str]:
 
 def _by_engines(stream: Any, source: int, target: int) -> str:
     from cuda.bindings import driver
+    from cuda.core._utils.cuda_utils import CUDAError
 
     (result,) = driver.cuMemcpyAsync(target, source, MIB, stream.handle)
-    (ended,) = driver.cuStreamSynchronize(stream.handle)
-    return str(getattr(ended if result == driver.CUresult.CUDA_SUCCESS else result, "name", result))
+    try:
+        stream.sync()
+    except CUDAError as error:
+        return str(error)
+    return str(getattr(result, "name", result))
 
 
 def main() -> None:

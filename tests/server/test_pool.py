@@ -62,7 +62,7 @@ def test_memory_over_the_budget_is_refused_with_the_numbers_and_given_when_it_is
     first.reserve(8 * MIB)
     with pytest.raises(
         MemoryFull,
-        match=rf"^the request and its answer need {7 * MIB} bytes of memory in one piece, but others hold {8 * MIB} and the "
+        match=rf"^the request and its answer need {7 * MIB} bytes of memory in one piece, but requests hold {8 * MIB} and the "
         rf"largest piece left for one is {6 * MIB} \(tenants.acme.memory: {16 * MIB}, of which {2 * MIB} are kept for requests "
         rf"of up to {MIB}\)$",
     ):

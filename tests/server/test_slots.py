@@ -135,7 +135,7 @@ def test_a_slot_gives_back_what_it_had_when_it_gets_more_and_in_the_end() -> Non
 def test_a_slot_gets_no_more_than_is_there() -> None:
     first, second = map(arena_of(2).slot, (0, 1))
     first.reserve(MEMORY // 2)
-    with pytest.raises(MemoryFull, match=f"others hold {MEMORY // 2} and"):
+    with pytest.raises(MemoryFull, match=f"requests hold {MEMORY // 2} and"):
         second.reserve(MEMORY // 2)
     second.reserve(SMALLEST, spare=MEMORY // 2)
     assert second.capacity == SMALLEST
