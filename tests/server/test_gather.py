@@ -113,4 +113,16 @@ def test_a_model_without_outputs_gives_each_nothing() -> None:
     assert split((), [1, 1], nothing, SLOTS.slot(0)) == [(), ()]
 
 
+def test_outputs_whose_size_no_shape_tells_have_as_much_room_together_as_they_have_alone() -> None:
+    arena = arena_of(3)
+    texts = Signature((X,), (TensorSpec("y", DATATYPES["BYTES"], ("b",)),), 8)
+    members = []
+    for index in range(2):
+        slot, shapes = filled(arena.slot(index), texts, 1, [bytes(12)])
+        slot.reserve(300_000)
+        members.append((slot, shapes))
+    whole = gather(members, texts, arena.slot(2))
+    assert arena.slot(2).inputs(texts, whole, arena.slot(2).capacity)[1].nbytes >= 2 * (300_000 - 64)
+
+
 SLOTS = arena_of(1)

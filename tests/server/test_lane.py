@@ -459,6 +459,16 @@ async def test_what_raised_together_is_tried_once_more_alone(joining: Lane, hand
         await second
 
 
+async def test_what_has_no_room_for_its_outputs_together_is_tried_alone(joining: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(joining, hand, 1, 1)]
+    await hand.end()
+    await hand.end(Failure("outgrown", "1000000"))
+    for _ in answers:
+        assert [ticket.shapes for ticket in hand.tickets][:1] == [((1, 2),)]
+        await hand.end(outputs=rows_out(1))
+    assert [(await answer).failure for answer in answers] == [None, None]
+
+
 async def test_a_lost_device_is_told_to_all_of_a_batch(joining: Lane, hand: Hand) -> None:
     answers = [answer for _, answer in await held(joining, hand, 1, 1)]
     await hand.end()
