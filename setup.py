@@ -10,6 +10,7 @@ from setuptools import setup
 
 COMPILED = [
     "server/aside.py",
+    "server/blocks.py",
     "server/body.py",
     "server/deadlines.py",
     "server/departures.py",

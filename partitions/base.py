@@ -72,7 +72,8 @@ class Device(Protocol):
     def pin(self, address: int, nbytes: int) -> Closing:
         """Let work of every partition read and write this host memory in place, until what is returned is closed.
 
-        Blocks. A device that reaches all host memory does nothing. Raises PartitionError.
+        Blocks, and may keep all other work from the device meanwhile, so it is for the time before anybody is served; so does
+        closing it. A device that reaches all host memory does nothing. Raises PartitionError.
         """
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The memory that the two sides of one tenant share, as two threads of a process or as two processes.
 
-It is one sparse file in memory: first the cells of the two rings and three single ones (see `server.link`), then for every
-slot a page for what is said about it, then the slots. A page is taken from the system when it is first written, so the size
-says little.
+There are two files in memory. One is the arena's: the cells of the two rings and three single ones (see `server.link`), then
+for every slot a page for what is said about it; a process that takes another's place gets a new one. The other one holds
+the tensors and lives as long as the tenant is served: the device is made to reach it once.
 """
 
 import mmap
@@ -10,23 +10,33 @@ import os
 
 import numpy as np
 
-from .slots import LARGEST, Slot
+from .slots import Slot
 
 MESSAGE = 8 * 1024
 """Bytes for a slot's ticket, and as many for its completion."""
 _CELL = 4
-_PAGE = mmap.PAGESIZE
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, on every architecture; Python has no name for it before 3.13.
 
 
-class Arena:
-    """Rings and slots in one mapping; `memory` is of `nbytes(count)` bytes. Slots are made when first asked for."""
+class TensorMemory:
+    """The memory of one tenant's tensors in this process: `nbytes` bytes at `address`. A page is taken when first written."""
 
-    def __init__(self, memory: mmap.mmap, count: int) -> None:
+    def __init__(self, memory: mmap.mmap, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.view = memoryview(memory)
+        self.address: int = np.frombuffer(memory, np.uint8, 1).ctypes.data
+
+    def __repr__(self) -> str:
+        return f"<TensorMemory of {self.nbytes} bytes at {self.address:#x}>"
+
+
+class Arena:
+    """Rings, and slots that lie in `memory`; `shared` is of `nbytes(count)` bytes. Slots are made when first asked for."""
+
+    def __init__(self, shared: mmap.mmap, count: int, memory: TensorMemory) -> None:
         self.count = count
-        self._memory = memory
-        self._view = memoryview(memory)
-        self._address = np.frombuffer(memory, np.uint8, 1).ctypes.data
+        self.memory = memory
+        self._view = memoryview(shared)
         self._slots: list[Slot | None] = [None] * count
 
     def __repr__(self) -> str:
@@ -63,38 +73,46 @@ class Arena:
             slot = self._slots[index] = self._make(index)
         return slot
 
-    def discard(self, index: int) -> None:
-        """Give the pages of a slot's tensors back to the system; they read as zeros from now on."""
-        self._memory.madvise(mmap.MADV_REMOVE, self._start(index), LARGEST)
-        self.slot(index).shrink()
-
     def _make(self, index: int) -> Slot:
-        start, said = self._start(index), _rings(self.count) + index * 2 * MESSAGE
-        view = self._view[start : start + LARGEST]
+        said = _rings(self.count) + index * 2 * MESSAGE
         ticket, completion = (self._view[at : at + MESSAGE] for at in (said, said + MESSAGE))
-        return Slot(index, view, self._address + start, ticket, completion)
-
-    def _start(self, index: int) -> int:
-        return _rings(self.count) + self.count * 2 * MESSAGE + index * LARGEST
+        return Slot(index, self.memory.view, self.memory.address, ticket, completion)
 
 
 def create(count: int) -> int:
-    """A descriptor of fresh shared memory for so many slots; the caller closes it."""
-    descriptor = os.memfd_create("greenlane")
-    os.truncate(descriptor, nbytes(count))
-    return descriptor
+    """A descriptor of fresh shared memory for the rings and pages of so many slots; the caller closes it."""
+    return _create("greenlane", nbytes(count))
 
 
-def attach(descriptor: int, count: int) -> Arena:
+def create_memory(size: int) -> int:
+    """A descriptor of fresh shared memory for so many bytes of tensors; the caller closes it."""
+    return _create("greenlane tensors", size)
+
+
+def attach(descriptor: int, count: int, memory: TensorMemory) -> Arena:
     """Map what `create` made; the descriptor may be closed afterwards."""
-    flags = mmap.MAP_SHARED | _NORESERVE
-    return Arena(mmap.mmap(descriptor, nbytes(count), flags=flags), count)
+    return Arena(_map(descriptor, nbytes(count)), count, memory)
+
+
+def attach_memory(descriptor: int, size: int) -> TensorMemory:
+    """Map what `create_memory` made; the descriptor may be closed afterwards."""
+    return TensorMemory(_map(descriptor, size), size)
 
 
 def nbytes(count: int) -> int:
     """The size of an arena of so many slots."""
-    return _rings(count) + count * (2 * MESSAGE + LARGEST)
+    return _rings(count) + count * 2 * MESSAGE
+
+
+def _create(name: str, size: int) -> int:
+    descriptor = os.memfd_create(name)
+    os.truncate(descriptor, size)
+    return descriptor
+
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | _NORESERVE)
 
 
 def _rings(count: int) -> int:
-    return -(-(2 * count + 3) * _CELL // _PAGE) * _PAGE
+    return -(-(2 * count + 3) * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -14,11 +14,13 @@ from pathlib import Path
 from engines import TensorSpec, load_engine
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
+from .blocks import most_of
 from .catalog import Entry, Served
 from .config import Config, ConfigError, ModelOptions, TenantConfig, salvage
 from .fronts.cores import TOO_FEW, placed, share, trespasses
 from .keeping import open_builds
 from .library import Library, Loaded
+from .needs import fit
 from .repository import Repository
 from .tables import KeyPath, dotted, nearest
 
@@ -113,11 +115,12 @@ class _Check:
         if known is not None:
             self._check_names(known)
         self._check_default()
+        self._check_memory()
         plan = self._plan(device) if device else {}
         builds = open_builds(self._config.models)
         library = Library(self._repository, lambda path, max_batch: load_engine(path, device, None, max_batch, builds))
         for name, tenant in config.tenants.items():
-            _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}")
+            _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}, {_memory(tenant)}")
             self._check_front(tenant)
             there = known or []
             wanted = [model for model in dict.fromkeys([*tenant.models, *there]) if model in there and tenant.may_call(model)]
@@ -168,6 +171,15 @@ class _Check:
             text = f"{default!r} has keys, so requests without one are 401 all the same; {instead}"
             self._doubtful(("server", "default_tenant"), text)
 
+    def _check_memory(self) -> None:
+        """Whether there is as much memory as all tenants may take: on a GPU they take it at the start."""
+        memory = [tenant.memory for tenant in self._config.tenants.values()]
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if sum(memory) > there:
+            terms = " + ".join(map(str, memory))
+            text = f"memory of all of them is {terms} = {sum(memory)} bytes, but the machine has {there}: lower it"
+            self._doubtful(("tenants",), text)
+
     def _check_front(self, tenant: TenantConfig) -> None:
         if missing := sorted(set(tenant.front_cores or ()) - self._allowed):
             text = f"{missing} are not among the cores this process may use, {sorted(self._allowed)}"
@@ -194,7 +206,7 @@ class _Check:
             with closing(device.carve(granules)) as partition:
                 self._cores[tenant] = partition.host_cores
                 for name in names:
-                    loaded = library.attempt(name, partition)
+                    loaded = fit(library.attempt(name, partition), self._config.tenants[tenant])
                     self._tell(loaded)
                     for executor in loaded.executors.values():
                         executor.close()
@@ -253,6 +265,11 @@ def _share(granules: tuple[int, ...] | None) -> str:
 def _access(tenant: TenantConfig) -> str:
     access = "keys" if tenant.keys_sha256 else "open"
     return f"{access}, port {tenant.port}" if tenant.port else access
+
+
+def _memory(tenant: TenantConfig) -> str:
+    """As much as all its requests may hold, and one of them."""
+    return f"memory {tenant.memory / 2**20:g} MiB, one request up to {most_of(tenant.memory) / 2**20:g} MiB"
 
 
 def _describe(served: Served) -> str:

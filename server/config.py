@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from .tables import Fault, KeyPath, as_meant, build, dotted, faults, keys, nearest, not_a_table, unknown
-from .units import BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of, shown, whole
+from .units import BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of, shown, size_from, whole
 
 _SECTIONS = ("server", "device", "models", "tenants")
 _SHARES = ("granules", "cores", "sms")
@@ -103,8 +103,9 @@ class ModelsConfig:
 class TenantConfig:
     """A tenant: its share of the device as exactly one of `granules`, `cores` and `sms`, its limits and its rights.
 
-    `port` is a socket of its own, besides the server's; `front_cores` are the core numbers, ascending, that its HTTP
-    process runs on, None for what `ServerConfig.front_cores` says.
+    `memory` is the bytes that its requests and their answers may take at a time where they wait and run, which on a GPU are
+    pinned from the start. `port` is a socket of its own, besides the server's; `front_cores` are the core numbers, ascending,
+    that its HTTP process runs on, None for what `ServerConfig.front_cores` says.
     """
 
     name: str
@@ -115,6 +116,7 @@ class TenantConfig:
     sms: Annotated[int | None, whole(1)] = None
     queue: Annotated[int, whole(1)] = 64
     in_flight: Annotated[int, whole(1)] = 2
+    memory: Annotated[int, size_from(2**20)] = 512 * 2**20
     models: Annotated[tuple[str, ...], NAMES]
     keys_sha256: Annotated[tuple[str, ...], DIGESTS] = ()
 

@@ -42,9 +42,6 @@ class DeviceSide(Protocol):
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         """Stop a ticket that was handed over, if it can be stopped; its completion still comes."""
 
-    async def retire(self, tenant: str, slot: int) -> None:
-        """Let go of a slot that nothing is in flight for."""
-
 
 class Desk(Protocol):
     """One tenant's HTTP side. Every method belongs to the runtime's event loop."""

@@ -51,6 +51,18 @@ class QueueFull(RequestError):
     """The tenant has as many requests waiting as it may."""
 
 
+class MemoryFull(QueueFull):
+    """The tenant's other requests hold so much of its memory that this one does not fit now."""
+
+
+class Outgrown(RequestError):
+    """The outputs need more memory than was left for them, since no shape tells their size: `nbytes` with the inputs."""
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(f"the inputs and outputs need {nbytes} bytes of memory, which is more than was expected")
+        self.nbytes = nbytes
+
+
 class Failed(RequestError):
     """The model, or the server, went wrong; nothing the client did."""
 
@@ -88,6 +100,7 @@ _STATUSES: dict[type[Exception], int] = {
     UnsupportedEncoding: 415,
     Misdirected: 421,
     QueueFull: 429,
+    Outgrown: 500,
     Failed: 500,
     EngineError: 500,
     PartitionError: 500,

@@ -24,10 +24,11 @@ def gather(members: Sequence[tuple[Slot, Shapes]], signature: Signature, into: S
     """
     rows = sum(shapes[0][0] for _, shapes in members)
     whole = tuple((rows, *shape[1:]) for shape in members[0][1])
-    room = signature.output_bytes(signature.check(whole))
+    sizes = signature.check(whole)
+    room = signature.output_bytes(sizes)
+    spare = sum(_room(slot, shapes, signature) for slot, shapes in members) if _is_open(signature, sizes) else 0
     spans = _spans(members, signature)
-    sizes = [sum(size for _, size in column) for column in zip(*spans, strict=True)]
-    ends = into.place(signature, sizes, room)
+    ends = into.place(signature, [sum(size for _, size in column) for column in zip(*spans, strict=True)], room, spare)
     for (slot, _), each in zip(members, spans, strict=True):
         for place, (offset, size) in enumerate(each):
             end = ends[place]
@@ -56,6 +57,17 @@ def _spans(members: Sequence[tuple[Slot, Shapes]], signature: Signature) -> list
 def _layout(slot: Slot, shapes: Shapes, signature: Signature) -> list[tuple[int, int]]:
     tensors, _ = slot.inputs(signature, shapes, slot.capacity)
     return [(tensor.address - slot.address, tensor.nbytes) for tensor in tensors]
+
+
+def _room(slot: Slot, shapes: Shapes, signature: Signature) -> int:
+    """Bytes that a member has for its outputs."""
+    return slot.inputs(signature, shapes, slot.capacity)[1].nbytes
+
+
+def _is_open(signature: Signature, sizes: dict[str, int]) -> bool:
+    """Whether there are outputs whose size no shape tells."""
+    texts = any(not spec.datatype.size for spec in signature.outputs)
+    return texts or None in signature.output_shapes(sizes)
 
 
 def _parts(extent: Extent, rows: Sequence[int], spec: TensorSpec, slot: Slot) -> list[Extent]:

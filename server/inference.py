@@ -17,6 +17,8 @@ from .errors import (
     ClientGone,
     DeadlineExceeded,
     Failed,
+    MemoryFull,
+    Outgrown,
     QueueFull,
     RequestError,
     TooLarge,
@@ -37,6 +39,9 @@ log = logging.getLogger("greenlane.infer")
 
 CLOSE = (b"connection", b"close")
 """The field of an answer that is the connection's last."""
+
+_SPARE = 8
+"""What part of a tenant's memory may be left for outputs of one request whose size is not known: one in so many."""
 
 Success = tuple[InferResponse, bytes]
 """An encoded answer, and its Server-Timing."""
@@ -79,6 +84,11 @@ class Inference:
             error = TooLarge(f"a body of {length} bytes; the limit is {self._target.max_body} (server.max_body)")
             self.count(error)
             raise error
+        try:  # All but its JSON are tensors, which need as much memory.
+            self._target.tenant.lane.slots.blocks.check(length - self._target.limits.json)
+        except TooLarge as error:
+            self.count(error)
+            raise
 
     def begin(self, body: bytes, headers: Headers, heard: Callable[["Outcome"], None], document: Object | None = None) -> None:
         """The body has come, unpacked; `heard` is told the outcome, once, before or after this returns.
@@ -102,6 +112,8 @@ class Inference:
             if document is not None and timeout is not None:
                 timeout = self._left(timeout)
             lane.begin(slot, served.key, request.shapes, self._end, priority, timeout, served.batching)
+        except MemoryFull as error:
+            self._fail(self._target.tenant.lane.reject(str(error)))
         except Exception as error:
             self._fail(error)
 
@@ -168,7 +180,10 @@ class Inference:
     def _end(self, end: Done | RequestError, written: Written | None = None) -> None:
         """The lane says how it ended."""
         if not isinstance(end, Done):
-            self._fail(end)
+            if isinstance(end, Outgrown):
+                self._begin_again(end)
+            else:
+                self._fail(end)
             return
         try:
             slot = self._target.tenant.lane.slots.at(end.slot) if end.rows else self._slot
@@ -187,6 +202,25 @@ class Inference:
             served.statistics.succeeded(self._arrived, self._decoded, end, encoded, rows)
             queued, executed = (end.began - self._decoded) / 1e6, (end.ended - end.began) / 1e6
             self._tell((response, b"queue;dur=%.3f, execute;dur=%.3f" % (queued, executed)))
+
+    def _begin_again(self, outgrown: Outgrown) -> None:
+        """Have it run once more with memory for its outputs, alone; the model's next requests leave as much for theirs.
+
+        What ran is lost: only the HTTP side can take memory, and the worker does not wait for it.
+        """
+        try:
+            slot, served, request, lane = self._slot, self._served, self._request, self._target.tenant.lane
+            assert slot
+            _, room = slot.inputs(served.signature, request.shapes, slot.capacity)
+            wanted = outgrown.nbytes - (room.address - slot.address)
+            served.plans.leave(min(wanted, lane.slots.blocks.nbytes // _SPARE))
+            slot.reserve(outgrown.nbytes)
+            timeout = None if request.timeout is None else self._left(request.timeout)
+            lane.begin(slot, served.key, request.shapes, self._end, request.priority, timeout)
+        except MemoryFull as error:
+            self._fail(self._target.tenant.lane.reject(str(error)))
+        except Exception as error:
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         heard = self._heard

@@ -20,19 +20,17 @@ from engines import TensorMismatch
 
 from .batches import Batching, Choice, Waiting
 from .deadlines import Deadlines
-from .errors import DeadlineExceeded, Failed, QueueFull, RequestError, Unavailable
+from .errors import DeadlineExceeded, Failed, Outgrown, QueueFull, RequestError, Unavailable
 from .gather import gather, split
 from .link import Link
 from .pending import Heard, Joint, Pending
 from .pool import SlotPool
 from .scheduler import Scheduler
 from .slots import Slot
+from .tables import dotted
 from .ticket import Done, Failure, ModelKey, Ticket
 
 log = logging.getLogger("greenlane.lane")
-
-TIDY = 10.0
-"""Seconds between two looks at memory that nobody needs any more."""
 
 
 class LaneStatistics(NamedTuple):
@@ -46,13 +44,10 @@ class LaneStatistics(NamedTuple):
 
 
 class Control(Protocol):
-    """What the HTTP side asks of the device side, apart from inferences; both are done at some later time."""
+    """What the HTTP side asks of the device side, apart from inferences; it is done at some later time."""
 
     def cancel(self, slot: int, serial: int) -> None:
         """Stop this ticket if that is possible; its completion still comes."""
-
-    def retire(self, slot: int) -> None:
-        """Let go of a slot's memory, then call `SlotPool.retired`."""
 
 
 class Lane:
@@ -60,13 +55,12 @@ class Lane:
 
     def __init__(self, name: str, scheduler: Scheduler, link: Link, control: Control) -> None:
         self.name = name
-        self.slots = SlotPool(link.arena, control.retire)
+        self.slots = SlotPool(link.arena, dotted(("tenants", name, "memory")))
         self.deadlines = Deadlines()
         self.refusing = ""
         self._scheduler = scheduler
         self._link = link
         self._control = control
-        self._tidying: asyncio.TimerHandle | None = None
         self._pending: dict[int, Pending] = {}
         self._abandoned: dict[int, Pending] = {}
         self._joints: dict[int, Joint] = {}
@@ -83,19 +77,12 @@ class Lane:
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hear completions on this event loop from now on."""
         loop.add_reader(self._link.completions.event, self._hear)
-        self._tidying = loop.call_later(TIDY, self._tidy, loop)
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Hear no more."""
         self._wake_at(None)
         self.deadlines.close()
         loop.remove_reader(self._link.completions.event)
-        if self._tidying:
-            self._tidying.cancel()
-
-    def _tidy(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.slots.tidy()
-        self._tidying = loop.call_later(TIDY, self._tidy, loop)
 
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
@@ -164,11 +151,11 @@ class Lane:
         """Queue a decoded request, with `batching` to be joined with others; `timeout` is in seconds from now.
 
         Outputs of one that was joined, whose completion has `rows`, lie in the completion's slot instead of its own.
-        Raises QueueFull, BadRequest.
+        A request that was told Outgrown may begin again, with a larger block. Raises QueueFull, BadRequest.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._serial += 1
-        ticket = Ticket(slot.index, self._serial, model, shapes, deadline, slot.capacity)
+        ticket = Ticket(slot.index, self._serial, model, shapes, deadline, slot.capacity, slot.start)
         self._link.tickets.write(ticket)
         part = None
         if batching and not self._scheduler.idle and model not in self._unjoinable:  # An idle one launches it at once.
@@ -210,7 +197,6 @@ class Lane:
         self._scheduler.hosted = self._link.completions.hosted()
         for done in ended:
             self._scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
-            self.slots.heard(done)
         if self._scheduler.joining:
             self._launch()  # The answers of many take their time, in which the next may run.
         for done in ended:
@@ -243,7 +229,7 @@ class Lane:
         joint.ended = True
         if not joint.left:
             self.slots.release(joint.slot)
-        elif done.failure and done.failure.kind == "raised":
+        elif done.failure and done.failure.kind in ("raised", "outgrown"):
             self._part(joint)
         else:
             self._share(joint, done)
@@ -325,7 +311,7 @@ class Lane:
     def _join(self, members: Sequence[Waiting], batching: Batching) -> Joint | None:
         """Their inputs in one slot more; None where there is no slot, or no room in one, or the model does not take so many."""
         try:
-            slot = self.slots.acquire_large()
+            slot = self.slots.acquire()
         except QueueFull:
             return None
         tickets = [ticket for _, _, ticket, _ in members]
@@ -334,7 +320,7 @@ class Lane:
             shapes = gather(sources, batching.signature, slot)
             self._serial += 1
             deadline = max([ticket.deadline for ticket in tickets])
-            whole = Ticket(slot.index, self._serial, tickets[0].model, shapes, deadline, slot.capacity)
+            whole = Ticket(slot.index, self._serial, tickets[0].model, shapes, deadline, slot.capacity, slot.start)
             self._link.tickets.write(whole)
         except (RequestError, TensorMismatch):
             self.slots.release(slot)
@@ -379,4 +365,6 @@ def _resolve(future: "asyncio.Future[Done]", end: Done | RequestError) -> None:
 def _error(failure: Failure) -> RequestError:
     if failure.kind == "lost":
         return Unavailable(f"the device is lost: {failure.text}")
+    if failure.kind == "outgrown":
+        return Outgrown(int(failure.text))
     return Failed(f"the model raised: {failure.text}")

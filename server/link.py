@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from . import arena
-from .arena import Arena
+from .arena import Arena, TensorMemory
 from .errors import BadRequest
 from .ticket import Done, Extent, Failure, Ticket
 
 _WAKE = 1 << 32
 """Added to the count of an eventfd it wakes the reader though nothing was put; there are never so many tickets."""
-_TICKET, _DONE = struct.Struct("=QdQI"), struct.Struct("=qqI")
-"""What is new each time: serial, deadline, capacity; began, ended; and how many bytes come after it, of what seldom is."""
+_TICKET, _DONE = struct.Struct("=QdQQI"), struct.Struct("=qqI")
+"""What is new each time: serial, deadline, capacity, start; began, ended; and how many bytes of what seldom is come after."""
 _LONGEST = arena.MESSAGE - _TICKET.size
 _ALL = (1 << 32) - 1
 _REMEMBERED = 256
@@ -29,16 +29,18 @@ _MOST_TEXT = 2000
 
 
 class Descriptors(NamedTuple):
-    """What two processes need to share a link; each closes its own."""
+    """What two processes need to share a link, of so many slots and bytes of tensors; each closes its own."""
 
+    arena: int
     memory: int
     tickets: int
     completions: int
     slots: int
+    nbytes: int
 
     def close(self) -> None:
         """Close all of them."""
-        for descriptor in (self.memory, self.tickets, self.completions):
+        for descriptor in (self.arena, self.memory, self.tickets, self.completions):
             os.close(descriptor)
 
 
@@ -68,11 +70,11 @@ class Tickets:
         if self._kept is not None:
             self._kept[ticket.slot] = ticket
             return
-        slot, serial, model, shapes, deadline, capacity = ticket
+        slot, serial, model, shapes, deadline, capacity, start = ticket
         data, page = self._words.spell((model, shapes)), self._arena.slot(slot).ticket
         if len(data) > _LONGEST:
             raise BadRequest(f"inputs: {len(shapes)} tensors have shapes too long to be told, {len(data)} bytes")
-        _TICKET.pack_into(page, 0, serial, deadline, capacity, len(data))
+        _TICKET.pack_into(page, 0, serial, deadline, capacity, start, len(data))
         page[_TICKET.size : _TICKET.size + len(data)] = data
 
     def put(self, tickets: Iterable[Ticket]) -> None:
@@ -138,9 +140,9 @@ class Tickets:
         if self._kept is not None:
             return self._kept[slot]
         page = self._arena.slot(slot).ticket
-        serial, deadline, capacity, length = _TICKET.unpack_from(page)
+        serial, deadline, capacity, start, length = _TICKET.unpack_from(page)
         model, shapes = self._words.read(bytes(page[_TICKET.size : _TICKET.size + length]))
-        return Ticket(slot, serial, model, shapes, deadline, capacity)
+        return Ticket(slot, serial, model, shapes, deadline, capacity, start)
 
 
 class Completions:
@@ -273,19 +275,40 @@ class Link(NamedTuple):
     together: bool = False
 
 
-def create(count: int) -> Descriptors:
-    """Make what a link of so many slots consists of."""
-    return Descriptors(arena.create(count), os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), count)
+def create(count: int, nbytes: int) -> Descriptors:
+    """Make what a link of so many slots consists of, with so many bytes for their tensors."""
+    return _create(count, nbytes, arena.create_memory(nbytes))
 
 
-def attach(descriptors: Descriptors) -> Link:
-    """One end of a link, or both. The eventfds have to stay open as long as it is used; the memory's may be closed."""
-    shared = arena.attach(descriptors.memory, descriptors.slots)
+def renew(before: Descriptors) -> Descriptors:
+    """Make what a link consists of that takes this one's place: its tensors lie in the same memory.
+
+    Only once nothing works on those of the link before, in neither process.
+    """
+    return _create(before.slots, before.nbytes, os.dup(before.memory))
+
+
+def attach(descriptors: Descriptors, memory: TensorMemory | None = None) -> Link:
+    """One end of a link, or both. The eventfds have to stay open as long as it is used; the memory's may be closed.
+
+    `memory` is where this process has that of the tensors already, if it does.
+    """
+    shared = _attach(descriptors, memory)
     return Link(shared, Tickets(shared, descriptors.tickets), Completions(shared, descriptors.completions))
 
 
 def join(descriptors: Descriptors, together: bool = False) -> Link:
     """Both ends of a link in this process, where what is said about a slot need not become bytes; else as `attach`."""
-    shared = arena.attach(descriptors.memory, descriptors.slots)
+    shared = _attach(descriptors, None)
     tickets, completions = Tickets(shared, descriptors.tickets, {}), Completions(shared, descriptors.completions, {})
     return Link(shared, tickets, completions, together)
+
+
+def _create(count: int, nbytes: int, memory: int) -> Descriptors:
+    events = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    return Descriptors(arena.create(count), memory, *events, count, nbytes)
+
+
+def _attach(descriptors: Descriptors, memory: TensorMemory | None) -> Arena:
+    memory = memory or arena.attach_memory(descriptors.memory, descriptors.nbytes)
+    return arena.attach(descriptors.arena, descriptors.slots, memory)

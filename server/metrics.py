@@ -71,9 +71,10 @@ class RuntimeCollector(Collector):
     def _lanes(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("greenlane_waiting_requests", "Requests waiting for a credit", labels=["tenant"])
         flying = GaugeMetricFamily("greenlane_in_flight_requests", "Works enqueued and not ended", labels=["tenant"])
-        rejected = CounterMetricFamily("greenlane_rejected_requests", "Requests refused for a full queue", labels=["tenant"])
+        rejected = CounterMetricFamily("greenlane_rejected_requests", "Refused for a full queue or memory", labels=["tenant"])
         expired = CounterMetricFamily("greenlane_expired_requests", "Requests whose timeout passed", labels=["tenant"])
-        memory = GaugeMetricFamily("greenlane_slot_bytes", "Host memory mapped for tensors", labels=["tenant"])
+        memory = GaugeMetricFamily("greenlane_slot_bytes", "Bytes of its memory that requests hold", labels=["tenant"])
+        limit = GaugeMetricFamily("greenlane_memory_bytes", "Bytes that requests may hold", labels=["tenant"])
         for tenant, report in self._reports:
             counts = report.lane
             waiting.add_metric([tenant.name], counts.waiting)
@@ -81,7 +82,8 @@ class RuntimeCollector(Collector):
             rejected.add_metric([tenant.name], counts.rejected)
             expired.add_metric([tenant.name], counts.expired)
             memory.add_metric([tenant.name], report.slots.nbytes)
-        yield from (waiting, flying, rejected, expired, memory)
+            limit.add_metric([tenant.name], tenant.memory)
+        yield from (waiting, flying, rejected, expired, memory, limit)
 
     def _granules(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])

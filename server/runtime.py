@@ -8,20 +8,21 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from engines import Executor, RuntimeSettings, load_engine
-from partitions import Device, DeviceLost, Move, Partition, PartitionManager
+from partitions import Device, DeviceLost, Move, Partition, PartitionError, PartitionManager
 from partitions import probe as probes
 from partitions.base import Closing
 
 from .catalog import Entry
-from .config import Config, TenantConfig
+from .config import Config, ConfigError, TenantConfig
 from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
 from .keeping import open_builds
 from .library import Library, Loaded, Prepared, Read
-from .pins import Pins
+from .needs import fit
 from .precedence import Precedence
 from .protocol.document import show
 from .repository import Repository
+from .tables import dotted
 from .ticket import ModelKey
 from .worker import Seat, Worker
 
@@ -88,11 +89,11 @@ class Runtime:
         return self.state == "serving"
 
     async def start(self) -> None:
-        """Give every tenant its partition and begin to load the models. Raises DoesNotFit or ConfigError."""
+        """Give every tenant its partition and its memory, and begin to load the models. Raises DoesNotFit or ConfigError."""
         self._loop = asyncio.get_running_loop()
         for name, desk in self.desks.items():
             desk.open(self)
-            self._seats[name] = Seat(desk.link, Pins(self.device.pin))
+            self._seats[name] = Seat(desk.link, await asyncio.to_thread(self._pin, name, desk))
         unit, sizes = self.device.unit, self.device.granules
         await self.repartition({name: tenant.share(unit, sizes) for name, tenant in self.config.tenants.items()})
         log.info("%s: %s", self.device.describe(), self._shares())
@@ -136,24 +137,22 @@ class Runtime:
         return move
 
     async def reopen(self, name: str) -> None:
-        """The tenant's desk has a new link: serve that one, once what is in flight over the old one has ended."""
+        """The tenant's desk has a new link: serve that one, once what is in flight over the old one has ended.
+
+        It leads to the same memory, so the device reaches it already: pinning would stop every tenant.
+        """
         async with self._changing[name]:
             if self.state == "closed":
                 return
             self._workers[name].abandon()
             await asyncio.to_thread(self._workers[name].halt)
-            left, self._seats[name] = self._seats[name], Seat(self.desks[name].link, Pins(self.device.pin))
+            self._seats[name] = self._seats[name]._replace(link=self.desks[name].link)
             self._serve(name)
-            await asyncio.to_thread(left.pins.close)
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         """Stop a ticket of a tenant, if it can be stopped."""
         if worker := self._workers.get(tenant):
             worker.cancel(slot, serial)
-
-    async def retire(self, tenant: str, slot: int) -> None:
-        """Let go of a slot of a tenant's, which nothing is in flight for."""
-        await asyncio.to_thread(self._seats[tenant].pins.drop, slot)
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """Load or reload a model for one tenant; other tenants keep what they have.
@@ -223,7 +222,7 @@ class Runtime:
             workers, self._workers = self._workers, {}
             await asyncio.to_thread(_close, workers.values())
             for seat in self._seats.values():
-                seat.pins.close()
+                seat.pinned.close()
             for desk in self.desks.values():
                 desk.close()
             self.manager.close()
@@ -256,6 +255,16 @@ class Runtime:
     def _become(self, state: State) -> None:
         self.state = state
         self._tell(state)
+
+    def _pin(self, name: str, desk: Desk) -> Closing:
+        """Make a tenant's memory reachable for the device, before anybody is served. Blocks. Raises ConfigError."""
+        memory = desk.link.arena.memory
+        try:
+            return self.device.pin(memory.address, memory.nbytes)
+        except PartitionError as error:
+            key = dotted(("tenants", name, "memory"))
+            text = f"the device cannot be made to reach {memory.nbytes} bytes of memory; lower it: {error}"
+            raise ConfigError([f"{self.config.source}: {key}: {text}"]) from error
 
     def _serve(self, name: str) -> None:
         worker = self._workers[name]
@@ -326,7 +335,13 @@ class Runtime:
         return await asyncio.get_running_loop().run_in_executor(self._loaders, self.library.prepare, name, override)
 
     async def _bind(self, tenant: str, prepared: Prepared) -> Loaded:
-        return await asyncio.to_thread(self.library.bind, prepared, self._workers[tenant].partition)
+        """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory."""
+        loaded = await asyncio.to_thread(self.library.bind, prepared, self._workers[tenant].partition)
+        fitting = await asyncio.to_thread(fit, loaded, self.config.tenants[tenant])
+        for line in fitting.told():
+            if line not in loaded.told():
+                log.warning("%s", line)
+        return fitting
 
     async def _put(self, tenant: str, loaded: Loaded) -> None:
         """Serve what was loaded in place of what was; the old is closed once its last request ended."""

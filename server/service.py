@@ -116,7 +116,6 @@ class LocalDesk:
         self._only = only
         self._before: set[int] | None = None
         self._device: DeviceSide | None = None
-        self._asked: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<LocalDesk {self.tenant.lane!r}>"
@@ -162,23 +161,13 @@ class LocalDesk:
         if self._device:
             self._device.cancel(self.tenant.name, slot, serial)
 
-    def retire(self, slot: int) -> None:
-        task = asyncio.ensure_future(self._retire(slot))
-        self._asked.add(task)
-        task.add_done_callback(self._asked.discard)
-
-    async def _retire(self, slot: int) -> None:
-        if self._device:
-            await self._device.retire(self.tenant.name, slot)
-        self.tenant.lane.slots.retired(slot)
-
 
 def open_local(config: TenantConfig, only: bool = False) -> LocalDesk:
     """A desk of this process, for its `only` tenant or one of several; its `close` frees what this takes.
 
     Several are never served much at a time: the others would wait for it.
     """
-    descriptors = links.create(slots(config))
+    descriptors = links.create(slots(config), config.memory)
     return LocalDesk(config, descriptors, links.join(descriptors, together=only), only)
 
 

@@ -15,7 +15,7 @@ class Ticket(NamedTuple):
     """One inference to run: the slot that holds its inputs, their shapes in the signature's order, and until when.
 
     `serial` tells it from what was in the same slot before. `deadline` is on the clock of `time.monotonic`, in seconds;
-    infinity for none. `capacity` is how many bytes of the slot may be used, from its beginning.
+    infinity for none. The slot's tensors lie in `capacity` bytes from `start` on, in the tenant's memory.
     """
 
     slot: int
@@ -24,6 +24,7 @@ class Ticket(NamedTuple):
     shapes: tuple[Shape, ...]
     deadline: float
     capacity: int
+    start: int = 0
 
 
 class Extent(NamedTuple):
@@ -35,9 +36,12 @@ class Extent(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why there are no outputs: the model `raised`, the work was `cancelled`, had `expired`, or the device is `lost`."""
+    """Why there are no outputs: the model `raised`, the work was `cancelled`, had `expired`, or the device is `lost`.
 
-    kind: Literal["raised", "cancelled", "expired", "lost"]
+    Outputs that have `outgrown` the slot need as many bytes of it, inputs included, as the text says.
+    """
+
+    kind: Literal["raised", "cancelled", "expired", "lost", "outgrown"]
     text: str
 
 

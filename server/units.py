@@ -97,6 +97,17 @@ def _match(pattern: str, value: object) -> re.Match[str]:
     return found
 
 
+def size_from(least: int) -> Kind[int]:
+    """Sizes of at least so many bytes."""
+
+    def parse(value: object) -> int:
+        if (number := _size(value)) < least:
+            raise ValueError
+        return number
+
+    return Kind(f"a size of at least {least} bytes: a whole number of bytes, or a text such as '64MiB' or '10MB'", parse)
+
+
 def _size(value: object) -> int:
     if not isinstance(value, str):
         return whole(0).parse(value)

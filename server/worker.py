@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 from engines import Cancelled, Executor, Room, Work
 from partitions import DeviceLost, Partition
+from partitions.base import Closing
 
 from .aside import Aside, failed
+from .errors import Outgrown
 from .link import Link
-from .pins import Pins
 from .precedence import Place, Precedence
 from .roles import Roles
 from .ticket import Done, Extent, Failure, ModelKey, Shape, Ticket
@@ -60,10 +61,10 @@ class Flight:
 
 
 class Seat(NamedTuple):
-    """Where a worker works: the tenant's link, and which of its slots the device reaches."""
+    """Where a worker works: the tenant's link, and what keeps the memory of its tensors reachable for the device."""
 
     link: Link
-    pins: Pins
+    pinned: Closing
 
 
 class Shift:
@@ -75,7 +76,6 @@ class Shift:
 
     def __init__(self, seat: Seat, place: Place, threads: int) -> None:
         self.link = seat.link
-        self.pins = seat.pins
         self.place = place
         self.roles = Roles(threads, seat.link.tickets.wake)
         self.aside = Aside(seat.link.tickets.left(), seat.link.completions.put_aside, seat.link.tickets.wake)
@@ -258,7 +258,7 @@ class Worker:
             if preparing is not None and self._puts_aside(shift, ticket, preparing, again):
                 return
             slot = shift.link.arena.slot(ticket.slot)
-            shift.pins.cover(slot, ticket.capacity)
+            slot.occupy(ticket.start, ticket.capacity)
             inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
             flight = Flight(ticket, executor.enqueue(inputs, room), room)
         except Exception as error:
@@ -340,6 +340,8 @@ class Worker:
         if isinstance(error, DeviceLost):
             self._lost(error)
             return Failure("lost", text)
+        if isinstance(error, Outgrown):
+            return Failure("outgrown", str(error.nbytes))
         return Failure("cancelled" if isinstance(error, Cancelled) else "raised", text)
 
 

@@ -13,7 +13,8 @@ waited for, in the stream's order. To stop anything at a point of your choice:
     script.fail("carve", nth=2)              # the second call from now raises PartitionError
     prepared = engine.prepares((3,))         # executors compile for inputs of this shape, until prepared.set_result(None)
 
-Points: carve, attach, locate (FakeDevice's script); bind, enqueue, run (FakeEngine's; what `run` raises comes out of `wait`).
+Points: carve, attach, locate, pin (FakeDevice's script); bind, enqueue, run (FakeEngine's; what `run` raises comes out of
+`wait`).
 """
 
 import math
@@ -42,6 +43,7 @@ ERRORS: dict[str, type[Exception]] = {
     "carve": PartitionError,
     "attach": PartitionError,
     "locate": PartitionError,
+    "pin": PartitionError,
     "bind": ModelRefused,
     "enqueue": ExecutionFailed,
     "run": ExecutionFailed,
@@ -258,6 +260,7 @@ class FakeDevice:
         return self.partitions[-1]
 
     def pin(self, address: int, nbytes: int) -> "FakePin":
+        self.script.reach("pin")
         self.pins.append(FakePin(address, nbytes))
         return self.pins[-1]
 

@@ -1,17 +1,18 @@
 """Slots, and links to have both ends of, for tests."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 
-from server import arena
 from server import link as links
 from server.arena import Arena
+from server.blocks import Blocks
 from server.link import Descriptors, Link, Tickets
 from server.slots import Slot
 
 PATIENCE = 30
+MEMORY = 64 << 20
+"""Bytes for the tensors of all slots."""
 
 
 class Watched(Tickets):
@@ -31,32 +32,47 @@ class Watched(Tickets):
         self._woken.clear()
 
 
-def arena_of(count: int) -> Arena:
-    """Fresh memory of so many slots, which lives as long as somebody refers to it."""
-    descriptor = arena.create(count)
+def arena_of(count: int, nbytes: int = MEMORY) -> Arena:
+    """Fresh memory of so many slots, for which it may be taken, and which lives as long as somebody refers to it."""
+    descriptors = links.create(count, nbytes)
     try:
-        return arena.attach(descriptor, count)
+        return lent(links.attach(descriptors).arena)
     finally:
-        os.close(descriptor)
+        descriptors.close()
 
 
-def slot_of(index: int = 0) -> Slot:
+def lent(arena: Arena) -> Arena:
+    """The same, whose slots may take memory though no pool handed them out."""
+    blocks = Blocks(arena.memory.nbytes)
+    for index in range(arena.count):
+        arena.slot(index).blocks = blocks
+    return arena
+
+
+def slot_of(index: int = 0, nbytes: int = MEMORY) -> Slot:
     """A fresh slot with this number."""
-    return arena_of(index + 1).slot(index)
+    return arena_of(index + 1, nbytes).slot(index)
 
 
-def watched(slots: int) -> tuple[Descriptors, Link, Watched]:
-    """A link, to be closed by its descriptors, and its tickets."""
-    descriptors = links.create(slots)
-    link = links.attach(descriptors)
-    tickets = Watched(link.arena, descriptors.tickets)
+def roomy(nbytes: int = 1 << 20) -> Slot:
+    """A fresh slot that has so much memory already."""
+    slot = slot_of()
+    slot.reserve(nbytes)
+    return slot
+
+
+def watched(slots: int, nbytes: int = MEMORY, before: Link | None = None) -> tuple[Descriptors, Link, Watched]:
+    """A link, to be closed by its descriptors, and its tickets; with the memory of the one `before`."""
+    descriptors = links.create(slots, nbytes)
+    link = links.attach(descriptors, before and before.arena.memory)
+    tickets = Watched(lent(link.arena), descriptors.tickets)
     return descriptors, link._replace(tickets=tickets), tickets
 
 
 @contextmanager
-def linked(slots: int = 8) -> Iterator[Link]:
+def linked(slots: int = 8, nbytes: int = MEMORY) -> Iterator[Link]:
     """Both ends of a link, which is closed afterwards."""
-    descriptors, link, _ = watched(slots)
+    descriptors, link, _ = watched(slots, nbytes)
     try:
         yield link
     finally:

@@ -38,9 +38,9 @@ def _detach(duplicate: Any) -> int:
 
 def inherited(descriptors: Descriptors) -> Descriptors:
     """The same at the other end, where they are its own."""
-    memory, tickets, completions, slots = descriptors
-    sent: list[Any] = [Inherited(descriptor) for descriptor in (memory, tickets, completions)]  # Numbers at the other end.
-    return Descriptors(sent[0], sent[1], sent[2], slots)
+    sent: Any = [Inherited(each) for each in descriptors[:4]]  # Numbers at the other end.
+    arena, memory, tickets, completions = sent
+    return Descriptors(arena, memory, tickets, completions, descriptors.slots, descriptors.nbytes)
 
 
 def prepare() -> None:

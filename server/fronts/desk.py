@@ -36,14 +36,13 @@ class RemoteDesk:
         self._refusing = ""
         self._cores: frozenset[int] | None = None
         self._assigned: frozenset[int] | None = None
-        self._asked: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<RemoteDesk {self._config.name}, {self._channel!r}>"
 
     def handlers(self) -> dict[str, Any]:
         """What the process may say."""
-        return {"cancel": self._cancel, "retire": self._retire}
+        return {"cancel": self._cancel}
 
     async def connect(self, channel: Channel) -> None:
         """Speak to this process from now on, and tell it what those before were told."""
@@ -65,9 +64,13 @@ class RemoteDesk:
             channel.tell("refuse", self._refusing)
 
     def renew(self) -> Descriptors:
-        """Have a new link, and return the old one's descriptors, to be closed when nothing uses it any more."""
-        left, self.descriptors = self.descriptors, links.create(slots(self._config))
-        self.link = links.attach(self.descriptors)
+        """Have a new link to the same memory, and return the old one's descriptors, to be closed when nothing uses it any more.
+
+        The process that had the other end has ended by now, and the next is only started once the worker has left the old
+        link: else both would write to the same blocks.
+        """
+        left, self.descriptors = self.descriptors, links.renew(self.descriptors)
+        self.link = links.attach(self.descriptors, self.link.arena.memory)
         self._channel = None
         return left
 
@@ -131,20 +134,8 @@ class RemoteDesk:
         if self._device:
             self._device.cancel(self._config.name, slot, serial)
 
-    def _retire(self, slot: int) -> None:
-        task = asyncio.ensure_future(self._let_go(slot))
-        self._asked.add(task)
-        task.add_done_callback(self._asked.discard)
-
-    async def _let_go(self, slot: int) -> None:
-        channel = self._channel
-        if self._device:
-            await self._device.retire(self._config.name, slot)
-        if channel:  # Of the process that asked: another's slots are others.
-            channel.tell("retired", slot)
-
 
 def open_remote(config: TenantConfig) -> RemoteDesk:
     """A desk without a process; its `close` frees what this takes."""
-    descriptors = links.create(slots(config))
+    descriptors = links.create(slots(config), config.memory)
     return RemoteDesk(config, descriptors, links.attach(descriptors))

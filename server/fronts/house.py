@@ -56,7 +56,8 @@ class Front:
 class House:
     """All processes but this one. Belongs to the event loop.
 
-    `application` answers what the fronts forward; `reopened` is awaited with a tenant's name once its process is another.
+    `application` answers what the fronts forward; `reopened` is awaited with a tenant's name when its
+    process has ended and its link is another, before a process has the other end of that.
     """
 
     def __init__(
@@ -195,11 +196,11 @@ class House:
                 return
             front.shut()
             await self._buried(front.process, f"the HTTP process of {front.name}", front.restarts)
-            left = front.desk.renew() if front.desk else None
-            await self._insist(lambda: self._start(front))
-            if left:
-                await self._reopened(front.name)
+            if front.desk:
+                left = front.desk.renew()
+                await self._reopened(front.name)  # Before another process may write where the worker still reads.
                 left.close()
+            await self._insist(lambda: self._start(front))
 
     async def _beat(self) -> None:
         """Tell every process that this one still turns: one that is not told says that the server is not ready."""

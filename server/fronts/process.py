@@ -96,7 +96,6 @@ class Process:
                 "become": self._become,
                 "beat": self._beat,
                 "refuse": self._refuse,
-                "retired": self._retired,
                 "report": self._report,
                 "empty": self._empty,
                 "leave": self._leave,
@@ -125,9 +124,6 @@ class Process:
 
     def cancel(self, slot: int, serial: int) -> None:
         self._channel.tell("cancel", slot, serial)
-
-    def retire(self, slot: int) -> None:
-        self._channel.tell("retire", slot)
 
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
@@ -245,10 +241,6 @@ class Process:
     def _refuse(self, reason: str) -> None:
         if self._tenant:
             self._tenant.refuse(reason)
-
-    def _retired(self, slot: int) -> None:
-        if self._tenant:
-            self._tenant.lane.slots.retired(slot)
 
     def _report(self) -> Report:
         assert self._tenant, "only tenants are asked for reports"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engines import Signature
+from server.blocks import rounded
 from server.slots import Slot
 from server.ticket import Extent
 from server.turns import Turns
@@ -29,9 +30,9 @@ class Plan:
     capacity: int
     copies: tuple[tuple[int, int, int], ...]
 
-    def write(self, body: bytes, slot: Slot) -> None:
-        """Put the tensors of such a body where `Slot.place` would. Raises TooLarge."""
-        slot.reserve(self.capacity)
+    def write(self, body: bytes, slot: Slot, spare: int = 0) -> None:
+        """Put the tensors of such a body where `Slot.place` would, with as many `spare` bytes. Raises TooLarge, MemoryFull."""
+        slot.reserve(self.capacity, spare)
         source = memoryview(body)
         for offset, start, size in self.copies:
             slot.view[offset : offset + size] = source[start : start + size]
@@ -45,10 +46,14 @@ class Plans:
     """Decodes the requests for one model, the sooner the more alike they are. At most 64 are remembered; not thread-safe.
 
     Those with an id are not, which is rarely seen twice. Large JSON takes `turns`.
+
+    Each request gets memory for its outputs as well, and `spare` bytes for those whose size no shape tells, if there are so
+    many: as many as were needed before, which `leave` is told.
     """
 
     def __init__(self) -> None:
         self.turns = Turns()
+        self.spare = 0
         self._plans: dict[bytes, Plan] = {}
         self._answered: Answered | None = None
 
@@ -66,16 +71,20 @@ class Plans:
     ) -> InferRequest:
         """As `server.protocol.request.decode`."""
         if not header_length or header_length > _LONGEST:
-            return decode(body, header_length, signature, slot, limits, document)
+            return decode(body, header_length, signature, slot, limits, document, self.spare)
         head = body[:header_length]
         plan = self._plans.get(head)
         if plan and plan.length == len(body) and len(head) == header_length:
-            plan.write(body, slot)
+            plan.write(body, slot, self.spare)
             return plan.request
-        request = decode(body, header_length, signature, slot, limits)
+        request = decode(body, header_length, signature, slot, limits, None, self.spare)
         if plan is None and request.id is None and _is_plain(signature):
             self._consider(head, body, request, signature, slot)
         return request
+
+    def leave(self, nbytes: int) -> None:
+        """Outputs needed so many bytes, which were not there: leave as much for those of later requests."""
+        self.spare = max(self.spare, rounded(nbytes))
 
     def encode(
         self,

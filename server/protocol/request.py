@@ -85,15 +85,17 @@ def decode(
     slot: Slot,
     limits: Limits,
     document: Object | None = None,
+    spare: int = 0,
 ) -> InferRequest:
     """Check a whole request against a model and write its tensors into the slot.
 
     `header_length` is the value of Inference-Header-Content-Length: the bytes of JSON, with binary tensors after it;
     None where the whole body is JSON, 0 where the whole body is the one input. `document` is that JSON where it was parsed
-    before. Raises BadRequest, TooLarge or TensorMismatch, and leaves the slot's owner as it was.
+    before. The slot gets `spare` bytes more than these inputs and the outputs of known size need, if it can. Raises
+    BadRequest, TooLarge, MemoryFull or TensorMismatch, and leaves the slot's owner as it was.
     """
     if header_length == 0:
-        return _decode_raw(body, signature, slot, limits)
+        return _decode_raw(body, signature, slot, limits, spare)
     parts = _take_apart(body, header_length, limits, document)
     values = parameters(parts.document)
     _refuse_reserved(values)
@@ -106,7 +108,7 @@ def decode(
         priority=unsigned(values, "priority") or 0,
         timeout=timeout / 1e6 if timeout else None,
     )
-    _write(inputs, signature, slot)
+    _write(inputs, signature, slot, spare)
     return request
 
 
@@ -208,11 +210,11 @@ def _check_texts(data: memoryview, declared: Declared) -> None:
         raise BadRequest(f"{declared}: {error}") from error
 
 
-def _write(inputs: Sequence[Input], signature: Signature, slot: Slot) -> None:
+def _write(inputs: Sequence[Input], signature: Signature, slot: Slot, spare: int) -> None:
     """Check the shapes against the model, and write the data where `Slot.place` puts it."""
     room = signature.output_bytes(signature.check([item.shape for item in inputs]))
     sources = [memoryview(item.data).cast("B") if _size(item.data) else memoryview(b"") for item in inputs]
-    offsets = slot.place(signature, [len(source) for source in sources], room)
+    offsets = slot.place(signature, [len(source) for source in sources], room, spare)
     for offset, source in zip(offsets, sources, strict=True):
         slot.view[offset : offset + len(source)] = source
 
@@ -255,7 +257,7 @@ def _refuse_reserved(values: Object) -> None:
             raise BadRequest(f"parameters.{key}: sequences are not served here; every request stands alone")
 
 
-def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits) -> InferRequest:
+def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits, spare: int) -> InferRequest:
     """The raw form: the whole body is the only input, and every output is answered as a binary tensor."""
     if len(signature.inputs) != 1:
         raise BadRequest(f"{_RAW} needs a model of 1 input; this one has {len(signature.inputs)}")
@@ -263,7 +265,7 @@ def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits) -
     shape = _raw_shape(spec, len(body), 1 if signature.max_batch else 0)
     _shape(list(shape), "shape of the raw body", limits)
     data = memoryview(wire.pack([body]) if spec.datatype.kind == "bytes" else body)
-    _write([Input(shape, _checked(data, Declared("raw body.", spec, shape)))], signature, slot)
+    _write([Input(shape, _checked(data, Declared("raw body.", spec, shape)))], signature, slot, spare)
     return InferRequest(None, (shape,), tuple(Wanted(place, True) for place in range(len(signature.outputs))), 0, None)
 
 

@@ -30,6 +30,7 @@ LABELS = {
     "greenlane_request_duration_seconds_count": {"model", "version", "tenant"},
     "greenlane_request_duration_seconds_sum": {"model", "version", "tenant"},
     "greenlane_slot_bytes": {"tenant"},
+    "greenlane_memory_bytes": {"tenant"},
     "greenlane_partition_granules": {"tenant", "partition"},
     "greenlane_ready": set(),
     "greenlane_repartitions_total": set(),

@@ -3,7 +3,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from ctypes import addressof, create_string_buffer
 from itertools import accumulate
 from threading import Thread, current_thread
@@ -276,6 +276,27 @@ def test_memory_is_pinned_once_and_unpinned_from_its_start(device: Any) -> None:
             device.pin(addressof(memory) + 1024, 64)
         with pytest.raises(PartitionError, match=r"unpinning the memory at 0x\w+: CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"):
             device.unpin(addressof(memory) + 1024)
+
+
+def test_what_is_pinned_is_known_by_any_part_of_one_registration(device: Any) -> None:
+    memory = create_string_buffer(8192)
+    start = addressof(memory)
+    with ExitStack() as pins:
+        for offset, nbytes in ((4096, 2048), (0, 1024), (1024, 1024)):
+            pins.enter_context(closing(device.pin(start + offset, nbytes)))
+        inside = [(0, 1024), (1000, 24), (1024, 1024), (4096, 2048), (6143, 1), (5000, 0)]
+        assert all(device.is_pinned(start + offset, nbytes) for offset, nbytes in inside)
+        outside = [(-1, 1), (1000, 100), (2048, 1), (4095, 2), (6144, 1), (4096, 2049)]
+        assert not any(device.is_pinned(start + offset, nbytes) for offset, nbytes in outside)
+        assert device.unpinned == 0
+    assert not device.is_pinned(start, 1)
+    assert device.unpinned == 3
+
+
+def test_memory_that_is_not_the_process_s_cannot_be_pinned(device: Any, gpu: Gpu) -> None:
+    with pytest.raises(PartitionError, match=r"^taking 4096 bytes at 0x1000 to pin them: Cannot allocate memory$"):
+        device.pin(4096, 4096)
+    assert gpu.pinned == {}
 
 
 def test_memory_that_cannot_be_mapped_is_unpinned_again(device: Any, gpu: Gpu) -> None:

@@ -5,7 +5,6 @@ import sys
 from engines import DATATYPES, Signature, TensorSpec
 from server import link as links
 from server.link import Descriptors
-from server.pins import Pins
 from server.precedence import Precedence
 from server.worker import Seat, Worker
 from tests.fakes import FakeDevice, FakeEngine
@@ -20,7 +19,8 @@ def serve(descriptors: Descriptors) -> None:
     partition = device.carve([0])
     executors = {KEY: FakeEngine(SIGNATURE, compute=lambda given: [given[0][::-1]]).bind(partition)}
     worker = Worker(partition, executors, lost=print, precedence=Precedence())
-    worker.serve(Seat(links.attach(descriptors), Pins(device.pin)))
+    link = links.attach(descriptors)
+    worker.serve(Seat(link, device.pin(link.arena.memory.address, link.arena.memory.nbytes)))
     sys.stdin.read()
     worker.close()
 

@@ -32,6 +32,8 @@ models = ["rows"]
 keys_sha256 = ["{digest}"]
 """
 
+MEMORY = "memory 512 MiB, one request up to 448 MiB"
+
 
 def on_cpu(config: Config) -> Device:
     return open_device(config.device.backend, config.device.cores)
@@ -90,7 +92,7 @@ def test_what_would_be_served_is_printed_with_shares_and_tensors(told: Told) -> 
     first, *lines = told.out
     assert first.startswith("greenlane.toml: http://127.0.0.1:8000 on CPU, ")
     assert lines == [
-        "tenant acme: granules [0], keys",
+        f"tenant acme: granules [0], keys, {MEMORY}",
         "  rows 1: x FP32[-1, 3] -> y FP32[-1, 3], batches of up to 2 (onnxruntime_onnx)",
         f"HTTP of acme on {min(os.sched_getaffinity(0))}",
         "all of it can be served",
@@ -103,8 +105,34 @@ def test_a_model_without_inputs_or_batches_is_described_too(told: Told) -> None:
     repository.write(told.folder / "models", "constant", constant)
     assert told.check(('["rows"]', '["*"]\nport = 8001'), ("[server]", "[server]\nhost = '::1'")) == 0
     assert told.out[0].startswith("greenlane.toml: http://[::1]:8000 on ")
-    assert told.out[1] == "tenant acme: granules [0], keys, port 8001"
+    assert told.out[1] == f"tenant acme: granules [0], keys, port 8001, {MEMORY}"
     assert told.out[2] == "  constant 1: nothing -> y FP32[2] (onnxruntime_onnx)"
+
+
+def test_memory_that_is_too_little_for_a_model_is_told_with_the_arithmetic(told: Told) -> None:
+    large = "large (float[n, 300000] x) => (float[n, 300000] y) { y = Identity(x) }"
+    repository.write(told.folder / "models", "large", large)
+    memory = ('["rows"]', '["*"]\nmemory = "2MiB"')
+    limit = "tenants.acme.memory of 2097152 lets one take 1835008"
+    assert told.check(memory, ("[models.rows]\n", "[models.large]\n")) == 1
+    need = "its smallest request takes 2400000 bytes of memory (inputs 1200000 + outputs 1200000)"
+    assert told.err[1] == f"model large 1 is unavailable: {need}, but {limit}; raise it"
+    assert "  large 1: unavailable" in told.out
+
+
+def test_memory_that_is_too_little_for_a_model_s_largest_request_may_not_be_meant_so(told: Told) -> None:
+    rows = "rows (float[n, 3] x) => (float[n, 3] y) { y = Identity(x) }"
+    repository.write(told.folder / "models", "rows", rows)
+    assert told.check(("max_batch = 2", "max_batch = 100000"), ('["rows"]', '["rows"]\nmemory = "2MiB"')) == 0
+    need = "its largest request takes 2400000 bytes of memory (inputs 1200000 + outputs 1200000)"
+    limit = "tenants.acme.memory of 2097152 lets one take 1835008"
+    assert told.err[1] == f"model rows 1: {need}, but {limit}: larger ones are answered 413"
+
+
+def test_more_memory_than_there_is_may_not_be_meant_so(told: Told) -> None:
+    assert told.check(('["rows"]', '["rows"]\nmemory = "1000000GB"')) == 0
+    text = "greenlane.toml: tenants: memory of all of them is 1000000000000000 = 1000000000000000 bytes, but the machine has "
+    assert told.err[1].startswith(text)
 
 
 def test_models_are_loaded_so_a_broken_one_is_found(told: Told) -> None:
@@ -157,7 +185,7 @@ def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(told: To
     ]
     assert told.err[2].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
     assert told.err[4].startswith("model rows 1 is unavailable: ")
-    assert told.out[1:] == ["tenant acme: no granules, keys", "  rows 1: unavailable"]
+    assert told.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  rows 1: unavailable"]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +235,7 @@ def test_without_a_device_there_is_still_the_repository(told: Told) -> None:
     repository.write(told.folder / "models", "other", repository.IDENTITY, config="platform: 'python'")
     assert told.check(('["rows"]', '["other", "rows"]'), device=on_nothing) == 2
     assert told.out[0].endswith(" on no device, so no model is tried")
-    assert told.out[1:] == ["tenant acme: no granules, keys", "  other: unavailable"]
+    assert told.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  other: unavailable"]
     assert told.err[1] == "greenlane.toml: device: there is no GPU here"
     assert told.err[3].startswith("model other is unavailable: other/config.pbtxt: platform is ")
 

@@ -265,6 +265,10 @@ def test_a_misspelt_key_is_not_said_to_be_missing_as_well(folder: Path, text: st
         (sections(tenants="sms = true\nmodels = ['*']"), "tenants.acme.sms: true is not a whole number of 1 or more"),
         (sections(tenants="cores = 1.0\nmodels = ['*']"), "tenants.acme.cores: 1.0 is not a whole number of 1 or more"),
         (sections(tenants=ACME + "queue = 0"), "tenants.acme.queue: 0 is not a whole number of 1 or more"),
+        (
+            sections(tenants=ACME + "memory = '1023KiB'"),
+            "tenants.acme.memory: '1023KiB' is not a size of at least 1048576 bytes: a whole number of bytes, or a text such ",
+        ),
         (sections(tenants=ACME + "in_flight = 0"), "tenants.acme.in_flight: 0 is not a whole number of 1 or more"),
         (
             sections(tenants="cores = 1\nmodels = 'a'"),

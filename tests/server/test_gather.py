@@ -75,6 +75,7 @@ def test_a_whole_that_the_model_does_not_take_is_refused() -> None:
 
 def written(slot: Slot, *outputs: tuple[tuple[int, ...], bytes]) -> list[Extent]:
     extents, at = [], 128
+    slot.reserve(1 << 20)
     for shape, data in outputs:
         slot.view[at : at + len(data)] = data
         extents.append(Extent(shape, at, len(data)))
@@ -110,6 +111,18 @@ def test_outputs_whose_first_dimension_is_not_the_rows_cannot_be_split() -> None
 def test_a_model_without_outputs_gives_each_nothing() -> None:
     nothing: Any = Signature((X,), (), 8)
     assert split((), [1, 1], nothing, SLOTS.slot(0)) == [(), ()]
+
+
+def test_outputs_whose_size_no_shape_tells_have_as_much_room_together_as_they_have_alone() -> None:
+    arena = arena_of(3)
+    texts = Signature((X,), (TensorSpec("y", DATATYPES["BYTES"], ("b",)),), 8)
+    members = []
+    for index in range(2):
+        slot, shapes = filled(arena.slot(index), texts, 1, [bytes(12)])
+        slot.reserve(300_000)
+        members.append((slot, shapes))
+    whole = gather(members, texts, arena.slot(2))
+    assert arena.slot(2).inputs(texts, whole, arena.slot(2).capacity)[1].nbytes >= 2 * (300_000 - 64)
 
 
 SLOTS = arena_of(1)

@@ -16,7 +16,7 @@ from server.errors import BadRequest, ClientGone, DeadlineExceeded, NotFound, Qu
 from server.inference import Inference, Outcome, Target
 from server.protocol.request import Limits
 from server.service import Tenant, open_tenant, slots
-from server.ticket import Done, Extent
+from server.ticket import Done, Extent, Failure, Ticket
 
 COUNT = 40_000
 FP32 = DATATYPES["FP32"]
@@ -28,9 +28,6 @@ class Nobody:
     """In the place of the device side, which is asked for nothing here."""
 
     def cancel(self, slot: int, serial: int) -> None:
-        raise AssertionError
-
-    def retire(self, slot: int) -> None:
         raise AssertionError
 
 
@@ -56,6 +53,18 @@ class Bench:
             self.far.completions.put(Done(ticket.slot, (Extent(ticket.shapes[0], 0, 4 * ticket.shapes[0][0]),), None, 1, 2))
         self.far.completions.ring()
 
+    async def outgrow(self, nbytes: int) -> Ticket:
+        """Say of the only ticket that its outputs need so much in all, and return the one that comes in its place."""
+        ticket = self.far.tickets.poll()
+        assert ticket
+        self.far.completions.put(Done(ticket.slot, (), Failure("outgrown", str(nbytes)), 1, 2))
+        self.far.completions.ring()
+        while not self.outcomes:
+            if again := self.far.tickets.poll():
+                return again
+            await asyncio.sleep(0)
+        return ticket
+
     async def turns(self) -> None:
         """Let everybody's turns pass."""
         while len(self.served.plans.turns):
@@ -72,7 +81,7 @@ class Bench:
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
-    descriptors = links.create(slots(config))
+    descriptors = links.create(slots(config), config.memory)
     bench = Bench(config, descriptors)
     bench.tenant.lane.open(asyncio.get_running_loop())
     yield bench
@@ -206,3 +215,64 @@ async def test_an_answer_that_json_cannot_carry_is_refused_and_frees_the_slot(be
     bench.far.completions.ring()
     assert isinstance(await bench.told(), BadRequest)
     assert bench.tenant.lane.slots.statistics().used == 0
+
+
+def small(**parameters: Any) -> bytes:
+    entry = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
+    return orjson.dumps({"parameters": parameters, "inputs": [entry]})
+
+
+@pytest.mark.parametrize("parameters", [{}, {"timeout": 600_000_000}])
+async def test_what_needs_more_memory_for_its_outputs_runs_again_with_it(bench: Bench, parameters: dict[str, int]) -> None:
+    bench.begin(small(**parameters))
+    ticket = await bench.outgrow(3 << 20)
+    assert ticket.capacity == 3 << 20
+    assert bytes(bench.tenant.lane.slots.at(ticket.slot).view[:8]) == np.array([1, 2], np.float32).tobytes()
+    bench.far.completions.put(Done(ticket.slot, (Extent((2,), 0, 8),), None, 1, 2))
+    bench.far.completions.ring()
+    outcome = await bench.told()
+    assert isinstance(outcome, tuple)
+    assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == [1, 2]
+    assert bench.tenant.lane.slots.statistics() == (0, 1, 0)
+
+
+async def test_the_next_request_of_the_model_gets_as_much_at_once(bench: Bench) -> None:
+    bench.begin(small())
+    first = await bench.outgrow(3 << 20)
+    bench.begin(small())
+    assert bench.tenant.lane.slots.statistics().nbytes - first.capacity >= 3 << 20
+
+
+async def test_one_request_s_outputs_leave_the_others_most_of_the_memory(bench: Bench) -> None:
+    bench.begin(small())
+    ticket = await bench.outgrow(300 << 20)
+    bench.begin(small())
+    assert bench.tenant.lane.slots.statistics().nbytes - ticket.capacity <= (512 << 20) // 7
+
+
+async def test_what_needs_more_memory_than_there_is_is_told_the_numbers(bench: Bench) -> None:
+    bench.begin(small())
+    await bench.outgrow(1 << 30)
+    (outcome,) = bench.outcomes
+    assert isinstance(outcome, TooLarge)
+    assert f"need {1 << 30} bytes of memory; the most for one is {448 << 20} (tenants.t.memory: " in str(outcome)
+    assert bench.tenant.lane.slots.statistics() == (0, 1, 0)
+
+
+async def test_what_needs_more_memory_than_is_left_is_refused_and_counted(bench: Bench) -> None:
+    other = bench.tenant.lane.admit()
+    other.reserve(416 << 20)
+    bench.begin(small())
+    await bench.outgrow(100 << 20)
+    (outcome,) = bench.outcomes
+    assert isinstance(outcome, QueueFull)
+    assert f"requests hold {other.capacity + (64 << 10)} and the largest piece left for one is {32 << 20} (" in str(outcome)
+    assert bench.tenant.lane.statistics().rejected == 1
+
+
+async def test_what_runs_again_is_stopped_when_its_client_leaves(bench: Bench) -> None:
+    inference = bench.begin(small())
+    ticket = await bench.outgrow(3 << 20)
+    with pytest.raises(AssertionError):  # Nobody is asked for nothing else.
+        inference.cancel(ClientGone("gone"))
+    assert bench.tenant.lane.slots.at(ticket.slot).capacity == 3 << 20, "the device may still write there"

@@ -10,7 +10,7 @@ import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
 from server.batches import Batching
-from server.errors import BadRequest, DeadlineExceeded, Failed, QueueFull, Unavailable
+from server.errors import BadRequest, DeadlineExceeded, Failed, Outgrown, QueueFull, Unavailable
 from server.lane import Lane
 from server.link import Link
 from server.scheduler import Scheduler
@@ -32,7 +32,6 @@ class Hand:
 
     def __init__(self, link: Link) -> None:
         self.cancelled: list[tuple[int, int]] = []
-        self.retiring: list[int] = []
         self._link = link
         self._tickets: list[Ticket] = []
         link.tickets.open()
@@ -46,9 +45,6 @@ class Hand:
 
     def cancel(self, slot: int, serial: int) -> None:
         self.cancelled.append((slot, serial))
-
-    def retire(self, slot: int) -> None:
-        self.retiring.append(slot)
 
     async def end(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = ()) -> None:
         """The oldest ticket ended, and the lane heard of it."""
@@ -110,7 +106,7 @@ def ask(lane: Lane, priority: int = 0, timeout: float | None = None) -> tuple[Sl
 
 async def test_a_request_is_launched_answered_and_its_slot_used_again(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane)
-    assert hand.tickets == [Ticket(slot.index, 1, "m/1#1", SHAPES, float("inf"), SMALLEST)]
+    assert hand.tickets == [Ticket(slot.index, 1, "m/1#1", SHAPES, float("inf"), 0)]
     await hand.end()
     assert (await answer).slot == slot.index
     lane.release(slot)
@@ -129,7 +125,7 @@ async def test_a_ticket_says_how_much_of_its_slot_may_be_used(lane: Lane, hand: 
     slot = lane.admit()
     slot.reserve(3 * SMALLEST)
     lane.submit(slot, "m/1#1", SHAPES)
-    assert hand.tickets[0].capacity == 4 * SMALLEST
+    assert (hand.tickets[0].start, hand.tickets[0].capacity) == (slot.start, 3 * SMALLEST)
 
 
 async def test_a_ticket_too_long_to_be_told_is_refused_and_takes_nobodys_turn(lane: Lane, hand: Hand) -> None:
@@ -234,33 +230,28 @@ async def test_a_failure_is_told_as_what_it_is(
         await answer
 
 
-async def test_a_slot_that_grew_over_the_limit_is_retired_and_used_again_once_that_is_done(lane: Lane, hand: Hand) -> None:
-    slot, _ = ask(lane)
-    await hand.end(outputs=(Extent((1 << 29,), 0, 1 << 29),))
-    lane.release(slot)
-    lane.slots.tidy()
-    lane.slots.tidy()
-    assert hand.retiring == [slot.index]
-    other, _ = ask(lane)
-    assert other is not slot
-    lane.slots.retired(slot.index)
-    again = lane.admit()
-    assert again is slot
-    assert again.capacity == SMALLEST
-
-
-async def test_an_abandoned_slot_that_grew_is_retired_when_its_work_has_ended_and_no_sooner(lane: Lane, hand: Hand) -> None:
+async def test_the_memory_of_an_abandoned_request_is_free_when_its_work_has_ended_and_no_sooner(lane: Lane, hand: Hand) -> None:
     slot = lane.admit()
-    slot.reserve(1 << 29)
+    slot.reserve(1 << 20)
     lane.submit(slot, "m/1#1", SHAPES)
     lane.release(slot)
-    lane.slots.tidy()
-    lane.slots.tidy()
-    assert hand.retiring == []
+    assert lane.slots.statistics().nbytes == 1 << 20
     await hand.end(Failure("cancelled", ""))
-    lane.slots.tidy()
-    lane.slots.tidy()
-    assert hand.retiring == [slot.index]
+    assert lane.slots.statistics().nbytes == 0
+
+
+async def test_a_request_whose_outputs_did_not_fit_may_begin_again_with_more_memory(lane: Lane, hand: Hand) -> None:
+    slot, answer = ask(lane)
+    await hand.end(Failure("outgrown", str(3 * SMALLEST)))
+    with pytest.raises(Outgrown) as raised:
+        await answer
+    slot.reserve(raised.value.nbytes)
+    again = lane.submit(slot, "m/1#1", SHAPES)
+    assert [ticket.capacity for ticket in hand.tickets] == [3 * SMALLEST]
+    await hand.end()
+    assert (await again).failure is None
+    lane.release(slot)
+    assert lane.slots.statistics() == (0, 1, 0)
 
 
 async def test_the_backlog_counts_what_waits_by_model(lane: Lane, hand: Hand) -> None:
@@ -357,7 +348,7 @@ async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING
 
 async def test_a_request_to_an_idle_tenant_goes_at_once_in_its_own_slot(joining: Lane, hand: Hand) -> None:
     slot, answer = give(joining)
-    assert hand.tickets == [Ticket(slot.index, 1, "m", ((1, 2),), float("inf"), SMALLEST)]
+    assert hand.tickets == [Ticket(slot.index, 1, "m", ((1, 2),), float("inf"), SMALLEST, slot.start)]
     await hand.end(outputs=rows_out(1))
     assert (await answer) == Done(slot.index, rows_out(1), None, 1, 2)
 
@@ -503,6 +494,16 @@ async def test_what_raised_together_is_tried_once_more_alone(ahead: Lane, hand: 
     await hand.end(Failure("raised", "a bad row"))
     with pytest.raises(Failed, match="a bad row"):
         await second
+
+
+async def test_what_has_no_room_for_its_outputs_together_is_tried_alone(joining: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(joining, hand, 1, 1)]
+    await hand.end()
+    await hand.end(Failure("outgrown", "1000000"))
+    for _ in answers:
+        assert [ticket.shapes for ticket in hand.tickets][:1] == [((1, 2),)]
+        await hand.end(outputs=rows_out(1))
+    assert [(await answer).failure for answer in answers] == [None, None]
 
 
 async def test_a_lost_device_is_told_to_all_of_a_batch(joining: Lane, hand: Hand) -> None:

@@ -24,8 +24,6 @@ class Nobody:
 
     def cancel(self, slot: int, serial: int) -> None: ...
 
-    def retire(self, slot: int) -> None: ...
-
 
 @pytest.fixture
 def link() -> Iterator[Link]:

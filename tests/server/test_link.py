@@ -19,23 +19,24 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from server import link as links
 from server.arena import MESSAGE
+from server.blocks import Blocks
 from server.errors import BadRequest
 from server.link import Descriptors, Link
 from server.ticket import Done, Extent, Failure, Ticket
 from tests.contract import in_a_thread
-from tests.memory import linked
+from tests.memory import MEMORY, linked
 from tests.server.far_side import KEY, SIGNATURE
 
 PATIENCE = 30
 SLOTS = 4
 SHAPES = st.lists(st.lists(st.integers(0, 1 << 60), max_size=4).map(tuple), max_size=4).map(tuple)
-KINDS = st.sampled_from(["raised", "cancelled", "expired", "lost"])
+KINDS = st.sampled_from(["raised", "cancelled", "expired", "lost", "outgrown"])
 
 
 @contextmanager
 def joined(slots: int = SLOTS) -> Iterator[Link]:
     """Both ends in this process, closed afterwards."""
-    descriptors = links.create(slots)
+    descriptors = links.create(slots, MEMORY)
     try:
         yield links.join(descriptors)
     finally:
@@ -303,8 +304,8 @@ def test_no_completions_are_none(link: Link) -> None:
 @pytest.fixture
 def far() -> Iterator[tuple[Link, "subprocess.Popen[bytes]"]]:
     """A link whose device side is another process."""
-    descriptors = links.create(SLOTS)
-    shared = descriptors[:3]
+    descriptors = links.create(SLOTS, MEMORY)
+    shared = descriptors[:4]
     command = [sys.executable, "-m", "tests.server.far_side", *map(str, descriptors)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=shared) as process:
         yield links.attach(descriptors), process
@@ -316,12 +317,14 @@ def far() -> Iterator[tuple[Link, "subprocess.Popen[bytes]"]]:
 
 def test_tensors_cross_to_another_process_and_its_answers_come_back(far: tuple[Link, Any]) -> None:
     link, _ = far
+    blocks = Blocks(MEMORY)
     for turn in range(3 * SLOTS):
         slot = link.arena.slot(turn % SLOTS)
+        slot.blocks = blocks
         data = bytes(range(turn, turn + 8))
         assert slot.place(SIGNATURE, [8]) == [0]
         slot.view[:8] = data
-        put(link, Ticket(slot.index, turn, KEY, ((2,),), float("inf"), slot.capacity))
+        put(link, Ticket(slot.index, turn, KEY, ((2,),), float("inf"), slot.capacity, slot.start))
         (done,) = wait(link)
         (extent,) = done.outputs
         assert (done.slot, done.failure, extent.shape) == (slot.index, None, (2,))
@@ -338,8 +341,8 @@ def test_what_fails_in_another_process_is_told_here(far: tuple[Link, Any]) -> No
 
 
 def test_descriptors_are_closed_once_and_for_all() -> None:
-    descriptors = links.create(1)
+    descriptors = links.create(1, MEMORY)
     Descriptors(*descriptors).close()
-    for descriptor in descriptors[:3]:
+    for descriptor in descriptors[:4]:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 
 from engines import DATATYPES, Engine, Signature, TensorSpec
-from partitions import DeviceLost, DoesNotFit, Misplaced
-from server.config import Config, ModelsConfig, ServerConfig, TenantConfig
+from partitions import DeviceLost, DoesNotFit, Misplaced, PartitionError
+from server.config import Config, ConfigError, ModelsConfig, ServerConfig, TenantConfig
 from server.desk import State
 from server.errors import BadRequest, Failed, NotFound, Unavailable
 from server.runtime import Runtime
 from server.service import LocalDesk, Service, Tenant
-from server.slots import SMALLEST
 from server.ticket import Done
 from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
-from tests.memory import watched
+from tests.memory import MEMORY, watched
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
@@ -29,8 +28,9 @@ SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, (
 class WatchedDesk(LocalDesk):
     """Says when its worker is asked to stop, and remembers the cores it was told."""
 
-    def __init__(self, config: TenantConfig) -> None:
-        descriptors, link, self.tickets = watched(32)
+    def __init__(self, config: TenantConfig, before: "WatchedDesk | None" = None) -> None:
+        """`before` is the one whose place it takes, with the same memory."""
+        descriptors, link, self.tickets = watched(32, before=before and before.link)
         super().__init__(config, descriptors, link)
         self.placed: list[frozenset[int] | None] = []
 
@@ -79,6 +79,10 @@ class Site:
     @property
     def granules(self) -> dict[str, tuple[int, ...]]:
         return {name: partition.granules for name, partition in self.runtime.manager.held.items()}
+
+    def pins(self) -> list[tuple[int, int, bool]]:
+        """What was pinned so far, each by address and size, and whether that was undone."""
+        return [(pin.address, pin.nbytes, pin.closed) for pin in self.device.pins]
 
     def tenant(self, name: str) -> Tenant:
         return self.service.tenants[name]
@@ -193,7 +197,7 @@ async def test_a_change_that_is_given_up_while_the_movers_finish_lets_them_go_on
         asking = await site.asked(5)
         await asyncio.to_thread(gate.wait_for_arrival)
         changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
-        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_stop)
+        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_wake)
         thread = site.runtime._workers["acme"]._running
         changing.cancel()
         for _ in range(9):
@@ -219,8 +223,8 @@ async def test_a_fault_in_the_last_step_leaves_the_old_plan_in_force_and_those_w
         another = site.runtime.manager.plan({"stranger": 1})  # So that the account is another when the plan is put in force.
         site.runtime.manager.commit(another, site.runtime.manager.carve(another))
         locating.open()
-        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_stop)
-        await asyncio.to_thread(site.desks["globex"].tickets.wait_for_stop)
+        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_wake)
+        await asyncio.to_thread(site.desks["globex"].tickets.wait_for_wake)
         running.open()
         with pytest.raises(RuntimeError, match="the partitions changed since"):
             await changing
@@ -235,7 +239,7 @@ async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None
         asking = await site.asked(9)
         await asyncio.to_thread(gate.wait_for_arrival)
         changing = asyncio.ensure_future(site.runtime.repartition({"acme": 5}))
-        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_stop)
+        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_wake)
         asking += await site.asked(9)
         gate.open()
         await changing
@@ -270,23 +274,35 @@ async def test_an_abandoned_request_is_stopped_on_the_device(root: Path) -> None
         assert site.engines[-1].computed == []
 
 
-async def test_a_slot_that_grew_beyond_the_budget_is_unpinned_and_used_again(root: Path) -> None:
+async def test_a_tenant_s_memory_is_pinned_at_the_start_and_nothing_while_it_is_served(
+    root: Path,
+) -> None:
     async with serving(root) as site:
-        lane = site.tenant("acme").lane
-        slot = lane.admit()
-        slot.reserve(1 << 29)
-        slot.place(SIGNATURE, [4])
-        await lane.submit(slot, site.tenant("acme").catalog.find("b").key, ((1,),))
-        (pin,) = site.device.pins
-        assert (pin.address, pin.nbytes, pin.closed) == (slot.address, 1 << 29, False)
-        lane.release(slot)
-        lane.slots.tidy()
-        lane.slots.tidy()
-        async with asyncio.timeout(30):
-            while slot.capacity != SMALLEST:
-                await asyncio.sleep(0)
-        assert pin.closed
-        assert lane.admit() is slot
+        memories = [desk.link.arena.memory for desk in site.desks.values()]
+        expected = [(memory.address, memory.nbytes, False) for memory in memories]
+        assert site.pins() == expected
+        for nbytes in (10, 1 << 20, 30 << 20, 10):
+            lane = site.tenant("acme").lane
+            slot = lane.admit()
+            slot.reserve(nbytes)
+            slot.place(SIGNATURE, [4])
+            await lane.submit(slot, site.tenant("acme").catalog.find("b").key, ((1,),))
+            lane.release(slot)
+            await site.infer("globex")
+        await site.runtime.repartition({"acme": 4})
+        await site.infer("acme")
+        assert site.pins() == expected
+
+
+async def test_memory_that_cannot_be_pinned_is_a_mistake_of_the_configuration(root: Path) -> None:
+    site = Site(root)
+    refusal = "pinning: CUDA_ERROR_OUT_OF_MEMORY"
+    site.script.fail("pin", nth=2, error=PartitionError(refusal))
+    text = rf"^test: tenants.globex.memory: the device cannot be made to reach {MEMORY} bytes of memory; lower it: {refusal}$"
+    with pytest.raises(ConfigError, match=text):
+        await site.runtime.start()
+    await site.runtime.close()
+    assert [pin.closed for pin in site.device.pins] == [True]
 
 
 async def test_everything_is_unpinned_in_the_end(root: Path) -> None:
@@ -304,20 +320,16 @@ async def test_a_desk_with_a_new_link_is_served_over_it_once_what_was_in_flight_
         begun = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
         begun += await site.asked(5)  # The device side hears of one of these, and may just have begun it.
-        pins = list(site.device.pins)
-        assert not any(pin.closed for pin in pins), "work is in flight for them"
-        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"])
+        pins = site.pins()
+        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"], old)
         new.open(site.runtime)
-        waiting = [asyncio.ensure_future(new.infer(key)) for _ in range(3)]
-        await asyncio.sleep(0)
-        assert not any(task.done() for task in waiting)
         reopening = asyncio.ensure_future(site.runtime.reopen("acme"))
-        await asyncio.to_thread(old.tickets.wait_for_stop)
+        await asyncio.to_thread(old.tickets.wait_for_wake)
         gate.open()
         await reopening
-        assert pins
-        assert all(pin.closed for pin in pins)
+        waiting = [asyncio.ensure_future(new.infer(key)) for _ in range(3)]
         assert all(done.failure is None for done in await asyncio.gather(*waiting))
+        assert site.pins() == pins, "the memory is the same"
         with pytest.raises(Failed, match="cancelled"):  # Nobody is there any more to want it.
             await begun[0]
         for asking in begun[1:]:  # Those that the device side had heard of are told so, the others nothing.
@@ -331,14 +343,15 @@ async def test_a_reopened_desk_serves_on_after_a_change_and_is_unpinned_in_the_e
         key = site.tenant("acme").catalog.find("b").key
         await site.infer("acme")
         old = site.desks["acme"]
-        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"])
+        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"], old)
         new.open(site.runtime)
         await site.runtime.reopen("acme")
         old.close()
         await new.infer(key)
         await site.runtime.repartition({"acme": 4})
         await new.infer(key)
-        assert [pin.closed for pin in site.device.pins] == [True, False]
+        assert [pin.closed for pin in site.device.pins] == [False, False]
+    assert [pin.closed for pin in site.device.pins] == [True, True]
 
 
 async def test_a_device_that_is_lost_is_told_to_everyone_who_waits_and_to_the_process(root: Path) -> None:

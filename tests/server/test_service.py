@@ -13,7 +13,6 @@ from server.catalog import Entry, Served
 from server.config import Config, ModelsConfig, ServerConfig, TenantConfig
 from server.errors import Misdirected, QueueFull, Unauthorized, Unavailable, answer
 from server.service import SPARE, LocalDesk, Service, open_local, open_tenant, slots
-from server.slots import SMALLEST
 from server.tenancy import digest
 from server.ticket import Done
 
@@ -29,19 +28,13 @@ CONFIG = Config(
 
 
 class Device:
-    """Remembers what it was asked; lets go of slots when it is told to."""
+    """Remembers what it was asked."""
 
     def __init__(self) -> None:
         self.cancelled: list[tuple[str, int, int]] = []
-        self.retired: list[tuple[str, int]] = []
-        self.let_go = asyncio.Event()
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         self.cancelled.append((tenant, slot, serial))
-
-    async def retire(self, tenant: str, slot: int) -> None:
-        self.retired.append((tenant, slot))
-        await self.let_go.wait()
 
 
 @pytest.fixture
@@ -117,6 +110,7 @@ def test_a_service_is_ready_in_one_state_only() -> None:
 def test_a_link_has_slots_for_a_full_queue_and_to_spare(desks: dict[str, LocalDesk]) -> None:
     assert slots(ACME) == 3 + SPARE
     assert desks["acme"].link.arena.count == 3 + SPARE
+    assert desks["acme"].link.arena.memory.nbytes == ACME.memory == 512 << 20
 
 
 async def test_a_desk_tells_the_device_what_to_stop_and_hears_what_came_of_it(desk: LocalDesk) -> None:
@@ -134,32 +128,12 @@ async def test_a_desk_tells_the_device_what_to_stop_and_hears_what_came_of_it(de
     await emptied
 
 
-async def test_a_slot_is_free_again_when_the_device_has_let_go_of_it(desk: LocalDesk) -> None:
-    device, lane = Device(), desk.tenant.lane
-    desk.open(device)
-    slot = lane.admit()
-    slot.reserve(1 << 29)
-    lane.release(slot)
-    lane.slots.tidy()
-    lane.slots.tidy()
-    await settle()
-    assert device.retired == [("acme", slot.index)]
-    assert lane.admit() is not slot
-    device.let_go.set()
-    await settle()
-    assert lane.admit() is slot
-    assert slot.capacity == SMALLEST
-
-
 async def test_a_desk_without_a_device_asks_nobody(desk: LocalDesk) -> None:
     lane = desk.tenant.lane
     slot = lane.admit()
-    slot.reserve(1 << 29)
     lane.submit(slot, "m/1#1", ((1,),))
     lane.release(slot)
     desk.cancel(slot.index, 1)
-    desk.retire(lane.admit().index)
-    await settle()
     assert lane.admit()
 
 

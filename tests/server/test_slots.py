@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from engines import DATATYPES, Room, Signature, Tensor, TensorSpec
 from engines.memory import view
 from engines.signature import ALIGNMENT
-from server.errors import TooLarge
-from server.slots import LARGEST, SMALLEST, Slot
+from server.blocks import Blocks
+from server.errors import MemoryFull, Outgrown, TooLarge
+from server.slots import SMALLEST, Slot
 from server.ticket import Extent
-from tests.memory import slot_of
+from tests.memory import MEMORY, arena_of, slot_of
 
 TENSORS = st.lists(
     st.tuples(st.sampled_from(sorted(DATATYPES)), st.integers(0, 300) | st.integers(SMALLEST - 200, SMALLEST + 200)), max_size=5
@@ -46,6 +47,13 @@ def inside(slot: Slot, offset: int, data: bytes) -> Tensor:
     """A tensor in the slot."""
     slot.view[offset : offset + len(data)] = data
     return Tensor((len(data),), slot.address + offset, len(data))
+
+
+def filled(nbytes: int = 4 * SMALLEST) -> Slot:
+    """A slot that has so much memory."""
+    slot = slot_of()
+    slot.reserve(nbytes)
+    return slot
 
 
 def room_from(slot: Slot, offset: int) -> Room:
@@ -87,38 +95,74 @@ def test_the_size_of_a_bytes_tensor_stands_in_a_block_before_it() -> None:
 
 def test_a_slot_that_is_large_enough_stays_where_it_is() -> None:
     slot = slot_of()
+    slot.reserve(10)
     before = slot.address
     slot.reserve(SMALLEST)
     assert (slot.address, slot.capacity) == (before, SMALLEST)
 
 
-@given(st.integers(1, LARGEST))
-def test_a_slot_grows_to_the_next_power_of_two_and_stays_where_it_is(nbytes: int) -> None:
+@given(st.integers(0, MEMORY // 2))
+def test_a_slot_has_what_was_asked_for_and_what_was_in_it(nbytes: int) -> None:
     slot = slot_of()
-    before = slot.address
+    slot.reserve(3)
     slot.view[:3] = b"abc"
     slot.reserve(nbytes)
-    assert max(nbytes, SMALLEST) <= slot.capacity < max(2 * nbytes, SMALLEST + 1)
-    assert slot.capacity.bit_count() == 1
-    assert (slot.address, bytes(slot.view[:3])) == (before, b"abc")
+    assert max(nbytes, SMALLEST) <= slot.capacity == len(slot.view)
+    assert bytes(slot.view[:3]) == b"abc"
 
 
-@pytest.mark.parametrize("nbytes", [LARGEST + 1, 1 << 80])
+@pytest.mark.parametrize("nbytes", [MEMORY, 1 << 80])
 def test_a_slot_that_cannot_grow_that_far_stays_as_it_was(nbytes: int) -> None:
     slot = slot_of()
-    with pytest.raises(TooLarge, match=f"^the request and its answer need {nbytes} bytes of memory; the most is {LARGEST}$"):
+    slot.reserve(1)
+    with pytest.raises(TooLarge, match=f"^the request and its answer need {nbytes} bytes of memory; the most for one is "):
         slot.reserve(nbytes)
     assert slot.capacity == SMALLEST
 
 
-def test_a_slot_that_shrinks_asks_for_as_little_as_at_first() -> None:
+def test_a_slot_gives_back_what_it_had_when_it_gets_more_and_in_the_end() -> None:
+    arena = arena_of(2)
+    blocks = arena.slot(0).blocks
+    assert isinstance(blocks, Blocks)
+    arena.slot(0).reserve(10)
+    arena.slot(0).reserve(10 * SMALLEST)
+    assert blocks.used == arena.slot(0).capacity == 10 * SMALLEST
+    arena.slot(0).vacate()
+    arena.slot(0).vacate()
+    assert (blocks.used, arena.slot(0).capacity) == (0, 0)
+
+
+def test_a_slot_gets_no_more_than_is_there() -> None:
+    first, second = map(arena_of(2).slot, (0, 1))
+    first.reserve(MEMORY // 2)
+    with pytest.raises(MemoryFull, match=f"requests hold {MEMORY // 2} and"):
+        second.reserve(MEMORY // 2)
+    second.reserve(SMALLEST, spare=MEMORY // 2)
+    assert second.capacity == SMALLEST
+
+
+def test_a_slot_that_no_pool_handed_out_has_no_memory() -> None:
     slot = slot_of()
-    slot.reserve(10 * SMALLEST)
-    slot.shrink()
-    assert slot.capacity == SMALLEST
+    slot.blocks = None
+    with pytest.raises(ValueError, match="<Slot 0, 0 bytes> was not handed out by a pool"):
+        slot.reserve(1)
 
 
-def test_the_room_ends_where_the_ticket_says_and_not_where_this_side_has_grown_to() -> None:
+@pytest.mark.parametrize(("start", "capacity"), [(-1, 1), (MEMORY, 1), (0, MEMORY + 1), (5, -1)])
+def test_the_device_side_uses_no_memory_beyond_the_tenant_s(start: int, capacity: int) -> None:
+    with pytest.raises(ValueError, match=rf"slot 0: {capacity} bytes from {start} on are not in {MEMORY} of memory"):
+        slot_of().occupy(start, capacity)
+
+
+def test_what_was_laid_out_in_one_block_is_looked_for_in_the_next() -> None:
+    slot, made = slot_of(), signature("UINT8")
+    for start in (0, SMALLEST):
+        slot.occupy(start, SMALLEST)
+        (tensor,), room = slot.inputs(made, [(3,)], SMALLEST)
+        assert (tensor.address, room.address) == (slot.address, slot.address + ALIGNMENT)
+
+
+def test_the_room_ends_where_the_ticket_says() -> None:
     slot = slot_of()
     slot.reserve(4 * SMALLEST)
     (tensor,), room = slot.inputs(signature("UINT8"), [(3,)], 2 * SMALLEST)
@@ -126,14 +170,19 @@ def test_the_room_ends_where_the_ticket_says_and_not_where_this_side_has_grown_t
     assert room == (slot.address + ALIGNMENT, 2 * SMALLEST - ALIGNMENT)
 
 
-def test_outputs_that_no_slot_holds_are_too_large() -> None:
-    slot = slot_of()
-    with pytest.raises(TooLarge):
-        slot.keep([outside(b"x" * 65)], Room(slot.address + LARGEST - 64, 64))
+def test_outputs_that_do_not_fit_behind_the_inputs_say_what_they_need_and_write_nothing() -> None:
+    slot = filled(SMALLEST)
+    slot.view[:] = b"i" * SMALLEST
+    with pytest.raises(Outgrown) as raised:
+        slot.keep([outside(b"x" * 65), outside(b"y" * 3)], Room(slot.address + SMALLEST - 128, 128))
+    assert raised.value.nbytes == SMALLEST + 3
+    assert bytes(slot.view) == b"i" * SMALLEST
+    extents = slot.keep([outside(b"x" * 64), outside(b"y" * 64)], Room(slot.address + SMALLEST - 128, 128))
+    assert content(slot, extents) == [b"x" * 64, b"y" * 64]
 
 
 def test_outputs_in_the_room_stay_where_they_are() -> None:
-    slot = slot_of()
+    slot = filled()
     before = slot.address
     outputs = [inside(slot, 128, b"abc"), inside(slot, 64, b"de")]
     assert slot.keep(outputs, room_from(slot, 64)) == (Extent((3,), 128, 3), Extent((2,), 64, 2))
@@ -141,27 +190,27 @@ def test_outputs_in_the_room_stay_where_they_are() -> None:
 
 
 def test_no_outputs_are_nowhere() -> None:
-    slot = slot_of()
+    slot = filled()
     assert slot.keep([], room_from(slot, 64)) == ()
 
 
 def test_outputs_elsewhere_are_brought_into_the_room_aligned() -> None:
-    slot = slot_of()
+    slot = filled()
     extents = slot.keep([outside(b"abc"), outside(b"x" * 65), outside(b"d")], room_from(slot, 64))
     assert extents == (Extent((3,), 64, 3), Extent((65,), 128, 65), Extent((1,), 256, 1))
     assert content(slot, extents) == [b"abc", b"x" * 65, b"d"]
 
 
 def test_outputs_that_are_empty_may_lie_anywhere() -> None:
-    slot = slot_of()
+    slot = filled()
     extents = slot.keep([Tensor((0,), 0, 0), outside(b"a")], room_from(slot, 64))
     assert content(slot, extents) == [b"", b"a"]
 
 
-def test_an_output_that_lies_over_an_input_stays_there_even_when_the_slot_grows() -> None:
+def test_an_output_that_lies_over_an_input_stays_there() -> None:
     slot = slot_of()
     made = signature("UINT8")
-    slot.place(made, [200])
+    slot.place(made, [200], 4 * SMALLEST)
     slot.view[:200] = pattern(200, 3)
     (tensor,), room = slot.inputs(made, [(200,)], slot.capacity)
     extents = slot.keep([outside(pattern(3 * SMALLEST, 1)), tensor], room)
@@ -174,10 +223,10 @@ def test_an_output_that_lies_over_an_input_stays_there_even_when_the_slot_grows(
     st.integers(0, 3),
 )
 def test_outputs_inside_and_elsewhere_all_come_out_whole(plan: list[tuple[bool, int]], blocks: int) -> None:
-    slot = slot_of()
+    slot = filled()
     start = end = ALIGNMENT * blocks
     outputs, expected = [], []
-    slot.reserve(start + sum(size + ALIGNMENT for here, size in plan if here))
+    slot.reserve(start + sum(size + ALIGNMENT for _, size in plan))
     for seed, (here, size) in enumerate(plan):
         expected.append(pattern(size, seed))
         outputs.append(inside(slot, end, expected[-1]) if here else outside(expected[-1]))
@@ -190,4 +239,4 @@ def test_outputs_inside_and_elsewhere_all_come_out_whole(plan: list[tuple[bool, 
 
 
 def test_a_slot_shows_its_number_and_size() -> None:
-    assert repr(slot_of(3)) == f"<Slot 3, {SMALLEST} bytes>"
+    assert repr(slot_of(3)) == "<Slot 3, 0 bytes>"

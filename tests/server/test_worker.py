@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from engines import DATATYPES, ExecutionFailed, Signature, TensorSpec
-from partitions import DeviceLost, PartitionError
+from partitions import DeviceLost
 from server.link import Link
-from server.pins import Pins
 from server.precedence import Precedence
+from server.slots import SMALLEST
 from server.ticket import Done, Ticket
 from server.worker import BUNDLE, RESUMED, Seat, Worker
 from tests.contract import in_a_thread
-from tests.fakes import FakeDevice, FakeEngine, FakePartition, FakePin, Script
+from tests.fakes import FakeDevice, FakeEngine, FakePartition, Script
 from tests.memory import Watched, watched
 
 FP32 = DATATYPES["FP32"]
@@ -28,17 +28,29 @@ SLOTS = 8
 PATIENCE = 30
 
 
+class Interrupted(Script):
+    """A script that first does what was put into `meanwhile`, once each, when a work is enqueued."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: list[Callable[[], None]] = []
+
+    def reach(self, point: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        if point == "enqueue" and self.meanwhile:
+            self.meanwhile.pop()()
+        super().reach(point, given_up)
+
+
 class Bench:
     """A worker with one model on a fake partition, its seat, and what it reports."""
 
     def __init__(self, link: Link, tickets: Watched, precedence: Precedence | None = None) -> None:
-        self.script = Script()
+        self.script = Interrupted()
         self.device = FakeDevice()
         self.engine = FakeEngine(SIGNATURE, self.script)
         self.link = link
         self.tickets = tickets
-        self.pinned: list[Callable[[], None]] = []
-        self.seat = Seat(link, Pins(self.pin))
+        self.seat = Seat(link, self.device.pin(0, 0))
         self.lost: list[DeviceLost] = []
         self.naps: list[float] = []
         self.precedence = precedence or Precedence(self.naps.append)
@@ -55,17 +67,13 @@ class Bench:
     def partition(self) -> FakePartition:
         return self.device.partitions[0]
 
-    def pin(self, address: int, nbytes: int) -> FakePin:
-        if self.pinned:
-            self.pinned.pop()()
-        return self.device.pin(address, nbytes)
-
     def ticket(self, slot: int, *numbers: float, model: str = "m/1#1", deadline: float = NEVER) -> Ticket:
         """A ticket, with these numbers as the input in its slot."""
         memory, data = self.link.arena.slot(slot), np.array(numbers, np.float32).tobytes()
+        memory.vacate()
         (offset,) = memory.place(SIGNATURE, [len(data)])
         memory.view[offset : offset + len(data)] = data
-        return Ticket(slot, next(self._serials), model, ((len(numbers),),), deadline, memory.capacity)
+        return Ticket(slot, next(self._serials), model, ((len(numbers),),), deadline, memory.capacity, memory.start)
 
     def put(self, *tickets: Ticket) -> None:
         for ticket in tickets:
@@ -206,7 +214,7 @@ def test_what_came_meanwhile_is_enqueued_before_anything_is_waited_for(hosted: b
             while time.monotonic_ns() < until:
                 pass
 
-        bench.pinned.append(meanwhile)
+        bench.script.meanwhile.append(meanwhile)
         bench.put(bench.ticket(0, 1))
         gate.wait_for_arrival()
         bench.script.wait_for("enqueue", 2)
@@ -214,25 +222,28 @@ def test_what_came_meanwhile_is_enqueued_before_anything_is_waited_for(hosted: b
         assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
 
 
-def test_the_device_reaches_a_slot_as_far_as_its_ticket_says(bench: Bench) -> None:
-    for capacity in (1 << 16, 1 << 16, 1 << 18):
-        bench.put(bench.ticket(3, 1)._replace(capacity=capacity))
-        assert bench.answer(bench.next()) == [1]
-    address = bench.link.arena.slot(3).address
-    assert [(p.address, p.nbytes, p.closed) for p in bench.device.pins] == [
-        (address, 1 << 16, True),
-        (address, 1 << 18, False),
-    ]
+def test_nothing_is_pinned_or_unpinned_while_tickets_are_served(bench: Bench) -> None:
+    before = [(pin.address, pin.nbytes, pin.closed) for pin in bench.device.pins]
+    for slot in range(SLOTS):
+        bench.put(bench.ticket(slot, *range(1 << slot)))
+        assert bench.answer(bench.next()) == list(range(1 << slot))
+    assert [(pin.address, pin.nbytes, pin.closed) for pin in bench.device.pins] == before
 
 
-def test_a_slot_that_cannot_be_pinned_is_a_failure_and_the_next_ticket_is_served(bench: Bench) -> None:
-    def refuse() -> None:
-        raise PartitionError("no more memory can be pinned")
-
-    bench.pinned.append(refuse)
-    bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
-    assert bench.next().failure == ("raised", "no more memory can be pinned")
+def test_a_block_that_is_not_in_the_tenant_s_memory_is_a_failure_and_the_next_ticket_is_served(bench: Bench) -> None:
+    bench.put(bench.ticket(0, 1)._replace(start=1 << 40), bench.ticket(1, 2))
+    failure = bench.next().failure
+    assert failure
+    assert failure.kind == "raised"
+    assert "are not in" in failure.text
     assert bench.answer(bench.next()) == [2]
+
+
+def test_outputs_that_do_not_fit_the_block_are_a_failure_that_says_how_much_is_needed(bench: Bench) -> None:
+    ticket = bench.ticket(0, *range(SMALLEST // 4))
+    assert ticket.capacity == SMALLEST
+    bench.put(ticket)
+    assert bench.next().failure == ("outgrown", str(2 * SMALLEST))
 
 
 @pytest.mark.parametrize("point", ["enqueue", "run"])
@@ -295,7 +306,7 @@ def test_a_ticket_cancelled_before_it_begins_is_not_run(bench: Bench) -> None:
 def test_a_ticket_cancelled_while_it_is_being_begun_ends_early(bench: Bench) -> None:
     bench.script.hold("run")
     ticket = bench.ticket(0, 1)
-    bench.pinned.append(lambda: bench.worker.cancel(ticket.slot, ticket.serial))
+    bench.script.meanwhile.append(lambda: bench.worker.cancel(ticket.slot, ticket.serial))
     bench.put(ticket)
     assert bench.kind() == "cancelled"
 
@@ -315,7 +326,7 @@ def test_what_was_cancelled_over_another_link_cancels_nothing_here(bench: Bench)
     ticket = bench.ticket(0, 1)
     bench.worker.cancel(ticket.slot, ticket.serial)
     bench.worker.halt()
-    bench.worker.serve(Seat(bench.link, Pins(bench.device.pin)))
+    bench.worker.serve(bench.seat._replace())
     bench.put(ticket)
     assert bench.answer(bench.next()) == [1]
 

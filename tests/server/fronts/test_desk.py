@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from server import link as links
 from server.catalog import Entry
 from server.config import TenantConfig
 from server.desk import Report
@@ -45,7 +46,7 @@ class Process:
         return channel
 
 
-NAMES = ("announce", "publish", "place", "become", "refuse", "retired", "report", "empty")
+NAMES = ("announce", "publish", "place", "become", "refuse", "report", "empty")
 
 
 class Device:
@@ -54,9 +55,6 @@ class Device:
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         self.asked.append((tenant, slot, serial))
-
-    async def retire(self, tenant: str, slot: int) -> None:
-        self.asked.append((tenant, slot))
 
 
 @pytest.fixture
@@ -107,10 +105,9 @@ async def test_what_the_process_asks_reaches_the_device(desk: RemoteDesk) -> Non
     desk.open(device)
     channel = await process.meet(desk)
     process.channel.tell("cancel", 3, 14)
-    process.channel.tell("retire", 3)
-    while ("retired", 3) not in process.heard:
+    while not device.asked:
         await asyncio.sleep(0)
-    assert device.asked == [("acme", 3, 14), ("acme", 3)]
+    assert device.asked == [("acme", 3, 14)]
     channel.close()
     process.channel.close()
 
@@ -120,9 +117,17 @@ async def test_a_new_link_leaves_the_old_one_to_whoever_still_uses_it(desk: Remo
     left = desk.renew()
     assert left == before
     assert desk.link is not link
-    assert set(desk.descriptors[:3]).isdisjoint(left[:3])
+    assert set(desk.descriptors[:4]).isdisjoint(left[:4])
     assert os.fstat(left.memory).st_size > 0
     left.close()
+
+
+async def test_a_new_link_leads_to_the_same_memory(desk: RemoteDesk) -> None:
+    memory = desk.link.arena.memory
+    memory.view[:4] = b"mine"
+    desk.renew().close()
+    assert desk.link.arena.memory is memory, "the device reaches it where it is"
+    assert bytes(links.attach(desk.descriptors).arena.memory.view[:4]) == b"mine", "and so does another process"
 
 
 async def test_cores_that_are_assigned_come_after_those_of_the_partition(desk: RemoteDesk) -> None:

@@ -1,5 +1,14 @@
-"""How long what dies is left alone. What the house does with real processes is in tests/end_to_end/test_fronts.py."""
+"""How long what dies is left alone, and what comes before what takes its place.
 
+What the house does with real processes is in tests/end_to_end/test_fronts.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from server.config import Config, ModelsConfig, TenantConfig
+from server.fronts.desk import open_remote
+from server.fronts.house import Front, House
 from server.fronts.restarts import Restarts
 
 
@@ -19,3 +28,35 @@ def test_what_dies_again_and_again_is_left_alone_for_longer_and_longer_up_to_a_b
     restarts.started(100.0)
     assert restarts.pause(200.0) == 0.0
     assert restarts.pause(100.1) == 0.1, "it begins anew once it was stable"
+
+
+class Staged(House):
+    """A house whose processes end and begin when they are told to, without any; it writes down what happens."""
+
+    def __init__(self, tenant: TenantConfig) -> None:
+        self.told: list[Any] = []
+        self.desk = open_remote(tenant)
+        config = Config(models=ModelsConfig(repository=Path()), tenants={tenant.name: tenant}, source="test")
+        super().__init__(config, {tenant.name: self.desk}, [], {}, None, self._tell)
+
+    async def _tell(self, name: str) -> None:
+        self.told.append(("reopened", self.desk.descriptors))
+
+    async def _buried(self, *_: Any) -> None:
+        self.told.append("buried")
+
+    async def _start(self, front: Front) -> None:
+        assert front.desk
+        self.told.append(("started", front.desk.descriptors))
+        self._closing.set()
+
+
+async def test_a_process_has_the_memory_of_the_one_before_only_once_the_worker_has_left_that_s_link() -> None:
+    house = Staged(TenantConfig(name="acme", granules=1, models=("*",)))
+    front, before = house._fronts["acme"], house.desk.descriptors
+    front.channel.closed.set()
+    await house._mind(front)
+    now = house.desk.descriptors
+    assert house.told == ["buried", ("reopened", now), ("started", now)]
+    assert now != before
+    house.desk.close()

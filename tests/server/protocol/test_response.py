@@ -10,7 +10,7 @@ from server.errors import BadRequest
 from server.protocol.request import InferRequest, Wanted
 from server.protocol.response import InferResponse, encode
 from server.ticket import Extent
-from tests.memory import slot_of
+from tests.memory import roomy
 
 from .messages import INTEGERS, floats, packed, spec
 
@@ -23,7 +23,7 @@ def answer(
     *wanted: tuple[int, bool], outputs: tuple[tuple[tuple[int, ...], bytes], ...] = TENSORS, id: str | None = None
 ) -> InferResponse:
     """The answer to a request for these outputs of a model that left these tensors in the slot."""
-    slot, extents, end = slot_of(), [], 0
+    slot, extents, end = roomy(), [], 0
     for shape, data in outputs:
         slot.view[end : end + len(data)] = data
         extents.append(Extent(shape, end, len(data)))
@@ -115,7 +115,7 @@ def test_the_limits_of_every_type_are_answered_exactly(name: str) -> None:
     dtype: Any = DATATYPES[name].numpy
     info = np.iinfo(dtype) if name in INTEGERS else np.finfo(dtype)
     values = np.array([info.min, info.max], dtype)
-    slot = slot_of()
+    slot = roomy()
     slot.view[: values.nbytes] = values.tobytes()
     asked = InferRequest(None, (), (Wanted(0, binary=False),), 0, None)
     response = encode("m", "1", asked, Signature((), (spec("y", name, 2),)), slot, [Extent((2,), 0, values.nbytes)])

@@ -17,7 +17,7 @@ from server.protocol.response import encode, is_long, write_long
 from server.protocol.slices import ELEMENTS, SLICE, cut, parse_slices, read
 from server.ticket import Extent
 from server.turns import Steps
-from tests.memory import slot_of
+from tests.memory import roomy
 
 from .messages import LIMITS, body_of, model, request, tensor
 
@@ -37,7 +37,7 @@ def finish(steps: Steps[Any]) -> tuple[int, Any]:
 
 def outcome(body: bytes, datatype: str, in_slices: bool) -> Any:
     """The request and its tensor, or the refusal."""
-    slot, signature = slot_of(), model(datatype)
+    slot, signature = roomy(), model(datatype)
     try:
         document = finish(parse_slices(body, cut(body)))[1] if in_slices else None
         taken = decode(body, None, signature, slot, LIMITS, document)
@@ -144,7 +144,7 @@ def test_parameters_that_are_none_have_no_timeout() -> None:
 
 @given(st.integers(ELEMENTS + 1, 3 * ELEMENTS), st.sampled_from(["FP32", "INT8", "BOOL", "FP64"]))
 def test_an_answer_in_slices_has_the_same_bytes(count: int, datatype: str) -> None:
-    signature, slot = model(datatype), slot_of()
+    signature, slot = model(datatype), roomy()
     values = np.random.default_rng(count).normal(size=count) if datatype.startswith("FP") else np.arange(count) % 2
     data = values.astype(signature.inputs[0].datatype.numpy).tobytes()
     slot.view[: len(data)] = data
@@ -153,7 +153,7 @@ def test_an_answer_in_slices_has_the_same_bytes(count: int, datatype: str) -> No
             body_of(request(tensor([1], datatype) if datatype != "BOOL" else tensor([True], datatype))),
             None,
             signature,
-            slot_of(),
+            roomy(),
             LIMITS,
         ),
         [Extent((count,), 0, len(data))],
