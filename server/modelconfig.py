@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
-from engines.signature import Signature, TensorSpec
+from engines.signature import Signature, TensorSpec, obstacle
 
-from .batches import Batching, most_rows, obstacle
+from .batches import Batching, most_rows
 from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .protocol.document import short, show
 

@@ -17,7 +17,7 @@ Points: carve, attach, locate (FakeDevice's script); bind, enqueue, run (FakeEng
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
 from threading import Condition, Lock, Thread, current_thread
@@ -28,7 +28,7 @@ import numpy as np
 from engines import Cancelled, ExecutionFailed, ModelRefused, Room, Signature, Tensor
 from engines.base import NO_ROOM, check_tensors
 from engines.memory import view
-from engines.signature import align
+from engines.signature import Shape, align
 from partitions import Partition, PartitionError
 
 T = TypeVar("T")
@@ -316,6 +316,16 @@ class FakeExecutor:
         self.partition.stream.works.append(work)
         return work
 
+    def preparing(self, shapes: Sequence[Shape]) -> None:
+        """Nothing is compiled."""
+
+    def rebind(self, partition: Partition) -> "FakeExecutor":
+        return self.engine.bind(partition)
+
+    def describe(self) -> Mapping[str, object]:
+        """What the engine was told to say, see `FakeEngine.description`."""
+        return self.engine.description
+
     def close(self) -> None:
         """Raises RuntimeError with work in flight: the seam calls that a bug."""
         if any(work.executor is self for work in self.partition.stream.works):
@@ -337,6 +347,8 @@ class FakeEngine:
         self.script = script or Script()
         self.computed: list[tuple[bytes, ...]] = []
         self.executors: list[FakeExecutor] = []
+        self.description: Mapping[str, object] = {"graphs": "none"}
+        """What every executor says of itself."""
         self.closed = False
         self._compute: Compute = compute or self._repeat
 
