@@ -5,24 +5,31 @@ Everything here blocks and belongs on a thread of its own, never on the event lo
 
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
 from weakref import WeakValueDictionary
 
-from engines import Engine, EngineError, Executor
-from partitions import Partition
+from engines import Engine, EngineError, Executor, ModelRefused, RuntimeSettings, Signature, load_engine, unsupported
+from partitions import Device, Partition
 
+from .batches import most_rows
 from .catalog import Entry, Served
+from .config import Config
+from .instances import Instances
 from .modelconfig import apply, batching, describe
+from .modelsettings import Settled, Unsupported, settle, usual
 from .repository import ModelFile, Repository
 from .ticket import ModelKey
 
 log = logging.getLogger("greenlane.models")
 
-Read = Callable[[Path, int | None], Engine]
+DEFAULTS = RuntimeSettings()
+
+Read = Callable[[Path, int | None, RuntimeSettings], Engine]
 """Makes an engine of a model's file, for batches of up to so many rows where it has to be built first."""
 
 
@@ -42,11 +49,18 @@ class Loaded:
 
 
 class Library:
-    """The repository, and the engines that somebody still holds. Every method may be called from any thread."""
+    """The repository, and the engines that somebody still holds. Every method may be called from any thread.
 
-    def __init__(self, repository: Repository, read: Read) -> None:
+    `base` is how a model runs of which nothing is said, `unsupported` what of its settings cannot be honoured and why.
+    """
+
+    def __init__(
+        self, repository: Repository, read: Read, base: RuntimeSettings = DEFAULTS, unsupported: Unsupported = lambda _: {}
+    ) -> None:
         self._repository = repository
         self._read = read
+        self._base = base
+        self._unsupported = unsupported
         self._loads = count(1)
         self._engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
         self._told: dict[str, tuple[str, ...]] = {}
@@ -79,8 +93,21 @@ class Library:
         problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
         loaded = Loaded(name, [], problems, {}, [listing.warning] if listing.warning else [])
         for file in listing.files:
-            self._load_version(file, partition, loaded)
+            settled = self._settle(file, loaded)
+            if not settled.problems:
+                self._load_version(file, settled, partition, loaded)
         return loaded
+
+    def _settle(self, file: ModelFile, loaded: Loaded) -> Settled:
+        """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
+        try:
+            settled = settle(file.config.settings, self._base, self._unsupported)
+        except EngineError as error:
+            settled = Settled(self._base, problems=(str(error),))
+        found = [Entry(file.name, "", "UNAVAILABLE", problem) for problem in settled.problems]
+        loaded.problems.extend(entry for entry in found if entry not in loaded.problems)
+        loaded.warnings.extend(warning for warning in settled.warnings if warning not in loaded.warnings)
+        return replace(settled, settings=settled.settings.merge(batch_padding=file.config.max_batch != 0))
 
     def _tell(self, loaded: Loaded) -> None:
         """Each line once, though every tenant loads the model, until a load goes otherwise."""
@@ -91,12 +118,14 @@ class Library:
             if line not in before:
                 log.warning("%s", line)
 
-    def _load_version(self, file: ModelFile, partition: Partition, loaded: Loaded) -> None:
+    def _load_version(self, file: ModelFile, settled: Settled, partition: Partition, loaded: Loaded) -> None:
         version = str(file.version)
         try:
-            engine = self._engine(file.path, file.config.max_batch or None)
+            engine = self._engine(file.path, file.config.max_batch or None, settled.settings)
             signature = apply(file.config, engine.signature)
-            executor = engine.bind(partition)
+            _check_warm_up(file, settled.settings, signature)
+            bound = Instances(engine, settled.instances) if settled.instances > 1 else engine
+            executor = bound.bind(partition)
         except Exception as error:
             if not isinstance(error, EngineError):
                 log.exception("model %s %s: the library went wrong", file.name, version)
@@ -105,21 +134,50 @@ class Library:
             loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
             return
         how, why_not = batching(file.config, signature)
-        if why_not:
-            loaded.warnings.append(f"model {file.name} {version}: {why_not}")
-        config = describe(file.name, file.config.versions, signature, engine.platform, how)
+        execution = executor.describe()
+        notes = [why_not] if why_not else []
+        notes += _notes(execution)
+        loaded.warnings.extend(f"model {file.name} {version}: {note}" for note in notes)
+        config = describe(file.name, file.config.versions, signature, engine.platform, how, execution)
         key = f"{file.name}/{version}#{next(self._loads)}"
         served = Served(file.name, version, key, signature, engine.platform, config, how)
         loaded.served.append(served)
         loaded.executors[key] = executor
 
-    def _engine(self, path: Path, max_batch: int | None) -> Engine:
-        """The engine of a file as it is now; two tenants that load the same at once may both read it."""
+    def _engine(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        """The engine of a file as it is now, for these settings; two tenants that load the same at once may both read it."""
         found = os.stat(path)
-        key = (path, max_batch, found.st_ino, found.st_mtime_ns, found.st_size)
+        key = (path, max_batch, settings, found.st_ino, found.st_mtime_ns, found.st_size)
         if (engine := self._engines.get(key)) is None:
-            engine = self._engines[key] = self._read(path, max_batch)
+            engine = self._engines[key] = self._read(path, max_batch, settings)
         return engine
+
+
+def open_library(config: Config, device: Device | None, read: Read | None = None) -> Library:
+    """The models of a configuration, for this device, as they are served and as they are checked.
+
+    `read` makes engines in place of the libraries that serve from the device.
+    """
+    return Library(
+        Repository(config.models.repository, config.models.options, config.source),
+        read or (lambda path, max_batch, settings: load_engine(path, device, settings, max_batch)),
+        usual(config.device),
+        partial(unsupported, device),
+    )
+
+
+def _check_warm_up(file: ModelFile, settings: RuntimeSettings, signature: Signature) -> None:
+    """Raise ModelRefused for a batch to be ready for that is above the largest there may be."""
+    most = most_rows(signature)
+    samples = settings.warm_up if isinstance(settings.warm_up, tuple) else ()
+    if most and (above := [sample for sample in samples if isinstance(sample, int) and sample > most]):
+        where = file.config.settings["warm_up"].where
+        raise ModelRefused(f"{where}: {above[0]} is above the model's largest batch, which is {most}")
+
+
+def _notes(execution: Mapping[str, object]) -> list[str]:
+    found = execution.get("notes")
+    return [str(note) for note in found] if isinstance(found, list) else []
 
 
 def _which(entry: Entry) -> str:

@@ -5,8 +5,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from engines import Executor, RuntimeSettings, load_engine
+from engines import Executor
 from partitions import Device, DeviceLost, Move, Partition, PartitionManager
 from partitions import probe as probes
 from partitions.base import Closing
@@ -15,11 +16,10 @@ from .catalog import Entry
 from .config import Config, TenantConfig
 from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
-from .library import Library, Loaded, Read
+from .library import Loaded, Read, open_library
 from .pins import Pins
 from .precedence import Precedence
 from .protocol.document import show
-from .repository import Repository
 from .ticket import ModelKey
 from .worker import Seat, Worker
 
@@ -32,6 +32,15 @@ class RuntimeStatistics:
 
     state: State
     repartitions: int
+
+
+class Execution(NamedTuple):
+    """A model at a version, of a tenant's, and what its executor says of itself."""
+
+    tenant: str
+    name: str
+    version: str
+    description: Mapping[str, object]
 
 
 class Runtime:
@@ -52,11 +61,7 @@ class Runtime:
         self.device = device
         self.desks = desks
         self.manager = PartitionManager(device)
-        settings = RuntimeSettings(copies=config.device.copies, warm_up="usual")
-        self.library = Library(
-            Repository(config.models.repository, config.models.options),
-            read or (lambda path, max_batch: load_engine(path, device, settings, max_batch)),
-        )
+        self.library = open_library(config, device, read)
         self.state: State = "starting"
         self.gone = asyncio.Event()
         self._tell = tell
@@ -183,6 +188,15 @@ class Runtime:
         """What every tenant's HTTP side has counted."""
         found = await asyncio.gather(*(desk.report() for desk in self.desks.values()))
         return [(self.config.tenants[name], report) for name, report in zip(self.desks, found, strict=True)]
+
+    def executions(self) -> list[Execution]:
+        """Which way every model runs now, see `engines.Executor.describe`. Does not block."""
+        found = []
+        for tenant, worker in self._workers.items():
+            for served in (served for loaded in self._served[tenant].values() for served in loaded.served):
+                if executor := worker.executors.get(served.key):
+                    found.append(Execution(tenant, served.name, served.version, executor.describe()))
+        return found
 
     async def probe(self) -> dict[str, frozenset[int]]:
         """Run a little work in every partition and say on which units it ran."""

@@ -146,6 +146,14 @@ def _batches(value: object) -> tuple[int, ...]:
     return sizes
 
 
+def _warm_up(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, str) and value in ("opt", "usual"):
+        return value
+    if not (sizes := _batches(value)):
+        raise ValueError
+    return sizes
+
+
 def _list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise ValueError
@@ -159,4 +167,7 @@ CORES = Kind("core numbers, each once and ascending, as a text such as '0-7' or 
 DIGEST = Kind("a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", _digest, secret=True)
 DIGESTS = Kind("a list of SHA-256 digests: each the 64 hexadecimal digits that sha256sum prints", _digests, secret=True)
 BATCHES = Kind("a list of batch sizes, each 1 or more and above the one before it, as in [4, 8]", _batches)
+WARM_UP = Kind(
+    "'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, as in [1, 4, 32]", _warm_up
+)
 NAMES = Kind("a list of one or more model names, or ['*'] alone for all", _names)

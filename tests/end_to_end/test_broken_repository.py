@@ -19,7 +19,7 @@ from .processes import Running
 from .wire import SMALL, infer, tensor
 from .wire import request as asked
 
-TRITONS = "tritons/config.pbtxt: ignored, as they mean nothing here: instance_group"
+TRITONS = "tritons/config.pbtxt: ignored, as they mean nothing here: instance_group.kind"
 NO_VERSION = "not a version: expected a number above 0 without leading zeros"
 
 REASONS = {

@@ -556,5 +556,5 @@ def test_shapes_that_are_asked_for_are_run_before_the_executor_is_bound(
 
 def test_a_shape_to_be_ready_for_that_the_model_does_not_take_is_refused(tmp_path: Path) -> None:
     path = models.save(tmp_path / "model.onnx", models.identity())
-    with pytest.raises(ModelRefused, match="model.onnx: warm_up: the model has no input 'z'; it has 'x'"):
+    with pytest.raises(ModelRefused, match=r"model\.onnx: warm_up: the model has no input 'z'; it has 'x'"):
         load_engine(path, settings=RuntimeSettings(warm_up=((("z", (2, 5)),),)))

@@ -92,6 +92,7 @@ def test_what_would_be_served_is_printed_with_shares_and_tensors(told: Told) -> 
     assert lines == [
         "tenant acme: granules [0], keys",
         "  rows 1: x FP32[-1, 3] -> y FP32[-1, 3], batches of up to 2 (onnxruntime_onnx)",
+        "    graphs none, threads 1, shapes [[[1, 3]]]",
         f"HTTP of acme on {min(os.sched_getaffinity(0))}",
         "all of it can be served",
     ]
@@ -142,7 +143,7 @@ def test_a_problem_of_several_tenants_is_told_once(told: Told) -> None:
 
 
 def test_fields_that_are_ignored_are_told_and_no_failure(told: Told) -> None:
-    (told.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group []")
+    (told.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group { gpus: 0 }")
     assert told.check() == 0
     assert told.err[0] == "greenlane: this may not be meant so:"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engines import DATATYPES, Engine, ModelRefused, Signature, TensorSpec
+from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature, TensorSpec
 from partitions import Partition
 from server.batches import Batching
 from server.library import Library, Read
@@ -27,11 +27,11 @@ def add(root: Path, model: str, config: str = "", version: str = "1") -> None:
     (root / model / "config.pbtxt").write_text(config)
 
 
-def library(root: Path, read: Read = lambda path, max_batch: FakeEngine(SIGNATURE, Script())) -> Library:
+def library(root: Path, read: Read = lambda path, max_batch, settings: FakeEngine(SIGNATURE, Script())) -> Library:
     return Library(Repository(root, {}), read)
 
 
-def refuse(path: Path, max_batch: int | None) -> Engine:
+def refuse(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
     raise ModelRefused(f"{path}: no good")
 
 
@@ -44,11 +44,11 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_warning_comes_once_for_a_model_and_not_for_every_tenant_and_load(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
-    add(tmp_path, "m", "instance_group []")
+    add(tmp_path, "m", "instance_group { gpus: 0 }")
     models = library(tmp_path)
     for partition in [*partitions, *partitions]:
         assert models.load("m", partition).served
-    assert messages(caplog) == ["m/config.pbtxt: ignored, as they mean nothing here: instance_group"]
+    assert messages(caplog) == ["m/config.pbtxt: ignored, as they mean nothing here: instance_group.gpus"]
 
 
 def test_a_problem_comes_once_and_again_when_it_came_back(
@@ -82,7 +82,7 @@ def test_a_model_that_takes_batches_has_its_requests_joined_or_a_warning_why_not
     add(tmp_path, "m", "max_batch_size: 4")
     add(tmp_path, "square", "max_batch_size: 4")
     square = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", "n")),), ())
-    models = library(tmp_path, lambda path, _: FakeEngine(square if "square" in str(path) else SIGNATURE, Script()))
+    models = library(tmp_path, lambda path, *_: FakeEngine(square if "square" in str(path) else SIGNATURE, Script()))
     (joined,), (alone,) = (models.load(name, partitions[0]).served for name in ("m", "square"))
     assert joined.batching == Batching(SIGNATURE.with_max_batch(4), 4)
     assert "dynamic_batching" in joined.config
@@ -108,7 +108,7 @@ def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: 
     add(tmp_path, "m")
     read: list[FakeEngine] = []
 
-    def remember(path: Path, max_batch: int | None) -> Engine:
+    def remember(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         read.append(FakeEngine(SIGNATURE, Script()))
         return read[-1]
 
@@ -122,7 +122,7 @@ def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: 
 def test_an_engine_is_made_for_the_batches_that_are_configured(tmp_path: Path, partitions: list[Partition]) -> None:
     asked: list[int | None] = []
 
-    def read(path: Path, max_batch: int | None) -> Engine:
+    def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         asked.append(max_batch)
         return FakeEngine(SIGNATURE, Script())
 
@@ -143,7 +143,7 @@ def test_what_goes_wrong_in_a_library_is_a_problem_with_a_traceback(
 ) -> None:
     add(tmp_path, "m")
 
-    def raise_it(path: Path, max_batch: int | None) -> Engine:
+    def raise_it(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         raise RuntimeError("a bug")
 
     loaded = library(tmp_path, raise_it).load("m", partitions[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines import DATATYPES, Engine, Signature, TensorSpec
+from engines import DATATYPES, Engine, RuntimeSettings, Signature, TensorSpec
 from partitions import DeviceLost, DoesNotFit, Misplaced
 from server.config import Config, ModelsConfig, ServerConfig, TenantConfig
 from server.desk import State
@@ -57,6 +57,7 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.script = Script()
         self.engines: list[FakeEngine] = []
+        self.settings: list[RuntimeSettings] = []
         self.device = FakeDevice((1,) * 8, self.script)
         tenants = [TenantConfig(name="acme", granules=2, models=("*",)), TenantConfig(name="globex", granules=2, models=("b",))]
         config = Config(
@@ -70,7 +71,8 @@ class Site:
         self.states: list[State] = []
         self.runtime = Runtime(config, self.device, self.desks, self.states.append, self.read)
 
-    def read(self, path: Path, max_batch: int | None) -> Engine:
+    def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        self.settings.append(settings)
         self.engines.append(FakeEngine(SIGNATURE, self.script))
         return self.engines[-1]
 
