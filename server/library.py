@@ -4,6 +4,7 @@ Everything here blocks and belongs on a thread of its own, never on the event lo
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,12 @@ from threading import Lock
 from weakref import WeakValueDictionary
 
 from engines import Engine, EngineError, Executor, ModelRefused, RuntimeSettings, Signature, load_engine, unsupported
+from engines.settings import Sample
 from partitions import Device, Partition
 
 from .batches import most_rows
 from .catalog import Entry, Served
-from .config import Config
+from .config import Config, ServerConfig
 from .instances import Instances
 from .modelconfig import apply, batching, describe
 from .modelsettings import Settled, Unsupported, settle, usual
@@ -28,6 +30,7 @@ from .ticket import ModelKey
 log = logging.getLogger("greenlane.models")
 
 DEFAULTS = RuntimeSettings()
+MAX_BODY = ServerConfig().max_body
 
 Read = Callable[[Path, int | None, RuntimeSettings], Engine]
 """Makes an engine of a model's file, for batches of up to so many rows where it has to be built first."""
@@ -52,15 +55,22 @@ class Library:
     """The repository, and the engines that somebody still holds. Every method may be called from any thread.
 
     `base` is how a model runs of which nothing is said, `unsupported` what of its settings cannot be honoured and why.
+    Nothing is warmed up with inputs of more bytes than `max_body`, as no request brings them.
     """
 
     def __init__(
-        self, repository: Repository, read: Read, base: RuntimeSettings = DEFAULTS, unsupported: Unsupported = lambda _: {}
+        self,
+        repository: Repository,
+        read: Read,
+        base: RuntimeSettings = DEFAULTS,
+        unsupported: Unsupported = lambda _: {},
+        max_body: int = MAX_BODY,
     ) -> None:
         self._repository = repository
         self._read = read
         self._base = base
         self._unsupported = unsupported
+        self._max_body = max_body
         self._loads = count(1)
         self._engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
         self._told: dict[str, tuple[str, ...]] = {}
@@ -123,7 +133,7 @@ class Library:
         try:
             engine = self._engine(file.path, file.config.max_batch or None, settled.settings)
             signature = apply(file.config, engine.signature)
-            _check_warm_up(file, settled.settings, signature)
+            self._check_warm_up(file, settled.settings, signature)
             bound = Instances(engine, settled.instances) if settled.instances > 1 else engine
             executor = bound.bind(partition)
         except Exception as error:
@@ -144,6 +154,17 @@ class Library:
         loaded.served.append(served)
         loaded.executors[key] = executor
 
+    def _check_warm_up(self, file: ModelFile, settings: RuntimeSettings, signature: Signature) -> None:
+        """Raise ModelRefused for something to be ready for that is larger than any request there may be."""
+        samples, most = settings.warm_up if isinstance(settings.warm_up, tuple) else (), most_rows(signature)
+        for sample in samples:
+            where = file.config.settings["warm_up"].where
+            if most and isinstance(sample, int) and sample > most:
+                raise ModelRefused(f"{where}: {sample} is above the model's largest batch, which is {most}")
+            if (nbytes := _nbytes(sample, signature)) > self._max_body:
+                text = f"inputs of {nbytes} bytes, but the server takes bodies of up to {self._max_body}"
+                raise ModelRefused(f"{where}: {text}; leave it out, or raise server.max_body")
+
     def _engine(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         """The engine of a file as it is now, for these settings; two tenants that load the same at once may both read it."""
         found = os.stat(path)
@@ -163,16 +184,21 @@ def open_library(config: Config, device: Device | None, read: Read | None = None
         read or (lambda path, max_batch, settings: load_engine(path, device, settings, max_batch)),
         usual(config.device),
         partial(unsupported, device),
+        config.server.max_body,
     )
 
 
-def _check_warm_up(file: ModelFile, settings: RuntimeSettings, signature: Signature) -> None:
-    """Raise ModelRefused for a batch to be ready for that is above the largest there may be."""
-    most = most_rows(signature)
-    samples = settings.warm_up if isinstance(settings.warm_up, tuple) else ()
-    if most and (above := [sample for sample in samples if isinstance(sample, int) and sample > most]):
-        where = file.config.settings["warm_up"].where
-        raise ModelRefused(f"{where}: {above[0]} is above the model's largest batch, which is {most}")
+def _nbytes(sample: Sample, signature: Signature) -> int:
+    """Bytes of the inputs of a sample, at least: what it does not say counts as 1."""
+    total = 0
+    for spec in signature.inputs:
+        shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims)
+        if not isinstance(sample, int):
+            shape = dict(sample).get(spec.name, shape)
+        elif spec.dims and isinstance(spec.dims[0], str):
+            shape = (sample, *shape[1:])
+        total += spec.nbytes(shape) or math.prod(shape)
+    return total
 
 
 def _notes(execution: Mapping[str, object]) -> list[str]:

@@ -1,23 +1,18 @@
 """Loading and unloading models while serving: what a tenant may ask of the device side."""
 
 import asyncio
-from collections.abc import Iterator
 
 from fastapi import APIRouter, Request, Response
 
 from .caller import TheAsker, TheRuntime
 from .config import ModelOptions
 from .errors import BadRequest
-from .modelconfig import ConfigRefused, ModelConfig, from_json
-from .modelsettings import FIELDS, from_options
+from .modelconfig import ConfigRefused, from_json
 from .protocol.document import field, parameters, short
 from .routes import document
 from .tables import dotted
 
 router = APIRouter()
-
-Overruled = tuple[str, object, object, str]
-"""A key of a model's configuration, what it says, what the server's configuration says, and the key there."""
 
 
 @router.post("/v2/repository/models/{name}/load")
@@ -47,23 +42,16 @@ def _check(name: str, config: str, options: ModelOptions) -> None:
         stated = from_json(config)
     except ConfigRefused as error:
         raise BadRequest(f"failed to load {name!r}: {error}") from error
-    for key, said, counts, setting in (*_batches(stated, options), *_settings(stated, options)):
+    ours = {
+        "max_batch_size": (stated.stated_max_batch, options.max_batch, "max_batch"),
+        "dynamic_batching.max_queue_delay_microseconds": (stated.batch_delay or None, options.batch_delay, "batch_delay"),
+        "dynamic_batching.preferred_batch_size": (
+            stated.preferred_batches or None,
+            options.preferred_batches,
+            "preferred_batches",
+        ),
+    }
+    for key, (said, counts, setting) in ours.items():
         if said is not None and counts is not None and said != counts:
             why = f"{dotted(('models', name, setting))} in the server's configuration overrules it; leave it out"
             raise BadRequest(f"failed to load {name!r}: {stated.source}: {key} would mean nothing: {why}")
-
-
-def _batches(stated: ModelConfig, options: ModelOptions) -> Iterator[Overruled]:
-    batching = "dynamic_batching"
-    yield "max_batch_size", stated.stated_max_batch, options.max_batch, "max_batch"
-    yield f"{batching}.max_queue_delay_microseconds", stated.batch_delay or None, options.batch_delay, "batch_delay"
-    preferred = stated.preferred_batches or None
-    yield f"{batching}.preferred_batch_size", preferred, options.preferred_batches, "preferred_batches"
-
-
-def _settings(stated: ModelConfig, options: ModelOptions) -> Iterator[Overruled]:
-    ours = from_options(options, ())
-    for setting, field_ in FIELDS.items():
-        if field_ in stated.settings and field_ in ours:
-            said = stated.settings[field_]
-            yield said.key, said.value, ours[field_].value, setting

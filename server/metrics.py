@@ -29,7 +29,7 @@ router = APIRouter(dependencies=[IsAdmin])
 
 _LABELS = ["model", "version", "tenant", "partition"]
 _OWN = _LABELS[:-1]
-_COUNTED = {
+COUNTED = {
     "captures": ("greenlane_graph_captures", "CUDA graphs captured"),
     "compilations": ("greenlane_kernel_compilations", "Shapes for which kernels were compiled while serving"),
     "padded": ("greenlane_padded_inferences", "Inferences that ran padded to a larger batch"),
@@ -81,7 +81,7 @@ class RuntimeCollector(Collector):
     def _executions(self) -> Iterator[Metric]:
         """What executors count starts anew when a model is loaded or moved, as counters may."""
         ways = GaugeMetricFamily("greenlane_model_graphs", "1 for the kind of CUDA graph it runs by", labels=[*_OWN, "graphs"])
-        families = {name: CounterMetricFamily(*about, labels=_OWN) for name, about in _COUNTED.items()}
+        families = {name: CounterMetricFamily(*about, labels=_OWN) for name, about in COUNTED.items()}
         for execution in self._runtime.executions():
             labels = [execution.name, execution.version, execution.tenant]
             ways.add_metric([*labels, str(execution.description["graphs"])], 1)

@@ -13,7 +13,7 @@ from engines.errors import ModelRefused
 from engines.signature import Signature, TensorSpec, obstacle
 
 from .batches import Batching, most_rows
-from .modelsettings import Sayings, from_parameters
+from .modelsettings import EXECUTION, Sayings, from_parameters
 from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .protocol.document import short, show
 from .tritonsettings import from_triton
@@ -29,9 +29,6 @@ __all__ = [
     "from_json",
     "parse",
 ]
-
-EXECUTION = "greenlane.execution"
-"""The parameter that says which way a model runs, as JSON in a text: Triton's clients know parameters to be texts."""
 
 _FILENAMES = {
     "": ("model.onnx", "model.plan"),

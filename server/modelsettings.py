@@ -17,6 +17,7 @@ from .tables import dotted, kind, nearest
 from .units import shown
 
 __all__ = [
+    "EXECUTION",
     "FIELDS",
     "MOST_INSTANCES",
     "PREFIX",
@@ -32,6 +33,9 @@ __all__ = [
 
 PREFIX = "greenlane."
 """What the parameters of a `config.pbtxt` begin with that are keys of `[models.NAME]`."""
+
+EXECUTION = "greenlane.execution"
+"""The parameter that says which way a model runs, as JSON in a text: Triton's clients know parameters to be texts."""
 
 FIELDS: Mapping[str, str] = MappingProxyType(
     {
@@ -121,6 +125,8 @@ def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[st
     said, others = {}, []
     for name, text in parameters.items():
         key = name.removeprefix(PREFIX)
+        if name == EXECUTION:  # Of a configuration that was asked for here, and comes back.
+            continue
         if key == name:
             others.append(name)
         elif key not in FIELDS:

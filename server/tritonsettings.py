@@ -12,6 +12,7 @@ from engines.settings import Sample
 
 from .modelsettings import MOST_INSTANCES, Said
 from .protocol.document import short, show
+from .units import MOST_WARM
 
 
 def from_triton(message: Any, max_batch: int, source: str) -> dict[str, Said]:
@@ -22,6 +23,9 @@ def from_triton(message: Any, max_batch: int, source: str) -> dict[str, Said]:
     said: dict[str, tuple[object, str]] = {}
     if message.optimization.cuda.HasField("graphs"):
         said["graphs"] = "on" if message.optimization.cuda.graphs else "off", "optimization.cuda.graphs"
+    named = len(message.model_warmup) + len(message.optimization.cuda.graph_spec)
+    if named > MOST_WARM:
+        raise ValueError(f"{named} samples to warm up; expected at most {MOST_WARM}")
     if samples := tuple(dict.fromkeys(_samples(message, max_batch))):
         said["warm_up"] = samples, "model_warmup" if message.model_warmup else "optimization.cuda.graph_spec"
     if message.instance_group:

@@ -11,6 +11,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+MOST_WARM = 64
+"""Shapes to be ready for: each is run before its model is served, and compiled first where that is what a GPU needs."""
+
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _PER_SECOND = {"us": 10**6, "ms": 10**3, "s": 1}
 _MOST_CORES = 2**16  # so that a slip such as "0-99999999999" is a message and not a full memory
@@ -149,7 +152,7 @@ def _batches(value: object) -> tuple[int, ...]:
 def _warm_up(value: object) -> str | tuple[int, ...]:
     if isinstance(value, str) and value in ("opt", "usual"):
         return value
-    if not (sizes := _batches(value)):
+    if not 0 < len(sizes := _batches(value)) <= MOST_WARM:
         raise ValueError
     return sizes
 
