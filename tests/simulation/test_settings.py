@@ -1,0 +1,97 @@
+"""How models run as a configuration says, on a simulated GPU with the real engines on top: from the file to the executor."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config import Config, DeviceConfig, ModelOptions, ModelsConfig
+from server.library import Loaded, open_library
+from tests.engines.simulated import AFFINE, ROWS, Bench, opened
+from tests.engines.small import model
+
+from .gpu import Gpu
+from .plans import make_plan
+from .tensorrt import library
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with opened(tmp_path) as bench, closing(bench):
+        yield bench
+
+
+def load(bench: Bench, config: str = "", **options: Any) -> Loaded:
+    """A model with this config.pbtxt and these keys of [models.m], on a device whose copies are the copy engines'."""
+    folder = bench.folder / "repository" / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.plan").write_bytes(make_plan(model(AFFINE), ROWS))
+    (folder / "config.pbtxt").write_text(config)
+    models = ModelsConfig(repository=folder.parent, options={"m": ModelOptions(**options)})
+    settings = Config(device=DeviceConfig(copies="engine"), models=models, tenants={}, source="greenlane.toml")
+    return open_library(settings, bench.device).attempt("m", bench.partition)
+
+
+def described(loaded: Loaded) -> Any:
+    """What its only executor says, which is closed."""
+    (executor,) = loaded.executors.values()
+    with closing(executor):
+        return executor.describe()
+
+
+def test_a_model_is_moved_as_the_device_says_or_as_its_own_section_does(bench: Bench) -> None:
+    assert described(load(bench))["copies"] == "engine"
+
+
+def test_a_models_own_section_overrules_the_device_and_its_files(bench: Bench) -> None:
+    loaded = load(bench, "optimization { cuda { graphs: false } }", copies="sm", graphs="required")
+    said = described(loaded)
+    assert (said["copies"], said["graphs"], loaded.told()) == ("sm", "captured", ())
+    (served,) = loaded.served
+    shown = json.loads(served.config["parameters"]["greenlane.execution"]["string_value"])
+    assert shown == {key: value for key, value in said.items() if key != "counts"}
+
+
+def test_graphs_that_are_left_out_are(bench: Bench) -> None:
+    assert described(load(bench, "optimization { cuda { graphs: false } }"))["graphs"] == "none"
+
+
+def test_the_librarys_own_graphs_are_chosen(bench: Bench) -> None:
+    assert described(load(bench, graphs="off", cuda_graphs="on"))["graphs"] == "native"
+
+
+def test_as_many_executors_as_instances_are_bound(bench: Bench) -> None:
+    assert described(load(bench, "instance_group { count: 2 }"))["instances"] == 2
+
+
+def test_a_profile_that_there_is_not_is_a_problem(bench: Bench) -> None:
+    (problem,) = load(bench, profile=1).problems
+    assert problem.reason == "m/1/model.plan: profile 1 is asked for, but it has 1, numbered from 0"
+
+
+def test_a_model_that_cannot_be_captured_says_so_where_an_operator_looks(bench: Bench) -> None:
+    loaded = load(bench, strategy="lazy", copies="sm")
+    (line,) = loaded.told()
+    assert line.startswith("model m 1: cannot be captured as a graph (its inputs are dynamic and its kernels 'lazy'")
+    assert described(loaded)["graphs"] == "native"
+
+
+def test_graphs_that_are_required_and_cannot_be_are_a_problem(bench: Bench) -> None:
+    (problem,) = load(bench, strategy="lazy", copies="sm", graphs="required").problems
+    assert "graphs are required, but it cannot be captured as one" in problem.reason
+
+
+def test_what_the_library_has_not_is_a_problem_with_its_key(tmp_path: Path) -> None:
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, IRuntimeConfig=None), gpu) as bench, closing(bench):
+        loaded = load(bench, strategy="none", allocation="user_managed")
+    assert [problem.reason for problem in loaded.problems] == [
+        f"greenlane.toml: models.m.{key} cannot be honoured: TensorRT-RTX 1.6.1.120 has no {field}; leave it out"
+        for key, field in (
+            ("strategy: 'none'", "dynamic_shapes_kernel_specialization_strategy"),
+            ("allocation: 'user_managed'", "allocation_strategy"),
+        )
+    ]
