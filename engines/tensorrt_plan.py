@@ -78,7 +78,7 @@ class LoadedPlan:
         return tuple(getattr(ranges[spec.name], which) if spec.name in ranges else spec.shape for spec in self.signature.inputs)
 
     def usual(self, profile: int) -> list[tuple[Shape, ...]]:
-        """Sets of shapes that an executor is warmed up with, the most usual last. Raises ModelRefused for one it cannot have."""
+        """Sets of shapes that an executor is warmed up with, the most usual last. Raises ModelRefused."""
         asked, sizes = self.settings.warm_up, self.profiles[profile]
         if isinstance(asked, str):
             return usual(sizes, self.signature.inputs)[0 if asked == "usual" else -1 :]

@@ -21,7 +21,7 @@ from partitions import Device, Partition
 from .batches import most_rows
 from .catalog import Entry, Served
 from .config import Config, ServerConfig
-from .instances import Instances
+from .instances import bind_in_turn
 from .modelconfig import apply, batching, describe
 from .modelsettings import Settled, Unsupported, settle, usual
 from .repository import ModelFile, Repository
@@ -117,7 +117,7 @@ class Library:
         found = [Entry(file.name, "", "UNAVAILABLE", problem) for problem in settled.problems]
         loaded.problems.extend(entry for entry in found if entry not in loaded.problems)
         loaded.warnings.extend(warning for warning in settled.warnings if warning not in loaded.warnings)
-        return replace(settled, settings=settled.settings.merge(batch_padding=file.config.max_batch != 0))
+        return replace(settled, settings=settled.settings.merge(batch_padding=bool(file.config.max_batch)))
 
     def _tell(self, loaded: Loaded) -> None:
         """Each line once, though every tenant loads the model, until a load goes otherwise."""
@@ -134,8 +134,7 @@ class Library:
             engine = self._engine(file.path, file.config.max_batch or None, settled.settings)
             signature = apply(file.config, engine.signature)
             self._check_warm_up(file, settled.settings, signature)
-            bound = Instances(engine, settled.instances) if settled.instances > 1 else engine
-            executor = bound.bind(partition)
+            executor = bind_in_turn(engine, partition, settled.instances)
         except Exception as error:
             if not isinstance(error, EngineError):
                 log.exception("model %s %s: the library went wrong", file.name, version)

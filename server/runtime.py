@@ -360,7 +360,7 @@ def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dic
     bound: dict[ModelKey, Executor] = {}
     try:
         for key, executor in executors.items():
-            bound[key] = executor.engine.bind(partition)
+            bound[key] = executor.rebind(partition)
     except BaseException:
         for executor in bound.values():
             executor.close()

@@ -193,8 +193,8 @@ def test_the_servers_configuration_overrules_the_models(tmp_path: Path, partitio
     assert [(each.warm_up, each.graphs) for each in read.settings] == [((1, 4), "off"), ((8,), "off")]
 
 
-@pytest.mark.parametrize(("config", "padding"), [("", True), ("max_batch_size: 0", False), ("max_batch_size: 8", True)])
-def test_padding_is_asked_for_unless_the_model_takes_no_batches(
+@pytest.mark.parametrize(("config", "padding"), [("", False), ("max_batch_size: 0", False), ("max_batch_size: 8", True)])
+def test_padding_is_asked_for_where_the_configuration_says_that_rows_are_a_batch(
     tmp_path: Path, partitions: list[Partition], config: str, padding: bool
 ) -> None:
     add(tmp_path, "m", config)

@@ -135,7 +135,7 @@ async def test_every_tenant_gets_its_partition_and_its_models(root: Path) -> Non
 
 async def test_models_run_as_the_device_s_section_says_and_are_ready_for_the_usual_shapes(root: Path) -> None:
     async with serving(root) as site:
-        assert set(site.settings) == {RuntimeSettings(copies="engine", warm_up="usual", batch_padding=True)}
+        assert set(site.settings) == {RuntimeSettings(copies="engine", warm_up="usual")}
 
 
 async def test_which_way_models_run_is_told_of_the_executors_of_now(root: Path) -> None:

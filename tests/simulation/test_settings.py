@@ -10,7 +10,7 @@ import pytest
 
 from server.config import Config, DeviceConfig, ModelOptions, ModelsConfig
 from server.library import Loaded, open_library
-from tests.engines.simulated import AFFINE, ROWS, Bench, opened
+from tests.engines.simulated import AFFINE, ROWS, Bench, assert_right, opened, rows
 from tests.engines.small import model
 
 from .gpu import Gpu
@@ -65,6 +65,33 @@ def test_the_librarys_own_graphs_are_chosen(bench: Bench) -> None:
 
 def test_as_many_executors_as_instances_are_bound(bench: Bench) -> None:
     assert described(load(bench, "instance_group { count: 2 }"))["instances"] == 2
+
+
+def test_what_is_asked_for_is_ready_and_no_more(bench: Bench) -> None:
+    assert described(load(bench, warm_up=(1, 4)))["shapes"] == [[[1, 3]], [[4, 3]]]
+
+
+def test_what_triton_warms_up_is_ready(bench: Bench) -> None:
+    sample = 'inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 } }'
+    loaded = load(bench, f"max_batch_size: 8 model_warmup {{ batch_size: 2 {sample} }} model_warmup {{ batch_size: 8 }}")
+    assert described(loaded)["shapes"] == [[[2, 3]], [[8, 3]]]
+
+
+def test_a_batch_that_the_engine_was_not_built_for_is_a_problem(bench: Bench) -> None:
+    (problem,) = load(bench, warm_up=(1, 16)).problems
+    assert "warm_up: input 'x': dimension 0 of shape [16, 3] is 16; the engine was built for 0 to 8" in problem.reason
+
+
+@pytest.mark.parametrize(("config", "padded"), [("max_batch_size: 8", 1), ("", 0)], ids=["batches", "no batches"])
+def test_a_batch_that_is_not_ready_is_padded_where_the_configuration_says_that_rows_are_a_batch(
+    bench: Bench, config: str, padded: int
+) -> None:
+    """Else the first dimension may be anything, such as the length of a text."""
+    loaded = load(bench, config, warm_up=(1, 8), copies="sm")
+    (executor,) = loaded.executors.values()
+    assert_right(executor, rows(3))
+    counts = described(loaded)["counts"]
+    assert (counts["padded"], counts["compilations"]) == (padded, 1 - padded)
 
 
 def test_a_profile_that_there_is_not_is_a_problem(bench: Bench) -> None:
