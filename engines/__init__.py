@@ -1,5 +1,6 @@
 """What model: engines loaded once, and executors bound to partitions. Knows no tenants and no HTTP."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from .cachefolder import CacheFolder
 from .callers import on_stream
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
-from .settings import RuntimeSettings
+from .settings import RuntimeSettings, lacking, lacking_on_cpu
 from .signature import Signature, TensorSpec
-from .tensorrt_api import LIBRARIES
+from .tensorrt_api import LIBRARIES, find_tensorrt
 
 __all__ = [
     "DATATYPES",
@@ -39,6 +40,7 @@ __all__ = [
     "has_tensorrt",
     "load_engine",
     "on_stream",
+    "unsupported",
     "wire",
 ]
 
@@ -68,6 +70,19 @@ def load_engine(
     return _load_onnx(path, settings)
 
 
+def unsupported(device: Device | None, asked: Mapping[str, object]) -> dict[str, str]:
+    """Which of these settings, fields of RuntimeSettings, the library that serves from this device cannot honour, and why.
+
+    `instances` counts among them: how many executors of one engine are to be bound to a partition. What only the model
+    itself can show, such as how many profiles it has, is not known here. May import TensorRT, so it may block. Raises
+    ModelRefused where that is missing.
+    """
+    if device is not None and device.kind == "cuda":
+        api = find_tensorrt()
+        return lacking(str(api), api.features, asked)
+    return lacking_on_cpu(asked)
+
+
 def has_tensorrt() -> bool:
     """Whether TensorRT, of either kind, is installed. Imports nothing."""
     return any(find_spec(name) for names in LIBRARIES.values() for name in names)
@@ -81,7 +96,7 @@ def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
         from .onnx import load_onnx
     except ImportError as error:
         raise ModelRefused(f"{path}: ONNX Runtime is not installed; install greenlane[cpu] ({error})") from error
-    return load_onnx(path)
+    return load_onnx(path, settings or RuntimeSettings())
 
 
 def _load_tensorrt(

@@ -114,6 +114,11 @@ def _mismatch(signature: Signature, inputs: Sequence[object]) -> TensorMismatch:
     return signature.miscounted(len(inputs), "tensor")
 
 
+COUNTS = ("captures", "compilations", "padded", "staged", "fallbacks")
+"""What executors count: graphs captured, kernels compiled while serving, inferences that ran padded to a larger batch and
+that went through pinned memory of ours, and times that a faster way was given up."""
+
+
 class Work(Protocol):
     """One inference that was enqueued. Both methods may be called from any thread."""
 
@@ -150,7 +155,15 @@ class Executor(Protocol):
         """
 
     def describe(self) -> Mapping[str, object]:
-        """How its inferences run, for people, as JSON values. Any thread."""
+        """Which way its inferences run, in values that JSON has. Any thread; never waits, and asks no library.
+
+        There is always `graphs`: "captured" where an inference is submitted as one CUDA graph of ours, "native" where the
+        library's own graphs stand around the engine alone, "none" where there are no graphs. There may be:
+        - `why`: why it is not captured though that was asked for.
+        - `notes`: a list of texts that whoever runs the model should read: settings that have no effect, what fell back.
+        - `counts`: numbers since it was bound, which only grow, by names of COUNTS; those that cannot occur are left out.
+        - whatever else tells people how it runs, such as `copies`, `profiles`, `shapes`, `kernels` and `threads`.
+        """
 
     def close(self) -> None:
         """Free what it holds on the partition. Work in flight is a bug of the caller. Calling it again does nothing."""

@@ -27,7 +27,9 @@ from .datatypes import DATATYPES
 from .errors import Cancelled, ExecutionFailed, ModelRefused
 from .memory import view
 from .onnxfile import blame
+from .settings import RuntimeSettings
 from .signature import Shape, Signature, TensorSpec, align
+from .warmup import shape_sets
 
 log = logging.getLogger("greenlane.engines")
 
@@ -55,15 +57,19 @@ _NOISE = (
 
 Values = dict[str, Any]
 
+DEFAULTS = RuntimeSettings()
+
 
 class OnnxEngine:
     """An ONNX file, read once; see `engines.base.Engine` for the contract."""
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, path: Path, model: bytes, signature: Signature) -> None:
+    def __init__(self, path: Path, model: bytes, signature: Signature, warm_up: Sequence[Sequence[Shape]]) -> None:
         self.path = path
         self.signature = signature
+        self.warm_up = tuple(map(tuple, warm_up))
+        """Shapes of the inputs to run before an executor is bound, a set a run."""
         self._model = model
         self._warned = False
 
@@ -83,9 +89,10 @@ class OnnxEngine:
 
     def _warm_up(self, executor: "OnnxExecutor") -> None:
         """A model may refuse shapes and values that were made up, so failing here is worth a word and no more."""
-        inputs = [_blank(spec) for spec in self.signature.inputs]
         try:
-            executor.enqueue(inputs, Room(0, 0)).wait()
+            for shapes in self.warm_up:
+                inputs = [_blank(spec, shape) for spec, shape in zip(self.signature.inputs, shapes, strict=True)]
+                executor.enqueue(inputs, Room(0, 0)).wait()
         except ExecutionFailed as error:
             if self._warned:  # By the first of the partitions it is bound to.
                 return
@@ -150,7 +157,9 @@ class OnnxExecutor:
         return self.engine.bind(partition)
 
     def describe(self) -> Mapping[str, object]:
-        return {"graphs": "none", "why": "ONNX Runtime on a CPU has none", "threads": self._size}
+        """No graphs, and as many threads as the partition has cores."""
+        warm = [[list(shape) for shape in shapes] for shapes in self.engine.warm_up]
+        return {"graphs": "none", "threads": self._size, "shapes": warm}
 
     def close(self) -> None:
         if not self._closed:
@@ -265,8 +274,11 @@ class OnnxWork:
             raise ExecutionFailed(_tidy(error)) from error
 
 
-def load_onnx(path: Path) -> OnnxEngine:
-    """Read an ONNX file and its signature. Blocks. Raises ModelRefused with what the library said."""
+def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
+    """Read an ONNX file and its signature. Blocks. Raises ModelRefused with what the library said.
+
+    Of the settings `warm_up` is honoured: memory for each shape that is run once is allocated before it is served.
+    """
     try:
         model = path.read_bytes()
     except OSError as error:
@@ -279,7 +291,11 @@ def load_onnx(path: Path) -> OnnxEngine:
     types = {spec.datatype.name for spec in (*inputs, *outputs)}
     if {"BYTES", "BF16"} <= types:
         raise ModelRefused(f"{path}: ONNX Runtime cannot serve BYTES and BF16 tensors in one model")
-    return OnnxEngine(path, model, Signature(inputs, outputs))
+    signature = Signature(inputs, outputs)
+    try:
+        return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings))
+    except ModelRefused as error:
+        raise ModelRefused(f"{path}: {error}") from error
 
 
 def _session(model: bytes, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
@@ -328,9 +344,14 @@ def _lay_out(signature: Signature, shapes: Sequence[Shape]) -> Iterator[Placemen
             offset = align(offset + spec.nbytes(shape))
 
 
-def _blank(spec: TensorSpec) -> Tensor:
-    """A tensor of zeros, or of empty strings, whose dynamic dimensions are 1."""
-    shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims)
+def _shapes_to_warm(signature: Signature, settings: RuntimeSettings) -> list[tuple[Shape, ...]]:
+    """Dynamic dimensions are 1 where nothing else is asked for. Raises ModelRefused."""
+    ones = tuple(tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims) for spec in signature.inputs)
+    return [ones] if isinstance(settings.warm_up, str) else shape_sets(settings.warm_up, signature, ones)
+
+
+def _blank(spec: TensorSpec, shape: Shape) -> Tensor:
+    """A tensor of zeros, or of empty strings."""
     size = spec.datatype.size or 4  # An empty string in wire form is its length alone: four zero bytes.
     blank = np.zeros(math.prod(shape) * size, np.uint8)
     return Tensor(shape, blank.ctypes.data, blank.nbytes, blank)

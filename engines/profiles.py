@@ -42,6 +42,10 @@ class Profile:
         tuning = "" if self.sms is None else f"; {'tuned' if self.tuned else 'meant, but not tuned,'} for {self.sms} SMs"
         return ranges + tuning
 
+    def fits(self, given: Mapping[str, Shape]) -> bool:
+        """Whether the shapes of all its inputs, by name, lie within its ranges."""
+        return all(sizes.fits(given[name]) for name, sizes in self.ranges.items())
+
 
 def parse_shape(text: str) -> tuple[str, Shape]:
     """`name:1x3x224x224` as a name and a shape. Raises ValueError."""
@@ -87,7 +91,7 @@ def choose(profiles: Sequence[Profile], signature: Signature, shapes: Sequence[S
     """The profile to run these shapes with: the active one if it fits, else the first that does. Raises TensorMismatch."""
     given = {spec.name: shape for spec, shape in zip(signature.inputs, shapes, strict=True)}
     for number in chain([active], range(len(profiles))):
-        if all(sizes.fits(given[name]) for name, sizes in profiles[number].ranges.items()):
+        if profiles[number].fits(given):
             return number
     came = ", ".join(f"{name} {shown(given[name])}" for name in profiles[active].ranges)
     there = "; ".join(f"profile {index}: {profile}" for index, profile in enumerate(profiles))

@@ -12,6 +12,12 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any
 
+from .errors import ModelRefused
+from .signature import Signature, obstacle
+
+Sample = int | tuple[tuple[str, tuple[int, ...]], ...]
+"""What to be ready for: a batch of so many rows, or a shape for inputs by their names, the others as they are usual."""
+
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "cuda_graph_strategy": ("disabled", "whole_graph_capture"),
@@ -19,9 +25,10 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "allocation_strategy": ("static", "on_profile_change", "user_managed"),
         "graphs": ("on", "off", "required"),
         "copies": ("sm", "engine", "auto"),
-        "warm_up": ("opt", "usual"),
     }
 )
+
+_WARM_UP = ("opt", "usual")
 
 _COUNTS: Mapping[str, str] = MappingProxyType(
     {"profile": "a profile's number from 0", "weight_streaming_budget": "a number of bytes from 0"}
@@ -35,6 +42,24 @@ _NEEDS_THE_LIBRARY = (
     "cache_path",
     "weight_streaming_budget",
 )
+
+_LACKING_ON_CPU: Mapping[str, str] = MappingProxyType(
+    {
+        "graphs": "has no CUDA graphs",
+        "cuda_graph_strategy": "has no CUDA graphs",
+        "dynamic_shapes_kernel_specialization_strategy": "compiles no kernels for shapes",
+        "allocation_strategy": "allocates its memory itself",
+        "cache_path": "compiles no kernels that could be kept",
+        "copies": "computes in the host's memory, so nothing is copied",
+        "profile": "has no optimization profiles",
+        "weight_streaming_budget": "streams no weights",
+        "instances": "runs one inference at a time on a partition's cores",
+    }
+)
+"""Why a setting means nothing where ONNX Runtime serves; what is not named here it honours."""
+
+_MEANS_NOTHING_SPECIAL = (("graphs", "on"), ("graphs", "off"), ("cuda_graph_strategy", "disabled"), ("instances", 1))
+"""Settings that hold anywhere: they ask for nothing that a library could lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +79,12 @@ class RuntimeSettings:
     - `copies`: inputs and outputs are moved by the partition's own multiprocessors (`sm`), by the copy engines that all
       tenants share (`engine`), or by whichever suits their size (`auto`).
     - `warm_up`: what has been run, and captured, before an executor is bound: the `opt` shape of each profile, or the
-      `usual` ones besides: the smallest, the largest, and the powers of two of a batch that varies. A shape that nothing
-      was ready for holds its tenant up while kernels are compiled, 0.35 s for a ResNet-18 on an H100.
-    - `batch_padding`: an inference of fewer rows than any set of shapes that is ready runs as the next larger batch that is.
-      Only for models whose rows do not depend on each other: what lies in the rows beyond is not defined.
+      `usual` ones besides: the smallest, the largest, and the powers of two of a batch that varies; or a tuple of what is
+      asked for: batch sizes, and shapes by the names of inputs, as in `(1, 4, (("x", (8, 3, 224, 224)),))`. A shape that
+      nothing was ready for holds its tenant up while kernels are compiled, 0.35 s for a ResNet-18 on an H100.
+    - `batch_padding`: an inference of fewer rows than any that is ready runs as the next larger batch that is, the rows
+      beyond being the memory's last content. Only for models whose rows do not depend on each other; `pads` says where it
+      holds. Libraries that need no shape to be ready, as ONNX Runtime, run each batch as it is.
     - `profile`: the one optimization profile to run with; None takes for each shape one that fits.
     - `weight_streaming_budget`: bytes of weights to keep on the GPU where the engine can stream them; None is what the
       engine was built with, or asks the library.
@@ -69,10 +96,10 @@ class RuntimeSettings:
     allocation_strategy: str = "static"
     cache_path: str | os.PathLike[str] | None = None
     copies: str = "sm"
-    warm_up: str = "opt"
-    batch_padding: bool = False
+    warm_up: str | tuple[Sample, ...] = "opt"
     profile: int | None = None
     weight_streaming_budget: int | None = None
+    batch_padding: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -80,6 +107,13 @@ class RuntimeSettings:
                 raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
         if not isinstance(self.cache_path, (str, os.PathLike, NoneType)):
             raise ValueError(f"cache_path is {self.cache_path!r}; expected a path, '' for none, or None for beside the plan")
+        if not _is_warm_up(self.warm_up):
+            raise ValueError(
+                f"warm_up is {self.warm_up!r}; expected {' or '.join(map(repr, _WARM_UP))}, or a tuple of batch sizes from 1 "
+                'and of shapes by input, as in (1, 4) or ((("x", (8, 16)),),)'
+            )
+        if not isinstance(self.batch_padding, bool):
+            raise ValueError(f"batch_padding is {self.batch_padding!r}; expected True or False")
         for name, expected in _COUNTS.items():
             if not _is_count(value := getattr(self, name)):
                 raise ValueError(f"{name} is {value!r}; expected {expected}, or None")
@@ -101,6 +135,15 @@ class RuntimeSettings:
                 raise TypeError(f"no setting is called {name!r}; {hint}there are {', '.join(known)}")
         return replace(self, **changes)
 
+    def pads(self, signature: Signature) -> bool:
+        """Whether inferences are padded, of a model with this signature: where that is asked for, every tensor can carry
+        rows, and nothing hinders telling them apart again.
+        """
+        try:
+            return self.batch_padding and obstacle(signature.with_max_batch(1)) is None
+        except ModelRefused:
+            return False
+
     def effective(self, library: str, supported: Collection[str]) -> "RuntimeSettings":
         """What of them holds with a library that honours only the fields in `supported`: the others get their defaults.
 
@@ -108,11 +151,23 @@ class RuntimeSettings:
         """
         defaults = RuntimeSettings()
         lost = [name for name in _NEEDS_THE_LIBRARY if name not in supported]
-        for name in lost:
-            if (value := getattr(self, name)) != getattr(defaults, name) and value != "":
-                warnings.warn(f"{library} has no {name}: {value!r} has no effect", UserWarning, stacklevel=2)
+        changed = {name: value for name in lost if (value := getattr(self, name)) != getattr(defaults, name) and value != ""}
+        for name, why in lacking(library, supported, changed).items():
+            warnings.warn(f"{why}: {changed[name]!r} has no effect", UserWarning, stacklevel=2)
         kept = {name: getattr(defaults, name) for name in lost}
         return replace(self, **kept | ({"cache_path": ""} if "cache_path" in lost else {}))
+
+
+def lacking(library: str, supported: Collection[str], asked: Mapping[str, object]) -> dict[str, str]:
+    """Why this library, which honours only the fields in `supported`, cannot honour settings that are asked for, by field."""
+    lost = [name for name in _NEEDS_THE_LIBRARY if name in asked and name not in supported]
+    return {name: f"{library} has no {name}" for name in lost if (name, asked[name]) not in _MEANS_NOTHING_SPECIAL}
+
+
+def lacking_on_cpu(asked: Mapping[str, object]) -> dict[str, str]:
+    """The same of ONNX Runtime on a CPU, of `instances` too: how many executors of one engine a partition is to have."""
+    lost = [name for name in asked if name in _LACKING_ON_CPU and (name, asked[name]) not in _MEANS_NOTHING_SPECIAL]
+    return {name: f"ONNX Runtime on a CPU {_LACKING_ON_CPU[name]}" for name in lost}
 
 
 def streaming_budget(asked: int | None, baked: int | None, streamable: int, automatic: Callable[[], int]) -> int:
@@ -125,6 +180,26 @@ def streaming_budget(asked: int | None, baked: int | None, streamable: int, auto
         return min(automatic() if budget is None else budget, streamable)
     except RuntimeError:
         return 0
+
+
+def _is_warm_up(value: object) -> bool:
+    if isinstance(value, str):
+        return value in _WARM_UP
+    return isinstance(value, tuple) and bool(value) and all(_is_size(item) or _is_shapes(item) for item in value)
+
+
+def _is_shapes(value: object) -> bool:
+    """Whether these are shapes by the names of inputs."""
+    pairs = value if isinstance(value, tuple) and value else ((),)
+    return all(isinstance(pair, tuple) and len(pair) == 2 and _is_named_shape(*pair) for pair in pairs)
+
+
+def _is_named_shape(name: object, shape: object) -> bool:
+    return isinstance(name, str) and isinstance(shape, tuple) and all(map(_is_size, shape))
+
+
+def _is_size(value: object) -> bool:
+    return _is_count(value) and bool(value)
 
 
 def _is_count(value: object) -> bool:

@@ -115,6 +115,18 @@ class Signature:
                 )
 
 
+def obstacle(signature: Signature) -> str | None:
+    """Why the rows of a model that takes batches cannot be told apart by their first dimensions; None if they can."""
+    batches = {spec.dims[0] for spec in signature.inputs}
+    for spec in (*signature.inputs, *signature.outputs):
+        if shared := [dim for dim in spec.dims[1:] if dim in batches and dim]:
+            return f"{spec.name!r} has the batch dimension {shared[0]!r} in another place too: {_dims(spec)}"
+    for spec in signature.outputs:
+        if spec.dims[0] and any(batches) and spec.dims[0] not in batches:
+            return f"output {spec.name!r} has {spec.dims[0]!r} for a first dimension, which is no input's: {_dims(spec)}"
+    return None if signature.inputs else "it has no inputs"
+
+
 def _check_shape(spec: TensorSpec, shape: Shape, sizes: dict[str, int]) -> None:
     if len(shape) != len(spec.dims):
         raise TensorMismatch(
@@ -138,3 +150,7 @@ def _check_shape(spec: TensorSpec, shape: Shape, sizes: dict[str, int]) -> None:
 
 def _list(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in specs)
+
+
+def _dims(spec: TensorSpec) -> str:
+    return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in spec.dims) + "]"

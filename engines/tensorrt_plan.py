@@ -19,6 +19,7 @@ from .settings import RuntimeSettings
 from .signature import Shape, Signature, TensorSpec
 from .tensorrt_api import TensorRT
 from .tensorrt_graphs import Situation
+from .warmup import shape_sets
 
 log = logging.getLogger("greenlane.engines")
 
@@ -77,8 +78,13 @@ class LoadedPlan:
         return tuple(getattr(ranges[spec.name], which) if spec.name in ranges else spec.shape for spec in self.signature.inputs)
 
     def usual(self, profile: int) -> list[tuple[Shape, ...]]:
-        """Sets of shapes that an executor is warmed up with, the most usual last."""
-        return usual(self.profiles[profile], self.signature.inputs)[0 if self.settings.warm_up == "usual" else -1 :]
+        """Sets of shapes that an executor is warmed up with, the most usual last. Raises ModelRefused."""
+        asked, sizes = self.settings.warm_up, self.profiles[profile]
+        if isinstance(asked, str):
+            return usual(sizes, self.signature.inputs)[0 if asked == "usual" else -1 :]
+        names = [spec.name for spec in self.signature.inputs]
+        sets = shape_sets(asked, self.signature, self.shapes(profile, "opt"))
+        return [shapes for shapes in sets if sizes.fits(dict(zip(names, shapes, strict=True)))]
 
     def profile_for(self, shapes: Sequence[Shape], active: int) -> int:
         """The profile to run these shapes with. Raises TensorMismatch where there are several and none fits."""
@@ -86,8 +92,8 @@ class LoadedPlan:
 
     @property
     def pads(self) -> bool:
-        """Whether rows may be added to an inference, so that it runs as a larger batch: if asked, and every tensor has rows."""
-        return self.settings.batch_padding and all(spec.dims and isinstance(spec.dims[0], str) for spec in self.specs)
+        """Whether rows may be added to an inference, so that it runs as a larger batch."""
+        return self.settings.pads(self.signature)
 
     def check_execution(self, refused: str) -> None:
         """Raise ExecutionFailed with what the library said, unless that is nothing."""

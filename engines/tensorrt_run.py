@@ -128,11 +128,14 @@ class TensorRTExecutor:
         return {
             "graphs": "native" if way.native else "captured" if way.capture else "none",
             "why": way.notice,
+            "notes": [way.notice] if way.notice else [],
+            "counts": {
+                "captures": shapes.captures,
+                "compilations": shapes.compiled,
+                "padded": self._padded,
+                "staged": self._staged,
+            },
             "copies": settings.copies,
-            "staged": self._staged,
-            "padded": self._padded,
-            "captures": shapes.captures,
-            "compiled": shapes.compiled,
             "shapes": [[list(shape) for shape in names] for names in self._shapes.names()],
             "profiles": len(self.instance.contexts),
             "kernels": {"found": kernels.found, "saved": kernels.saved, "refused": kernels.refused},

@@ -22,12 +22,9 @@ from .config import Config, ConfigError
 from .front import Front
 from .fronts.serve import serve
 from .listen import Taken, listen
+from .plain import SWITCH_INTERVAL
 from .tables import nearest
 from .units import whole
-
-SWITCH_INTERVAL = 0.001
-"""Seconds after which a thread must let another have the interpreter: what a completion may wait for while the event loop is
-busy. Python's own is 5 ms; shorter than 1 ms the waiting itself costs more, a timer for each."""
 
 
 class Server(uvicorn.Server):

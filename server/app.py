@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from engines import has_tensorrt
 from partitions import Device, DeviceUnavailable, PartitionError, open_device
 
-from . import admin, demo, loads, logs, metrics, routes, web
+from . import admin, demo, loads, logs, metrics, plain, routes, web
 from .allocator import keep_large_blocks
 from .alone import NotAlone, alone, supervisor
 from .compiled import Outdated, announce, ensure_current
@@ -73,7 +73,8 @@ class Application:
 
     `source` gives the configuration; it is called on a thread, and what it holds is released after the runtime.
     `opener` gives the device that the configuration asks for. `abandon` ends the process, with a status, once the device
-    is lost and everyone was told: nothing of it could be closed in order.
+    is lost and everyone was told: nothing of it could be closed in order. `prepare` is called with the configuration before
+    anything is opened; it raises ConfigError for one that cannot be served in this way.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Application:
         source: Source,
         opener: Callable[[Config], Device] = open_configured,
         abandon: Callable[[int], object] = os._exit,
+        prepare: Callable[[Config], object] = lambda _: None,
     ) -> None:
         self._source = source
+        self._prepare = prepare
         self._opener = opener
         self._abandon = abandon
         self._found: tuple[Service, Runtime] | None = None
@@ -129,6 +132,7 @@ class Application:
             logs.configure(config.server.log_format, config.server.log_level)
             ensure_current()
             watchdog.start()
+            self._prepare(config)
             device = self._opener(config)
             config.fit(device.unit, device.granules)
             service, runtime = assemble(config, device)
@@ -211,4 +215,4 @@ def _drain_on_sigterm(runtime: Runtime) -> Callable[[], None]:
     return lambda: (signal.signal(signal.SIGTERM, before), None)[1]
 
 
-app = Application(lambda: configuration(os.environ.get("GREENLANE_CONFIG")))
+app = Application(lambda: configuration(os.environ.get("GREENLANE_CONFIG")), prepare=plain.prepare)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engines.signature import Signature, TensorSpec
+from engines.signature import Signature
 
 from .ticket import Shape, Ticket
 
@@ -94,18 +94,6 @@ def most_rows(signature: Signature) -> int:
     return min([signature.max_batch, *(spec.limits[0][1] for spec in signature.inputs if spec.limits)])
 
 
-def obstacle(signature: Signature) -> str | None:
-    """Why requests for a model that takes batches cannot be joined and told apart again by their rows; None if they can."""
-    batches = {spec.dims[0] for spec in signature.inputs}
-    for spec in (*signature.inputs, *signature.outputs):
-        if shared := [dim for dim in spec.dims[1:] if dim in batches and dim]:
-            return f"{spec.name!r} has the batch dimension {shared[0]!r} in another place too: {_dims(spec)}"
-    for spec in signature.outputs:
-        if spec.dims[0] and any(batches) and spec.dims[0] not in batches:
-            return f"output {spec.name!r} has {spec.dims[0]!r} for a first dimension, which is no input's: {_dims(spec)}"
-    return None if signature.inputs else "it has no inputs"
-
-
 def _kin(waiting: Sequence[Waiting], head: Part) -> tuple[list[Waiting], list[int], bool]:
     """Those that go with the head, itself included, the rows up to each, and whether there is room for one more."""
     kin: list[Waiting] = []
@@ -126,7 +114,3 @@ def _kin(waiting: Sequence[Waiting], head: Part) -> tuple[list[Waiting], list[in
 def _preferred(sizes: Sequence[int], preferred: Sequence[int]) -> int:
     """How many make the largest batch of a preferred size; 0 if none do."""
     return max([place for place, rows in enumerate(sizes, 1) if rows in preferred], default=0) if preferred else 0
-
-
-def _dims(spec: TensorSpec) -> str:
-    return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in spec.dims) + "]"

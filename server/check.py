@@ -4,6 +4,7 @@ Nothing hides anything else: of a file with wrong keys the rest is looked at, te
 models tried on a part of the device, and without a device there is still the repository to look at.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engines import TensorSpec, load_engine
+from engines import TensorSpec
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
 from .blocks import most_of
@@ -19,7 +20,7 @@ from .catalog import Entry, Served
 from .config import Config, ConfigError, ModelOptions, TenantConfig, salvage
 from .fronts.cores import TOO_FEW, placed, share, trespasses
 from .keeping import open_builds
-from .library import Library, Loaded
+from .library import Library, Loaded, open_library
 from .needs import fit
 from .repository import Repository
 from .tables import KeyPath, dotted, nearest
@@ -117,8 +118,8 @@ class _Check:
         self._check_default()
         self._check_memory()
         plan = self._plan(device) if device else {}
-        builds = open_builds(self._config.models)
-        library = Library(self._repository, lambda path, max_batch: load_engine(path, device, None, max_batch, builds))
+        builds = open_builds(config.models)
+        library = open_library(config, device, builds)
         for name, tenant in config.tenants.items():
             _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}, {_memory(tenant)}")
             self._check_front(tenant)
@@ -216,6 +217,7 @@ class _Check:
     def _tell(self, loaded: Loaded) -> None:
         for served in loaded.served:
             _say(f"  {served.name} {served.version}: {_describe(served)}")
+            _say(f"    {_runs(loaded.executors[served.key].describe())}")
             self._check_batches(served)
         for problem in loaded.problems:
             _say(f"  {f'{problem.name} {problem.version}'.rstrip()}: unavailable")
@@ -276,6 +278,12 @@ def _describe(served: Served) -> str:
     inputs, outputs = (_tensors(specs) for specs in (served.signature.inputs, served.signature.outputs))
     most = served.signature.max_batch
     return f"{inputs} -> {outputs}{f', batches of up to {most}' if most else ''} ({served.platform})"
+
+
+def _runs(execution: Mapping[str, object]) -> str:
+    """Which way it runs, in a line; what is a warning besides is told as one."""
+    said = {key: value for key, value in execution.items() if key not in ("why", "notes", "counts") and value not in ("", [])}
+    return ", ".join(f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in said.items())
 
 
 def _tensors(specs: Iterable[TensorSpec]) -> str:

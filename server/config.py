@@ -14,7 +14,24 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from .tables import Fault, KeyPath, as_meant, build, dotted, faults, keys, nearest, not_a_table, unknown
-from .units import BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of, shown, size_from, whole
+from .units import (
+    BATCHES,
+    CORES,
+    DIGEST,
+    DIGESTS,
+    DURATION,
+    NAMES,
+    SIZE,
+    TEXT,
+    WARM_UP,
+    one_of,
+    shown,
+    size_from,
+    whole,
+)
+
+MOST_INSTANCES = 16
+"""Executors that a tenant may bind of one model: each has memory of its own on the device and on the host."""
 
 _SECTIONS = ("server", "device", "models", "tenants")
 _SHARES = ("granules", "cores", "sms")
@@ -78,11 +95,25 @@ class ModelOptions:
 
     `batch_delay` is the seconds that requests may wait for others to share their batch though the partition is idle,
     `preferred_batches` are the sizes, ascending, at which a batch waits for no more.
+
+    The rest says how the model runs, see `engines.RuntimeSettings`: `strategy` is when kernels for new shapes are compiled,
+    `cuda_graphs` whether the library's own graphs are used, `allocation` who gives an execution context its memory,
+    `weight_budget` the bytes of weights to keep on the GPU. `instances` is how many executors each tenant binds, which
+    take turns.
     """
 
     max_batch: Annotated[int | None, whole(0)] = None
     batch_delay: Annotated[float | None, DURATION] = None
     preferred_batches: Annotated[tuple[int, ...] | None, BATCHES] = None
+    graphs: Annotated[str | None, one_of("on", "off", "required")] = None
+    strategy: Annotated[str | None, one_of("lazy", "eager", "none")] = None
+    cuda_graphs: Annotated[str | None, one_of("on", "off")] = None
+    allocation: Annotated[str | None, one_of("static", "on_profile_change", "user_managed")] = None
+    profile: Annotated[int | None, whole(0)] = None
+    instances: Annotated[int | None, whole(1, MOST_INSTANCES)] = None
+    weight_budget: Annotated[int | None, SIZE] = None
+    copies: Annotated[str | None, one_of("auto", "sm", "engine")] = None
+    warm_up: Annotated[str | tuple[int, ...] | None, WARM_UP] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,12 +332,16 @@ def _repository_faults(document: Mapping[str, Any], folder: Path) -> Iterator[Fa
         yield ("models", "repository"), f"{shown(repository)} is not an existing directory: {folder / repository}"
 
 
-def _batch_faults(name: str, model: Mapping[str, object]) -> Iterator[Fault]:
+def _batch_faults(name: str, model: Mapping[str, Any]) -> Iterator[Fault]:
     """Sizes that no batch reaches. Where the file sets no largest batch, the model's own does, which is not known here."""
-    most, sizes = model.get("max_batch"), model.get("preferred_batches")
-    above = [size for size in sizes if type(size) is int and type(most) is int and size > most] if type(sizes) is list else []
-    if above:
-        yield ("models", name, "preferred_batches"), f"{above[0]} is above max_batch, which is {most}"
+    most = model.get("max_batch")
+    if type(most) is not int:
+        return
+    for key in ("preferred_batches", "warm_up") if most else ("preferred_batches",):
+        sizes = model.get(key)
+        above = [size for size in sizes if type(size) is int and size > most] if type(sizes) is list else []
+        if above:
+            yield ("models", name, key), f"{above[0]} is above max_batch, which is {most}"
 
 
 def _tenants_faults(table: object) -> Iterator[Fault]:

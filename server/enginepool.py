@@ -6,8 +6,8 @@ stays: loading the same file again finds it with everything compiled. It is free
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
 from threading import Lock
 
 from engines import Engine, EngineError
@@ -30,29 +30,33 @@ class EnginePool:
         self._clock = clock
         self._engines: dict[Hashable, Engine] = {}
         self._used: dict[Hashable, float] = {}
-        self._loading: dict[Hashable, int] = {}
+        self._held: Counter[int] = Counter()
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._engines)
 
-    @contextmanager
-    def engine(self, key: Hashable, read: Callable[[], Engine]) -> Iterator[Engine]:
-        """The engine of this key, from `read` if there is none; it is not freed within the block, in which it is bound.
+    def hold(self, key: Hashable, read: Callable[[], Engine]) -> Engine:
+        """The engine of this key, from `read` if there is none. It is not freed before `let_go` of it, until when it is bound.
 
         Two threads that ask at once may both read; the first to end counts. Blocks as `read` does, and raises what that does.
         """
         with self._lock:
-            self._loading[key] = self._loading.get(key, 0) + 1
-        try:
-            if (engine := self._engines.get(key)) is None:
-                engine = self._keep(key, read())
-            yield engine
-        finally:
-            with self._lock:
-                self._loading[key] -= 1
-                if not self._loading[key]:
-                    del self._loading[key]
+            if engine := self._engines.get(key):
+                self._held[id(engine)] += 1
+                return engine
+        fresh = read()
+        with self._lock:
+            engine = self._engines.setdefault(key, fresh)
+            self._used.setdefault(key, self._clock())
+            self._held[id(engine)] += 1
+            return engine
+
+    def let_go(self, engine: Engine) -> None:
+        """It has been bound, or will not be."""
+        with self._lock:
+            self._held[id(engine)] -= 1
+            for key in [key for key, each in self._engines.items() if each is engine]:
                 self._used[key] = self._clock()
 
     def release(self, in_use: Iterable[Engine], quiet: bool) -> bool:
@@ -80,17 +84,15 @@ class EnginePool:
         for engine in engines.values():
             engine.close()
 
-    def _keep(self, key: Hashable, engine: Engine) -> Engine:
-        with self._lock:
-            return self._engines.setdefault(key, engine)
-
     def _choose(self, in_use: Iterable[Engine], quiet: bool) -> tuple[Engine | None, int]:
         """Take out the one unused for longest, and say how many there were."""
         busy = {id(engine) for engine in in_use}
         with self._lock:
-            idle = [key for key, engine in self._engines.items() if id(engine) not in busy and key not in self._loading]
+            idle = [key for key, each in self._engines.items() if id(each) not in busy and not self._held[id(each)]]
             old = [key for key in idle if self._clock() - self._used[key] >= KEEP_SECONDS]
             if not old or not (quiet or len(idle) > MOST_UNUSED):
                 return None, len(idle)
             key = min(old, key=lambda each: self._used[each])
-            return self._engines.pop(key), len(idle)
+            engine = self._engines.pop(key)
+            del self._used[key], self._held[id(engine)]
+            return engine, len(idle)

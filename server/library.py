@@ -4,26 +4,37 @@ Everything here blocks and belongs on a thread of its own, never on the event lo
 """
 
 import logging
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from weakref import WeakValueDictionary
+from typing import NamedTuple
 
-from engines import Engine, EngineError, Executor
-from partitions import Partition
+from engines import Builds, Engine, EngineError, Executor, ModelRefused, RuntimeSettings, Signature, load_engine, unsupported
+from engines.settings import Sample
+from partitions import Device, Partition
 
+from .batches import most_rows
 from .catalog import Entry, Served
+from .config import Config, ServerConfig
+from .enginepool import EnginePool
+from .instances import bind_in_turn
 from .modelconfig import apply, batching, describe
+from .modelsettings import Settled, Unsupported, settle, usual
 from .repository import ModelFile, Repository
 from .ticket import ModelKey
 
 log = logging.getLogger("greenlane.models")
 
-Read = Callable[[Path, int | None], Engine]
+DEFAULTS = RuntimeSettings()
+MAX_BODY = ServerConfig().max_body
+
+Read = Callable[[Path, int | None, RuntimeSettings], Engine]
 """Makes an engine of a model's file, for batches of up to so many rows where it has to be built first."""
 
 
@@ -42,22 +53,44 @@ class Loaded:
         return *self.warnings, *(f"model {_which(problem)} is unavailable: {problem.reason}" for problem in self.problems)
 
 
+class Version(NamedTuple):
+    """A version of a model that was read: its file, how it is to run, and its engine, which `Library.bind` lets go of."""
+
+    file: ModelFile
+    settled: Settled
+    engine: Engine
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that was read and is bound to no partition yet: what went wrong so far, and its versions' engines."""
+    """A model that was read and is bound to no partition yet: what went wrong so far, and the versions to bind."""
 
     loaded: Loaded
-    engines: list[tuple[ModelFile, Engine]] = field(default_factory=list)
+    versions: list[Version] = field(default_factory=list)
 
 
 class Library:
-    """The repository, and the engines that somebody still holds. Every method may be called from any thread."""
+    """The repository, and the engines that somebody still holds. Every method may be called from any thread.
 
-    def __init__(self, repository: Repository, read: Read) -> None:
+    `base` is how a model runs of which nothing is said, `unsupported` what of its settings cannot be honoured and why.
+    Nothing is warmed up with inputs of more bytes than `max_body`, as no request brings them.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        read: Read,
+        base: RuntimeSettings = DEFAULTS,
+        unsupported: Unsupported = lambda _: {},
+        max_body: int = MAX_BODY,
+    ) -> None:
         self._repository = repository
         self._read = read
+        self._base = base
+        self._unsupported = unsupported
+        self._max_body = max_body
         self._loads = count(1)
-        self._engines: WeakValueDictionary[tuple[object, ...], Engine] = WeakValueDictionary()
+        self._engines = EnginePool()
         self._told: dict[str, tuple[str, ...]] = {}
         self._telling = Lock()
 
@@ -90,21 +123,45 @@ class Library:
         problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
         prepared = Prepared(Loaded(name, [], problems, {}, [listing.warning] if listing.warning else []))
         for file in listing.files:
-            with _noting(file, prepared.loaded):
-                prepared.engines.append((file, self._engine(file.path, file.config.max_batch or None)))
+            settled = self._settle(file, prepared.loaded)
+            if not settled.problems:
+                with _noting(file, prepared.loaded):
+                    prepared.versions.append(Version(file, settled, self._engine(file, settled.settings)))
         return prepared
 
     def bind(self, prepared: Prepared, partition: Partition) -> Loaded:
-        """The rest of `load`."""
+        """The rest of `load`, once for what `prepare` gave."""
         loaded = self._bind(prepared, partition)
         self._tell(loaded)
         return loaded
 
+    def release_unused(self, in_use: Iterable[Executor], quiet: bool) -> bool:
+        """Free an engine that no executor has, if it is time; see `EnginePool.release`. Blocks."""
+        return self._engines.release([executor.engine for executor in in_use], quiet)
+
+    def close(self) -> None:
+        """Free every engine; no executor may be left. Blocks."""
+        self._engines.close()
+
     def _bind(self, prepared: Prepared, partition: Partition) -> Loaded:
-        for file, engine in prepared.engines:
-            with _noting(file, prepared.loaded):
-                self._bind_version(file, engine, partition, prepared.loaded)
+        for version in prepared.versions:
+            try:
+                with _noting(version.file, prepared.loaded):
+                    self._bind_version(version, partition, prepared.loaded)
+            finally:
+                self._engines.let_go(version.engine)
         return prepared.loaded
+
+    def _settle(self, file: ModelFile, loaded: Loaded) -> Settled:
+        """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
+        try:
+            settled = settle(file.config.settings, self._base, self._unsupported)
+        except EngineError as error:
+            settled = Settled(self._base, problems=(str(error),))
+        found = [Entry(file.name, "", "UNAVAILABLE", problem) for problem in settled.problems]
+        loaded.problems.extend(entry for entry in found if entry not in loaded.problems)
+        loaded.warnings.extend(warning for warning in settled.warnings if warning not in loaded.warnings)
+        return replace(settled, settings=settled.settings.merge(batch_padding=bool(file.config.max_batch)))
 
     def _tell(self, loaded: Loaded) -> None:
         """Each line once, though every tenant loads the model, until a load goes otherwise."""
@@ -115,25 +172,38 @@ class Library:
             if line not in before:
                 log.warning("%s", line)
 
-    def _bind_version(self, file: ModelFile, engine: Engine, partition: Partition, loaded: Loaded) -> None:
-        version, signature = str(file.version), apply(file.config, engine.signature)
-        executor = engine.bind(partition)
+    def _bind_version(self, version: Version, partition: Partition, loaded: Loaded) -> None:
+        file, settled, engine = version
+        number, signature = str(file.version), apply(file.config, engine.signature)
+        self._check_warm_up(file, settled.settings, signature)
+        executor = bind_in_turn(engine, partition, settled.instances)
         how, why_not = batching(file.config, signature)
-        if why_not:
-            loaded.warnings.append(f"model {file.name} {version}: {why_not}")
-        config = describe(file.name, file.config.versions, signature, engine.platform, how)
-        key = f"{file.name}/{version}#{next(self._loads)}"
-        served = Served(file.name, version, key, signature, engine.platform, config, how)
+        execution = executor.describe()
+        notes = [why_not] if why_not else []
+        notes += _notes(execution)
+        loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
+        config = describe(file.name, file.config.versions, signature, engine.platform, how, execution)
+        key = f"{file.name}/{number}#{next(self._loads)}"
+        served = Served(file.name, number, key, signature, engine.platform, config, how)
         loaded.served.append(served)
         loaded.executors[key] = executor
 
-    def _engine(self, path: Path, max_batch: int | None) -> Engine:
-        """The engine of a file as it is now; two tenants that load the same at once may both read it."""
-        found = os.stat(path)
-        key = (path, max_batch, found.st_ino, found.st_mtime_ns, found.st_size)
-        if (engine := self._engines.get(key)) is None:
-            engine = self._engines[key] = self._read(path, max_batch)
-        return engine
+    def _check_warm_up(self, file: ModelFile, settings: RuntimeSettings, signature: Signature) -> None:
+        """Raise ModelRefused for something to be ready for that is larger than any request there may be."""
+        samples, most = settings.warm_up if isinstance(settings.warm_up, tuple) else (), most_rows(signature)
+        for sample in samples:
+            where = file.config.settings["warm_up"].where
+            if most and isinstance(sample, int) and sample > most:
+                raise ModelRefused(f"{where}: {sample} is above the model's largest batch, which is {most}")
+            if (nbytes := _nbytes(sample, signature)) > self._max_body:
+                text = f"inputs of {nbytes} bytes, but the server takes bodies of up to {self._max_body}"
+                raise ModelRefused(f"{where}: {text}; leave it out, or raise server.max_body")
+
+    def _engine(self, file: ModelFile, settings: RuntimeSettings) -> Engine:
+        """The engine of a file as it is now, for these settings, held until it is let go of."""
+        max_batch, found = file.config.max_batch or None, os.stat(file.path)
+        key = (file.path, max_batch, settings, found.st_ino, found.st_mtime_ns, found.st_size)
+        return self._engines.hold(key, lambda: self._read(file.path, max_batch, settings))
 
 
 @contextmanager
@@ -148,6 +218,38 @@ def _noting(file: ModelFile, loaded: Loaded) -> Iterator[None]:
         # Clients read this, and where the repository lies is not theirs to know.
         reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.path.name}")
         loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
+
+
+def open_library(config: Config, device: Device | None, builds: Builds, read: Read | None = None) -> Library:
+    """The models of a configuration, for this device, as they are served and as they are checked.
+
+    `builds` is what builds ONNX files, `read` makes engines in place of the libraries that serve from the device.
+    """
+    return Library(
+        Repository(config.models.repository, config.models.options, config.source),
+        read or (lambda path, max_batch, settings: load_engine(path, device, settings, max_batch, builds)),
+        usual(config.device),
+        partial(unsupported, device),
+        config.server.max_body,
+    )
+
+
+def _nbytes(sample: Sample, signature: Signature) -> int:
+    """Bytes of the inputs of a sample, at least: what it does not say counts as 1."""
+    total = 0
+    for spec in signature.inputs:
+        shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims)
+        if not isinstance(sample, int):
+            shape = dict(sample).get(spec.name, shape)
+        elif spec.dims and isinstance(spec.dims[0], str):
+            shape = (sample, *shape[1:])
+        total += spec.nbytes(shape) or math.prod(shape)
+    return total
+
+
+def _notes(execution: Mapping[str, object]) -> list[str]:
+    found = execution.get("notes")
+    return [str(note) for note in found] if isinstance(found, list) else []
 
 
 def _which(entry: Entry) -> str:

@@ -28,6 +28,15 @@ from .statistics import BOUNDS, ModelStatistics
 router = APIRouter(dependencies=[IsAdmin])
 
 _LABELS = ["model", "version", "tenant", "partition"]
+_OWN = _LABELS[:-1]
+COUNTED = {
+    "captures": ("greenlane_graph_captures", "CUDA graphs captured"),
+    "compilations": ("greenlane_kernel_compilations", "Shapes for which kernels were compiled while serving"),
+    "padded": ("greenlane_padded_inferences", "Inferences that ran padded to a larger batch"),
+    "staged": ("greenlane_staged_inferences", "Inferences copied through pinned memory besides the tenant's slots"),
+    "fallbacks": ("greenlane_graph_fallbacks", "Times that a faster way to run was given up"),
+}
+"""The counts of executors that are told, see `engines.base.COUNTS`: the name and the meaning of each."""
 _DURATIONS = {
     "request": "success",
     "queue": "queue",
@@ -58,6 +67,7 @@ class RuntimeCollector(Collector):
         yield _histogram(served)
         yield from _failures(served)
         yield _pending(served)
+        yield from self._executions()
         yield from self._lanes()
         yield from self._granules()
 
@@ -67,6 +77,19 @@ class RuntimeCollector(Collector):
     def _partition(self, tenant: str) -> str:
         held = self._runtime.manager.held.get(tenant)
         return "-".join(map(str, held.granules)) if held else ""
+
+    def _executions(self) -> Iterator[Metric]:
+        """What executors count starts anew when a model is loaded or moved, as counters may."""
+        ways = GaugeMetricFamily("greenlane_model_graphs", "1 for the kind of CUDA graph it runs by", labels=[*_OWN, "graphs"])
+        families = {name: CounterMetricFamily(*about, labels=_OWN) for name, about in COUNTED.items()}
+        for execution in self._runtime.executions():
+            labels = [execution.name, execution.version, execution.tenant]
+            ways.add_metric([*labels, str(execution.description["graphs"])], 1)
+            counts = execution.description.get("counts")
+            for name, count in counts.items() if isinstance(counts, dict) else ():
+                if name in families:
+                    families[name].add_metric(labels, count)
+        yield from (ways, *families.values())
 
     def _lanes(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily("greenlane_waiting_requests", "Requests waiting for a credit", labels=["tenant"])

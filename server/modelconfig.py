@@ -3,17 +3,20 @@
 Only what decides how a model is served here is read; `server.pbtxt` tolerates the rest.
 """
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
-from engines.signature import Signature, TensorSpec
+from engines.signature import Signature, TensorSpec, obstacle
 
-from .batches import Batching, most_rows, obstacle
+from .batches import Batching, most_rows
+from .modelsettings import EXECUTION, Sayings, from_parameters
 from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .protocol.document import short, show
+from .tritonsettings import from_triton
 
 __all__ = [
     "ConfigRefused",
@@ -71,7 +74,8 @@ class ModelConfig:
     `max_batch` is what counts, None where nothing is said, and `max_batch_key` the file and key that said it.
     `stated_max_batch` is what this file says, which another setting may have overruled; dims in the file leave the batch
     out if that is above 0. `batch_delay` is in seconds, `preferred_batches` are ascending. Of `filenames` the first one
-    present is the model. `unread` names the fields that were ignored, nested ones as `input.reshape`.
+    present is the model. `settings` are what is said of how it runs, see `server.modelsettings`. `unread`
+    names the fields that were ignored, nested ones as `input.reshape`.
     """
 
     name: str = ""
@@ -84,6 +88,7 @@ class ModelConfig:
     preferred_batches: tuple[int, ...] = ()
     versions: VersionPolicy = VersionPolicy()
     filenames: tuple[str, ...] = _FILENAMES[""]
+    settings: Sayings = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     source: str = "config.pbtxt"
 
@@ -137,9 +142,18 @@ def batching(config: ModelConfig, signature: Signature) -> tuple[Batching | None
 
 
 def describe(
-    name: str, versions: VersionPolicy, signature: Signature, platform: str, batching: Batching | None = None
+    name: str,
+    versions: VersionPolicy,
+    signature: Signature,
+    platform: str,
+    batching: Batching | None = None,
+    execution: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """The JSON of `GET /v2/models/NAME/config`. `platform` is `<project>_<format>`."""
+    """The JSON of `GET /v2/models/NAME/config`. `platform` is `<project>_<format>`.
+
+    `execution` is what an executor said of itself when the model was loaded; its counts change, so they are left out.
+    """
+    lasting = {key: value for key, value in (execution or {}).items() if key != "counts"}
     return {
         "name": name,
         "platform": platform,
@@ -149,6 +163,7 @@ def describe(
         "input": [_describe_tensor(spec, signature.max_batch) for spec in signature.inputs],
         "output": [_describe_tensor(spec, signature.max_batch) for spec in signature.outputs],
         **({"dynamic_batching": _describe_batching(batching)} if batching else {}),
+        **({"parameters": {EXECUTION: {"string_value": json.dumps(lasting)}}} if lasting else {}),
     }
 
 
@@ -176,6 +191,7 @@ class _Reader:
         max_batch = message.max_batch_size if message.HasField("max_batch_size") else None
         if (max_batch or 0) < 0:
             self._refuse(f"max_batch_size is {max_batch}; expected 0 (no batching) or more")
+        settings, others = self._settings(message, max_batch or 0)
         return ModelConfig(
             name=message.name,
             max_batch=max_batch,
@@ -187,9 +203,19 @@ class _Reader:
             preferred_batches=self._preferred(message.dynamic_batching, max_batch),
             versions=self._versions(message.version_policy),
             filenames=self._filenames(message),
-            unread=reading.unread,
+            settings=settings,
+            unread=(*reading.unread, *(f"parameters.{short(name)}" for name in others)),
             source=self._source,
         )
+
+    def _settings(self, message: Any, max_batch: int) -> tuple[Sayings, list[str]]:
+        """How the model runs: in Triton's words, overruled by ours; and the names of parameters that are not ours."""
+        texts = {name: message.parameters[name].string_value for name in sorted(message.parameters)}
+        try:
+            ours, others = from_parameters(texts, self._source)
+            return {**from_triton(message, max_batch, self._source), **ours}, others
+        except ValueError as error:
+            self._refuse(str(error))
 
     def _refuse(self, text: str) -> NoReturn:
         raise ConfigRefused(f"{self._source}: {text}")
@@ -237,9 +263,9 @@ class _Reader:
         return VersionPolicy(latest=0, specific=tuple(sorted(set(versions))))
 
     def _filenames(self, message: Any) -> tuple[str, ...]:
-        for field in ("platform", "backend"):
-            if (value := getattr(message, field)) not in _FILENAMES:
-                self._refuse(f"{field} is {_name(value)}; served here are {', '.join(filter(None, _FILENAMES))}")
+        for key in ("platform", "backend"):
+            if (value := getattr(message, key)) not in _FILENAMES:
+                self._refuse(f"{key} is {_name(value)}; served here are {', '.join(filter(None, _FILENAMES))}")
         filename = message.default_model_filename
         if filename in (".", "..") or "/" in filename or "\0" in filename:
             self._refuse(f"default_model_filename is {_name(filename)}; expected the name of a file in the version's directory")

@@ -27,13 +27,25 @@ _MESSAGES = {
         "optional int32 max_batch_size 4",
         "repeated ModelInput input 5",
         "repeated ModelOutput output 6",
+        "repeated ModelInstanceGroup instance_group 7",
         "optional string default_model_filename 8",
         "optional ModelDynamicBatching dynamic_batching 11",
+        "optional ModelOptimizationPolicy optimization 12",
+        "map ModelParameter parameters 14",
+        "repeated ModelWarmup model_warmup 16",
         "optional string backend 17",
     ),
     "ModelInput": ("optional string name 1", "optional DataType data_type 2", "repeated int64 dims 4"),
     "ModelOutput": ("optional string name 1", "optional DataType data_type 2", "repeated int64 dims 3"),
     "ModelDynamicBatching": ("repeated int32 preferred_batch_size 1", "optional uint64 max_queue_delay_microseconds 2"),
+    "ModelInstanceGroup": ("optional string name 1", "optional int32 count 2", "repeated string profile 5"),
+    "ModelOptimizationPolicy": ("optional Cuda cuda 3",),
+    "Cuda": ("optional bool graphs 1", "repeated GraphSpec graph_spec 3"),
+    "GraphSpec": ("optional int32 batch_size 1", "map GraphShape input 2"),
+    "GraphShape": ("repeated int64 dim 1",),
+    "ModelParameter": ("optional string string_value 1",),
+    "ModelWarmup": ("optional string name 1", "optional uint32 batch_size 2", "map WarmupInput inputs 3"),
+    "WarmupInput": ("optional DataType data_type 1", "repeated int64 dims 2", "optional bool zero_data 3"),
     "ModelVersionPolicy": ("oneof Latest latest 1", "oneof All all 2", "oneof Specific specific 3"),
     "Latest": ("optional uint32 num_versions 1",),
     "All": (),
@@ -41,13 +53,21 @@ _MESSAGES = {
 }
 _IGNORED = {
     "ModelConfig": (
-        "runtime batch_input batch_output optimization sequence_batching ensemble_scheduling "
-        "instance_group cc_model_filenames metric_tags parameters model_warmup model_operations "
-        "model_transaction_policy model_repository_agents response_cache model_metrics"
+        "runtime batch_input batch_output sequence_batching ensemble_scheduling cc_model_filenames metric_tags "
+        "model_operations model_transaction_policy model_repository_agents response_cache model_metrics"
     ),
     "ModelDynamicBatching": (
         "preserve_ordering priority_levels default_priority_level default_queue_policy priority_queue_policy"
     ),
+    "ModelInstanceGroup": "kind gpus rate_limiter secondary_devices passive host_policy",
+    "ModelOptimizationPolicy": (
+        "graph priority execution_accelerators input_pinned_memory output_pinned_memory gather_kernel_buffer_threshold "
+        "eager_batching"
+    ),
+    "Cuda": "busy_wait_events output_copy_stream",
+    "GraphSpec": "graph_lower_bound",
+    "ModelWarmup": "count",
+    "WarmupInput": "random_data input_data_file",
     "ModelInput": "format reshape is_shape_tensor allow_ragged_batch optional is_non_linear_format_io",
     "ModelOutput": "reshape label_filename is_shape_tensor is_non_linear_format_io",
 }
@@ -165,11 +185,19 @@ def _known(document: object, kind: Descriptor, path: str, unread: list[str]) -> 
 
 
 def _known_field(value: object, field: FieldDescriptor, path: str, unread: list[str]) -> Any:
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        return _known_map(value, field.message_type.fields_by_name["value"], path, unread)
     if field.has_presence:
         return _known_value(value, field, path, unread)
     if not isinstance(value, list):
         raise ValueError(_mistaken(path, value, "an array"))
     return [_known_value(item, field, f"{path}[{index}]", unread) for index, item in enumerate(value)]
+
+
+def _known_map(value: object, field: FieldDescriptor, path: str, unread: list[str]) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(_mistaken(path, value, "an object"))
+    return {key: _known_value(item, field, f"{path}.{short(key)}", unread) for key, item in value.items()}
 
 
 def _known_value(value: object, field: FieldDescriptor, path: str, unread: list[str]) -> Any:
@@ -179,6 +207,10 @@ def _known_value(value: object, field: FieldDescriptor, path: str, unread: list[
         raise ValueError(_mistaken(path, value, "a data type such as TYPE_FP32"))
     if field.type == field.TYPE_STRING and not isinstance(value, str):
         raise ValueError(_mistaken(path, value, "a string"))
+    if field.type == field.TYPE_BOOL:
+        if not isinstance(value, bool):
+            raise ValueError(_mistaken(path, value, "true or false"))
+        return value
     if field.cpp_type != field.CPPTYPE_STRING and not field.enum_type and not _is_integer(value):
         raise ValueError(_mistaken(path, value, "an integer"))
     return value
@@ -210,7 +242,9 @@ def _message_class() -> Any:
 
 def _add_field(message: descriptor_pb2.DescriptorProto, label: str, kind: str, name: str, number: str) -> None:
     field = message.field.add(name=name, number=int(number))
-    field.label = field.LABEL_REPEATED if label == "repeated" else field.LABEL_OPTIONAL
+    field.label = field.LABEL_REPEATED if label in ("repeated", "map") else field.LABEL_OPTIONAL
+    if label == "map":
+        kind = f"{message.name}.{_add_entry(message, kind, name)}"
     if kind.islower():
         field.type = field.Type.Value(f"TYPE_{kind.upper()}")
     else:
@@ -219,6 +253,15 @@ def _add_field(message: descriptor_pb2.DescriptorProto, label: str, kind: str, n
         field.oneof_index = 0
         if not message.oneof_decl:
             message.oneof_decl.add(name="policy_choice")
+
+
+def _add_entry(message: descriptor_pb2.DescriptorProto, kind: str, name: str) -> str:
+    """The message that protobuf has for each entry of a map from strings, by the name that it wants for it."""
+    entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
+    entry.options.map_entry = True
+    _add_field(entry, "optional", "string", "key", "1")
+    _add_field(entry, "optional", kind, "value", "2")
+    return entry.name
 
 
 _MODEL_CONFIG = _message_class()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .config import ModelOptions
 from .modelconfig import ConfigRefused, ModelConfig, from_json, parse
+from .modelsettings import Sayings, from_options
 from .protocol.document import short
 from .tables import dotted
 
@@ -49,12 +50,14 @@ class Listing:
 class Repository:
     """The models below a directory. Everything is read anew each time and blocks; any thread may call.
 
-    `options` are what is set elsewhere, by model; they overrule what a model's own files say.
+    `options` are what is set elsewhere, by model; they overrule what a model's own files say. `source` is the file they
+    are from, as errors call it.
     """
 
-    def __init__(self, root: Path, options: Mapping[str, ModelOptions]) -> None:
+    def __init__(self, root: Path, options: Mapping[str, ModelOptions], source: str = "") -> None:
         self._root = root
         self._options = options
+        self._source = source
 
     def __repr__(self) -> str:
         return f"<Repository {self._root}>"
@@ -83,12 +86,24 @@ class Repository:
         return self._list(name, directories, config)
 
     def _config(self, name: str, override: str | None) -> ModelConfig:
-        config = from_json(override) if override is not None else self._read_config(name)
+        config = self._read_config(name) if override is None else self._of_request(name, override)
         if config.name not in ("", name):
             raise ConfigRefused(
                 f"{config.source}: name is {short(repr(config.name))}; expected {name!r} as the directory, or none"
             )
-        return _overruled(config, self._options[name], name) if name in self._options else config
+        return _overruled(config, self._options[name], name, self._source) if name in self._options else config
+
+    def _of_request(self, name: str, override: str) -> ModelConfig:
+        """What a tenant asks for. How the model runs stays as its own file says: others feel what it costs."""
+        config = from_json(override)
+        if ours := [said.where for said in config.settings.values() if not said.foreign]:
+            place = f"in {name}/config.pbtxt or as [{dotted(('models', name))}]"
+            raise ConfigRefused(f"{ours[0]}: how a model runs is for the server's operator to say, {place}")
+        settings: Sayings = {}
+        with suppress(ConfigRefused):  # Whose place the request takes.
+            settings = self._read_config(name).settings
+        ignored = tuple(said.key for said in config.settings.values())
+        return replace(config, settings=settings, unread=(*config.unread, *ignored))
 
     def _read_config(self, name: str) -> ModelConfig:
         source = f"{name}/config.pbtxt"
@@ -127,8 +142,9 @@ class Repository:
         return ModelFile(name, int(directory), path, config)
 
 
-def _overruled(config: ModelConfig, options: ModelOptions, name: str) -> ModelConfig:
-    """The configuration where what is set elsewhere counts."""
+def _overruled(config: ModelConfig, options: ModelOptions, name: str, source: str) -> ModelConfig:
+    """The configuration where what is set elsewhere, in `source`, counts."""
+    config = replace(config, settings={**config.settings, **from_options(options, ("models", name), source)})
     if options.max_batch is not None:
         config = replace(config, max_batch=options.max_batch, max_batch_key=dotted(("models", name, "max_batch")))
     if options.batch_delay is not None:

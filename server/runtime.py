@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from engines import Executor, RuntimeSettings, load_engine
+from engines import Executor
 from partitions import Device, DeviceLost, Move, Partition, PartitionError, PartitionManager
 from partitions import probe as probes
 from partitions.base import Closing
@@ -17,16 +18,18 @@ from .config import Config, ConfigError, TenantConfig
 from .desk import Desk, Report, State
 from .errors import BadRequest, NotFound
 from .keeping import open_builds
-from .library import Library, Loaded, Prepared, Read
+from .library import Loaded, Prepared, Read, open_library
 from .needs import fit
 from .precedence import Precedence
 from .protocol.document import show
-from .repository import Repository
 from .tables import dotted
 from .ticket import ModelKey
 from .worker import Seat, Worker
 
 log = logging.getLogger("greenlane.runtime")
+
+LOOK = 1.0
+"""Seconds between two looks for engines that can be freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,15 @@ class RuntimeStatistics:
 
     state: State
     repartitions: int
+
+
+class Execution(NamedTuple):
+    """A model at a version, of a tenant's, and what its executor says of itself."""
+
+    tenant: str
+    name: str
+    version: str
+    description: Mapping[str, object]
 
 
 class Runtime:
@@ -55,12 +67,8 @@ class Runtime:
         self.device = device
         self.desks = desks
         self.manager = PartitionManager(device)
-        settings = RuntimeSettings(copies=config.device.copies, warm_up="usual")
         self.builds = open_builds(config.models)
-        self.library = Library(
-            Repository(config.models.repository, config.models.options),
-            read or (lambda path, max_batch: load_engine(path, device, settings, max_batch, self.builds)),
-        )
+        self.library = open_library(config, device, self.builds, read)
         self.state: State = "starting"
         self.gone = asyncio.Event()
         self._tell = tell
@@ -75,6 +83,7 @@ class Runtime:
         self._repartitions = 0
         self._loading: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._freeing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -98,6 +107,7 @@ class Runtime:
         await self.repartition({name: tenant.share(unit, sizes) for name, tenant in self.config.tenants.items()})
         log.info("%s: %s", self.device.describe(), self._shares())
         self._loading = asyncio.create_task(self._load_all())
+        self._freeing = asyncio.create_task(self._free_engines())
 
     async def loaded(self) -> None:
         """Wait until every model that is configured was tried."""
@@ -190,6 +200,15 @@ class Runtime:
         found = await asyncio.gather(*(desk.report() for desk in self.desks.values()))
         return [(self.config.tenants[name], report) for name, report in zip(self.desks, found, strict=True)]
 
+    def executions(self) -> list[Execution]:
+        """Which way every model runs now, see `engines.Executor.describe`. Does not block."""
+        found = []
+        for tenant, worker in self._workers.items():
+            for served in (served for loaded in self._served[tenant].values() for served in loaded.served):
+                if executor := worker.executors.get(served.key):
+                    found.append(Execution(tenant, served.name, served.version, executor.describe()))
+        return found
+
     async def probe(self) -> dict[str, frozenset[int]]:
         """Run a little work in every partition and say on which units it ran."""
         async with self._repartitioning:
@@ -219,8 +238,11 @@ class Runtime:
         async with AsyncExitStack() as locks:  # A change that has begun goes on to its end.
             for lock in (*self._ordering.values(), self._repartitioning, *self._changing.values()):
                 await locks.enter_async_context(lock)
+            if self._freeing:
+                self._freeing.cancel()
             workers, self._workers = self._workers, {}
             await asyncio.to_thread(_close, workers.values())
+            await asyncio.to_thread(self.library.close)
             for seat in self._seats.values():
                 seat.pinned.close()
             for desk in self.desks.values():
@@ -309,6 +331,16 @@ class Runtime:
         if self.state == "starting":
             self._become("serving")
             log.info("ready: %s", "; ".join(f"{name} is served {self._models(name)}" for name in self.desks))
+
+    async def _free_engines(self) -> None:
+        """Free what was unloaded, an engine at a time, when no inference has run or waited for two looks in a row."""
+        before = False
+        while True:
+            await asyncio.sleep(LOOK)
+            quiet = all(worker.idle for worker in self._workers.values())
+            executors = [executor for worker in self._workers.values() for executor in worker.executors.values()]
+            await asyncio.to_thread(self.library.release_unused, executors, quiet and before)
+            before = quiet
 
     async def _load_tenant(self, tenant: TenantConfig) -> None:
         known = await asyncio.to_thread(self.library.names)

@@ -67,6 +67,11 @@ def keys(cls: type) -> Iterable[str]:
     return _kinds(cls)
 
 
+def kind(cls: type, key: str) -> Kind[Any]:
+    """Return what a key of a table for this class accepts."""
+    return _kinds(cls)[key]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a question about the known name nearest to this one, or what is known where none is near."""
     known = list(known)

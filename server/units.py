@@ -11,6 +11,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+MOST_WARM = 64
+"""Shapes to be ready for: each is run before its model is served, and compiled first where that is what a GPU needs."""
+
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # as fractions, so that 500us is 0.0005
 _MOST_CORES = 2**16  # so that a slip such as "0-99999999999" is a message and not a full memory
@@ -158,6 +161,14 @@ def _batches(value: object) -> tuple[int, ...]:
     return sizes
 
 
+def _warm_up(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, str) and value in ("opt", "usual"):
+        return value
+    if not 0 < len(sizes := _batches(value)) <= MOST_WARM:
+        raise ValueError
+    return sizes
+
+
 def _list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise ValueError
@@ -171,4 +182,7 @@ CORES = Kind("core numbers, each once and ascending, as a text such as '0-7' or 
 DIGEST = Kind("a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", _digest, secret=True)
 DIGESTS = Kind("a list of SHA-256 digests: each the 64 hexadecimal digits that sha256sum prints", _digests, secret=True)
 BATCHES = Kind("a list of batch sizes, each 1 or more and above the one before it, as in [4, 8]", _batches)
+WARM_UP = Kind(
+    "'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, as in [1, 4, 32]", _warm_up
+)
 NAMES = Kind("a list of one or more model names, or ['*'] alone for all", _names)

@@ -124,6 +124,12 @@ class Worker:
     def statistics(self) -> WorkerStatistics:
         return WorkerStatistics(self._done, self._failed, len(self.executors))
 
+    @property
+    def idle(self) -> bool:
+        """Whether no inference runs or waits here, as of now. Any thread."""
+        shift = self._shift
+        return shift is None or not (self._flying or shift.aside.count or shift.link.tickets.waiting())
+
     def serve(self, seat: Seat) -> None:
         """Run what comes over this link, from now on and on threads of its own."""
         if seat is not self._seat:  # Another link counts its serials anew.

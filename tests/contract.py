@@ -4,6 +4,7 @@ A subject brings three models and a stall: work that does not end before it is r
 """
 
 import gc
+import json
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from engines import Cancelled, Engine, ExecutionFailed, Executor, Tensor, TensorMismatch, Work
+from engines.base import COUNTS
 from engines.signature import ALIGNMENT
 from partitions import Device, Partition, probe
 from tests.engines.tensors import UNTOUCHED, Memory, array, run
@@ -290,6 +292,15 @@ class Contract:
         assert partition.run(lambda: 42) == 42
         with pytest.raises(ZeroDivisionError):
             partition.run(lambda: 1 // 0)
+
+    def test_an_executor_says_in_json_which_way_its_inferences_run(self, executor: Executor) -> None:
+        run(executor, ONE)
+        described = executor.describe()
+        assert json.loads(json.dumps(described)) == described
+        assert described["graphs"] in ("captured", "native", "none")
+        counts = described.get("counts", {})
+        assert isinstance(counts, dict)
+        assert set(counts) <= set(COUNTS)
 
     def test_everything_with_state_describes_itself_in_one_line(
         self, subject: Subject, partition: Partition, executor: Executor, stall: Stall

@@ -19,7 +19,7 @@ Points: carve, attach, locate, pin (FakeDevice's script); bind, enqueue, run (Fa
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
 from threading import Condition, Lock, Thread, current_thread
@@ -339,6 +339,10 @@ class FakeExecutor:
     def rebind(self, partition: Partition) -> "FakeExecutor":
         return self.engine.bind(partition)
 
+    def describe(self) -> Mapping[str, object]:
+        """What the engine was told to say, see `FakeEngine.description`."""
+        return self.engine.description
+
     def close(self) -> None:
         """Raises RuntimeError with work in flight: the seam calls that a bug."""
         if any(work.executor is self for work in self.partition.stream.works):
@@ -361,6 +365,8 @@ class FakeEngine:
         self.computed: list[tuple[bytes, ...]] = []
         self.executors: list[FakeExecutor] = []
         self.compiling: dict[tuple[tuple[int, ...], ...], Future[None]] = {}
+        self.description: Mapping[str, object] = {"graphs": "none"}
+        """What every executor says of itself."""
         self.closed = False
         self._compute: Compute = compute or self._repeat
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from server.config import ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig, load
+from server.modelsettings import from_options, settle, usual
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "deploy" / "greenlane.toml").read_text()
@@ -47,7 +48,10 @@ def test_keys_that_are_commented_out_are_shown_with_their_defaults(tmp_path: Pat
     config = load(write(tmp_path, EVERYTHING))
     _is_default(config.server, ServerConfig(), "default_tenant", "admin_key_sha256")
     _is_default(config.device, DeviceConfig(), "cores")
-    _is_default(config.models.options["resnet50"], ModelOptions(), "max_batch", "batch_delay", "preferred_batches")
+    options = config.models.options["resnet50"]
+    held = settle(from_options(options, ()), usual(config.device), lambda _: {})
+    _is_default(held.settings, usual(config.device), "profile", "weight_streaming_budget")
+    assert held.instances == 1
     plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
     _is_default(config.tenants["acme"], plain, "port", "front_cores")
 

@@ -19,7 +19,11 @@ from .processes import Running
 from .wire import SMALL, infer, tensor
 from .wire import request as asked
 
-TRITONS = "tritons/config.pbtxt: ignored, as they mean nothing here: instance_group"
+TRITONS = "tritons/config.pbtxt: ignored, as they mean nothing here: instance_group.kind"
+ONE_INSTANCE = (
+    "tritons/config.pbtxt: instance_group.count: 2 cannot be honoured: ONNX Runtime on a CPU runs one inference at a time on "
+    "a partition's cores; it is ignored"
+)
 NO_VERSION = "not a version: expected a number above 0 without leading zeros"
 
 REASONS = {
@@ -127,9 +131,11 @@ def test_whoever_asks_for_a_broken_model_is_told_the_reason(broken: httpx.Client
     assert answer.json()["error"].startswith(f"model '{name}' is unavailable: {REASONS[name]}")
 
 
-def test_fields_that_are_not_read_are_named_in_one_warning(broken: httpx.Client, records: list[logging.LogRecord]) -> None:
+def test_fields_that_are_not_read_are_named_in_one_warning_and_those_that_cannot_be_honoured_each_in_its_own(
+    broken: httpx.Client, records: list[logging.LogRecord]
+) -> None:
     told = [(record.levelname, record.getMessage()) for record in records if "tritons" in record.getMessage()]
-    assert told == [("WARNING", TRITONS)]
+    assert told == [("WARNING", TRITONS), ("WARNING", ONE_INSTANCE)]
 
 
 def test_every_problem_is_in_the_log_once(broken: httpx.Client, records: list[logging.LogRecord]) -> None:

@@ -63,7 +63,9 @@ def test_health(client: triton.InferenceServerClient) -> None:
 def test_metadata_configuration_and_statistics(client: triton.InferenceServerClient) -> None:
     assert client.get_server_metadata()["name"] == "greenlane"
     assert client.get_model_metadata("scaled", "2")["versions"] == ["1", "2", "10"]
-    assert client.get_model_config("rows")["max_batch_size"] == 4
+    config = client.get_model_config("rows")
+    assert config["max_batch_size"] == 4
+    assert json.loads(config["parameters"]["greenlane.execution"]["string_value"])["graphs"] == "none"
     assert {entry["name"] for entry in client.get_inference_statistics()["model_stats"]} > {"identity", "rows"}
     (entry,) = client.get_inference_statistics("scaled", "2")["model_stats"]
     assert (entry["name"], entry["version"]) == ("scaled", "2")

@@ -22,6 +22,7 @@ BY_MODEL = {"model", "version", "tenant", "partition"}
 LABELS = {
     **dict.fromkeys([*COUNTERS, *DURATIONS, PENDING], BY_MODEL),
     FAILURE: BY_MODEL | {"reason"},
+    "greenlane_model_graphs": {"model", "version", "tenant", "graphs"},
     "greenlane_waiting_requests": {"tenant"},
     "greenlane_in_flight_requests": {"tenant"},
     "greenlane_rejected_requests_total": {"tenant"},

@@ -245,3 +245,41 @@ def test_a_wrong_configuration_is_told_in_its_lines_under_plain_uvicorn_too(tmp_
     assert ended.returncode == 3  # uvicorn's own status for a start that failed
     assert f"greenlane: the configuration cannot be served:\n{line}" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+SECOND = """
+[tenants.globex]
+granules = 1
+models = ["identity"]
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two tenants need two cores")
+def test_plain_uvicorn_says_what_it_does_not_honour_and_serves_every_tenant(config: Path) -> None:
+    config.write_text(config.read_text() + SECOND + "front_cores = '0'")
+    with running(config, PLAIN) as process, httpx.Client(base_url=process.url, timeout=30) as client:
+        for tenant in ("acme", "globex"):
+            assert client.post(PATH, json=SMALL, headers={"X-Tenant": tenant}).status_code == 200
+    (warning,) = [entry for entry in process.log if entry.get("level") == "warning" and "honoured" in entry["message"]]
+    first, *others = warning["message"].splitlines()
+    assert first == "not all of greenlane.toml is honoured by uvicorn server.app:app:"
+    assert [line.split(":")[0].strip() for line in others] == ["server.fronts", "tenants.globex.front_cores"]
+    assert "python -m server gives each an HTTP process of its own" in warning["message"]
+
+
+def test_plain_uvicorn_says_nothing_where_it_honours_everything(config: Path) -> None:
+    with running(config, PLAIN) as process:
+        pass
+    assert [entry for entry in process.log if "honoured" in entry["message"]] == []
+
+
+def test_plain_uvicorn_refuses_a_tenants_own_port(config: Path) -> None:
+    config.write_text(config.read_text() + f"port = {free_port()}")
+    environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
+    words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0"]
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 3  # uvicorn's own status for a start that failed
+    told = [line for line in ended.stderr.splitlines() if "greenlane" in line]
+    assert "the configuration cannot be served:\\ngreenlane.toml: tenants.acme.port: " in told[-1]
+    assert "serve it with python -m server, or leave it out" in ended.stderr
+    assert "Traceback" not in ended.stderr

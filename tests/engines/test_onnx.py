@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -16,8 +16,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines import Engine, ExecutionFailed, Executor, ModelRefused, Tensor, TensorMismatch, load_engine
-from engines.onnx import _tidy
+from engines import (
+    Engine,
+    ExecutionFailed,
+    Executor,
+    ModelRefused,
+    Room,
+    RuntimeSettings,
+    Tensor,
+    TensorMismatch,
+    load_engine,
+)
+from engines.base import NO_ROOM
+from engines.onnx import OnnxExecutor, OnnxWork, _tidy
 from partitions.cpu import CpuDevice, CpuPartition
 from tests import models
 from tests.engines.tensors import Array, Memory, array, packed, run, unpacked
@@ -523,3 +534,27 @@ def test_a_tensor_of_another_size_than_its_shape_is_refused_not_read_past_its_en
     executor = load_engine(models.save(tmp_path / "model.onnx", models.identity())).bind(partition)
     with pytest.raises(TensorMismatch, match=r"^input 'x': 4 bytes for shape \[1, 4\] of FP32; expected 16$"):
         executor.enqueue([Tensor.of(np.ones((1, 4), np.int8))])
+
+
+def test_shapes_that_are_asked_for_are_run_before_the_executor_is_bound(
+    tmp_path: Path, partition: CpuPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    ran: list[tuple[int, ...]] = []
+    enqueue = OnnxExecutor.enqueue
+
+    def remember(self: OnnxExecutor, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> OnnxWork:
+        ran.extend(tensor.shape for tensor in inputs)
+        return enqueue(self, inputs, room)
+
+    monkeypatch.setattr(OnnxExecutor, "enqueue", remember)
+    engine = load_engine(path, settings=RuntimeSettings(warm_up=(1, 4, (("x", (2, 5)),))))
+    with closing(engine.bind(partition)) as executor:
+        assert ran == [(1, 1), (4, 1), (2, 5)]
+        assert executor.describe() == {"graphs": "none", "threads": 1, "shapes": [[[1, 1]], [[4, 1]], [[2, 5]]]}
+
+
+def test_a_shape_to_be_ready_for_that_the_model_does_not_take_is_refused(tmp_path: Path) -> None:
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    with pytest.raises(ModelRefused, match=r"model\.onnx: warm_up: the model has no input 'z'; it has 'x'"):
+        load_engine(path, settings=RuntimeSettings(warm_up=((("z", (2, 5)),),)))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import ModelRefused, load_engine
-from engines.settings import RuntimeSettings, streaming_budget
+from engines import DATATYPES, ModelRefused, Signature, TensorSpec, load_engine, unsupported
+from engines.settings import RuntimeSettings, lacking, streaming_budget
 from tests import models
 
 PLAN = Path("folder/model.plan")
@@ -48,6 +48,13 @@ def test_the_defaults_are_what_is_best_to_serve_with() -> None:
         ("weight_streaming_budget", -1, "bytes from 0"),
         ("weight_streaming_budget", True, "bytes from 0"),
         ("weight_streaming_budget", "1GiB", "bytes from 0"),
+        *(
+            ("warm_up", value, "'usual', or a tuple of batch sizes")
+            for value in ("all", (), [1], (0,), (True,), (((),),), None)
+        ),
+        ("warm_up", ((("x", (0, 3)),),), "shapes by input"),
+        ("warm_up", ((("x", [1, 3]),),), "shapes by input"),
+        ("batch_padding", 1, "True or False"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_field_the_value_and_the_choices(name: str, value: object, choice: str) -> None:
@@ -160,3 +167,48 @@ def test_a_cpu_s_engine_has_no_graphs_to_require(tmp_path: Path) -> None:
     path = models.save(tmp_path / "model.onnx", models.identity())
     with pytest.raises(ModelRefused, match=r"model\.onnx: graphs are required, but ONNX Runtime on a CPU has none"):
         load_engine(path, settings=RuntimeSettings(graphs="required"))
+
+
+def test_what_to_be_ready_for_may_be_batch_sizes_and_shapes_and_makes_settings_equal_or_not() -> None:
+    warm_up = (1, 4, (("x", (8, 3)), ("y", (8,))))
+    assert RuntimeSettings(warm_up=warm_up) == RuntimeSettings(warm_up=warm_up)
+    assert hash(RuntimeSettings(warm_up=warm_up)) != hash(RuntimeSettings(warm_up=(1, 4)))
+
+
+X, Y, SQUARE = (TensorSpec(name, DATATYPES["FP32"], dims) for name, dims in (("x", ("n", 3)), ("y", ("n",)), ("s", ("n", "n"))))
+
+
+@pytest.mark.parametrize(
+    ("signature", "pads"),
+    [
+        (Signature((X,), (Y,)), True),
+        (Signature((X,), (Y,), 8), True),
+        (Signature((SQUARE,), (Y,)), False),
+        (Signature((X,), (TensorSpec("y", DATATYPES["FP32"], ()),)), False),
+        (Signature((X, TensorSpec("scale", DATATYPES["FP32"], (1,))), (Y,)), False),
+        (Signature((), (Y,)), False),
+    ],
+    ids=["rows", "rows with a limit", "an ambiguous batch", "a scalar output", "an input without rows", "no inputs"],
+)
+def test_batches_are_padded_where_rows_can_be_told_apart(signature: Signature, pads: bool) -> None:
+    assert RuntimeSettings(batch_padding=True).pads(signature) == pads
+    assert not RuntimeSettings().pads(signature)
+
+
+ASKED = {"graphs": "on", "copies": "sm", "warm_up": (1, 4), "instances": 2, **EVERYTHING}
+
+
+def test_what_a_library_lacks_is_known_before_anything_is_loaded() -> None:
+    assert lacking("TensorRT 10.11", ("cache_path", "allocation_strategy"), ASKED) == {
+        name: f"TensorRT 10.11 has no {name}"
+        for name in ("cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy", "weight_streaming_budget")
+    }
+    assert lacking("TensorRT 9", (), {"cuda_graph_strategy": "disabled"}) == {}
+
+
+def test_onnx_runtime_lacks_whatever_is_a_gpus_and_is_ready_for_what_it_is_told() -> None:
+    found = unsupported(None, ASKED)
+    assert found.keys() == {"copies", "instances", *EVERYTHING}
+    assert found["allocation_strategy"] == "ONNX Runtime on a CPU allocates its memory itself"
+    assert unsupported(None, {"graphs": "off", "instances": 1, "cuda_graph_strategy": "disabled", "warm_up": "opt"}) == {}
+    assert unsupported(None, {"graphs": "required"}) == {"graphs": "ONNX Runtime on a CPU has no CUDA graphs"}

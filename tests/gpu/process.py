@@ -1,7 +1,9 @@
-"""`python -m server --config` in a process of its own, as it is run on a GPU box."""
+"""`python -m server --config`, or `uvicorn server.app:app`, in a process of its own, as it is run on a GPU box."""
 
 import http.client
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -61,20 +63,25 @@ def _outputs(body: bytes, length: int) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def running(folder: Path, repository: Path, *tenants: str, granules: int = 4) -> Iterator[Client]:
-    """The server with these tenants, once it is ready; it has to end well when it is told to."""
+def running(folder: Path, repository: Path, *tenants: str, granules: int = 4, plain: bool = False) -> Iterator[Client]:
+    """The server with these tenants, once it is ready; it has to end well when it is told to.
+
+    `plain` is whether it runs as `uvicorn server.app:app`, which ends by the signal that it was told to end with.
+    """
     config, log = folder / "greenlane.toml", folder / "server.log"
     config.write_text(_config(repository, tenants, granules), encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "server", "--config", str(config), "--port", str(port)]
-    with log.open("w") as said, subprocess.Popen(command, stderr=said, stdout=said) as process:
+    words = ["uvicorn", "server.app:app"] if plain else ["server", "--config", str(config)]
+    command = [sys.executable, "-m", *words, "--port", str(port)]
+    environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
+    with log.open("w") as said, subprocess.Popen(command, stderr=said, stdout=said, env=environment) as process:
         try:
             _wait_until_ready(process, port, log)
             with closing(Client(port)) as client:
                 yield client
             process.terminate()
-            assert process.wait(PATIENCE) == 0, log.read_text()
+            assert process.wait(PATIENCE) == (-signal.SIGTERM if plain else 0), log.read_text()
         finally:
             process.kill()
 

@@ -1,5 +1,6 @@
 """Which device a configuration asks for; what the application does with it is in tests/end_to_end."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 
 from engines import has_tensorrt
 from engines.tensorrt_api import LIBRARIES
-from partitions import DeviceUnavailable
+from partitions import Device, DeviceUnavailable
 from server.app import open_configured
 from server.config import Config, DeviceConfig, ModelsConfig
+from tests.fakes import FakeDevice
 
 NO_SUCH = 4095
 """The number of a GPU that no machine has."""
@@ -55,3 +57,30 @@ def test_a_cpu_is_no_surprise_where_tensorrt_is_not_installed(
 def test_a_gpu_that_is_asked_for_by_name_is_not_replaced() -> None:
     with pytest.raises(DeviceUnavailable):
         open_configured(asking("cuda"))
+
+
+@pytest.mark.parametrize("backend", ["auto", "cuda", "cpu"])
+@pytest.mark.usefixtures("tensorrt")
+def test_every_tenants_stream_has_a_hardware_queue_before_the_device_is_opened(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver reads it once, when it is initialised; with its default of 8, tenants would share queues."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")  # To be restored, whatever it was.
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    found: list[str | None] = []
+
+    def look(backend: str, cores: tuple[int, ...] | None = None, index: int = 0) -> Device:
+        found.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+        return FakeDevice()
+
+    monkeypatch.setattr("server.app.open_device", look)
+    open_configured(asking(backend))
+    assert found == ["32"]
+
+
+@pytest.mark.usefixtures("tensorrt")
+def test_what_an_operator_says_of_hardware_queues_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
+    with pytest.raises(DeviceUnavailable):
+        open_configured(asking("cuda"))
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "16"

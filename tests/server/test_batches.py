@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import DATATYPES, Signature, TensorSpec
-from server.batches import NOTHING, Batching, Choice, Waiting, choose, most_rows, obstacle
+from engines.signature import obstacle
+from server.batches import NOTHING, Batching, Choice, Waiting, choose, most_rows
 from server.ticket import Ticket
 
 FP32 = DATATYPES["FP32"]

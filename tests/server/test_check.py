@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engines import Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
 from server.check import check
 from server.config import Config, load
@@ -94,6 +95,7 @@ def test_what_would_be_served_is_printed_with_shares_and_tensors(told: Told) -> 
     assert lines == [
         f"tenant acme: granules [0], keys, {MEMORY}",
         "  rows 1: x FP32[-1, 3] -> y FP32[-1, 3], batches of up to 2 (onnxruntime_onnx)",
+        "    graphs none, threads 1, shapes [[[1, 3]]]",
         f"HTTP of acme on {min(os.sched_getaffinity(0))}",
         "all of it can be served",
     ]
@@ -170,7 +172,7 @@ def test_a_problem_of_several_tenants_is_told_once(told: Told) -> None:
 
 
 def test_fields_that_are_ignored_are_told_and_no_failure(told: Told) -> None:
-    (told.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group []")
+    (told.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group { gpus: 0 }")
     assert told.check() == 0
     assert told.err[0] == "greenlane: this may not be meant so:"
 
@@ -368,3 +370,43 @@ def test_a_repository_that_vanished_is_told(told: Told, monkeypatch: pytest.Monk
 
     assert told.check(device=opener) == 2
     assert told.err[1].startswith("greenlane.toml: models.repository: cannot be read: No such file or directory: ")
+
+
+def test_settings_that_the_library_cannot_honour_are_all_refused_with_the_reason(told: Told) -> None:
+    """Of ONNX Runtime on a CPU, where what is ready may be chosen, and graphs may be left out."""
+    settings = 'max_batch = 2\nstrategy = "lazy"\nweight_budget = "1GiB"\ngraphs = "off"\nwarm_up = [1, 2]'
+    assert told.check(("max_batch = 2", settings)) == 1
+    assert told.err == [
+        "greenlane: not all that is configured can be served:",
+        "model rows is unavailable: greenlane.toml: models.rows.strategy: 'lazy' cannot be honoured: ONNX Runtime on a CPU "
+        "compiles no kernels for shapes; leave it out",
+        "model rows is unavailable: greenlane.toml: models.rows.weight_budget: 1073741824 cannot be honoured: ONNX Runtime on "
+        "a CPU streams no weights; leave it out",
+    ]
+    assert told.check((settings, 'max_batch = 2\ngraphs = "off"\nwarm_up = [1, 2]')) == 0
+    assert "    graphs none, threads 1, shapes [[[1, 3]], [[2, 3]]]" in told.out
+
+
+def test_a_setting_that_the_model_cannot_honour_is_refused_with_the_reason(told: Told) -> None:
+    (told.folder / "models" / "rows" / "config.pbtxt").write_text(
+        'model_warmup { inputs { key: "z" value { data_type: TYPE_FP32 dims: 3 } } }'
+    )
+    assert told.check() == 1
+    assert told.err[1:] == [
+        "model rows 1 is unavailable: rows/1/model.onnx: warm_up: the model has no input 'z'; it has 'x'",
+    ]
+
+
+def test_models_are_tried_as_they_would_be_served(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the device's copies, and warm at the usual shapes: another way may fail, or hide what fails."""
+    tried: list[RuntimeSettings | None] = []
+
+    def remember(
+        path: Path, device: Device | None, settings: RuntimeSettings | None = None, max_batch: int | None = None
+    ) -> Engine:
+        tried.append(settings)
+        return load_engine(path, device, settings, max_batch)
+
+    monkeypatch.setattr("server.library.load_engine", remember)
+    assert told.check(('backend = "cpu"', 'backend = "cpu"\ncopies = "engine"')) == 0
+    assert tried == [RuntimeSettings(copies="engine", warm_up="usual", batch_padding=True)]

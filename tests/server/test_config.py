@@ -576,3 +576,70 @@ def test_a_share_that_is_none_here_hides_not_that_the_others_are_too_many() -> N
     assert counts == {"globex": 2, "initech": 1}
     assert first == "c.toml: tenants.acme.sms: this device is shared out in cores; use 'cores' instead"
     assert second.startswith("c.toml: tenants.globex.cores 2 + tenants.initech.cores 1 = 3 cores, ")
+
+
+HOW = """
+[models.a]
+max_batch = 8
+graphs = "required"
+strategy = "lazy"
+cuda_graphs = "on"
+allocation = "on_profile_change"
+profile = 1
+instances = 2
+weight_budget = "1GiB"
+copies = "engine"
+warm_up = [1, 8]
+"""
+
+
+def test_how_a_model_runs_is_read_in_units(folder: Path) -> None:
+    assert load(write(folder, sections() + HOW)).models.options["a"] == ModelOptions(
+        max_batch=8,
+        graphs="required",
+        strategy="lazy",
+        cuda_graphs="on",
+        allocation="on_profile_change",
+        profile=1,
+        instances=2,
+        weight_budget=2**30,
+        copies="engine",
+        warm_up=(1, 8),
+    )
+    assert load(write(folder, sections() + "[models.a]\nwarm_up = 'opt'")).models.options["a"].warm_up == "opt"
+
+
+def test_everything_that_is_wrong_with_how_a_model_runs_is_told_at_once(folder: Path) -> None:
+    wrong = """[models.a]
+max_batch = 4
+graphs = true
+strategy = "fast"
+cuda_graphs = "whole"
+allocation = ""
+profile = -1
+instances = 0
+weight_budget = "1 GiB"
+copies = "dma"
+warm_up = [4, 1]
+graph = "on"
+"""
+    assert problems(folder, sections() + wrong) == [
+        "models.a.graph: unknown key; did you mean 'graphs'?",
+        "models.a.graphs: true is not 'on' or 'off' or 'required'",
+        "models.a.strategy: 'fast' is not 'lazy' or 'eager' or 'none'",
+        "models.a.cuda_graphs: 'whole' is not 'on' or 'off'",
+        "models.a.allocation: '' is not 'static' or 'on_profile_change' or 'user_managed'",
+        "models.a.profile: -1 is not a whole number of 0 or more",
+        "models.a.instances: 0 is not a whole number from 1 to 16",
+        "models.a.weight_budget: '1 GiB' is not a size: bytes as a whole number, or a text such as '64MiB' or '10MB'",
+        "models.a.copies: 'dma' is not 'auto' or 'sm' or 'engine'",
+        "models.a.warm_up: [4, 1] is not 'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, "
+        "as in [1, 4, 32]",
+    ]
+
+
+def test_a_batch_to_be_ready_for_above_the_largest_is_refused(folder: Path) -> None:
+    assert problems(folder, sections() + "[models.a]\nmax_batch = 8\nwarm_up = [8, 16]") == [
+        "models.a.warm_up: 16 is above max_batch, which is 8"
+    ]
+    assert load(write(folder, sections() + "[models.a]\nmax_batch = 0\nwarm_up = [16]")).models.options["a"].warm_up == (16,)

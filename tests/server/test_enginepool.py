@@ -36,8 +36,10 @@ def fake() -> FakeEngine:
 
 
 def load(pool: EnginePool, key: object, read: Callable[[], Engine] = fake) -> Engine:
-    with pool.engine(key, read) as engine:
-        return engine
+    """Held and let go of."""
+    engine = pool.hold(key, read)
+    pool.let_go(engine)
+    return engine
 
 
 def test_an_engine_is_read_once_for_all_who_ask_for_the_same_file(pool: EnginePool) -> None:
@@ -78,9 +80,10 @@ def test_an_engine_with_an_executor_is_not_freed(pool: EnginePool, clock: Clock)
 
 
 def test_an_engine_that_is_being_bound_is_not_freed(pool: EnginePool, clock: Clock) -> None:
-    with pool.engine("a", fake):
-        clock.now += 10 * KEEP_SECONDS
-        assert not pool.release([], quiet=True)
+    engine = pool.hold("a", fake)
+    clock.now += 10 * KEEP_SECONDS
+    assert not pool.release([], quiet=True)
+    pool.let_go(engine)
     assert not pool.release([], quiet=True)
     clock.now += KEEP_SECONDS
     assert pool.release([], quiet=True)

@@ -1,14 +1,17 @@
 """Models from files to executors, and what is told about those that are in the way."""
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
 
-from engines import DATATYPES, Engine, ModelRefused, Signature, TensorSpec
+from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature, TensorSpec
 from partitions import Partition
 from server.batches import Batching
-from server.library import Library, Read
+from server.catalog import Entry
+from server.config import Config, DeviceConfig, ModelOptions, ModelsConfig
+from server.library import Library, Read, open_library
 from server.repository import Repository
 from tests.fakes import FakeDevice, FakeEngine, Script
 
@@ -27,11 +30,16 @@ def add(root: Path, model: str, config: str = "", version: str = "1") -> None:
     (root / model / "config.pbtxt").write_text(config)
 
 
-def library(root: Path, read: Read = lambda path, max_batch: FakeEngine(SIGNATURE, Script())) -> Library:
+def library(root: Path, read: Read = lambda path, max_batch, settings: FakeEngine(SIGNATURE, Script())) -> Library:
     return Library(Repository(root, {}), read)
 
 
-def refuse(path: Path, max_batch: int | None) -> Engine:
+def configured(root: Path, copies: str = "auto", **options: ModelOptions) -> Config:
+    models = ModelsConfig(repository=root, options=options)
+    return Config(device=DeviceConfig(copies=copies), models=models, tenants={}, source="greenlane.toml")
+
+
+def refuse(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
     raise ModelRefused(f"{path}: no good")
 
 
@@ -44,11 +52,11 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_warning_comes_once_for_a_model_and_not_for_every_tenant_and_load(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
-    add(tmp_path, "m", "instance_group []")
+    add(tmp_path, "m", "instance_group { gpus: 0 }")
     models = library(tmp_path)
     for partition in [*partitions, *partitions]:
         assert models.load("m", partition).served
-    assert messages(caplog) == ["m/config.pbtxt: ignored, as they mean nothing here: instance_group"]
+    assert messages(caplog) == ["m/config.pbtxt: ignored, as they mean nothing here: instance_group.gpus"]
 
 
 def test_a_problem_comes_once_and_again_when_it_came_back(
@@ -82,7 +90,7 @@ def test_a_model_that_takes_batches_has_its_requests_joined_or_a_warning_why_not
     add(tmp_path, "m", "max_batch_size: 4")
     add(tmp_path, "square", "max_batch_size: 4")
     square = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", "n")),), ())
-    models = library(tmp_path, lambda path, _: FakeEngine(square if "square" in str(path) else SIGNATURE, Script()))
+    models = library(tmp_path, lambda path, *_: FakeEngine(square if "square" in str(path) else SIGNATURE, Script()))
     (joined,), (alone,) = (models.load(name, partitions[0]).served for name in ("m", "square"))
     assert joined.batching == Batching(SIGNATURE.with_max_batch(4), 4)
     assert "dynamic_batching" in joined.config
@@ -108,7 +116,7 @@ def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: 
     add(tmp_path, "m")
     read: list[FakeEngine] = []
 
-    def remember(path: Path, max_batch: int | None) -> Engine:
+    def remember(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         read.append(FakeEngine(SIGNATURE, Script()))
         return read[-1]
 
@@ -122,7 +130,7 @@ def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: 
 def test_an_engine_is_made_for_the_batches_that_are_configured(tmp_path: Path, partitions: list[Partition]) -> None:
     asked: list[int | None] = []
 
-    def read(path: Path, max_batch: int | None) -> Engine:
+    def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         asked.append(max_batch)
         return FakeEngine(SIGNATURE, Script())
 
@@ -143,10 +151,157 @@ def test_what_goes_wrong_in_a_library_is_a_problem_with_a_traceback(
 ) -> None:
     add(tmp_path, "m")
 
-    def raise_it(path: Path, max_batch: int | None) -> Engine:
+    def raise_it(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         raise RuntimeError("a bug")
 
     loaded = library(tmp_path, raise_it).load("m", partitions[0])
     assert [problem.reason for problem in loaded.problems] == ["a bug"]
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
     assert caplog.records[0].exc_info
+
+
+class Reader:
+    """Makes fakes, and remembers the settings they were asked for with."""
+
+    def __init__(self) -> None:
+        self.settings: list[RuntimeSettings] = []
+        self.engines: list[FakeEngine] = []
+
+    def __call__(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        self.settings.append(settings)
+        self.engines.append(FakeEngine(SIGNATURE, Script()))
+        return self.engines[-1]
+
+
+@pytest.mark.parametrize("copies", ["auto", "sm", "engine"])
+def test_a_model_of_which_nothing_is_said_runs_as_the_device_says_and_is_warm_at_the_usual_shapes(
+    tmp_path: Path, partitions: list[Partition], copies: str
+) -> None:
+    add(tmp_path, "m", "max_batch_size: 0")
+    read = Reader()
+    open_library(configured(tmp_path, copies), FakeDevice(), read).load("m", partitions[0])
+    assert read.settings == [RuntimeSettings(copies=copies, warm_up="usual")]
+
+
+def test_the_servers_configuration_overrules_the_models(tmp_path: Path, partitions: list[Partition]) -> None:
+    for name in ("m", "n"):
+        add(tmp_path, name, "max_batch_size: 8 model_warmup { batch_size: 8 } optimization { cuda { graphs: false } }")
+    read = Reader()
+    models = open_library(configured(tmp_path, m=ModelOptions(warm_up=(1, 4))), FakeDevice(), read)
+    for name in ("m", "n"):
+        assert models.load(name, partitions[0]).told() == ()
+    assert [(each.warm_up, each.graphs) for each in read.settings] == [((1, 4), "off"), ((8,), "off")]
+
+
+@pytest.mark.parametrize(("config", "padding"), [("", False), ("max_batch_size: 0", False), ("max_batch_size: 8", True)])
+def test_padding_is_asked_for_where_the_configuration_says_that_rows_are_a_batch(
+    tmp_path: Path, partitions: list[Partition], config: str, padding: bool
+) -> None:
+    add(tmp_path, "m", config)
+    read = Reader()
+    open_library(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
+    assert [each.batch_padding for each in read.settings] == [padding]
+
+
+def test_everything_that_cannot_be_honoured_is_a_problem_with_its_key_and_nothing_is_loaded(
+    tmp_path: Path, partitions: list[Partition]
+) -> None:
+    """On a CPU, and of both versions told once."""
+    add(tmp_path, "m", "version_policy { all {} } parameters { key: 'greenlane.profile' value { string_value: '0' } }")
+    add(tmp_path, "m2")
+    (tmp_path / "m2" / "1").rename(tmp_path / "m" / "2")
+    (tmp_path / "m" / "2" / "model.onnx").touch()
+    read = Reader()
+    models = open_library(configured(tmp_path, m=ModelOptions(strategy="lazy", graphs="off")), FakeDevice(), read)
+    loaded = models.load("m", partitions[0])
+    assert loaded.problems == [
+        Entry(
+            "m",
+            "",
+            "UNAVAILABLE",
+            "m/config.pbtxt: parameters greenlane.profile: '0' cannot be honoured: ONNX Runtime on a CPU has no optimization "
+            "profiles; leave it out",
+        ),
+        Entry(
+            "m",
+            "",
+            "UNAVAILABLE",
+            "greenlane.toml: models.m.strategy: 'lazy' cannot be honoured: ONNX Runtime on a CPU compiles no kernels for "
+            "shapes; leave it out",
+        ),
+    ]
+    assert (loaded.served, read.engines) == ([], [])
+
+
+def test_what_triton_asks_for_and_cannot_be_honoured_is_a_warning(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m", "instance_group { count: 2 }")
+    read = Reader()
+    loaded = open_library(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
+    assert loaded.told() == (
+        "m/config.pbtxt: instance_group.count: 2 cannot be honoured: ONNX Runtime on a CPU runs one inference at a time on a "
+        "partition's cores; it is ignored",
+    )
+    assert len(read.engines[0].executors) == 1
+
+
+def test_a_library_that_is_missing_is_a_problem_of_the_model(tmp_path: Path, partitions: list[Partition]) -> None:
+    def missing(_: object) -> dict[str, str]:
+        raise ModelRefused("no TensorRT is installed")
+
+    add(tmp_path, "m")
+    loaded = Library(Repository(tmp_path, {}), Reader(), unsupported=missing).load("m", partitions[0])
+    assert [problem.reason for problem in loaded.problems] == ["no TensorRT is installed"]
+
+
+def test_a_batch_to_be_ready_for_is_no_larger_than_the_largest(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m", "max_batch_size: 4")
+    models = open_library(configured(tmp_path, m=ModelOptions(warm_up=(4, 8))), FakeDevice(), Reader())
+    (problem,) = models.load("m", partitions[0]).problems
+    assert problem.reason == "greenlane.toml: models.m.warm_up: 8 is above the model's largest batch, which is 4"
+
+
+@pytest.mark.parametrize("text", ["model_warmup { inputs { key: 'x' value { dims: 99999999 } } }", "PARAMETER"])
+def test_nothing_is_warmed_up_that_no_request_could_bring(tmp_path: Path, partitions: list[Partition], text: str) -> None:
+    """A tenant may send such a configuration, and all share the machine's memory."""
+    add(tmp_path, "m", text.replace("PARAMETER", "parameters { key: 'greenlane.warm_up' value { string_value: '99999999' } }"))
+    read = Reader()
+    (problem,) = library(tmp_path, read).load("m", partitions[0]).problems
+    assert "inputs of 399999996 bytes, but the server takes bodies of up to 67108864" in problem.reason
+    assert read.engines[0].executors == []
+
+
+def test_as_many_executors_are_bound_as_are_asked_for(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m")
+    read = Reader()
+    options = {"m": ModelOptions(instances=3)}
+    loaded = Library(Repository(tmp_path, options), read).load("m", partitions[0])
+    (executor,) = loaded.executors.values()
+    assert len(read.engines[0].executors) == 3
+    assert executor.describe()["instances"] == 3
+
+
+def test_equal_settings_share_an_engine_and_others_do_not(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m")
+    read = Reader()
+    models = Library(Repository(tmp_path, {}), read)
+    kept = [models.load("m", partition) for partition in partitions]
+    (tmp_path / "m" / "config.pbtxt").write_text("optimization { cuda { graphs: false } }")
+    kept.append(models.load("m", partitions[0]))
+    assert [each.graphs for each in read.settings] == ["on", "off"]
+    assert [len(each.executors) for each in kept] == [1, 1, 1]
+
+
+def test_which_way_a_model_runs_is_in_its_configuration_and_what_to_read_of_it_is_a_warning(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    add(tmp_path, "m")
+
+    def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        engine = FakeEngine(SIGNATURE, Script())
+        engine.description = {"graphs": "none", "notes": ["cannot be captured (why)"], "counts": {"captures": 1}}
+        return engine
+
+    (served,) = library(tmp_path, read).load("m", partitions[0]).served
+    told = served.config["parameters"]["greenlane.execution"]["string_value"]
+    assert json.loads(told) == {"graphs": "none", "notes": ["cannot be captured (why)"]}
+    assert messages(caplog) == ["model m 1: cannot be captured (why)"]

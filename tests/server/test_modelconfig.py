@@ -110,7 +110,7 @@ def test_a_model_whose_rows_cannot_be_told_apart_says_why_its_requests_are_not_j
 def test_fields_that_are_not_read_are_named_once_in_their_order():
     assert read(TYPICAL).unread == (
         *("input.format", "input.reshape", "input.is_shape_tensor", "output.label_filename"),
-        *("instance_group", "optimization", "parameters"),
+        *("instance_group.kind", "optimization.graph", "parameters.a", "parameters.b"),
     )
     assert read("dynamic_batching { preserve_ordering: true zzz: 1 }").unread == (
         "dynamic_batching.preserve_ordering",
@@ -129,7 +129,8 @@ def test_fields_that_triton_has_not_are_told_with_the_one_that_was_meant():
 
 
 def test_fields_of_json_that_only_triton_reads_are_told_under_either_kind_of_name():
-    assert from_json(json.dumps({"instanceGroup": [], "optimization": {}})).unread == ("instanceGroup", "optimization")
+    document = {"metricTags": {}, "optimization": {"eagerBatching": True}}
+    assert from_json(json.dumps(document)).unread == ("metricTags", "optimization.eagerBatching")
 
 
 @pytest.mark.parametrize(
@@ -188,8 +189,9 @@ def test_the_platform_or_the_backend_decides_which_file_is_the_model_unless_it_i
         (f"max_batch_size: {LONG}", "1", f"Couldn't parse integer: {LONG[:50]}..."),
         ('name: { x: "y" }', "1", "Expected string"),
         ("}", "1", "Expected identifier"),
-        ("\n\nparameters { key: {", "3", "parameters has no value, or a bracket in it is not closed"),
-        ("# x: y\nparameters:", "2", "parameters has no value, or a bracket in it is not closed"),
+        ("\n\nmetric_tags { key: {", "3", "metric_tags has no value, or a bracket in it is not closed"),
+        ("# x: y\nmetric_tags:", "2", "metric_tags has no value, or a bracket in it is not closed"),
+        ('parameters { key: "a" value: 3 }', "1", "Expected"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_file_and_line(text, line, reason):
@@ -237,20 +239,21 @@ def test_any_text_is_either_read_or_refused(parts):
 
 
 def test_deep_nesting_is_no_danger():
+    assert "a bracket in it is not closed" in refusal("metric_tags {" * 100_000)
+    assert read("metric_tags {" * 10_000 + "}" * 10_000).unread == ("metric_tags",)
     assert "a bracket in it is not closed" in refusal("parameters {" * 100_000)
-    assert read("parameters {" * 10_000 + "}" * 10_000).unread == ("parameters",)
 
 
 def test_the_json_form_says_the_same_under_either_kind_of_name():
     tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, "3"], "reshape": {"shape": [1]}}]
     policy = {"specific": {"versions": [3, 1]}}
-    one = {"name": "m", "max_batch_size": 4, "input": tensors, "version_policy": policy, "parameters": {"a": [[{}]]}}
-    two = {"name": "m", "maxBatchSize": 4, "input": tensors, "versionPolicy": policy, "parameters": {}}
+    one = {"name": "m", "max_batch_size": 4, "input": tensors, "version_policy": policy, "metricTags": {"a": [[{}]]}}
+    two = {"name": "m", "maxBatchSize": 4, "input": tensors, "versionPolicy": policy, "metricTags": {}}
     assert from_json(json.dumps(one)) == from_json(json.dumps(two))
     config = from_json(json.dumps(one))
     assert (config.max_batch, config.inputs) == (4, (StatedTensor("x", "FP32", (-1, 3)),))
     assert config.versions == VersionPolicy(latest=0, specific=(1, 3))
-    assert config.unread == ("parameters", "input.reshape")
+    assert config.unread == ("metricTags", "input.reshape")
 
 
 @pytest.mark.parametrize(

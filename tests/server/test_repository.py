@@ -166,8 +166,8 @@ def test_the_name_may_be_the_directory(repository, add):
 
 
 def test_fields_that_are_not_read_are_named_in_one_warning(repository, add):
-    add("m/1/model.onnx", m="instance_group [ { count: 2 } ]\noptimization {}")
-    warning = "m/config.pbtxt: ignored, as they mean nothing here: instance_group, optimization"
+    add("m/1/model.onnx", m="instance_group [ { count: 2 kind: KIND_GPU } ]\noptimization { priority: PRIORITY_MAX }")
+    warning = "m/config.pbtxt: ignored, as they mean nothing here: instance_group.kind, optimization.priority"
     assert repository.read("m").warning == warning
 
 
@@ -175,6 +175,24 @@ def test_an_override_takes_the_place_of_the_file_even_of_a_broken_one(repository
     add("m/1/model.onnx", "m/2/model.onnx", m="max_batch_size: many")
     listing = repository.read("m", json.dumps({"max_batch_size": 4, "version_policy": {"all": {}}}))
     assert [(file.version, file.config.max_batch) for file in listing.files] == [(1, 4), (2, 4)]
+
+
+def test_how_a_model_runs_is_not_for_a_tenant_to_say(repository, add):
+    add(
+        "m/1/model.onnx",
+        m="optimization { cuda { graphs: true } } parameters { key: 'greenlane.copies' value { string_value: 'sm' } }",
+    )
+    asked = {"optimization": {"cuda": {"graphs": False}}, "instance_group": [{"count": 2}]}
+    listing = repository.read("m", json.dumps(asked))
+    (file,) = listing.files
+    assert {field: said.value for field, said in file.config.settings.items()} == {"graphs": "on", "copies": "sm"}
+    ignored = "optimization.cuda.graphs, instance_group.count"
+    assert listing.warning == f"the config parameter: ignored, as they mean nothing here: {ignored}"
+    ours = {"parameters": {"greenlane.copies": {"string_value": "engine"}}}
+    assert problem(repository.read("m", json.dumps(ours))).reason == (
+        "the config parameter: parameters greenlane.copies: how a model runs is for the server's operator to say, "
+        "in m/config.pbtxt or as [models.m]"
+    )
 
 
 def test_a_broken_override_is_a_problem(repository, add):
@@ -191,6 +209,18 @@ def test_how_requests_are_joined_is_what_is_set_elsewhere_and_else_what_the_file
     ):
         (file,) = Repository(tmp_path, {"m": options}).read("m").files
         assert (file.config.max_batch, file.config.batch_delay, file.config.preferred_batches) == (None, delay, preferred)
+
+
+def test_how_a_model_runs_is_what_is_set_elsewhere_and_else_what_the_files_say(tmp_path, add):
+    text = "instance_group { count: 2 } parameters { key: 'greenlane.copies' value { string_value: 'sm' } }"
+    add("m/1/model.onnx", m=text)
+    repository = Repository(tmp_path, {"m": ModelOptions(copies="engine", warm_up=(1, 4))}, "greenlane.toml")
+    (file,) = repository.read("m").files
+    assert {field: (said.value, said.where) for field, said in file.config.settings.items()} == {
+        "instances": (2, "m/config.pbtxt: instance_group.count"),
+        "copies": ("engine", "greenlane.toml: models.m.copies"),
+        "warm_up": ((1, 4), "greenlane.toml: models.m.warm_up"),
+    }
 
 
 def test_the_largest_batch_set_elsewhere_overrules_the_files_own_which_stays_visible(tmp_path, add):

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engines import DATATYPES, Engine, Signature, TensorSpec
+from engines import DATATYPES, Engine, RuntimeSettings, Signature, TensorSpec
+from engines.base import COUNTS
 from partitions import DeviceLost, DoesNotFit, Misplaced, PartitionError
-from server.config import Config, ConfigError, ModelsConfig, ServerConfig, TenantConfig
+from server.config import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 from server.desk import State
 from server.errors import BadRequest, Failed, NotFound, Unavailable
+from server.metrics import COUNTED, RuntimeCollector
 from server.runtime import Runtime
 from server.service import LocalDesk, Service, Tenant
 from server.ticket import Done
@@ -59,10 +61,12 @@ class Site:
     def __init__(self, root: Path) -> None:
         self.script = Script()
         self.engines: list[FakeEngine] = []
+        self.settings: list[RuntimeSettings] = []
         self.device = FakeDevice((1,) * 8, self.script)
         tenants = [TenantConfig(name="acme", granules=2, models=("*",)), TenantConfig(name="globex", granules=2, models=("b",))]
         config = Config(
             server=ServerConfig(default_tenant="acme"),
+            device=DeviceConfig(copies="engine"),
             models=ModelsConfig(repository=root),
             tenants={tenant.name: tenant for tenant in tenants},
             source="test",
@@ -72,7 +76,8 @@ class Site:
         self.states: list[State] = []
         self.runtime = Runtime(config, self.device, self.desks, self.states.append, self.read)
 
-    def read(self, path: Path, max_batch: int | None) -> Engine:
+    def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        self.settings.append(settings)
         self.engines.append(FakeEngine(SIGNATURE, self.script))
         return self.engines[-1]
 
@@ -132,6 +137,44 @@ async def test_every_tenant_gets_its_partition_and_its_models(root: Path) -> Non
     assert [s.name for s in site.tenant("globex").catalog.served()] == ["b"]
     assert repr(site.runtime).startswith("<Runtime serving, ")
     await site.runtime.close()
+
+
+async def test_models_run_as_the_device_s_section_says_and_are_ready_for_the_usual_shapes(root: Path) -> None:
+    async with serving(root) as site:
+        assert set(site.settings) == {RuntimeSettings(copies="engine", warm_up="usual")}
+
+
+async def test_which_way_models_run_is_told_of_the_executors_of_now(root: Path) -> None:
+    async with serving(root) as site:
+        (engine,) = [engine for engine in site.engines if len(engine.executors) == 2]
+        engine.description = {"graphs": "captured"}
+        told = [(each.tenant, each.name, each.version, each.description["graphs"]) for each in site.runtime.executions()]
+        assert sorted(told) == [("acme", "a", "1", "none"), ("acme", "b", "1", "captured"), ("globex", "b", "1", "captured")]
+        await site.runtime.repartition({"acme": 5})
+        engine.description = {"graphs": "native"}
+        assert [each.description["graphs"] for each in site.runtime.executions() if each.name == "b"] == ["native"] * 2
+        await site.runtime.unload("acme", "b")
+        assert [each.tenant for each in site.runtime.executions()] == ["acme", "globex"]
+
+
+async def test_metrics_tell_which_way_models_run_and_what_executors_counted(root: Path) -> None:
+    async with serving(root) as site:
+        for engine in site.engines:
+            counts = {"captures": 3, "staged": 0, "of a newer kind": 1}
+            engine.description = {"graphs": "captured", "why": "x", "counts": counts}
+        families = {family.name: family for family in RuntimeCollector(site.runtime, []).collect()}
+        graphs, captures = families["greenlane_model_graphs"], families["greenlane_graph_captures"]
+        assert {tuple(sample.labels.values()) for sample in graphs.samples} == {
+            (model, "1", tenant, "captured") for model, tenant in (("a", "acme"), ("b", "acme"), ("b", "globex"))
+        }
+        assert captures.type == "counter"
+        assert [(sample.name, sample.value) for sample in captures.samples] == [("greenlane_graph_captures_total", 3)] * 3
+        assert [sample.value for sample in families["greenlane_staged_inferences"].samples] == [0] * 3
+        assert families["greenlane_padded_inferences"].samples == [], "it is not known to occur"
+
+
+def test_metrics_tell_all_that_executors_may_count() -> None:
+    assert tuple(COUNTED) == COUNTS
 
 
 async def test_a_start_that_does_not_fit_says_so(root: Path) -> None:
@@ -246,7 +289,7 @@ async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None
         assert all(done.failure is None for done in await asyncio.gather(*asking))
         old, new = (partition for partition in site.device.partitions if partition.granules[0] == 0)
         assert old.closed
-        assert [thread.name for thread in new.threads if thread.name.startswith("worker")] == [f"worker {new!r}"]
+        assert {thread.name.split(",")[0] for thread in new.threads if thread.name.startswith("worker")} != set()
         statistics = site.runtime._workers["acme"].statistics()
         assert 9 <= statistics.done <= 18
         assert statistics.failed == 0

@@ -1,0 +1,41 @@
+"""Which shapes to run before an executor is bound, where `RuntimeSettings.warm_up` names them; pure."""
+
+from collections.abc import Sequence
+
+from .errors import ModelRefused, TensorMismatch
+from .profiles import dimensions
+from .settings import Sample
+from .signature import Shape, Signature, TensorSpec
+
+
+def shape_sets(warm_up: Sequence[Sample], signature: Signature, usual: Sequence[Shape]) -> list[tuple[Shape, ...]]:
+    """A set of shapes, one for each input in order, for every sample, each set once, in the order they were asked for.
+
+    `usual` are the shapes of inputs and dimensions that a sample does not name. Raises ModelRefused for a batch size where
+    no input has a dynamic first dimension, for an input that there is not, and for shapes that the model does not take.
+    """
+    sets = list(dict.fromkeys(_shapes(sample, signature.inputs, usual) for sample in warm_up))
+    for shapes in sets:
+        try:
+            signature.check(shapes)
+        except TensorMismatch as error:
+            raise ModelRefused(f"warm_up: {error}") from error
+    return sets
+
+
+def _shapes(sample: Sample, inputs: Sequence[TensorSpec], usual: Sequence[Shape]) -> tuple[Shape, ...]:
+    if isinstance(sample, int):
+        return _of_rows(sample, inputs, usual)
+    asked, known = dict(sample), [spec.name for spec in inputs]
+    if unknown := [name for name in asked if name not in known]:
+        raise ModelRefused(f"warm_up: the model has no input {unknown[0]!r}; it has {', '.join(map(repr, known)) or 'none'}")
+    return tuple(asked.get(spec.name, shape) for spec, shape in zip(inputs, usual, strict=True))
+
+
+def _of_rows(rows: int, inputs: Sequence[TensorSpec], usual: Sequence[Shape]) -> tuple[Shape, ...]:
+    """The usual shapes with so many rows, in every input whose first dimension is dynamic."""
+    dynamic = [bool(spec.dims) and isinstance(spec.dims[0], str) for spec in inputs]
+    if not any(dynamic):
+        there = ", ".join(f"{spec.name} {dimensions(spec.dims)}" for spec in inputs) or "none"
+        raise ModelRefused(f"warm_up: a batch of {rows}, but no input has a first dimension that varies; there is {there}")
+    return tuple((rows, *shape[1:]) if varies else shape for varies, shape in zip(dynamic, usual, strict=True))

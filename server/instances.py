@@ -1,0 +1,99 @@
+"""Several executors of one engine on one partition, as if they were one: each inference goes to the next of them.
+
+Works of a partition's stream run one after another all the same. What is gained is that each executor keeps shapes, graphs
+and memory of its own, so that one may be prepared anew while works of the others are in flight.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import cycle
+from threading import Lock
+
+from engines import Engine, Executor, Room, Tensor, Work
+from engines.base import NO_ROOM
+from engines.signature import Shape
+from partitions import Partition
+
+
+class InTurn:
+    """Executors of one engine that take turns; see `engines.base.Executor`."""
+
+    def __init__(self, executors: Sequence[Executor]) -> None:
+        self.engine = executors[0].engine
+        self._executors = tuple(executors)
+        self._turns = cycle(self._executors)
+
+    def __repr__(self) -> str:
+        return f"<InTurn {list(self._executors)}>"
+
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> Work:
+        return next(self._turns).enqueue(inputs, room)
+
+    def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
+        """None where all of them are ready: whose turn it will be is not known while others are enqueued."""
+        asked = [getattr(executor, "preparing", None) for executor in self._executors]
+        pending = [future for ask in asked if ask is not None and (future := ask(shapes)) is not None]
+        return _all(pending) if pending else None
+
+    def rebind(self, partition: Partition) -> "InTurn":
+        """All or none."""
+        return InTurn(_all_or_none([partial(executor.rebind, partition) for executor in self._executors]))
+
+    def describe(self) -> Mapping[str, object]:
+        """As the first says, with how many there are, and the counts of all."""
+        each = [executor.describe() for executor in self._executors]
+        counts: dict[str, int] = {}
+        for said in each:
+            found = said.get("counts")
+            for name, count in found.items() if isinstance(found, dict) else ():
+                counts[name] = counts.get(name, 0) + count
+        return {**each[0], "instances": len(each), **({"counts": counts} if counts else {})}
+
+    def close(self) -> None:
+        """Each, whatever becomes of the others; raises the first error."""
+        errors: list[Exception] = []
+        for executor in self._executors:
+            try:
+                executor.close()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def bind_in_turn(engine: Engine, partition: Partition, count: int) -> Executor:
+    """So many executors of an engine, all or none, as one; or the only one itself. Blocks. Raises ModelRefused."""
+    if count == 1:
+        return engine.bind(partition)
+    return InTurn(_all_or_none([partial(engine.bind, partition)] * count))
+
+
+def _all_or_none(binders: Sequence[Callable[[], Executor]]) -> list[Executor]:
+    bound: list[Executor] = []
+    try:
+        for bind in binders:
+            bound.append(bind())
+    except BaseException:
+        if bound:
+            InTurn(bound).close()
+        raise
+    return bound
+
+
+def _all(pending: "Sequence[Future[None]]") -> "Future[None]":
+    """A future that ends with the last of these, with the first error there was."""
+    whole: Future[None] = Future()
+    left, lock = set(map(id, pending)), Lock()
+
+    def ended(one: "Future[None]") -> None:
+        with lock:
+            left.discard(id(one))
+            last = not left
+        if last:
+            error = next((error for each in pending if (error := each.exception())), None)
+            whole.set_exception(error) if error else whole.set_result(None)
+
+    for future in pending:
+        future.add_done_callback(ended)
+    return whole

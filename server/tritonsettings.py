@@ -1,0 +1,79 @@
+"""What the words of Triton's `config.pbtxt` say of how a model runs, where they mean something here.
+
+`instance_group` says how many executors there are, `model_warmup` and `optimization.cuda.graph_spec` what to be ready for,
+`optimization.cuda.graphs` whether there are graphs. Where a model runs is the tenant's partition's business, and which of
+its works goes first the requests': `kind`, `gpus` and `priority` are among what is ignored.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from engines.settings import Sample
+
+from .modelsettings import MOST_INSTANCES, Said
+from .protocol.document import short, show
+from .units import MOST_WARM
+
+
+def from_triton(message: Any, max_batch: int, source: str) -> dict[str, Said]:
+    """By the fields of our settings. `message` is as of `server.pbtxt`, `max_batch` what it says, `source` its file.
+
+    Raises ValueError naming the field, what came and what was expected.
+    """
+    said: dict[str, tuple[object, str]] = {}
+    if message.optimization.cuda.HasField("graphs"):
+        said["graphs"] = "on" if message.optimization.cuda.graphs else "off", "optimization.cuda.graphs"
+    named = len(message.model_warmup) + len(message.optimization.cuda.graph_spec)
+    if named > MOST_WARM:
+        raise ValueError(f"{named} samples to warm up; expected at most {MOST_WARM}")
+    if samples := tuple(dict.fromkeys(_samples(message, max_batch))):
+        said["warm_up"] = samples, "model_warmup" if message.model_warmup else "optimization.cuda.graph_spec"
+    if message.instance_group:
+        said["instances"] = _instances(message.instance_group), "instance_group.count"
+    if (profile := _profile(message.instance_group)) is not None:
+        said["profile"] = profile, "instance_group.profile"
+    return {field: Said(value, value, source, key, foreign=True) for field, (value, key) in said.items()}
+
+
+def _instances(groups: Any) -> int:
+    """Of all groups: here they are all on the tenant's partition."""
+    counts = [group.count or 1 for group in groups]
+    if min(counts) < 1 or sum(counts) > MOST_INSTANCES:
+        came = " + ".join(map(str, counts))
+        raise ValueError(f"instance_group.count is {came}; expected 1 to {MOST_INSTANCES} in all")
+    return sum(counts)
+
+
+def _profile(groups: Any) -> int | None:
+    """The only optimization profile that is named; a model has several by itself."""
+    names = sorted({name for group in groups for name in group.profile})
+    if wrong := [name for name in names if not (name.isascii() and name.isdigit() and len(name) < 5)]:
+        came = short(repr(wrong[0]))
+        raise ValueError(f"instance_group.profile: {came}; expected the number of an optimization profile, from 0")
+    return int(names[0]) if len(names) == 1 else None
+
+
+def _samples(message: Any, max_batch: int) -> Iterator[Sample]:
+    """What is named to be warmed up, or captured, in its order."""
+    for index, each in enumerate(message.model_warmup):
+        dims = {name: list(each.inputs[name].dims) for name in sorted(each.inputs)}
+        yield from _sample(f"model_warmup[{index}]", each.batch_size, dims, max_batch)
+    for index, each in enumerate(message.optimization.cuda.graph_spec):
+        dims = {name: list(each.input[name].dim) for name in sorted(each.input)}
+        yield from _sample(f"optimization.cuda.graph_spec[{index}]", each.batch_size, dims, max_batch)
+
+
+def _sample(key: str, rows: int, inputs: Mapping[str, Sequence[int]], max_batch: int) -> Iterator[Sample]:
+    """Rows where no input is named, else shapes, whose dims leave the batch out if the model has one; or nothing at all."""
+    if not 0 <= rows <= max(1, max_batch):
+        expected = f"1 to {max_batch}, the max_batch_size" if max_batch else "1, as the model has no max_batch_size"
+        raise ValueError(f"{key}.batch_size is {rows}; expected {expected}")
+    for name, dims in inputs.items():
+        if wrong := [dim for dim in dims if dim < 1]:
+            came = f"{wrong[0]} in dims {show(dims)} of input {short(repr(name))}"
+            raise ValueError(f"{key}: {came}; expected sizes of 1 or more")
+    batch = (max(1, rows),) if max_batch else ()
+    if inputs:
+        yield tuple((name, (*batch, *dims)) for name, dims in inputs.items())
+    else:
+        yield from batch

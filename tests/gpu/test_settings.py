@@ -1,0 +1,99 @@
+"""Which way models run on a GPU, as the configuration says; and `uvicorn server.app:app` as it stands."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from server.config import Config, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
+from tests.end_to_end.harness import Served, serving
+
+from .bench import assert_close, expected
+from .networks import feed, mlp, plan
+from .process import Client, running
+
+pytestmark = pytest.mark.gpu
+
+WAYS = {
+    "usual": (ModelOptions(), "captured"),
+    "required": (ModelOptions(graphs="required", copies="sm"), "captured"),
+    "native": (ModelOptions(graphs="off", cuda_graphs="on"), "native"),
+    "plain": (ModelOptions(graphs="off"), "none"),
+    "several": (ModelOptions(instances=3), "captured"),
+    "sized": (ModelOptions(max_batch=8, warm_up=(1, 3, 8)), "captured"),
+    "lazy": (ModelOptions(strategy="lazy", copies="sm"), "native"),
+}
+"""A model for each set of options, and which graphs it is to have."""
+
+REFUSED = {"weights": ModelOptions(profile=7)}
+
+
+def add(root: Path, name: str) -> Path:
+    """Where the file of a new model's only version goes."""
+    folder = root / name / "1"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("models")
+    made = plan(add(root, "usual"), mlp()).read_bytes()
+    for name in (WAYS.keys() | REFUSED.keys()) - {"usual"}:
+        (add(root, name) / "model.plan").write_bytes(made)
+    tenant = TenantConfig(name="acme", granules=4, models=("*",))
+    config = Config(
+        server=ServerConfig(default_tenant="acme", drain_grace=0.0),
+        device=DeviceConfig(backend="cuda"),
+        models=ModelsConfig(repository=root, options={name: options for name, (options, _) in WAYS.items()} | REFUSED),
+        tenants={"acme": tenant},
+        source="test",
+    )
+    with serving(config) as served:
+        yield served
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_model_runs_the_way_it_is_configured_says_so_and_gives_the_right_numbers(served: Served, name: str) -> None:
+    options, graphs = WAYS[name]
+    config = httpx.get(f"{served.url}/v2/models/{name}/config").json()
+    said = json.loads(config["parameters"]["greenlane.execution"]["string_value"])
+    assert said["graphs"] == graphs
+    assert said.get("instances", 1) == (options.instances or 1)
+    assert (
+        f'greenlane_model_graphs{{graphs="{graphs}",model="{name}",tenant="acme",version="1"}} 1.0'
+        in httpx.get(f"{served.url}/metrics").text
+    )
+    wanted = expected(mlp())
+    for seed in range(6):
+        x = feed(mlp(), {"x": (1 + seed % 3, 784)}, seed)
+        document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": x["x"].shape, "data": x["x"].ravel().tolist()}]}
+        (output,) = httpx.post(f"{served.url}/v2/models/{name}/infer", json=document).json()["outputs"]
+        assert_close([np.array(output["data"], np.float32).reshape(output["shape"])], wanted(x))
+
+
+def test_a_profile_that_there_is_not_is_told_in_the_index(served: Served) -> None:
+    index = {entry["name"]: entry for entry in httpx.post(f"{served.url}/v2/repository/index").json()}
+    assert index["weights"]["reason"] == "weights/1/model.plan: profile 7 is asked for, but it has 1, numbered from 0"
+
+
+def test_plain_uvicorn_serves_two_tenants_and_says_what_it_does_not_honour(gpu: None, tmp_path: Path) -> None:
+    plan(add(tmp_path / "models", "mlp"), mlp())
+    wanted = expected(mlp())
+    with running(tmp_path, tmp_path / "models", "acme", "globex", plain=True) as client:
+        _ask_both(client, wanted)
+    log = (tmp_path / "server.log").read_text()
+    assert "not all of greenlane.toml is honoured by uvicorn server.app:app:\n  server.fronts: " in log
+    if folder := os.environ.get("OUT"):
+        (Path(folder) / "uvicorn.log").write_text(log, encoding="utf-8")
+
+
+def _ask_both(client: Client, wanted: Any) -> None:
+    for turn in range(200):
+        x = feed(mlp(), {"x": (1 + turn % 8, 784)}, turn)
+        assert_close(list(client.infer("mlp", ("acme", "globex")[turn % 2], x).values()), wanted(x))

@@ -1,0 +1,124 @@
+"""How models run as a configuration says, on a simulated GPU with the real engines on top: from the file to the executor."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.config import Config, DeviceConfig, ModelOptions, ModelsConfig
+from server.library import Loaded, open_library
+from tests.engines.simulated import AFFINE, ROWS, Bench, assert_right, opened, rows
+from tests.engines.small import model
+
+from .gpu import Gpu
+from .plans import make_plan
+from .tensorrt import library
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with opened(tmp_path) as bench, closing(bench):
+        yield bench
+
+
+def load(bench: Bench, config: str = "", **options: Any) -> Loaded:
+    """A model with this config.pbtxt and these keys of [models.m], on a device whose copies are the copy engines'."""
+    folder = bench.folder / "repository" / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.plan").write_bytes(make_plan(model(AFFINE), ROWS))
+    (folder / "config.pbtxt").write_text(config)
+    models = ModelsConfig(repository=folder.parent, options={"m": ModelOptions(**options)})
+    settings = Config(device=DeviceConfig(copies="engine"), models=models, tenants={}, source="greenlane.toml")
+    return open_library(settings, bench.device).attempt("m", bench.partition)
+
+
+def described(loaded: Loaded) -> Any:
+    """What its only executor says, which is closed."""
+    (executor,) = loaded.executors.values()
+    with closing(executor):
+        return executor.describe()
+
+
+def test_a_model_is_moved_as_the_device_says_or_as_its_own_section_does(bench: Bench) -> None:
+    assert described(load(bench))["copies"] == "engine"
+
+
+def test_a_models_own_section_overrules_the_device_and_its_files(bench: Bench) -> None:
+    loaded = load(bench, "optimization { cuda { graphs: false } }", copies="sm", graphs="required")
+    said = described(loaded)
+    assert (said["copies"], said["graphs"], loaded.told()) == ("sm", "captured", ())
+    (served,) = loaded.served
+    shown = json.loads(served.config["parameters"]["greenlane.execution"]["string_value"])
+    assert shown == {key: value for key, value in said.items() if key != "counts"}
+
+
+def test_graphs_that_are_left_out_are(bench: Bench) -> None:
+    assert described(load(bench, "optimization { cuda { graphs: false } }"))["graphs"] == "none"
+
+
+def test_the_librarys_own_graphs_are_chosen(bench: Bench) -> None:
+    assert described(load(bench, graphs="off", cuda_graphs="on"))["graphs"] == "native"
+
+
+def test_as_many_executors_as_instances_are_bound(bench: Bench) -> None:
+    assert described(load(bench, "instance_group { count: 2 }"))["instances"] == 2
+
+
+def test_what_is_asked_for_is_ready_and_no_more(bench: Bench) -> None:
+    assert described(load(bench, warm_up=(1, 4)))["shapes"] == [[[1, 3]], [[4, 3]]]
+
+
+def test_what_triton_warms_up_is_ready(bench: Bench) -> None:
+    sample = 'inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 } }'
+    loaded = load(bench, f"max_batch_size: 8 model_warmup {{ batch_size: 2 {sample} }} model_warmup {{ batch_size: 8 }}")
+    assert described(loaded)["shapes"] == [[[2, 3]], [[8, 3]]]
+
+
+def test_a_batch_that_the_engine_was_not_built_for_is_a_problem(bench: Bench) -> None:
+    (problem,) = load(bench, warm_up=(1, 16)).problems
+    assert "warm_up: input 'x': dimension 0 of shape [16, 3] is 16; the engine was built for 0 to 8" in problem.reason
+
+
+@pytest.mark.parametrize(("config", "padded"), [("max_batch_size: 8", 1), ("", 0)], ids=["batches", "no batches"])
+def test_a_batch_that_is_not_ready_is_padded_where_the_configuration_says_that_rows_are_a_batch(
+    bench: Bench, config: str, padded: int
+) -> None:
+    """Else the first dimension may be anything, such as the length of a text."""
+    loaded = load(bench, config, warm_up=(1, 8), copies="sm")
+    (executor,) = loaded.executors.values()
+    assert_right(executor, rows(3))
+    counts = described(loaded)["counts"]
+    assert (counts["padded"], counts["compilations"]) == (padded, 1 - padded)
+
+
+def test_a_profile_that_there_is_not_is_a_problem(bench: Bench) -> None:
+    (problem,) = load(bench, profile=1).problems
+    assert problem.reason == "m/1/model.plan: profile 1 is asked for, but it has 1, numbered from 0"
+
+
+def test_a_model_that_cannot_be_captured_says_so_where_an_operator_looks(bench: Bench) -> None:
+    loaded = load(bench, strategy="lazy", copies="sm")
+    (line,) = loaded.told()
+    assert line.startswith("model m 1: cannot be captured as a graph (its inputs are dynamic and its kernels 'lazy'")
+    assert described(loaded)["graphs"] == "native"
+
+
+def test_graphs_that_are_required_and_cannot_be_are_a_problem(bench: Bench) -> None:
+    (problem,) = load(bench, strategy="lazy", copies="sm", graphs="required").problems
+    assert "graphs are required, but it cannot be captured as one" in problem.reason
+
+
+def test_what_the_library_has_not_is_a_problem_with_its_key(tmp_path: Path) -> None:
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, IRuntimeConfig=None), gpu) as bench, closing(bench):
+        loaded = load(bench, strategy="none", allocation="user_managed")
+    assert [problem.reason for problem in loaded.problems] == [
+        f"greenlane.toml: models.m.{key} cannot be honoured: TensorRT-RTX 1.6.1.120 has no {field}; leave it out"
+        for key, field in (
+            ("strategy: 'none'", "dynamic_shapes_kernel_specialization_strategy"),
+            ("allocation: 'user_managed'", "allocation_strategy"),
+        )
+    ]
