@@ -119,7 +119,7 @@ class _Check:
         self._check_memory()
         plan = self._plan(device) if device else {}
         builds = open_builds(config.models)
-        library = open_library(config, device, builds)
+        library = open_library(config, device, builds=builds)
         for name, tenant in config.tenants.items():
             _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}, {_memory(tenant)}")
             self._check_front(tenant)

@@ -220,10 +220,12 @@ def _noting(file: ModelFile, loaded: Loaded) -> Iterator[None]:
         loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
 
 
-def open_library(config: Config, device: Device | None, builds: Builds, read: Read | None = None) -> Library:
+def open_library(
+    config: Config, device: Device | None, read: Read | None = None, builds: Builds | None = None
+) -> Library:
     """The models of a configuration, for this device, as they are served and as they are checked.
 
-    `builds` is what builds ONNX files, `read` makes engines in place of the libraries that serve from the device.
+    `read` makes engines in place of the libraries that serve from the device; `builds` is what builds ONNX files for these.
     """
     return Library(
         Repository(config.models.repository, config.models.options, config.source),

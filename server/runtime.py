@@ -68,7 +68,7 @@ class Runtime:
         self.desks = desks
         self.manager = PartitionManager(device)
         self.builds = open_builds(config.models)
-        self.library = open_library(config, device, self.builds, read)
+        self.library = open_library(config, device, read, self.builds)
         self.state: State = "starting"
         self.gone = asyncio.Event()
         self._tell = tell

@@ -10,7 +10,7 @@ import pytest
 
 from engines import DATATYPES, Engine, Signature, TensorSpec
 from partitions import DeviceLost
-from server import runtime as runtimes
+from server import library as libraries
 from server.config import TenantConfig
 from server.exits import NEEDS_RESTART
 from tests.fakes import FakeDevice, FakeEngine, Script
@@ -32,7 +32,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     def load(path: Path, device: Any = None, settings: Any = None, max_batch: Any = None, builds: Any = None) -> Engine:
         return FakeEngine(SIGNATURE, script)
 
-    monkeypatch.setattr(runtimes, "load_engine", load)
+    monkeypatch.setattr(libraries, "load_engine", load)
     return script
 
 

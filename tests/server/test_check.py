@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engines import Engine, RuntimeSettings, load_engine
+from engines import Builds, Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
 from server.check import check
 from server.config import Config, load
@@ -402,10 +402,10 @@ def test_models_are_tried_as_they_would_be_served(told: Told, monkeypatch: pytes
     tried: list[RuntimeSettings | None] = []
 
     def remember(
-        path: Path, device: Device | None, settings: RuntimeSettings | None = None, max_batch: int | None = None
+        path: Path, device: Device | None, settings: RuntimeSettings, max_batch: int | None, builds: Builds | None
     ) -> Engine:
         tried.append(settings)
-        return load_engine(path, device, settings, max_batch)
+        return load_engine(path, device, settings, max_batch, builds)
 
     monkeypatch.setattr("server.library.load_engine", remember)
     assert told.check(('backend = "cpu"', 'backend = "cpu"\ncopies = "engine"')) == 0

@@ -608,10 +608,10 @@ async def test_a_tenant_is_moved_and_served_while_a_model_of_its_own_is_being_bu
     async with serving(root) as site:
         read = site.read
 
-        def build(path: Path, max_batch: int | None) -> Engine:
+        def build(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
             building.set()
             assert built.wait(PATIENCE)
-            return read(path, max_batch)
+            return read(path, max_batch, settings)
 
         site.runtime.library._read = build
         os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
