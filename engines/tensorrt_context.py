@@ -89,14 +89,15 @@ class Context:
         for spec, address in zip(self._loaded.specs, addresses, strict=True):
             self._theirs.set_tensor_address(spec.name, address)
 
-    def execute(self, stream: Stream, captured: bool = False) -> str:
+    def execute(self, stream: Stream, captured: bool = False, then: Stream | None = None) -> str:
         """Submit one inference of the shapes that are set to a stream, or into its capture.
 
-        Returns "", or what the library said when it refused. Compiles, perhaps for seconds, where these shapes are new.
+        `then` is the stream for `settle` to wait for, which has to be ordered after this one: a caller's own may be gone by
+        then. Returns "", or what the library said when it refused. Compiles, perhaps for seconds, where these shapes are new.
         """
         if captured:
             return self._submit(stream)
-        self._busy = stream
+        self._busy = then or stream
         if self.shapes in self.compiled:
             return self._submit(stream)
         with LIBRARY_USE.shared():
