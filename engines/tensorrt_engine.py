@@ -83,8 +83,8 @@ class TensorRTEngine:
     def close(self) -> None:
         """Free the weights and the idle instances; its executors must be closed before.
 
-        Keeps the interpreter for up to some 100 ms an instance: for when no inference waits. Raises ExecutionFailed, DeviceLost;
-        the weights are freed all the same.
+        Keeps the interpreter for up to some 100 ms an instance: for when no inference waits. Raises ExecutionFailed,
+        DeviceLost; the weights are freed all the same.
         """
         with ExitStack() as left:
             left.callback(self.loaded.close)
