@@ -49,10 +49,10 @@ class Context:
         return f"<Context of {self._loaded.path.name}, profile {self.profile}, shapes {self.shapes}>"
 
     def settle(self) -> None:
-        """Wait for what was executed outside of captures. Raises CUDAError."""
-        if self._busy:
-            self._busy.sync()
-            self._busy = None
+        """Wait for what was executed outside of captures, once: the stream may be gone later. Raises CUDAError."""
+        busy, self._busy = self._busy, None
+        if busy:
+            busy.sync()
 
     def use_streams(self, extra: Sequence[SideStream]) -> None:
         """Auxiliary streams of the partition that the next execution is for."""

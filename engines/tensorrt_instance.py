@@ -170,8 +170,8 @@ class Beside:
             for buffer in buffers:
                 scratch.callback(buffer.close)
             context.set_addresses([int(buffer.handle) for buffer in buffers])
+            scratch.callback(context.settle)
             self._loaded.check_execution(context.execute(stream))
-            context.settle()
         if self._kernels:
             self._kernels.save()
 

@@ -92,7 +92,7 @@ class ReadyShapes:
         self._captures = self._compiled = 0
         self._profile = suited(loaded.profiles, loaded.usable, partition.size)
         self.warming = True
-        """Whether the executor is being bound, so that what is compiled was expected."""
+        """Whether the executor is being bound, so that what is compiled was expected, and nothing is padded instead."""
 
     def __repr__(self) -> str:
         return f"<ReadyShapes {list(self._ready)}, {len(self._pending)} pending>"
@@ -209,7 +209,7 @@ class ReadyShapes:
     def _fit(self, shapes: Shapes) -> Fit | None:
         if found := self._ready.get(shapes):
             return Fit(found, found.outputs)
-        larger = padded(shapes, self._ready) if self._loaded.pads else None
+        larger = padded(shapes, self._ready) if self._loaded.pads and not self.warming else None
         if larger is None:
             return None
         self._loaded.signature.check(shapes)
@@ -273,6 +273,7 @@ class ReadyShapes:
                 self._loaded.signature.check(shapes)
                 side = made.enter_context(closing(self._partition.make_stream()))
                 extra = [made.enter_context(closing(self._partition.make_stream())) for _ in self._extra]
+                made.callback(side.stream.sync)  # Whatever fails: nothing may be in flight there when they are destroyed.
                 self._compile_beside(shapes, side.stream, extra)
         finally:
             with self._turn:
