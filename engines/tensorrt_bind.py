@@ -22,10 +22,10 @@ def open_executor(engine: "TensorRTEngine", partition: CudaPartition) -> TensorR
     profile = suited(loaded.profiles, loaded.usable, partition.size)
     others = [each for each in loaded.usable if each != profile]
     instance = engine.take_idle() or open_instance(loaded, _way(loaded), (profile, *others), partition.stream)
-    instance.clear(partition.stream)
     executor = _on(instance, engine, partition)
     with ExitStack() as failed:
         failed.callback(executor.close)
+        instance.clear(partition.stream)
         executor.warm_up([shapes for each in (*others, profile) for shapes in loaded.usual(each)])
         failed.pop_all()
     instance.save()  # Now, so that a process that is killed leaves the kernels to the next.
@@ -33,7 +33,12 @@ def open_executor(engine: "TensorRTEngine", partition: CudaPartition) -> TensorR
 
 
 def move_executor(engine: "TensorRTEngine", left: TensorRTExecutor, partition: CudaPartition) -> TensorRTExecutor:
-    """As `Executor.rebind`, on a thread attached to the partition. Raises as `open_executor` does."""
+    """As `Executor.rebind`, on a thread attached to the partition. Raises as `open_executor` does.
+
+    An instance with graphs of the library's own stays where it is: they have the SMs of the partition they were made on.
+    """
+    if left.instance.way.native:
+        return open_executor(engine, partition)
     executor = _on(left.instance, engine, partition)
     with ExitStack() as failed:
         failed.callback(executor.close)

@@ -49,10 +49,10 @@ class Context:
         return f"<Context of {self._loaded.path.name}, profile {self.profile}, shapes {self.shapes}>"
 
     def settle(self) -> None:
-        """Wait for what was executed outside of captures. Raises CUDAError."""
-        if self._busy:
-            self._busy.sync()
-            self._busy = None
+        """Wait for what was executed outside of captures, once: the stream may be gone later. Raises CUDAError."""
+        busy, self._busy = self._busy, None
+        if busy:
+            busy.sync()
 
     def use_streams(self, extra: Sequence[SideStream]) -> None:
         """Auxiliary streams of the partition that the next execution is for."""
@@ -89,14 +89,15 @@ class Context:
         for spec, address in zip(self._loaded.specs, addresses, strict=True):
             self._theirs.set_tensor_address(spec.name, address)
 
-    def execute(self, stream: Stream, captured: bool = False) -> str:
+    def execute(self, stream: Stream, captured: bool = False, then: Stream | None = None) -> str:
         """Submit one inference of the shapes that are set to a stream, or into its capture.
 
-        Returns "", or what the library said when it refused. Compiles, perhaps for seconds, where these shapes are new.
+        `then` is the stream for `settle` to wait for, which has to be ordered after this one: a caller's own may be gone by
+        then. Returns "", or what the library said when it refused. Compiles, perhaps for seconds, where these shapes are new.
         """
         if captured:
             return self._submit(stream)
-        self._busy = stream
+        self._busy = then or stream
         if self.shapes in self.compiled:
             return self._submit(stream)
         with LIBRARY_USE.shared():

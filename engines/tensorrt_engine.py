@@ -49,20 +49,16 @@ class TensorRTEngine:
 
     @releasing()
     def bind(self, partition: Partition) -> TensorRTExecutor:
-        if not isinstance(partition, CudaPartition):
-            raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
-        if self.plan is None:
-            raise ModelRefused(f"{self.path}: the engine is closed; load it again")
+        ours = self._taken(partition)
         with refusing(f"binding {self.path} to {partition!r}"):
-            return partition.run(lambda: open_executor(self, partition))
+            return ours.run(lambda: open_executor(self, ours))
 
     @releasing()
     def rebind(self, executor: TensorRTExecutor, partition: Partition) -> TensorRTExecutor:
         """As `Executor.rebind`."""
-        if not isinstance(partition, CudaPartition):
-            raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
+        ours = self._taken(partition)
         with refusing(f"moving {self.path} to {partition!r}"):
-            return partition.run(lambda: move_executor(self, executor, partition))
+            return ours.run(lambda: move_executor(self, executor, ours))
 
     def take_idle(self) -> Instance | None:
         """An instance that no executor uses, if there is one. Any thread."""
@@ -72,19 +68,39 @@ class TensorRTEngine:
             return None
 
     def give_back(self, instance: Instance) -> None:
-        """An executor does not use this instance any more; after the last one it is kept for the next. Any thread."""
-        if instance.leave():
+        """An executor does not use this instance any more; after the last one it is kept for the next. Any thread.
+
+        It is freed if the engine is closed, or if it has graphs of the library's own, which have the SMs of the partition
+        they were made on. Raises ExecutionFailed.
+        """
+        if not instance.leave():
+            return
+        if self.plan is None or instance.way.native:
+            instance.close()
+        else:
             self._idle.append(instance)
 
     def close(self) -> None:
         """Free the weights and the idle instances; its executors must be closed before.
 
-        Keeps the interpreter for up to some 100 ms an instance: for when no inference waits. Raises ExecutionFailed.
+        Keeps the interpreter for up to some 100 ms an instance: for when no inference waits. Raises ExecutionFailed,
+        DeviceLost; the weights are freed all the same.
         """
         with ExitStack() as left:
+            left.callback(self.loaded.close)
             while idle := self.take_idle():
                 left.callback(idle.close)
-        self.loaded.close()
+
+    def _taken(self, partition: Partition) -> CudaPartition:
+        """The partition, if this engine can be bound to it. Raises ModelRefused."""
+        if not isinstance(partition, CudaPartition):
+            raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
+        if self.plan is None:
+            raise ModelRefused(f"{self.path}: the engine is closed; load it again")
+        if partition.device.index != self.loaded.device.index:
+            mine, theirs = self.loaded.device.index, partition.device.index
+            raise ModelRefused(f"{self.path}: loaded on GPU {mine}, but {partition!r} is of GPU {theirs}; load it there")
+        return partition
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from typing import Any
 
 from cuda.core import Buffer, Device, Stream
 
+from partitions.cuda import SideStream
+
 from .cache import CacheStatistics, RuntimeCache
 from .copies import Copies, EngineCopies, open_copier
 from .errors import EngineError
@@ -26,6 +28,7 @@ from .tensorrt_work import failing
 class Instance:
     """One set of contexts, of which at most one inference runs at a time. `way` is how it reaches the GPU.
 
+    `stream` is what its memory is freed on, and lives as long as the device: a partition's, which the device keeps.
     Executors of several partitions may have graphs of it, but only one of them may launch; who has it is counted by `use`
     and `leave`. `contexts` are by profile, `buffers` on the device for inputs, then outputs, `copies` by whether SMs do them.
     """
@@ -38,6 +41,7 @@ class Instance:
         buffers: Sequence[Buffer],
         copies: Mapping[bool, Copies],
         kernels: RuntimeCache,
+        stream: Stream,
         close: Callable[[], None],
     ) -> None:
         self.way = way
@@ -51,16 +55,11 @@ class Instance:
         self._close = close
         self._users = 0
         self._counting = Lock()
-        self.beside = Beside(loaded, self.addresses)
+        self.beside = Beside(loaded, self.addresses, stream)
         """What compiles new shapes while this serves."""
 
     def __repr__(self) -> str:
         return f"<Instance of {self._loaded.path.name}, {len(self.contexts)} contexts, used by {self._users}>"
-
-    @property
-    def profile(self) -> int:
-        """The profile that is for the most SMs the instance was made for."""
-        return next(iter(self.contexts))
 
     def kernels(self) -> CacheStatistics:
         """What became of the kernel cache."""
@@ -120,52 +119,59 @@ class Instance:
 class Beside:
     """Contexts that compile shapes while others serve, made when first needed: with a kernel cache and scratch memory of their
     own, as neither the library's cache nor a context's memory may be used by two threads or two streams at once.
+
+    `freed_on` is a stream that lives as long as the device, to free memory on: those that compile are gone by then.
     """
 
-    def __init__(self, loaded: LoadedPlan, addresses: Sequence[int]) -> None:
+    def __init__(self, loaded: LoadedPlan, addresses: Sequence[int], freed_on: Stream) -> None:
         self._loaded = loaded
         self._addresses = addresses
+        self._freed_on = freed_on
         self._turn = Lock()
         self._kernels: RuntimeCache | None = None
         self._contexts: dict[int, Context] = {}
-        self._scratch: list[Buffer] = []
 
     def __repr__(self) -> str:
         return f"<Beside of {self._loaded.path.name}, {len(self._contexts)} contexts>"
 
     @contextmanager
-    def compiled(self, shapes: tuple[Shape, ...], home: Stream, side: Stream) -> Iterator[Context]:
+    def compiled(
+        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, extra: Sequence[SideStream]
+    ) -> Iterator[Context]:
         """A context that has these shapes compiled and set, and the instance's memory, to be captured in the block.
 
-        They are run on `side`, another stream than those that serve. Memory is of `home`, which has to live as long as the
-        instance. Blocks, perhaps for seconds; other threads wait for their turn.
-
-        Raises TensorMismatch, ModelRefused, ExecutionFailed, CUDAError.
+        `stream` and the auxiliary ones are for this alone. Blocks, perhaps for seconds; other threads wait for their turn.
+        Raises ModelRefused, ExecutionFailed, CUDAError.
         """
         with self._turn:
-            context = self._context(self._loaded.profile_for(shapes, self._loaded.usable[0]), home)
+            context = self._context(profile, stream)
             with context.lock:
+                context.use_streams(extra)
                 context.set_shapes(shapes)
                 if shapes not in context.compiled:
-                    self._run(context, shapes, home, side)
+                    self._run(context, shapes, stream)
                 context.set_addresses(self._addresses)
                 yield context
 
     def _context(self, profile: int, stream: Stream) -> Context:
         self._kernels = self._kernels or self._loaded.open_kernels()
         if profile not in self._contexts:
-            self._contexts[profile] = contexts_of(self._loaded, self._kernels).open(False, profile, stream)
+            self._contexts[profile] = Contexts(self._loaded, self._kernels, self._allocate).open(False, profile, stream)
         return self._contexts[profile]
 
-    def _run(self, context: Context, shapes: tuple[Shape, ...], home: Stream, side: Stream) -> None:
-        sizes = self._sizes(context, shapes)
-        if not self._scratch or any(buffer.size < size for buffer, size in zip(self._scratch, sizes, strict=True)):
-            self._free_scratch()
-            self._scratch = zeros(self._loaded.device, sizes, home)
-            home.sync()
-        context.set_addresses([int(buffer.handle) for buffer in self._scratch])
-        self._loaded.check_execution(context.execute(side))
-        context.settle()
+    def _allocate(self, size: int, stream: Stream) -> Buffer:
+        buffer = self._loaded.device.make_current().allocate(size, stream=stream)
+        buffer.set_deallocation_stream(self._freed_on)
+        return buffer
+
+    def _run(self, context: Context, shapes: tuple[Shape, ...], stream: Stream) -> None:
+        with ExitStack() as scratch:
+            buffers = zeros(self._loaded.device, self._sizes(context, shapes), stream)
+            for buffer in buffers:
+                scratch.callback(buffer.close)
+            context.set_addresses([int(buffer.handle) for buffer in buffers])
+            scratch.callback(context.settle)
+            self._loaded.check_execution(context.execute(stream))
         if self._kernels:
             self._kernels.save()
 
@@ -173,15 +179,10 @@ class Beside:
         whole = (*shapes, *context.output_shapes())
         return [max(1, spec.nbytes(shape)) for spec, shape in zip(self._loaded.specs, whole, strict=True)]
 
-    def _free_scratch(self) -> None:
-        while self._scratch:
-            self._scratch.pop().close()
-
     def close(self) -> None:
         """Free it; nothing may be in flight."""
         for context in self._contexts.values():
             context.close()
-        self._free_scratch()
         if self._kernels:
             self._kernels.close()
 
@@ -202,7 +203,7 @@ def open_instance(loaded: LoadedPlan, way: Way, profiles: Sequence[int], stream:
         for context in contexts.values():
             context.set_addresses([int(buffer.handle) for buffer in buffers])
         copies = _copies(loaded, stream, made)
-        return Instance(loaded, way, contexts, buffers, copies, kernels, made.pop_all().close)
+        return Instance(loaded, way, contexts, buffers, copies, kernels, stream, made.pop_all().close)
 
 
 def contexts_of(loaded: LoadedPlan, kernels: RuntimeCache) -> Contexts:

@@ -20,12 +20,15 @@ _Key = tuple[object, ...]
 
 
 class Route(NamedTuple):
-    """What is run, the table for its copies, and the outputs; `staged` if those have to be taken from where they lie."""
+    """What is run, the table for its copies, and the outputs; `staged` if those have to be taken from where they lie, `padded`
+    if more rows run than were asked for.
+    """
 
     prepared: Prepared
     table: Table
     outputs: tuple[Tensor, ...]
     staged: bool
+    padded: bool
 
 
 class Routes:

@@ -90,6 +90,8 @@ class TensorRTExecutor:
             return self._shapes.preparing(tuple(shapes))
 
     def rebind(self, partition: Partition) -> "TensorRTExecutor":
+        with self._turn:
+            self._check_open()
         return self.engine.rebind(self, partition)
 
     def adopt(self, other: "TensorRTExecutor") -> None:
@@ -169,6 +171,7 @@ class TensorRTExecutor:
             self._recover(prepared, stream)
             raise
         self._shapes.used(prepared)
+        self._padded += route.padded
         mark = Mark(event, self._runs, self._ended)
         if not route.staged:
             return TensorRTWork(mark, route.outputs)
@@ -186,8 +189,7 @@ class TensorRTExecutor:
         except BaseException:
             self._recover(fit.prepared, stream)
             raise
-        self._padded += fit.outputs is not fit.prepared.outputs
-        route = Route(fit.prepared, table, outputs, staged)
+        route = Route(fit.prepared, table, outputs, staged, fit.outputs is not fit.prepared.outputs)
         self._routes.keep(inputs, room, route)
         return route
 

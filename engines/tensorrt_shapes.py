@@ -19,7 +19,7 @@ from partitions.cuda import CudaPartition, SideStream
 
 from .copies import Copies, by_sms
 from .errors import ExecutionFailed, TensorMismatch
-from .profiles import padded
+from .profiles import padded, suited
 from .signature import Shape
 from .tensorrt_capture import Graph, capture
 from .tensorrt_context import Context
@@ -90,8 +90,9 @@ class ReadyShapes:
         self._compiler: ThreadPoolExecutor | None = None
         self._closed = False
         self._captures = self._compiled = 0
+        self._profile = suited(loaded.profiles, loaded.usable, partition.size)
         self.warming = True
-        """Whether the executor is being bound, so that what is compiled was expected."""
+        """Whether the executor is being bound, so that what is compiled was expected, and nothing is padded instead."""
 
     def __repr__(self) -> str:
         return f"<ReadyShapes {list(self._ready)}, {len(self._pending)} pending>"
@@ -143,7 +144,7 @@ class ReadyShapes:
 
     def preparing(self, shapes: Shapes) -> "Future[None] | None":
         """See `engines.base.Preparing`."""
-        if not self._instance.way.capture or shapes in self._fits or not self._lacks(shapes):
+        if self._closed or not self._instance.way.capture or shapes in self._fits or not self._lacks(shapes):
             return None
         if (pending := self._pending.get(shapes)) is None:
             self._compiler = self._compiler or ThreadPoolExecutor(1, f"compiling {self._loaded.path.name}")
@@ -176,7 +177,7 @@ class ReadyShapes:
         with context.lock:
             context.use_streams(self._extra)
             context.set_shapes(prepared.shapes)
-            return context.execute(stream)
+            return context.execute(stream, then=self._partition.stream)
 
     def forget(self, prepared: Prepared) -> None:
         """Its shapes count as new. Nothing of it is in flight."""
@@ -188,7 +189,8 @@ class ReadyShapes:
 
     def finish(self) -> None:
         """Wait for what is being prepared, and begin no more. Blocks. Not with `turn` held, which what is prepared needs."""
-        self._closed = True
+        with self._turn:
+            self._closed = True
         if self._compiler:
             self._compiler.shutdown(wait=True, cancel_futures=True)
 
@@ -201,7 +203,7 @@ class ReadyShapes:
 
     def _context(self, shapes: Shapes) -> Context:
         contexts = self._instance.contexts
-        return contexts[self._loaded.profile_for(shapes, self._instance.profile)]
+        return contexts[self._loaded.profile_for(shapes, self._profile)]
 
     def _prepared(self, context: Context) -> Prepared:
         """Of the shapes that are set."""
@@ -212,12 +214,14 @@ class ReadyShapes:
     def _fit(self, shapes: Shapes) -> Fit | None:
         if found := self._ready.get(shapes):
             return Fit(found, found.outputs)
-        larger = padded(shapes, self._ready) if self._loaded.pads else None
+        larger = padded(shapes, self._ready) if self._loaded.pads and not self.warming else None
         if larger is None:
             return None
         self._loaded.signature.check(shapes)
         found, rows = self._ready[larger], shapes[0][0]
-        return Fit(found, tuple([(rows, *outputs[1:]) for outputs in found.outputs]))
+        if any(output[:1] != larger[0][:1] for output in found.outputs):
+            return None  # Not a row for each row: nothing says which of them are those of the inference.
+        return Fit(found, tuple([(rows, *output[1:]) for output in found.outputs]))
 
     def _compile(self, context: Context, stream: Stream) -> None:
         """Run the shapes that are set once, on whatever lies in the memory, so that they can be captured."""
@@ -244,7 +248,7 @@ class ReadyShapes:
         with context.lock:
             context.use_streams(self._extra)
             context.set_shapes(prepared.shapes)
-            context.settle()
+            context.set_addresses(self._instance.addresses)  # It may have others, where a preparation beside has failed.
             graph = self._graph(prepared)
         return Prepared(prepared.shapes, prepared.outputs, context, prepared.copies, graph)
 
@@ -256,7 +260,7 @@ class ReadyShapes:
         log.warning("%s: %s", self._loaded.path, way.notice)
         stream.sync()
         self.close()
-        self._instance.renew(way, stream)
+        self._instance.renew(way, self._partition.stream)
         return Prepared(prepared.shapes, prepared.outputs, self._context(prepared.shapes), prepared.copies)
 
     def _keep(self, prepared: Prepared) -> None:
@@ -269,17 +273,20 @@ class ReadyShapes:
     def _prepare_beside(self, shapes: Shapes) -> None:
         """On the compiling thread: compile with contexts of its own, capture, and let the executor have the graph."""
         try:
-            with failing(f"preparing {self._loaded.path.name}"):
+            with failing(f"preparing {self._loaded.path.name}"), ExitStack() as made:
                 self._partition.attach()
                 self._loaded.signature.check(shapes)
-                with closing(self._partition.make_stream()) as side:
-                    self._compile_beside(shapes, side.stream)
+                side = made.enter_context(closing(self._partition.make_stream()))
+                extra = [made.enter_context(closing(self._partition.make_stream())) for _ in self._extra]
+                made.callback(side.stream.sync)  # Whatever fails: nothing may be in flight there when they are destroyed.
+                self._compile_beside(shapes, side.stream, extra)
         finally:
             with self._turn:
                 self._pending.pop(shapes, None)
 
-    def _compile_beside(self, shapes: Shapes, side: Stream) -> None:
-        with self._instance.beside.compiled(shapes, self._partition.stream, side) as context:
+    def _compile_beside(self, shapes: Shapes, stream: Stream, extra: Sequence[SideStream]) -> None:
+        profile = self._loaded.profile_for(shapes, self._profile)
+        with self._instance.beside.compiled(shapes, profile, stream, extra) as context:
             prepared = self._prepared(context)
             prepared.graph = self._graph(prepared)
         with self._turn:

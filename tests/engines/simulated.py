@@ -39,6 +39,8 @@ class Bench:
         self.tensorrt = importlib.import_module("engines.tensorrt")
         self.copies = importlib.import_module("engines.copies")
         self.routes = importlib.import_module("engines.tensorrt_routes")
+        self.engines: list[Any] = []
+        """Those that were loaded."""
         self._pins: list[Any] = []
         self._plans = 0
 
@@ -61,7 +63,8 @@ class Bench:
         return path
 
     def load(self, path: Path, **settings: Any) -> Any:
-        return load_engine(path, self.device, RuntimeSettings(**settings) if settings else None)
+        self.engines.append(load_engine(path, self.device, RuntimeSettings(**settings) if settings else None))
+        return self.engines[-1]
 
     def bind(self, text: str = AFFINE, ranges: Ranges = ROWS, **settings: Any) -> Any:
         return self.load(self.plan(text, ranges), **settings).bind(self.partition)
@@ -90,10 +93,17 @@ class Bench:
         gpu = self.gpu
         return len(gpu.allocated), len(gpu.graphs), len(gpu.events), len(gpu.executions), gpu.free
 
+    def close_engines(self) -> None:
+        """With what they keep for the next executor; theirs have to be closed."""
+        for engine in self.engines:
+            engine.close()
+        self.engines.clear()
+
     def close(self) -> None:
         """A lost device is left as it is."""
         if self.gpu.lost:
             return
+        self.close_engines()
         for _, pin in self._pins:
             pin.close()
         self.partition.close()

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused, TensorMismatch
-from engines.profiles import Profile, Range, choose, complete, make_range, parse_shape, shown, suited, usual
+from engines.profiles import Profile, Range, choose, complete, make_range, padded, parse_shape, shown, suited, usual
 from engines.signature import Signature, TensorSpec
 
 FP32 = DATATYPES["FP32"]
@@ -156,3 +156,33 @@ def test_where_more_than_the_batch_differs_one_is_ready_for_the_bounds_and_the_u
 
 def test_where_nothing_differs_one_shape_is_ready() -> None:
     assert usual(Profile(), [TensorSpec("x", DATATYPES["FP32"], (2, 3))]) == [((2, 3),)]
+
+
+READY = [((8, 4), (8,)), ((2, 4), (2,)), ((4, 4), (4,)), ((4, 5), (4,)), ((16, 4), (8,))]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "found"),
+    [
+        (((3, 4), (3,)), ((4, 4), (4,))),
+        (((1, 4), (1,)), ((2, 4), (2,))),
+        (((5, 4), (5,)), ((8, 4), (8,))),
+        (((4, 4), (4,)), ((8, 4), (8,))),  # Of more rows, so not itself, which needs no padding.
+        (((3, 5), (3,)), ((4, 5), (4,))),
+        (((8, 4), (8,)), None),
+        (((9, 4), (9,)), None),
+        (((3, 6), (3,)), None),
+        (((3, 4), (2,)), None),
+        (((0, 4), (0,)), None),
+        (((), (3,)), None),
+        ((), None),
+    ],
+)
+def test_fewer_rows_are_padded_to_the_smallest_larger_batch_that_is_ready(
+    shapes: tuple[tuple[int, ...], ...], found: tuple[tuple[int, ...], ...] | None
+) -> None:
+    assert padded(shapes, READY) == found
+
+
+def test_where_nothing_is_ready_nothing_is_padded() -> None:
+    assert padded(((3, 4),), []) is None

@@ -13,15 +13,26 @@ from tests.simulation.errors import CUDAError
 
 MOMENTS = ["IExecutionContext.execute_async_v3", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphDestroy"]
 """Calls of a capture."""
+RECORDING = MOMENTS[:2]
+"""Those of them while the stream is captured."""
 
 
 def while_capturing(bench: Bench, executor: Any, moment: str, action: Callable[[], object]) -> None:
     """Capture a shape, and at that moment do this in another thread, until it is done."""
-    assert_right(executor, rows(5))
-    captures = executor._captures
-    bench.gpu.meanwhile(moment, lambda: bench.partition.run(action))
+    captures, done = executor.describe()["captures"], []
+
+    def capturing() -> None:
+        assert any(stream.capture for context in bench.gpu.contexts for stream in context.streams) or moment not in RECORDING
+        bench.partition.run(action)
+        done.append(True)
+
+    def compiling() -> None:
+        bench.gpu.meanwhile(moment, capturing)
+
+    bench.gpu.meanwhile(moment, compiling if moment == "IExecutionContext.execute_async_v3" else capturing)
     assert_right(executor, rows(5, 1))
-    assert executor._captures == captures + 1
+    assert executor.describe()["captures"] == captures + 1
+    assert done == [True]
     assert_right(executor, rows(5, 2))
 
 
@@ -61,7 +72,6 @@ def test_an_engine_is_bound_while_another_is_captured(bench: Bench, moment: str)
 def test_the_garbage_collector_does_not_run_during_a_capture(bench: Bench, fails: bool) -> None:
     """It could free an engine that nobody closed, in the thread that captures."""
     executor, seen = bench.bind(), []
-    assert_right(executor, rows(5))
     bench.gpu.meanwhile("cuStreamEndCapture", lambda: seen.append(gc.isenabled()))
     if fails:
         bench.gpu.fail("cuGraphInstantiate")
@@ -73,19 +83,20 @@ def test_the_garbage_collector_does_not_run_during_a_capture(bench: Bench, fails
 
 def test_a_capture_leaves_no_stream_behind(bench: Bench) -> None:
     """F66, F77."""
-    executor = bench.bind()
     (context,) = bench.gpu.contexts
     for call in ("launch", "cuGraphInstantiate", "cuStreamEndCapture"):
-        bench.gpu.fail(call, 3 if call == "launch" else 1)
+        executor = bench.bind()
+        bench.gpu.fail(call)
         for _ in range(2):
             assert_right(executor, rows(5))
-    assert [stream.handle for stream in context.streams if not stream.closed] == [bench.partition.handle]
-    executor.close()
+        assert executor.describe()["graphs"] == "native", call
+        assert [stream.handle for stream in context.streams if not stream.closed] == [bench.partition.handle]
+        executor.close()
 
 
 def test_a_graph_that_is_closed_is_gone_once(bench: Bench) -> None:
     executor = bench.bind()
-    (prepared,) = executor._prepared.values()
+    (prepared,) = executor._shapes._ready.values()
     graph = prepared.graph
     assert repr(graph) == "<Graph>"
     prepared.close()

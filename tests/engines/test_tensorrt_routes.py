@@ -107,7 +107,7 @@ def test_more_bytes_than_the_shape_has_are_refused_though_the_memory_is_known(be
 def test_a_shape_whose_graph_was_thrown_out_is_prepared_anew(
     bench: Bench, executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("engines.tensorrt_run"), "MOST_GRAPHS", 1)
+    monkeypatch.setattr(importlib.import_module("engines.tensorrt_shapes"), "MOST_SHAPES", 1)
     one, two, room = rows(1), rows(2), bench.room()
     first, second = bench.pinned(one), bench.pinned(two)
     for _ in range(3):

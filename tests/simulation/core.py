@@ -282,6 +282,11 @@ class Buffer:
         data = bytes([value]) * self.size
         stream._stream.put(Operation(partial(self._gpu.write, self.handle, data)))
 
+    def set_deallocation_stream(self, stream: Stream) -> None:
+        self._free.detach()
+        self._stream = stream._stream
+        self._free = weakref.finalize(self, self._gpu.release_on, self._stream, self._handle)
+
     def close(self) -> None:
         self._gpu.log.append("Buffer.close")
         if not getattr(self._gpu.here, "current", False):

@@ -22,7 +22,7 @@ class Operation:
     def queue(self, stream: "Stream") -> "Operation":
         if self._of is not None:
             self._of.in_flight += 1
-            self._of.on(stream)
+            self._of._on(stream)
         return self
 
     def __call__(self) -> None:
@@ -146,7 +146,7 @@ class Graph:
         for operation in self.operations:
             operation.queue(stream)
 
-    def on(self, stream: Stream) -> None:
+    def _on(self, stream: Stream) -> None:
         """It may be launched on several streams at once."""
 
     def _run(self) -> None:

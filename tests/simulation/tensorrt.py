@@ -220,6 +220,7 @@ class IExecutionContext:
         self._memory: tuple[int, int] | None = None
         engine._contexts.add(self)
         self._position = 0
+        self._graphs_on: Any = None
         gpu.executions.add(self)
 
     def __del__(self) -> None:
@@ -325,7 +326,7 @@ class IExecutionContext:
         self._ready.add(key)
         return True
 
-    def on(self, stream: Stream) -> None:
+    def _on(self, stream: Stream) -> None:
         """It runs there last, as it was enqueued or is replayed by a graph."""
         self._stream, self._position = stream, stream.submitted
 
@@ -339,6 +340,10 @@ class IExecutionContext:
             raise Misuse("auxiliary streams that the library makes itself have everybody's SMs")
         if any(extra.context is not stream.context for extra in self._extra[:needed]):
             raise CUDAError("CUDA_ERROR_INVALID_VALUE: the streams are not all of the same green context")
+        if self._config.cuda_graph_strategy == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
+            self._graphs_on = self._graphs_on or stream.context
+            if self._graphs_on is not stream.context:
+                raise Misuse("graphs of the library's own were made on another partition, whose SMs they keep")
         kind = self._config.get_execution_context_allocation_strategy()
         if kind == ExecutionContextAllocationStrategy.USER_MANAGED:
             address, size = self._memory or (0, 0)

@@ -57,6 +57,9 @@ class IRuntimeCache:
         self._kernels: set[str] = set()
         self._turn = threading.RLock()
 
+    def __del__(self) -> None:
+        self._gpu.log.append("IRuntimeCache.__del__")
+
     def serialize(self) -> bytes:
         self._gpu.enter("IRuntimeCache.serialize")
         with self._alone():
