@@ -200,11 +200,14 @@ class Worker:
 
     def _enqueue(self, shift: Shift, count: int) -> None:
         """Begin what came: so many tickets, or some that were put aside."""
-        with shift.enqueuing:
+        shift.enqueuing.acquire()
+        try:
             now = time.monotonic_ns()
             shift.link.tickets.heard(count)
             self._look_at = now + (BUNDLE if self._took < BUNDLE else FRESH)
             self._begin_all(shift, now)
+        finally:
+            shift.enqueuing.release()
 
     def _wait(self, shift: Shift) -> None:
         """Until nothing is in flight."""
@@ -320,20 +323,26 @@ class Worker:
             self._end(shift, Done(slot, extents, None, began, ended))
 
     def _ring(self, shift: Shift) -> None:
-        with shift.telling:
+        shift.telling.acquire()  # In place of `with`, which takes twice the time where this is compiled.
+        try:
             shift.link.completions.ring()
+        finally:
+            shift.telling.release()
 
     def _fail(self, shift: Shift, slot: int, failure: Failure, began: int) -> None:
         self._end(shift, Done(slot, _NOTHING, failure, began, time.monotonic_ns()))
 
     def _end(self, shift: Shift, done: Done) -> None:
-        with shift.telling:
-            self._flying.pop(done.slot, None)
+        self._flying.pop(done.slot, None)
+        shift.telling.acquire()
+        try:
             if done.failure:
                 self._failed += 1
             else:
                 self._done += 1
             shift.link.completions.put(done)
+        finally:
+            shift.telling.release()
 
     def _failure(self, error: Exception) -> Failure:
         text = str(error) or type(error).__name__
