@@ -8,11 +8,10 @@ Nothing a model does ends the threads.
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engines import Cancelled, Executor, Room, Work
 from partitions import DeviceLost, Partition
@@ -22,7 +21,7 @@ from .link import Link
 from .pins import Pins
 from .precedence import Place, Precedence
 from .roles import Roles
-from .ticket import Done, Extent, Failure, ModelKey, Shape, Ticket
+from .ticket import Done, Extent, Failure, ModelKey, Ticket
 
 BUNDLE = 50_000
 """Nanoseconds for which completions of short works may be gathered before the other side is woken."""
@@ -34,8 +33,6 @@ BUNDLE_TOGETHER = 1_000_000
 FRESH = 10_000
 """Nanoseconds after a look for tickets within which another, which takes a call of the system, would find none; where a
 worker had nothing to do, and its works are short, those of a bundle."""
-Ask = Callable[[Sequence[Shape]], "Future[None] | None"]
-"""`engines.base.Preparing.preparing` of an executor."""
 RESUMED = 2
 """The most in flight for a ticket that was put aside to be begun: one runs, and one is behind it. The other side does not count
 them, so all at once would be far more than its credits."""
@@ -111,6 +108,7 @@ class Worker:
         self._running: list[Thread] = []
         self._flying: dict[int, Flight] = {}
         self._cancelled: dict[int, int] = {}
+        self._kinds: dict[type, bool] = {}
         self._last: ModelKey | None = None
         self._took = self._rung = self._look_at = 0
         self._patience = self._gathers = BUNDLE
@@ -257,8 +255,7 @@ class Worker:
             return
         try:
             executor = self.executors[ticket.model]
-            preparing = getattr(executor, "preparing", None)
-            if preparing is not None and self._puts_aside(shift, ticket, preparing, again):
+            if self._may_prepare(executor) and self._puts_aside(shift, ticket, executor, again):
                 return
             slot = shift.link.arena.slot(ticket.slot)
             shift.pins.cover(slot, ticket.capacity)
@@ -272,11 +269,19 @@ class Worker:
         if self._is_cancelled(ticket):  # Since the first look, by somebody who did not find the work.
             flight.work.cancel()
 
-    def _puts_aside(self, shift: Shift, ticket: Ticket, preparing: Ask, again: bool) -> bool:
+    def _may_prepare(self, executor: Executor) -> bool:
+        """Whether it is a `Preparing`; remembered by kind, for to ask for what is not there takes half a microsecond."""
+        kind = type(executor)
+        known = self._kinds.get(kind)
+        if known is None:
+            known = self._kinds[kind] = hasattr(executor, "preparing")
+        return known
+
+    def _puts_aside(self, shift: Shift, ticket: Ticket, executor: Any, again: bool) -> bool:
         """Whether the executor has to prepare itself for a ticket's shapes, so that the ticket waits. Raises why it cannot."""
         aside = shift.aside
         if not (aside.count and aside.follow(ticket, again)):
-            prepared = preparing(ticket.shapes)
+            prepared = executor.preparing(ticket.shapes)
             if prepared is None:
                 return False
             if prepared.done():
