@@ -1,7 +1,7 @@
 """What the engines and the simulation use of TensorRT, against manifests of what three versions of it offer.
 
-The manifests are `manifest/*.json`; `manifest/collect.py` says how they were taken. The one of TensorRT-RTX is also held against
-the bindings that are installed, so that it cannot be out of date.
+The manifests are `manifest/*.json`; `manifest/collect.py` says how they were taken. The one of TensorRT-RTX is also held
+against the bindings that are installed, so that it cannot be out of date.
 """
 
 import ast

@@ -2,12 +2,14 @@
 
 The bindings of the full TensorRT can be downloaded and imported without its libraries, which are large and need a GPU:
 
-    pip download --no-deps tensorrt-cu12-bindings==10.11.0.33 tensorrt-cu13-bindings==11.4.0.106 tensorrt-rtx-cu13-bindings==1.6.1.120
+    pip download --no-deps tensorrt-cu12-bindings==10.11.0.33
+    pip download --no-deps tensorrt-cu13-bindings==11.4.0.106
+    pip download --no-deps tensorrt-rtx-cu13-bindings==1.6.1.120
 
-For each wheel this compiles empty libraries (with gcc) that have the functions the bindings link to, imports the bindings in a
-process of their own and writes `LIBRARY-VERSION.json` beside this file. No function of the library is called: names,
-parameters, enumerations' values and which properties can be set are what pybind11 has registered by then. Run it with a Python of the
-version that the wheel is for.
+For each wheel this compiles empty libraries (with gcc) that have the functions the bindings link to, imports the bindings in
+a process of their own and writes `LIBRARY-VERSION.json` beside this file. No function of the library is called: names,
+parameters, enumerations' values and which properties can be set are what pybind11 has registered by then. Run it with a
+Python of the version that the wheel is for.
 """
 
 import json
