@@ -16,7 +16,7 @@ from engines import tensorrt_api
 from tests.simulation import tensorrt, tensorrt_config
 from tests.simulation.install import public
 
-from .manifest import MANIFESTS, collect, find_manifest
+from .manifest import MANIFESTS, collect, find_manifest, takes
 
 OURS = public(tensorrt) | public(tensorrt_config)
 ENUMS = sorted(name for name, kind in OURS.items() if issubclass(kind, IntEnum))
@@ -100,15 +100,6 @@ def class_of(use: Use) -> str:
 def has(manifest: Any, kind: str, name: str) -> bool:
     members = manifest["classes"].get(kind, {})
     return name in members.get("methods", {}) or name in members.get("properties", {})
-
-
-def takes(overload: list[str], count: int | None, keywords: tuple[str, ...]) -> bool:
-    """Whether a call with so many arguments and these keywords fits."""
-    names = [each.rstrip("?") for each in overload]
-    given = set(names[: count or 0]) | set(keywords)
-    needed = {each for each in overload if not each.endswith("?")}
-    fits = (count is None or count <= len(names)) and set(keywords) <= set(names[count or 0 :])
-    return fits and (count is None or needed <= given)
 
 
 THEIRS = [use for use in uses() if class_of(use)]

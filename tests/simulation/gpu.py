@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from .errors import CUDAError, Misuse
@@ -103,6 +103,8 @@ class Gpu:
         """Whether TensorRT takes a cache of kernels that it is given."""
         self.verdict = ("VALID", 0)
         """What TensorRT says of any plan before it loads it."""
+        self.kinds: dict[str, Any] = {}
+        """The classes of the TensorRT that is installed, by name; and under `green` whether it knows of green contexts."""
         self.nvrtc = True
         self.confines = True
         """Whether streams stay on their context's SMs; if not, blocks run anywhere."""

@@ -12,8 +12,12 @@ BARE: Mapping[str, Any] = {
     "shape_inputs": [],
     "aliases": {},
     "bounds": {},
+    "built_for": [],
 }
-"""What is known of a plan that says nothing of itself; `bounds` are bytes of outputs whose size depends on data."""
+"""What is known of a plan that says nothing of itself.
+
+`bounds` are bytes of outputs whose size depends on data, `built_for` SMs of each profile, null for no green context's.
+"""
 Shape = tuple[int, ...]
 Ranges = Mapping[str, Sequence[Shape]]
 """The smallest, best and largest shape of each dynamic input."""

@@ -1,6 +1,7 @@
-"""A simulated TensorRT-RTX: plans that carry an ONNX, which ONNX Runtime computes when the stream comes to it.
+"""A simulated TensorRT-RTX or TensorRT: plans that carry an ONNX, which ONNX Runtime computes when the stream comes to it.
 
 What the library answers with False and a message is answered so here; what it calls undefined behaviour raises Misuse.
+The classes have what any version has. `library` makes a module of them that has what one version has, by its manifest.
 """
 
 import hashlib
@@ -14,6 +15,8 @@ from weakref import WeakSet
 import numpy as np
 import onnxruntime as ort
 from onnx import load_model_from_string
+
+from tests.engines.manifest import find_manifest
 
 from . import tensorrt_config
 from .errors import CUDAError, Misuse
@@ -95,7 +98,8 @@ class Runtime:
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
         try:
             self._gpu.enter("Runtime.deserialize_cuda_engine", current=True)
-            return ICudaEngine(self._gpu, self._logger, *unpack(bytes(serialized_engine), self._gpu.plans))
+            kind = self._gpu.kinds["ICudaEngine"]
+            return kind(self._gpu, self._logger, *unpack(bytes(serialized_engine), self._gpu.plans))  # type: ignore[no-any-return]
         except (CUDAError, ValueError) as error:
             return _complain(self._logger, "IRuntime::deserializeCudaEngine: Error Code 1: ", error)
 
@@ -126,6 +130,10 @@ class ICudaEngine:
     def _aliases(self) -> Mapping[str, str]:
         """Of outputs, by name; none where the library is of before there were any."""
         return self._facts["aliases"] if hasattr(self, "get_aliased_input_tensor") else {}
+
+    def _profile_sms(self, profile: int) -> int | None:
+        """The SMs that a profile was built for, if that was on a green context's stream."""
+        return dict(enumerate(self._facts["built_for"])).get(profile)
 
     @property
     def num_io_tensors(self) -> int:
@@ -183,14 +191,27 @@ class ICudaEngine:
 
     def create_runtime_config(self) -> IRuntimeConfig:
         self._gpu.enter("ICudaEngine.create_runtime_config")
-        return IRuntimeConfig(self._gpu)
+        return self._gpu.kinds["IRuntimeConfig"](self._gpu)  # type: ignore[no-any-return]
 
-    def create_execution_context(self, runtime_config: IRuntimeConfig | None = None) -> "IExecutionContext | None":
+    def create_execution_context(
+        self,
+        runtime_config: IRuntimeConfig | ExecutionContextAllocationStrategy | None = None,
+        *,
+        strategy: ExecutionContextAllocationStrategy | None = None,
+    ) -> "IExecutionContext | None":
+        """Two overloads: of a configuration, or of an allocation strategy alone."""
         try:
             self._gpu.enter("ICudaEngine.create_execution_context", current=True)
         except CUDAError as error:
             return _complain(self._logger, "ICudaEngine::createExecutionContext: Error Code 1: ", error)
-        return IExecutionContext(self._gpu, self, self._logger, runtime_config or IRuntimeConfig(self._gpu))
+        config = IRuntimeConfig(self._gpu)
+        if isinstance(runtime_config, IntEnum):
+            strategy = runtime_config
+        elif runtime_config is not None:
+            config = runtime_config
+        if strategy is not None:
+            config.set_execution_context_allocation_strategy(strategy)
+        return self._gpu.kinds["IExecutionContext"](self._gpu, self, self._logger, config)  # type: ignore[no-any-return]
 
     def _value(self, name: str) -> Any:
         return self._inputs[name] if name in self._inputs else self._outputs[name]
@@ -251,6 +272,8 @@ class IExecutionContext:
         self._profile = -1 if engine._contexts else 0
         self._generation = 0
         self._extra: list[Stream] = []
+        self._retained: list[Stream] = []
+        """Those that the library made itself, of the main stream's green context: that has to live as long."""
         self._memory: tuple[int, int] | None = None
         engine._contexts.add(self)
         self._position = 0
@@ -260,6 +283,8 @@ class IExecutionContext:
         self._gpu.log.append("IExecutionContext.__del__")
         if self.in_flight and not self._gpu.lost:
             raise Misuse("an execution context was destroyed with work in flight")
+        for stream in self._retained:
+            self._gpu.destroy_stream(stream)
 
     def get_runtime_config(self) -> IRuntimeConfig:
         return self._config
@@ -426,11 +451,19 @@ class IExecutionContext:
         return self._engine._budget < self._engine.streamable_weights_size
 
     def _check(self, stream: Stream) -> None:
-        needed = self._engine.num_aux_streams
-        if len(self._extra) < needed or any(extra.closed for extra in self._extra):
+        extra, lacking = self._extra[: self._engine.num_aux_streams], self._engine.num_aux_streams - len(self._extra)
+        if any(each.closed for each in extra):
+            raise Misuse("an auxiliary stream was destroyed before the context that uses it")
+        apart = any(each.context is not stream.context for each in extra)
+        if self._gpu.kinds["green"]:
+            if apart and any(each.context.green for each in (stream, *extra)):
+                raise CUDAError("CUDA_ERROR_INVALID_VALUE: the streams are not all of the same green context")
+            self._retained += [self._gpu.create_stream(stream.context) for _ in range(lacking - len(self._retained))]
+            self._compare(stream)
+        elif apart:
+            raise Misuse("an auxiliary stream is on other SMs, of which this library says nothing")
+        elif lacking > 0:
             raise Misuse("auxiliary streams that the library makes itself have everybody's SMs")
-        if any(extra.context is not stream.context for extra in self._extra[:needed]):
-            raise CUDAError("CUDA_ERROR_INVALID_VALUE: the streams are not all of the same green context")
         kind = self._config.get_execution_context_allocation_strategy()
         if kind == ExecutionContextAllocationStrategy.USER_MANAGED:
             address, size = self._memory or (0, 0)
@@ -438,9 +471,20 @@ class IExecutionContext:
                 raise Misuse("a context has less memory than the engine needs")
             self._gpu.reach(address, size)
 
+    def _compare(self, stream: Stream) -> None:
+        """Warn of a green context with fewer SMs than the profile was built for, or of a profile that was built for none."""
+        sms = self._engine._profile_sms(self._profile)
+        if stream.context.green and sms is None:
+            self._warn("the optimization profile was built without CUDA green context constraints")
+        elif stream.context.green and sms is not None and len(stream.context.sms) < sms:
+            self._warn(f"the stream has {len(stream.context.sms)} SMs and the optimization profile was built for {sms}")
+
+    def _warn(self, text: str) -> None:
+        self._logger.log(self._logger.Severity.WARNING, text)
+
     def _check_capture(self, capture: Capture, key: tuple[Shape, ...]) -> None:
         self._touch("a capture")
-        if self._config.cuda_graph_strategy == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
+        if self._config._graphs == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
             raise Misuse("a context with graphs of its own was captured")
         waits = self._streams_weights or self._engine._is_surprising
         if key not in self._ready or not self._gpu.capturable or waits:
@@ -482,11 +526,29 @@ def _different(shape: Shape, dtype: Any) -> Any:
     return np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
 
 
-def library(gpu: Gpu, name: str = "tensorrt_rtx", **others: Any) -> ModuleType:
-    """The library as a module for this GPU; `others` are further names in it, or None for those that it lacks."""
+def library(gpu: Gpu, name: str = "tensorrt_rtx", version: str = "", **others: Any) -> ModuleType:
+    """The newest known library of this name and version as a module for this GPU, with what its manifest has and nothing else.
+
+    `others` are further names in it, or None for those that it is to lack.
+    """
+    manifest = find_manifest(name, version)
     ours = bound(sys.modules[__name__], gpu) | bound(tensorrt_config, gpu)
-    contents = {"__version__": "1.6.1.120", **ours, **others}
-    return make_module(name, {key: value for key, value in contents.items() if value is not None})
+    kinds = {key: _narrowed(kind, manifest["classes"].get(key, {})) for key, kind in ours.items()}
+    gpu.kinds = {**kinds, "green": (name, manifest["version"].split(".")[0]) == ("tensorrt", "11")}
+    there = {key: kind for key, kind in {**kinds, **others}.items() if key in manifest["classes"] and kind is not None}
+    return make_module(name, {"__version__": manifest["version"], **there})
+
+
+def _narrowed(kind: Any, members: Mapping[str, Any]) -> Any:
+    """A class without those of its public members that a version lacks; the class itself where it lacks none."""
+    known = {*members.get("methods", {}), *members.get("properties", {}), *members.get("enumerations", {})}
+    known |= {*members.get("overridden", {}), *members.get("values", {})}
+    lacking = {member for base in kind.__mro__[:-1] for member in vars(base) if not member.startswith("_")} - known
+    if not lacking or issubclass(kind, IntEnum):
+        return kind
+    own = {key: value for base in reversed(kind.__mro__[:-1]) for key, value in vars(base).items()}
+    dropped = {*lacking, "__dict__", "__weakref__"}
+    return type(kind.__name__, (), {key: value for key, value in own.items() if key not in dropped})
 
 
 def _is_fixed(dims: Sequence[Any]) -> bool:

@@ -1,18 +1,28 @@
 """The simulated library where the real one's documents say what it answers."""
 
 from collections.abc import Iterator
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engines.simulated import AFFINE, ROWS, Bench, opened
+from engines import ModelRefused
+from engines.artifact import unpack
+from engines.builder import BuildOptions, build
+from engines.profiles import Profile, Range
+from engines.tensorrt_api import find_tensorrt, listening
+from tests.engines.manifest import find_manifest
+from tests.engines.simulated import AFFINE, ROWS, Bench, assert_right, opened, rows
 from tests.engines.small import model
 from tests.engines.tensors import Array
 
+from . import Gpu, Misuse
+from .building import building_as
 from .plans import Ranges, make_plan
-from .tensorrt import IOutputAllocator
+from .tensorrt import IOutputAllocator, library
+from .tensorrt_config import ExecutionContextAllocationStrategy
 
 NONZERO = "nonzero (float[n, 3] x) => (int64[2, found] y) { y = NonZero(x) }"
 DISTINCT = "distinct (float[n] x) => (float[m] y) { y = Unique(x) }"
@@ -192,3 +202,146 @@ def test_an_output_that_is_an_input_s_alias_lies_where_that_does(bench: Bench) -
     assert not execute(bench, one)
     one.set_tensor_address("y", one.get_tensor_address("x"))
     assert execute(bench, one)
+
+
+# Versions.
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "has", "lacks"),
+    [
+        ("tensorrt_rtx", "1.6", ["CudaGraphStrategy", "IRuntimeCache", "EngineValidity"], []),
+        ("tensorrt", "11.4", ["IRuntimeConfig"], ["CudaGraphStrategy", "IRuntimeCache", "EngineValidity"]),
+        ("tensorrt", "10.11", ["IRuntimeConfig"], ["DynamicShapesKernelSpecializationStrategy", "EngineInvalidityDiagnostics"]),
+    ],
+)
+def test_a_version_has_what_its_manifest_has(name: str, version: str, has: list[str], lacks: list[str]) -> None:
+    module = library(Gpu(), name, version)
+    manifest = find_manifest(name, version)["classes"]
+    assert module.__version__.startswith(version)
+    assert [each for each in has if not hasattr(module, each)] == [each for each in lacks if hasattr(module, each)] == []
+    for key, kind in vars(module).items():
+        if isinstance(kind, type) and not issubclass(kind, IntEnum):
+            theirs = {part for parts in manifest[key].values() for part in parts}
+            assert {part for part in dir(kind) if not part.startswith("_")} <= theirs
+
+
+def test_an_object_has_no_more_than_its_class(tmp_path: Path) -> None:
+    """The objects that others make are of the narrowed classes too."""
+    gpu = Gpu()
+    module = library(gpu, "tensorrt", "10.11")
+    with opened(tmp_path, module, gpu) as bench:
+        bench.device.make_current()
+        plan = bench.load(bench.plan()).plan
+        config = plan.create_runtime_config()
+        assert isinstance(plan, module.ICudaEngine)
+        assert isinstance(config, module.IRuntimeConfig)
+        assert isinstance(plan.create_execution_context(config), module.IExecutionContext)
+        assert not any(map(hasattr, (plan, config), ("get_aliased_input_tensor", "cuda_graph_strategy")))
+        bench.close()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_context_is_made_of_an_allocation_strategy_alone(bench: Bench, named: bool) -> None:
+    kind = ExecutionContextAllocationStrategy.USER_MANAGED
+    bench.device.make_current()
+    plan = bench.load(bench.plan()).plan
+    one = plan.create_execution_context(strategy=kind) if named else plan.create_execution_context(kind)
+    assert one.get_runtime_config().get_execution_context_allocation_strategy() is kind
+    put(bench, one, x=np.ones((2, 3), np.float32))
+    one.set_tensor_address("y", bench.room().address)
+    with pytest.raises(Misuse, match="less memory than the engine needs"):
+        one.execute_async_v3(bench.partition.handle)
+
+
+@pytest.mark.parametrize(
+    ("built_for", "said"),
+    [
+        ([], "without CUDA green context constraints"),
+        ([64], "has 8 SMs and the optimization profile was built for 64"),
+        ([8], ""),
+    ],
+)
+def test_a_library_that_knows_green_contexts_compares_them_with_the_profile(
+    tmp_path: Path, built_for: list[int], said: str
+) -> None:
+    """It warns and goes on; the docstring of TensorRT 11.4 calls what follows undefined."""
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, "tensorrt", "11.4"), gpu) as bench:
+        one = context(bench, AFFINE, ROWS, built_for=built_for)
+        put(bench, one, x=np.ones((2, 3), np.float32))
+        one.set_tensor_address("y", bench.room().address)
+        with listening() as heard:
+            assert execute(bench, one)
+        assert [message.severity for message in heard] == ["WARNING"] * bool(said)
+        assert all(said in message.text for message in heard)
+        bench.close()
+
+
+def test_a_library_that_knows_green_contexts_makes_streams_there_and_keeps_them(tmp_path: Path) -> None:
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, "tensorrt", "11.4"), gpu) as bench:
+        one = context(bench, AFFINE, ROWS, aux_streams=2)
+        put(bench, one, x=np.ones((2, 3), np.float32))
+        one.set_tensor_address("y", bench.room().address)
+        for _ in range(2):
+            assert execute(bench, one)
+        (green,) = gpu.contexts
+        assert sum(not stream.closed for stream in green.streams) == 3
+        del one
+        assert sum(not stream.closed for stream in green.streams) == 1
+        bench.close()
+
+
+@pytest.mark.parametrize("version", ["10.11", "11.4"])
+def test_everything_is_served_with_the_full_library_too(tmp_path: Path, version: str) -> None:
+    """With graphs of ours, memory of ours, streamed weights and two profiles; and there is nothing to warn of."""
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, "tensorrt", version), gpu) as bench:
+        for settings in ({}, {"allocation_strategy": "user_managed"}, {"graphs": "off"}, {"copies": "engine"}):
+            executor = bench.load(bench.plan(AFFINE, ROWS, {"x": [(1, 3), (9, 3), (20, 3)]}), **settings).bind(bench.partition)
+            for count, seed in ((2, 0), (2, 1), (2, 2), (20, 3), (2, 4)):
+                assert_right(executor, rows(count, seed))
+            executor.close()
+        bench.load(bench.plan(streamable=1000), weight_streaming_budget=1).bind(bench.partition).close()
+        assert "IRuntimeConfig.create_runtime_cache" not in gpu.log
+        bench.close()
+
+
+@pytest.mark.parametrize("version", ["10.11", "11.4"])
+def test_an_onnx_file_is_built_by_what_the_full_library_s_builder_has(tmp_path: Path, version: str) -> None:
+    """The real builder is TensorRT-RTX's, behind the names and parameters of the full library's."""
+    rtx = pytest.importorskip("tensorrt_rtx_bindings", reason="needs the rtx extra")
+    path, gpu = tmp_path / "affine.onnx", Gpu()
+    path.write_bytes(model(AFFINE))
+    with opened(tmp_path, library(gpu, "tensorrt", version, **building_as(gpu, rtx, "tensorrt", version)), gpu) as bench:
+        executor = bench.load(path).bind(bench.partition)
+        assert_right(executor, rows(5))
+        executor.close()
+        api = find_tensorrt(["tensorrt"])
+        profiles = (
+            Profile({"x": Range((1, 3), (2, 3), (4, 3))}, sms=8),
+            Profile({"x": Range((1, 3), (8, 3), (16, 3))}, sms=16),
+        )
+        options = BuildOptions(profiles, optimization_level=2, max_aux_streams=1, flags=("weight_streaming", "no_tf32"))
+        built = unpack(build(path.read_bytes(), options, api=api, stream_for=lambda sms: 0x1000 + sms), "affine").artifact
+        assert built is not None
+        assert [profile.tuned for profile in built.profiles] == [version == "11.4"] * 2
+        with pytest.raises(ModelRefused, match="it builds for the GPU it runs on"):
+            build(path.read_bytes(), BuildOptions(targets=("8.6",)), api=api)
+        bench.close()
+
+
+def test_a_name_that_a_version_lacks_is_not_there_for_the_builder_either() -> None:
+    rtx = pytest.importorskip("tensorrt_rtx_bindings", reason="needs the rtx extra")
+    builder = building_as(Gpu(), rtx, "tensorrt", "11.4")["Builder"](rtx.Logger())
+    config = builder.create_builder_config()
+    for use in (
+        lambda: config.num_compute_capabilities,
+        lambda: setattr(config, "num_compute_capabilities", 1),
+        lambda: setattr(config, "num_optimization_profiles", 1),
+    ):
+        with pytest.raises(AttributeError, match="IBuilderConfig has no num_"):
+            use()
+    with pytest.raises(TypeError, match=r"takes \[\['profile'\]\]"):
+        config.add_optimization_profile()

@@ -1,7 +1,7 @@
 """What three versions of the library offer, as JSON that `collect.py` took from the wheels of their Python bindings."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,3 +17,12 @@ def find_manifest(library: str, version: str = "") -> Any:
     if not found:
         raise LookupError(f"no manifest of {library} {version}; there are {', '.join(MANIFESTS)}")
     return MANIFESTS[max(found, key=lambda name: [int(part) for part in name.rpartition("-")[2].split(".")])]
+
+
+def takes(overload: Sequence[str], count: int | None, keywords: Collection[str]) -> bool:
+    """Whether a call with so many arguments, None for any number, and these keywords fits an overload."""
+    names = [each.rstrip("?") for each in overload]
+    given = set(names[: count or 0]) | set(keywords)
+    needed = {each for each in overload if not each.endswith("?")}
+    fits = (count is None or count <= len(names)) and set(keywords) <= set(names[count or 0 :])
+    return fits and (count is None or needed <= given)
