@@ -164,6 +164,15 @@ def test_a_partition_begins_with_the_profile_for_its_size(bench: Bench, granules
     partition.close()
 
 
+def test_a_context_waits_for_the_switch_of_its_profile_so_that_it_can_be_let_go_of(bench: Bench) -> None:
+    """F73: the switch is work on a stream, and what comes next may fail."""
+    engine, before = bench.load(bench.plan(AFFINE, ROWS, {"x": [(1, 3), (9, 3), (20, 3)]}), profile=1), bench.holdings()
+    bench.gpu.fail("Device.allocate")
+    with pytest.raises(ModelRefused, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        engine.bind(bench.partition)
+    assert bench.holdings() == before
+
+
 # Auxiliary streams.
 
 

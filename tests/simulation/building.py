@@ -34,7 +34,11 @@ def building(gpu: Gpu, real: Any) -> dict[str, Any]:
             return getattr(self._real, name)
 
         def build_serialized_network(self, network: Any, config: Any) -> Any:
-            plan = self._real.build_serialized_network(network, config)
+            gpu.building += 1
+            try:
+                plan = self._real.build_serialized_network(network, config)
+            finally:
+                gpu.building -= 1
             gpu.plans[bytes(memoryview(plan))] = parsed[-1]
             return plan
 

@@ -105,6 +105,8 @@ class Gpu:
         """What TensorRT says of any plan before it loads it."""
         self.kinds: dict[str, Any] = {}
         """The classes of the TensorRT that is installed, by name; and under `green` whether it knows of green contexts."""
+        self.building = 0
+        """How many builds of TensorRT's are going on in this process."""
         self.nvrtc = True
         self.confines = True
         """Whether streams stay on their context's SMs; if not, blocks run anywhere."""

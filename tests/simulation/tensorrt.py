@@ -24,7 +24,7 @@ from .gpu import Gpu
 from .install import bound, make_module
 from .memory import PAGE
 from .plans import Ranges, Shape, unpack
-from .streams import Capture, Operation, Stream
+from .streams import Capture, Operation, Place, Stream
 from .tensorrt_config import CudaGraphStrategy, EngineValidity, ExecutionContextAllocationStrategy, IRuntimeConfig
 
 
@@ -268,7 +268,8 @@ class IExecutionContext:
         self._addresses: dict[str, int] = {}
         self._allocators: dict[str, Any] = {}
         self._ready: set[tuple[Shape, ...]] = set()
-        self._stream: Stream | None = None
+        self._ran, self._switch = Place(), Place()
+        """The last inference, and the last switch of profiles."""
         self._profile = -1 if engine._contexts else 0
         self._generation = 0
         self._extra: list[Stream] = []
@@ -276,13 +277,12 @@ class IExecutionContext:
         """Those that the library made itself, of the main stream's green context: that has to live as long."""
         self._memory: tuple[int, int] | None = None
         engine._contexts.add(self)
-        self._position = 0
         gpu.executions.add(self)
 
     def __del__(self) -> None:
         self._gpu.log.append("IExecutionContext.__del__")
-        if self.in_flight and not self._gpu.lost:
-            raise Misuse("an execution context was destroyed with work in flight")
+        if (self.in_flight or self._switch.in_flight) and not self._gpu.lost:
+            raise Misuse("an execution context was destroyed with work in flight, or before its profile was switched")
         for stream in self._retained:
             self._gpu.destroy_stream(stream)
 
@@ -296,11 +296,15 @@ class IExecutionContext:
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         """Graphs that were captured before are void, of which nothing is said."""
         self._touch("set_optimization_profile_async")
+        if self._gpu.building:
+            raise Misuse("a profile is switched during a build: it keeps the interpreter, which the build's logger waits for")
+        stream = self._gpu.find_stream(stream_handle)
         try:
             self._gpu.enter("IExecutionContext.set_optimization_profile_async", current=True)
-            self._gpu.find_stream(stream_handle).put(Operation(lambda: None))
+            stream.put(Operation(lambda: None, of=self._switch))
         except CUDAError as error:
             return self._refuse("setOptimizationProfileAsync", str(error))
+        self._switch.stream, self._switch.position = stream, stream.submitted
         if not 0 <= profile_index < self._engine.num_optimization_profiles:
             return self._refuse("setOptimizationProfileAsync", f"Profile index {profile_index} is out of range")
         self._profile, self._generation = profile_index, self._generation + 1
@@ -309,9 +313,11 @@ class IExecutionContext:
         return True
 
     def set_aux_streams(self, aux_streams: Sequence[int]) -> None:
+        self._touch("set_aux_streams")
         self._extra = [self._gpu.find_stream(handle) for handle in aux_streams]
 
     def set_device_memory(self, memory: int, size: int) -> None:
+        self._touch("set_device_memory")
         self._memory = memory, size
 
     def set_input_shape(self, name: str, shape: Shape) -> bool:
@@ -371,8 +377,10 @@ class IExecutionContext:
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         stream = self._gpu.find_stream(int(stream_handle))
-        if self.in_flight and not self._follows(stream):
+        if self.in_flight and not self._ran.precedes(stream):
             raise Misuse("one execution context ran on two streams at once")
+        if self._switch.in_flight and not self._switch.precedes(stream):
+            raise Misuse("an inference does not follow the switch of its optimization profile, which is work on a stream")
         try:
             self._gpu.enter("IExecutionContext.execute_async_v3", current=True)
             if missing := self._missing() or self._nowhere():
@@ -414,7 +422,7 @@ class IExecutionContext:
         if self._streams_weights:
             stream.run()
         self._ready.add(key)
-        self._stream, self._position = stream, stream.submitted
+        self._ran.stream, self._ran.position = stream, stream.submitted
         return True
 
     def _allocate(self, stream: Stream) -> dict[str, int]:
@@ -489,10 +497,6 @@ class IExecutionContext:
         waits = self._streams_weights or self._engine._is_surprising
         if key not in self._ready or not self._gpu.capturable or waits:
             raise capture.spoil()  # What a shape needs when it runs first is allocated then.
-
-    def _follows(self, stream: Stream) -> bool:
-        """Whether what is submitted to this stream runs after what this context ran last."""
-        return stream.clock.get(id(self._stream), 0) >= self._position
 
     def _compute(self, shapes: Mapping[str, Shape], addresses: Mapping[str, int], generation: int) -> None:
         if generation != self._generation:

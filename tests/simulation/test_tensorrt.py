@@ -1,6 +1,6 @@
 """The simulated library where the real one's documents say what it answers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -345,3 +345,68 @@ def test_a_name_that_a_version_lacks_is_not_there_for_the_builder_either() -> No
             use()
     with pytest.raises(TypeError, match=r"takes \[\['profile'\]\]"):
         config.add_optimization_profile()
+
+
+# What is work on a stream, and what threads may do.
+
+OTHER: Ranges = {"x": [(1, 3), (9, 3), (20, 3)]}
+
+
+def two_profiles(bench: Bench) -> Any:
+    """A context of an engine with two profiles, told everything for the first."""
+    bench.device.make_current()
+    one = bench.load(bench.plan(AFFINE, ROWS, OTHER)).plan.create_execution_context()
+    put(bench, one, x=np.ones((2, 3), np.float32))
+    one.set_tensor_address("y", bench.room().address)
+    return one
+
+
+def test_an_inference_has_to_follow_the_switch_of_its_profile(bench: Bench) -> None:
+    """The binding says: to order the two streams is the application's responsibility."""
+    one, side = two_profiles(bench), bench.partition.make_stream()
+    one.set_optimization_profile_async(1, bench.partition.handle)
+    one.set_input_shape("x", (2, 3))
+    with pytest.raises(Misuse, match="does not follow the switch"):
+        one.execute_async_v3(side.handle)
+    assert one.execute_async_v3(bench.partition.handle)
+    bench.partition.stream.sync()
+    side.close()
+
+
+def test_a_context_is_not_destroyed_while_its_profile_is_switched(bench: Bench) -> None:
+    one = two_profiles(bench)
+    one.set_optimization_profile_async(1, bench.partition.handle)
+    with pytest.raises(Misuse, match="before its profile was switched"):
+        one.__del__()
+    bench.partition.stream.sync()
+    one.__del__()
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda one: one.set_input_shape("x", (2, 3)),
+        lambda one: one.set_tensor_address("x", 0),
+        lambda one: one.set_output_allocator("y", None),
+        lambda one: one.set_aux_streams([]),
+        lambda one: one.set_device_memory(0, 0),
+        lambda one: one.set_optimization_profile_async(1, 0),
+        lambda one: one.infer_shapes(),
+    ],
+    ids=["shape", "address", "allocator", "streams", "memory", "profile", "infer"],
+)
+def test_a_context_is_told_nothing_while_it_works(bench: Bench, touch: Callable[[Any], object]) -> None:
+    one = two_profiles(bench)
+    assert one.execute_async_v3(bench.partition.handle)
+    with pytest.raises(Misuse, match="with 1 inferences in flight"):
+        touch(one)
+    bench.partition.stream.sync()
+
+
+def test_a_profile_is_not_switched_in_a_process_that_builds(bench: Bench) -> None:
+    """Seen on an H100: it keeps the interpreter while it waits for the build, whose logger waits for the interpreter."""
+    one = two_profiles(bench)
+    bench.gpu.building = 1
+    with pytest.raises(Misuse, match="during a build"):
+        one.set_optimization_profile_async(1, bench.partition.handle)
+    bench.gpu.building = 0
