@@ -25,7 +25,7 @@ from partitions.cpu import CpuDevice, open_cpu
 from tests.engines.small import model
 
 AGGRESSORS = 16
-BOUND = 3.0
+BOUND = 4.0
 ROUNDS = 7
 SECONDS = 0.1
 ATTEMPTS = 3
