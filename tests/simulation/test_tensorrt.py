@@ -294,21 +294,6 @@ def test_a_library_that_knows_green_contexts_makes_streams_there_and_keeps_them(
 
 
 @pytest.mark.parametrize("version", ["10.11", "11.4"])
-def test_everything_is_served_with_the_full_library_too(tmp_path: Path, version: str) -> None:
-    """With graphs of ours, memory of ours, streamed weights and two profiles; and there is nothing to warn of."""
-    gpu = Gpu()
-    with opened(tmp_path, library(gpu, "tensorrt", version), gpu) as bench:
-        for settings in ({}, {"allocation_strategy": "user_managed"}, {"graphs": "off"}, {"copies": "engine"}):
-            executor = bench.load(bench.plan(AFFINE, ROWS, {"x": [(1, 3), (9, 3), (20, 3)]}), **settings).bind(bench.partition)
-            for count, seed in ((2, 0), (2, 1), (2, 2), (20, 3), (2, 4)):
-                assert_right(executor, rows(count, seed))
-            executor.close()
-        bench.load(bench.plan(streamable=1000), weight_streaming_budget=1).bind(bench.partition).close()
-        assert "IRuntimeConfig.create_runtime_cache" not in gpu.log
-        bench.close()
-
-
-@pytest.mark.parametrize("version", ["10.11", "11.4"])
 def test_an_onnx_file_is_built_by_what_the_full_library_s_builder_has(tmp_path: Path, version: str) -> None:
     """The real builder is TensorRT-RTX's, behind the names and parameters of the full library's."""
     rtx = pytest.importorskip("tensorrt_rtx_bindings", reason="needs the rtx extra")
