@@ -7,7 +7,9 @@ The classes have what any version has. `library` makes a module of them that has
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
+from threading import Lock
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -272,6 +274,7 @@ class IExecutionContext:
         """The last inference, and the last switch of profiles."""
         self._profile = -1 if engine._contexts else 0
         self._generation = 0
+        self._turn = Lock()
         self._extra: list[Stream] = []
         self._retained: list[Stream] = []
         """Those that the library made itself, of the main stream's green context: that has to live as long."""
@@ -295,6 +298,10 @@ class IExecutionContext:
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         """Graphs that were captured before are void, of which nothing is said."""
+        with self._alone():
+            return self._set_optimization_profile(profile_index, stream_handle)
+
+    def _set_optimization_profile(self, profile_index: int, stream_handle: int) -> bool:
         self._touch("set_optimization_profile_async")
         if self._gpu.building:
             raise Misuse("a profile is switched during a build: it keeps the interpreter, which the build's logger waits for")
@@ -321,6 +328,10 @@ class IExecutionContext:
         self._memory = memory, size
 
     def set_input_shape(self, name: str, shape: Shape) -> bool:
+        with self._alone():
+            return self._set_input_shape(name, shape)
+
+    def _set_input_shape(self, name: str, shape: Shape) -> bool:
         self._touch("set_input_shape")
         self._shapes.pop(name, None)
         try:
@@ -376,6 +387,10 @@ class IExecutionContext:
         return self._allocators.get(name)
 
     def execute_async_v3(self, stream_handle: int) -> bool:
+        with self._alone():
+            return self._execute(stream_handle)
+
+    def _execute(self, stream_handle: int) -> bool:
         stream = self._gpu.find_stream(int(stream_handle))
         if self.in_flight and not self._ran.precedes(stream):
             raise Misuse("one execution context ran on two streams at once")
@@ -508,6 +523,16 @@ class IExecutionContext:
     def _read(self, name: str, shape: Shape, address: int) -> Any:
         dtype = np.dtype(TYPES[self._engine._value(name).type][1])
         return np.frombuffer(self._gpu.read(address, int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A context is one thread's at a time, whatever the threads do with it."""
+        if not self._turn.acquire(blocking=False):
+            raise Misuse("two threads used one execution context at once")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _touch(self, what: str) -> None:
         if self.in_flight:

@@ -395,3 +395,18 @@ def test_a_profile_is_not_switched_in_a_process_that_builds(bench: Bench) -> Non
     with pytest.raises(Misuse, match="during a build"):
         one.set_optimization_profile_async(1, bench.partition.handle)
     bench.gpu.building = 0
+
+
+@pytest.mark.parametrize("call", ["execute_async_v3", "set_input_shape"])
+def test_a_context_is_one_thread_s_at_a_time(bench: Bench, call: str) -> None:
+    one, said = two_profiles(bench), []
+
+    def meanwhile() -> None:
+        with pytest.raises(Misuse, match="two threads") as raised:
+            one.set_input_shape("x", (3, 3))
+        said.append(str(raised.value))
+
+    bench.gpu.meanwhile(f"IExecutionContext.{call}", lambda: bench.partition.run(meanwhile))
+    one.execute_async_v3(bench.partition.handle) if call == "execute_async_v3" else one.set_input_shape("x", (2, 3))
+    bench.partition.stream.sync()
+    assert len(said) == 1
