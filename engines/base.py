@@ -4,7 +4,8 @@ Tensors cross as addresses, so that the same call serves memory that another pro
 a caller of this library has on the GPU already.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from .callers import selected
 from .datatypes import DataType
 from .errors import TensorMismatch
 from .memory import view
-from .signature import ALIGNMENT, Signature, TensorSpec
+from .signature import ALIGNMENT, Shape, Signature, TensorSpec
 
 
 class Tensor(NamedTuple):
@@ -140,6 +141,23 @@ class Executor(Protocol):
         One thread at a time. Raises TensorMismatch for what is not one tensor for each input, of a shape that passes
         `Signature.check` and of as many bytes as that has, and ExecutionFailed once it is closed.
         """
+
+    def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
+        """None where an inference of these input shapes can be enqueued without compiling for it; else when it can.
+
+        Begins to compile, on a thread of its own, if that has not begun. The future fails with the error that `enqueue` would
+        raise. Does not block. The thread that enqueues.
+        """
+
+    def rebind(self, partition: Partition) -> "Executor":
+        """The same set up on another partition, beside this one, ready for what this one is ready for. Blocks.
+
+        Once the new one takes inferences this one may take none, nor have any in flight; to close either leaves the other.
+        Raises ModelRefused.
+        """
+
+    def describe(self) -> Mapping[str, object]:
+        """How its inferences run, for people, as JSON values. Any thread."""
 
     def close(self) -> None:
         """Free what it holds on the partition. Work in flight is a bug of the caller. Calling it again does nothing."""

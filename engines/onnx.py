@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,6 +124,7 @@ class OnnxExecutor:
         self.engine = engine
         self._session = session
         self._stream = partition.stream
+        self._size = partition.size
         self._signature = engine.signature
         self._fitting: set[Sizes] = set()
         self._kept: dict[Key, Bound] = {}
@@ -143,6 +144,16 @@ class OnnxExecutor:
         if _sizes(inputs) not in self._fitting:
             self._check(inputs)
         return OnnxWork(self._stream, inputs, room, self._run)
+
+    def preparing(self, shapes: Sequence[Shape]) -> None:
+        """Nothing is compiled for shapes."""
+
+    def rebind(self, partition: Partition) -> "OnnxExecutor":
+        """A session of its own: its threads are on the new partition's cores."""
+        return self.engine.bind(partition)
+
+    def describe(self) -> Mapping[str, object]:
+        return {"graphs": "none", "why": "ONNX Runtime on a CPU has none", "threads": self._size}
 
     def close(self) -> None:
         if not self._closed:

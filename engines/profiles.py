@@ -3,7 +3,7 @@
 A profile is ranges of shapes for every dynamic input, and the partition that its kernels are to be tuned for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import chain
@@ -120,6 +120,19 @@ def _of_batch(sizes: Range, batch: int) -> Shape:
     if sizes.min == sizes.max:
         return sizes.min
     return min(max(batch, sizes.min[0]), sizes.max[0]), *sizes.min[1:]
+
+
+def padded(shapes: tuple[Shape, ...], ready: Iterable[tuple[Shape, ...]]) -> tuple[Shape, ...] | None:
+    """The smallest of the sets of shapes in `ready` that differs from `shapes` in nothing but more rows; None without one.
+
+    Rows are the first dimension, of which all inputs have equally many.
+    """
+    rows = shapes[0][:1] if shapes else ()
+    if not rows or rows == (0,) or any(shape[:1] != rows for shape in shapes):
+        return None
+    rest = [shape[1:] for shape in shapes]
+    larger = [each for each in ready if each[0][:1] > rows and [shape[1:] for shape in each] == rest]
+    return min((each for each in larger if len({shape[0] for shape in each}) == 1), default=None)
 
 
 def shown(shape: Shape) -> str:

@@ -20,6 +20,7 @@ from .signature import Signature, TensorSpec
 from .tensorrt_api import TensorRT, find_tensorrt
 from .tensorrt_engine import TensorRTEngine, refusing
 from .tensorrt_graphs import Situation
+from .tensorrt_plan import LoadedPlan
 
 log = logging.getLogger("greenlane.engines")
 
@@ -65,7 +66,8 @@ def _engine(
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
     situation = Situation(dynamic, streaming, native="cuda_graph_strategy" in api.features)
     key = CacheKey(hashlib.sha256(file.plan).hexdigest(), f"{api.library} {api.version}", device.name)
-    return TensorRTEngine(path, api, plan, _limited(signature, usable), profiles, settings, situation, key)
+    loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, key)
+    return TensorRTEngine(loaded)
 
 
 def _check(path: Path, file: PlanFile, api: TensorRT, capability: str) -> None:

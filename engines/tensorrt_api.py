@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from .datatypes import DATATYPES, DataType
 from .errors import ModelRefused
+from .sharedlock import SharedLock
 
 log = logging.getLogger("greenlane.tensorrt")
 
@@ -55,6 +56,14 @@ class Message(NamedTuple):
     text: str
 
 
+LIBRARY_USE = SharedLock()
+"""For calls that may be long: the library is one for the process, and so is its internal mutex.
+
+Shared by what lets go of the interpreter while it holds that mutex (loading, making contexts, compiling). Alone for what
+keeps the interpreter while it waits for the mutex: beside a thread that holds the mutex and logs, for which it needs the
+interpreter, neither would ever go on.
+"""
+
 _LISTENER: ContextVar[list[Message] | None] = ContextVar("greenlane_tensorrt_listener", default=None)
 
 
@@ -73,7 +82,7 @@ class TensorRT:
 
     def deserialize(self, plan: bytes | memoryview, where: str) -> Any:
         """The engine of a plan. Needs a GPU; blocks, perhaps for seconds. Raises ModelRefused with what the library said."""
-        with listening() as heard:
+        with listening() as heard, LIBRARY_USE.shared():
             engine = self.module.Runtime(self.logger).deserialize_cuda_engine(plan)
         if engine is None:
             raise ModelRefused(f"{where}: {self} cannot load it: {first_error(heard)}")

@@ -1,20 +1,16 @@
-"""An engine set up on a partition: its memory, streams, copies and first context, run until nothing is new to it."""
+"""An engine set up on a partition: on an instance that is idle or new, run until nothing is new to it; or moved there."""
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
-
-from cuda.core import Buffer, Device
+from typing import TYPE_CHECKING
 
 from partitions.cuda import CudaPartition
 
-from .cache import RuntimeCache
-from .copies import LENGTH, Copies, EngineCopies, open_copier
 from .errors import ModelRefused
-from .ordering import open_ordering
 from .profiles import suited
-from .tensorrt_context import Context, Contexts
 from .tensorrt_graphs import Way, decide
-from .tensorrt_run import Equipment, TensorRTExecutor
+from .tensorrt_instance import Instance, open_instance
+from .tensorrt_plan import LoadedPlan
+from .tensorrt_run import TensorRTExecutor, equip
 
 if TYPE_CHECKING:
     from .tensorrt_engine import TensorRTEngine
@@ -22,76 +18,44 @@ if TYPE_CHECKING:
 
 def open_executor(engine: "TensorRTEngine", partition: CudaPartition) -> TensorRTExecutor:
     """On a thread attached to the partition. Blocks. Raises ModelRefused, ExecutionFailed, PartitionError, CUDAError."""
-    way = _way(engine)
-    profile = suited(engine.profiles, engine.usable, partition.size)
+    loaded = engine.loaded
+    profile = suited(loaded.profiles, loaded.usable, partition.size)
+    others = [each for each in loaded.usable if each != profile]
+    instance = engine.take_idle() or open_instance(loaded, _way(loaded), (profile, *others), partition.stream)
+    instance.clear(partition.stream)
+    executor = _on(instance, engine, partition)
+    with ExitStack() as failed:
+        failed.callback(executor.close)
+        executor.warm_up([shapes for each in (*others, profile) for shapes in loaded.usual(each)])
+        failed.pop_all()
+    instance.save()  # Now, so that a process that is killed leaves the kernels to the next.
+    return executor
+
+
+def move_executor(engine: "TensorRTEngine", left: TensorRTExecutor, partition: CudaPartition) -> TensorRTExecutor:
+    """As `Executor.rebind`, on a thread attached to the partition. Raises as `open_executor` does."""
+    executor = _on(left.instance, engine, partition)
+    with ExitStack() as failed:
+        failed.callback(executor.close)
+        executor.adopt(left)
+        failed.pop_all()
+    return executor
+
+
+def _on(instance: Instance, engine: "TensorRTEngine", partition: CudaPartition) -> TensorRTExecutor:
+    instance.use()
     with ExitStack() as made:
-        kernels = made.enter_context(engine.open_kernels())
-        fitting = _Fitting(engine, partition, partition.device.make_current(), kernels, made)
-        executor = TensorRTExecutor(engine, partition, way, fitting.equip(way.native, profile))
-        made.callback(executor.close)
-        others = [each for each in engine.usable if each != profile]
-        executor.warm_up([shapes for each in (*others, profile) for shapes in engine.usual(each)])
-        kernels.save()  # Now, so that a process that is killed leaves them to the next.
+        made.callback(engine.give_back, instance)
+        executor = TensorRTExecutor(engine, partition, instance, equip(partition, engine.loaded.plan.num_aux_streams, made))
         made.pop_all()
     return executor
 
 
-def _way(engine: "TensorRTEngine") -> Way:
+def _way(loaded: LoadedPlan) -> Way:
     try:
-        way = decide(engine.settings, engine.situation)
+        way = decide(loaded.settings, loaded.situation)
     except ModelRefused as error:
-        raise ModelRefused(f"{engine.path}: {error}") from error
+        raise ModelRefused(f"{loaded.path}: {error}") from error
     if way.notice:
-        engine.warn_once(way.notice)
+        loaded.warn_once(way.notice)
     return way
-
-
-class _Fitting:
-    """Makes what one executor needs; `made` undoes it, in the opposite order, if something fails."""
-
-    def __init__(
-        self, engine: "TensorRTEngine", partition: CudaPartition, device: Device, kernels: RuntimeCache, made: ExitStack
-    ) -> None:
-        self._engine = engine
-        self._partition = partition
-        self._device = device
-        self._kernels = kernels
-        self._made = made
-
-    def equip(self, native: bool, profile: int) -> Equipment:
-        engine, partition = self._engine, self._partition
-        extra = [self._own(partition.make_stream()) for _ in range(engine.plan.num_aux_streams)]
-        memory = [self._allocate(size) for size in engine.context_memory]
-        contexts = Contexts(engine, partition.stream, extra, self._kernels, *memory)
-        context = self._own(contexts.open(native, profile))
-        buffers = self._buffers(context)
-        context.switch(profile)
-        copies = self._copies()
-        events = [self._device.create_event() for _ in range(LENGTH)]
-        ordering = open_ordering(self._device, partition)
-        return Equipment(contexts, context, buffers, copies, events, ordering, (self._kernels, *memory, *extra))
-
-    def _buffers(self, context: Context) -> list[Buffer]:
-        """One for each input, then each output, large enough for every profile."""
-        specs = self._engine.signature.inputs
-        largest = [self._engine.shapes(profile, "max") for profile in self._engine.usable]
-        inputs = [max(spec.nbytes(shapes[index]) for shapes in largest) for index, spec in enumerate(specs)]
-        buffers = [self._allocate(max(1, nbytes)) for nbytes in (*inputs, *context.output_sizes())]
-        context.set_addresses([int(buffer.handle) for buffer in buffers])
-        return buffers
-
-    def _copies(self) -> dict[bool, Copies]:
-        """By whether the SMs do them. Without copies by SMs, NVRTC is not needed either."""
-        inputs, rows = len(self._engine.signature.inputs), len(self._engine.specs)
-        copies: dict[bool, Copies] = {False: EngineCopies(inputs)}
-        if self._engine.settings.copies != "engine":
-            kernels = self._engine.copy_kernels(self._device)
-            copies[True] = self._own(open_copier(self._device, self._partition.stream, kernels, inputs, rows))
-        return copies
-
-    def _allocate(self, nbytes: int) -> Buffer:
-        return self._own(self._device.allocate(nbytes, stream=self._partition.stream))
-
-    def _own(self, thing: Any) -> Any:
-        self._made.callback(thing.close)
-        return thing

@@ -1,11 +1,18 @@
 """TensorRT's execution contexts: the one place that makes them, and what an executor tells one.
 
-A context keeps neither its configuration nor the cache of kernels alive, and must go before them. Its auxiliary streams
-have to be the partition's: those that a library before TensorRT-RTX 1.7 makes itself have everybody's SMs.
+A context has one optimization profile for life: an engine with several profiles has a context for each, so that requests
+for two profiles in turn keep their graphs, and no profile is switched while requests are served. A context keeps neither
+its configuration nor the cache of kernels alive, and must go before them. Its auxiliary streams have to be the
+partition's: those that a library before TensorRT-RTX 1.7 makes itself have everybody's SMs.
+
+Which calls of TensorRT-RTX 1.6.1 wait for its internal mutex while they keep the interpreter was measured on an H100 on
+2026-11-22 by calling each one beside a thread that compiled: `set_optimization_profile_async` does, for as long as that
+takes; `set_input_shape`, `get_tensor_shape`, `set_tensor_address`, the cache's `serialize`, and captures do not.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any
 
 from cuda.core import Buffer, Stream
 
@@ -14,44 +21,52 @@ from partitions.cuda import SideStream
 from .cache import RuntimeCache
 from .errors import ExecutionFailed, ModelRefused
 from .signature import Shape
-from .tensorrt_api import first_error, listening
-
-if TYPE_CHECKING:
-    from .tensorrt_engine import TensorRTEngine
+from .tensorrt_api import LIBRARY_USE, first_error, listening
+from .tensorrt_plan import LoadedPlan
 
 
 class Context:
-    """One execution context. Nothing of it may be in flight while it is told anything; one thread at a time."""
+    """One execution context with its profile. Hold `lock` to call a method; nothing that `execute` submitted outside of a
+    capture may still be in flight then, which `settle` waits for. Graphs that were captured from it may: they do not use
+    what the host changes.
+    """
 
-    def __init__(self, engine: "TensorRTEngine", theirs: Any, config: Any, stream: Stream) -> None:
+    def __init__(self, loaded: LoadedPlan, theirs: Any, config: Any, profile: int, memory: Buffer | None) -> None:
+        self.lock = Lock()
+        self.profile = profile
         self.shapes: tuple[Shape, ...] | None = None
-        """Those that it was told last; None while it holds no whole set."""
-        self._engine = engine
+        """Those that were set last; None while there is no whole set."""
+        self.compiled: set[tuple[Shape, ...]] = set()
+        """Shapes that were executed before, so that their kernels are there, and they can be captured."""
+        self._loaded = loaded
         self._theirs = theirs
         self._config = config
-        self._stream = stream
+        self._memory = memory
+        self._extra: Sequence[SideStream] = ()
+        self._busy: Stream | None = None
 
     def __repr__(self) -> str:
-        return f"<Context of {self._engine.path.name}, shapes {self.shapes}>"
+        return f"<Context of {self._loaded.path.name}, profile {self.profile}, shapes {self.shapes}>"
 
-    @property
-    def profile(self) -> int:
-        """The optimization profile in force."""
-        return int(self._theirs.active_optimization_profile)
+    def settle(self) -> None:
+        """Wait for what was executed outside of captures. Raises CUDAError."""
+        if self._busy:
+            self._busy.sync()
+            self._busy = None
 
-    def switch(self, profile: int) -> None:
-        """Take another optimization profile; shapes have to be set again. Raises ExecutionFailed."""
-        if profile == self.profile:
-            return
-        self.shapes = None
-        with listening() as heard:
-            if not self._theirs.set_optimization_profile_async(profile, int(self._stream.handle)):
-                raise ExecutionFailed(f"profile {profile}: {first_error(heard)}")
+    def use_streams(self, extra: Sequence[SideStream]) -> None:
+        """Auxiliary streams of the partition that the next execution is for."""
+        if extra and extra is not self._extra:
+            self._theirs.set_aux_streams([stream.handle for stream in extra])
+            self._extra = extra
 
     def set_shapes(self, shapes: tuple[Shape, ...]) -> None:
-        """Raises ExecutionFailed."""
+        """Raises ExecutionFailed, CUDAError."""
+        if shapes == self.shapes:
+            return
+        self.settle()
         self.shapes = None
-        for spec, shape in zip(self._engine.signature.inputs, shapes, strict=True):
+        for spec, shape in zip(self._loaded.signature.inputs, shapes, strict=True):
             with listening() as heard:
                 if not self._theirs.set_input_shape(spec.name, shape):
                     raise ExecutionFailed(f"input {spec.name!r} of shape {list(shape)}: {first_error(heard)}")
@@ -61,96 +76,108 @@ class Context:
 
     def output_shapes(self) -> tuple[Shape, ...]:
         """What comes of the shapes that were set."""
-        return tuple(tuple(self._theirs.get_tensor_shape(spec.name)) for spec in self._engine.signature.outputs)
+        return tuple(tuple(self._theirs.get_tensor_shape(spec.name)) for spec in self._loaded.signature.outputs)
 
     def output_sizes(self) -> list[int]:
-        """The most bytes of each output with any profile. Leaves the last profile in force. Raises ModelRefused."""
-        sizes = [[self._largest(spec.name) for spec in self._engine.signature.outputs] for _ in self._each_profile()]
-        return [max(each) for each in zip(*sizes, strict=True)]
+        """The most bytes of each output with this profile. Leaves its largest shapes set. Raises ModelRefused."""
+        self.set_shapes(self._loaded.shapes(self.profile, "max"))
+        return [self._largest(spec.name) for spec in self._loaded.signature.outputs]
 
     def set_addresses(self, addresses: Sequence[int]) -> None:
         """Where inputs, then outputs lie on the device."""
-        for spec, address in zip(self._engine.specs, addresses, strict=True):
+        self.settle()
+        for spec, address in zip(self._loaded.specs, addresses, strict=True):
             self._theirs.set_tensor_address(spec.name, address)
 
-    def execute(self, stream: Stream) -> str:
-        """Submit one inference to a stream, or into its capture; "", or what the library said when it refused."""
-        with listening() as heard:
-            return "" if self._theirs.execute_async_v3(int(stream.handle)) else first_error(heard)
+    def execute(self, stream: Stream, captured: bool = False) -> str:
+        """Submit one inference of the shapes that are set to a stream, or into its capture.
+
+        Returns "", or what the library said when it refused. Compiles, perhaps for seconds, where these shapes are new.
+        """
+        if captured:
+            return self._submit(stream)
+        self._busy = stream
+        if self.shapes in self.compiled:
+            return self._submit(stream)
+        with LIBRARY_USE.shared():
+            refused = self._submit(stream)
+        if not refused and self.shapes:
+            self.compiled.add(self.shapes)
+        return refused
 
     def close(self) -> None:
-        """Let go of it; nothing may be in flight."""
+        """Free it, which keeps the interpreter for milliseconds; nothing may be in flight. Calling it again does nothing."""
         self._theirs = None
         self._config = None
+        memory, self._memory = self._memory, None
+        if memory:
+            memory.close()
+
+    def _submit(self, stream: Stream) -> str:
+        with listening() as heard:
+            return "" if self._theirs.execute_async_v3(int(stream.handle)) else first_error(heard)
 
     def _unknown(self) -> list[str]:
         try:
             return list(self._theirs.infer_shapes())
         except RuntimeError as error:
-            raise ExecutionFailed(f"running {self._engine.path.name}: {error}") from error
-
-    def _each_profile(self) -> Any:
-        for profile in self._engine.usable:
-            self.switch(profile)
-            self.set_shapes(self._engine.shapes(profile, "max"))
-            yield profile
+            raise ExecutionFailed(f"running {self._loaded.path.name}: {error}") from error
 
     def _largest(self, output: str) -> int:
         nbytes = int(self._theirs.get_max_output_size(output))
         if nbytes < 0:
-            raise ModelRefused(f"{self._engine.path}: the size of output {output!r} depends on data, which is not served")
+            raise ModelRefused(f"{self._loaded.path}: the size of output {output!r} depends on data, which is not served")
         return nbytes
 
 
 class Contexts:
-    """Makes the contexts of one executor. `memory` is theirs where the settings say that it is ours to give.
+    """Makes the contexts of one instance.
 
-    `kernels` must be this executor's alone: see `RuntimeCache`.
+    `allocate` gives them memory where the settings say that it is ours to give. `kernels` are for contexts that compile one
+    after another: see `RuntimeCache`.
     """
 
-    def __init__(
-        self,
-        engine: "TensorRTEngine",
-        stream: Stream,
-        extra: Sequence[SideStream],
-        kernels: RuntimeCache,
-        memory: Buffer | None = None,
-    ) -> None:
-        self._engine = engine
-        self._stream = stream
-        self._extra = extra
+    def __init__(self, loaded: LoadedPlan, kernels: RuntimeCache, allocate: Callable[[int, Stream], Buffer]) -> None:
+        self._loaded = loaded
         self._kernels = kernels
-        self._memory = memory
+        self._allocate = allocate
 
     def __repr__(self) -> str:
-        return f"<Contexts of {self._engine.path.name}, {len(self._extra)} auxiliary streams>"
+        return f"<Contexts of {self._loaded.path.name}>"
 
-    def open(self, native: bool, profile: int) -> Context:
+    def open(self, native: bool, profile: int, stream: Stream) -> Context:
         """A context with every setting applied and this profile in force. `native`: with graphs of the library's own.
 
-        Blocks, perhaps for seconds. Raises ModelRefused, ExecutionFailed, CUDAError.
+        `stream` is waited for. Blocks, perhaps for seconds. Raises ModelRefused, ExecutionFailed, CUDAError.
         """
         config = self._configured(native)
-        with listening() as heard:
-            theirs = self._engine.plan.create_execution_context(*(() if config is None else (config,)))
+        with listening() as heard, LIBRARY_USE.shared():
+            theirs = self._loaded.plan.create_execution_context(*(() if config is None else (config,)))
         if theirs is None:
-            self._stream.sync()  # Raises if it gave none because the device is lost.
-            raise ModelRefused(f"{self._engine.path}: {self._engine.api} gives no context: {first_error(heard)}")
-        if self._memory:
-            theirs.set_device_memory(int(self._memory.handle), self._memory.size)
-        if self._extra:
-            theirs.set_aux_streams([stream.handle for stream in self._extra])
-        context = Context(self._engine, theirs, config, self._stream)
-        context.switch(profile)
-        self._stream.sync()
-        return context
+            stream.sync()  # Raises if it gave none because the device is lost.
+            raise ModelRefused(f"{self._loaded.path}: {self._loaded.api} gives no context: {first_error(heard)}")
+        memory = next((self._allocate(size, stream) for size in self._loaded.context_memory), None)
+        if memory:
+            theirs.set_device_memory(int(memory.handle), memory.size)
+        self._set_profile(theirs, profile, stream)
+        stream.sync()
+        return Context(self._loaded, theirs, config, profile, memory)
+
+    def _set_profile(self, theirs: Any, profile: int, stream: Stream) -> None:
+        """The library's call keeps the interpreter while it waits for its mutex, so no other thread may be in the library."""
+        if profile == int(theirs.active_optimization_profile):
+            return
+        with listening() as heard, LIBRARY_USE.alone():
+            done = theirs.set_optimization_profile_async(profile, int(stream.handle))
+        if not done:
+            raise ExecutionFailed(f"profile {profile}: {first_error(heard)}")
 
     def _configured(self, native: bool) -> Any:
         """The configuration, or None for a library that has none and gives what it likes."""
-        api, settings = self._engine.api, self._engine.settings
+        api, settings = self._loaded.api, self._loaded.settings
         if "runtime_config" not in api.features:
             return None
-        config = self._engine.plan.create_runtime_config()
+        config = self._loaded.plan.create_runtime_config()
         if "cuda_graph_strategy" in api.features:
             config.cuda_graph_strategy = api.module.CudaGraphStrategy(int(native))
         if (name := "dynamic_shapes_kernel_specialization_strategy") in api.features:
@@ -165,7 +192,7 @@ class Contexts:
 
     def _lend_kernels(self, config: Any) -> None:
         """Let a context with this configuration use the kernels compiled before; without them, they are compiled again."""
-        plan = self._engine.plan
+        plan = self._loaded.plan
         try:
             # The method keeps its configuration, of which the library's cache is a part, as long as the cache is kept.
             make = plan.create_runtime_config().create_runtime_cache
@@ -174,4 +201,4 @@ class Contexts:
         except Exception as error:
             why = str(error)
         if why:
-            self._engine.warn_once(f"runs without a kernel cache: {why}")
+            self._loaded.warn_once(f"runs without a kernel cache: {why}")

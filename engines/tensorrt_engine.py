@@ -1,94 +1,51 @@
-"""A deserialised plan: what is known of it, what its executors share, and how it is bound."""
+"""A TensorRT plan as an engine: bound to partitions on instances that outlive their executors."""
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Lock
 from typing import Any
-
-from cuda.core import Device, Kernel
 
 from partitions import DeviceLost, Partition, PartitionError
 from partitions.cuda import CudaPartition
 from partitions.faults import translated
 
-from .cache import CacheKey, RuntimeCache, open_cache
-from .copies import compile_kernels
 from .errors import ExecutionFailed, ModelRefused
-from .notice import StagingNotice
-from .profiles import Profile, choose, usual
 from .release import releasing
-from .settings import RuntimeSettings
-from .signature import Shape, Signature, TensorSpec
-from .tensorrt_api import TensorRT
-from .tensorrt_bind import open_executor
-from .tensorrt_graphs import Situation
+from .signature import Signature
+from .tensorrt_bind import move_executor, open_executor
+from .tensorrt_instance import Instance
+from .tensorrt_plan import LoadedPlan
 from .tensorrt_run import TensorRTExecutor
-
-log = logging.getLogger("greenlane.engines")
 
 
 class TensorRTEngine:
-    """See `engines.base.Engine` for the contract. `plan` is the library's engine, None once closed."""
+    """See `engines.base.Engine` for the contract.
+
+    Instances that no executor uses are kept for the next, and freed by `close` only: see `engines.tensorrt_instance`.
+    """
 
     platform = "tensorrt_plan"
 
-    def __init__(
-        self,
-        path: Path,
-        api: TensorRT,
-        plan: Any,
-        signature: Signature,
-        profiles: Sequence[Profile],
-        settings: RuntimeSettings,
-        situation: Situation,
-        key: CacheKey,
-    ) -> None:
-        self.path = path
-        self.api = api
-        self.plan = plan
-        self.signature = signature
-        self.profiles = tuple(profiles)
-        self.settings = settings
-        self.situation = situation
-        self.notice = StagingNotice(path.name)
-        self._key = key
-        self._copying: tuple[Kernel, Kernel] | None = None
-        self._compiling = Lock()
-        self._said: set[str] = set()
-        self._tuning: set[tuple[tuple[int, ...], int]] = set()
+    def __init__(self, loaded: LoadedPlan) -> None:
+        self.loaded = loaded
+        self._idle: list[Instance] = []
 
     def __repr__(self) -> str:
-        return f"<TensorRTEngine {self.path.name} {self.signature!r}, {self.api}>"
+        return f"<TensorRTEngine {self.path.name} {self.signature!r}, {self.loaded.api}>"
 
     @property
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Inputs, then outputs."""
-        return (*self.signature.inputs, *self.signature.outputs)
+    def path(self) -> Path:
+        """The plan's file."""
+        return self.loaded.path
 
     @property
-    def usable(self) -> Sequence[int]:
-        """Numbers of the profiles that may be run with."""
-        return range(len(self.profiles)) if self.settings.profile is None else (self.settings.profile,)
+    def signature(self) -> Signature:
+        return self.loaded.signature
 
     @property
-    def context_memory(self) -> tuple[int, ...]:
-        """Bytes of device memory that each context has to be given: one number, or none where the library allocates."""
-        return (max(1, self.plan.device_memory_size_v2),) if self.settings.allocation_strategy == "user_managed" else ()
-
-    def shapes(self, profile: int, which: str) -> tuple[Shape, ...]:
-        """The `min`, `opt` or `max` shape of each input in a profile."""
-        ranges = self.profiles[profile].ranges
-        return tuple(getattr(ranges[spec.name], which) if spec.name in ranges else spec.shape for spec in self.signature.inputs)
-
-    def usual(self, profile: int) -> list[tuple[Shape, ...]]:
-        """Sets of shapes that an executor is warmed up with, the most usual last."""
-        return usual(self.profiles[profile], self.signature.inputs)[0 if self.settings.warm_up == "usual" else -1 :]
-
-    def profile_for(self, shapes: Sequence[Shape], active: int) -> int:
-        """The profile to run these shapes with. Raises TensorMismatch where there are several and none fits."""
-        return self.usable[0] if len(self.usable) == 1 else choose(self.profiles, self.signature, shapes, active)
+    def plan(self) -> Any:
+        """The library's engine, None once closed."""
+        return self.loaded.plan
 
     @releasing()
     def bind(self, partition: Partition) -> TensorRTExecutor:
@@ -99,40 +56,35 @@ class TensorRTEngine:
         with refusing(f"binding {self.path} to {partition!r}"):
             return partition.run(lambda: open_executor(self, partition))
 
-    def copy_kernels(self, device: Device) -> tuple[Kernel, Kernel]:
-        """What SMs copy inputs and outputs with: compiled for the first executor, which takes some 0.1 s, and kept for all.
+    @releasing()
+    def rebind(self, executor: TensorRTExecutor, partition: Partition) -> TensorRTExecutor:
+        """As `Executor.rebind`."""
+        if not isinstance(partition, CudaPartition):
+            raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
+        with refusing(f"moving {self.path} to {partition!r}"):
+            return partition.run(lambda: move_executor(self, executor, partition))
 
-        `device` must be current in the calling thread. Raises PartitionError.
-        """
-        with self._compiling:
-            self._copying = self._copying or compile_kernels(device)
-            return self._copying
+    def take_idle(self) -> Instance | None:
+        """An instance that no executor uses, if there is one. Any thread."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
 
-    def open_kernels(self) -> RuntimeCache:
-        """The kernels compiled before, by other executors and processes too, for one executor that uses and closes it.
-
-        Each has its own, kept in the same file, as executors are used by several threads at once. Blocks to read the file.
-        """
-        return open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once)
-
-    def warn_once(self, text: str) -> None:
-        """Log a warning about this engine, unless it was logged before."""
-        if text not in self._said:
-            self._said.add(text)
-            log.warning("%s: %s", self.path, text)
-
-    def warn_of_tuning(self, partition: CudaPartition, profile: int) -> None:
-        """Say once a partition, that is once for its granules, that a profile is meant for more SMs than it has."""
-        sms, key = self.profiles[profile].sms or 0, (partition.granules, profile)
-        if sms > partition.size and key not in self._tuning:
-            self._tuning.add(key)
-            how = "tuned" if self.profiles[profile].tuned else "meant"
-            text = "%s: profile %d is %s for %d SMs and runs on %d of %r; build one for this size with --profile --sms %d"
-            log.warning(text, self.path, profile, how, sms, partition.size, partition, partition.size)
+    def give_back(self, instance: Instance) -> None:
+        """An executor does not use this instance any more; after the last one it is kept for the next. Any thread."""
+        if instance.leave():
+            self._idle.append(instance)
 
     def close(self) -> None:
-        """Free the plan's weights; its executors must be closed before."""
-        self.plan = self._copying = None
+        """Free the weights and the idle instances; its executors must be closed before.
+
+        Keeps the interpreter for up to some 100 ms an instance: for when no inference waits. Raises ExecutionFailed.
+        """
+        with ExitStack() as left:
+            while idle := self.take_idle():
+                left.callback(idle.close)
+        self.loaded.close()
 
 
 @contextmanager

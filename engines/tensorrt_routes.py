@@ -10,35 +10,13 @@ from typing import NamedTuple
 from partitions.cuda import CudaDevice
 
 from .base import Room, Tensor
-from .copies import Copies, Table
-from .signature import Shape
-from .tensorrt_capture import Graph
+from .copies import Table
+from .tensorrt_shapes import Prepared
 
 MOST_ROUTES = 1024
 """Routes of one executor that are remembered; when there are more, all are forgotten."""
 
 _Key = tuple[object, ...]
-
-
-class Prepared:
-    """Shapes that an executor has run before: the inputs' and the outputs', who copies, and the graph once it was captured."""
-
-    __slots__ = ("copies", "graph", "outputs", "shapes")
-
-    def __init__(self, shapes: tuple[Shape, ...], outputs: tuple[Shape, ...], copies: Copies) -> None:
-        self.shapes = shapes
-        self.outputs = outputs
-        self.copies = copies
-        self.graph: Graph | None = None
-
-    def __repr__(self) -> str:
-        return f"<Prepared {list(self.outputs)}{', captured' if self.graph else ''}>"
-
-    def close(self) -> None:
-        """Destroy the graph, which must not be in flight."""
-        graph, self.graph = self.graph, None
-        if graph is not None:
-            graph.close()
 
 
 class Route(NamedTuple):

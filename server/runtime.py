@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
@@ -257,13 +258,20 @@ class Runtime:
                 raise BadRequest(f"{name}: {show(count)} granules; expected an integer of at least 1")
 
     def _prepare(self, move: Move) -> dict[str, Worker]:
-        """Workers on the movers' new partitions, with all their models, warm and probed. Blocks. All or none."""
+        """Workers on the movers' new partitions, with all their models, ready and probed. Blocks. All or none.
+
+        The movers' models are set up side by side, a thread each.
+        """
         carved = self.manager.carve(move)
         workers: dict[str, Worker] = {}
         try:
             probes.check(carved, probes.locate(carved))
-            for name, partition in carved.items():
-                workers[name] = self._worker(name, partition)
+            with ThreadPoolExecutor(max(1, len(carved)), "rebinding") as threads:
+                begun = {name: threads.submit(self._worker, name, partition) for name, partition in carved.items()}
+            wait(begun.values())
+            workers = {name: future.result() for name, future in begun.items() if not future.exception()}
+            for future in begun.values():
+                future.result()
         except BaseException:
             _close(workers.values())
             self.manager.discard(carved)
@@ -346,7 +354,7 @@ def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dic
     bound: dict[ModelKey, Executor] = {}
     try:
         for key, executor in executors.items():
-            bound[key] = executor.engine.bind(partition)
+            bound[key] = executor.rebind(partition)
     except BaseException:
         for executor in bound.values():
             executor.close()

@@ -319,6 +319,9 @@ class FakeExecutor:
         self.partition.stream.works.append(work)
         return work
 
+    def rebind(self, partition: Partition) -> "FakeExecutor":
+        return self.engine.bind(partition)
+
     def close(self) -> None:
         """Raises RuntimeError with work in flight: the seam calls that a bug."""
         if any(work.executor is self for work in self.partition.stream.works):

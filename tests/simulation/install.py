@@ -17,7 +17,20 @@ OURS = ("partitions.cuda", "partitions.faults", "partitions.green", "partitions.
 OURS += ("engines.copies", "engines.ordering", "engines.pointers")
 OURS += tuple(
     f"engines.tensorrt{part}"
-    for part in ("", "_bind", "_capture", "_context", "_engine", "_routes", "_run", "_staging", "_work")
+    for part in (
+        "",
+        "_bind",
+        "_capture",
+        "_context",
+        "_engine",
+        "_instance",
+        "_plan",
+        "_routes",
+        "_run",
+        "_shapes",
+        "_staging",
+        "_work",
+    )
 )
 TENSORRT = ("tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindings")
 

@@ -19,9 +19,10 @@ class Operation:
         self._body = body
         self._of = of
 
-    def queue(self) -> "Operation":
+    def queue(self, stream: "Stream") -> "Operation":
         if self._of is not None:
             self._of.in_flight += 1
+            self._of._on(stream)
         return self
 
     def __call__(self) -> None:
@@ -79,7 +80,7 @@ class Stream:
         if self.capture:
             self.capture.take(operation)
         else:
-            self.pending.append(operation.queue())
+            self.pending.append(operation.queue(self))
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         with self.turn:
@@ -101,6 +102,10 @@ class Place:
     stream: Stream | None = None
     position: int = 0
     in_flight: int = 0
+
+    def _on(self, stream: Stream) -> None:
+        """It was submitted there."""
+        self.stream, self.position = stream, stream.submitted
 
     def precedes(self, stream: Stream) -> bool:
         """Whether what is submitted to this stream now runs after that."""
@@ -154,9 +159,12 @@ class Graph:
         """What a graph may do on another context's stream is run elsewhere than there."""
         if stream.context is not self.context:
             raise Misuse("a graph was launched on a stream of another context than it was captured on")
-        for operation in self.operations:
-            operation.queue()
         stream.put(Operation(self._run, of=self))
+        for operation in self.operations:
+            operation.queue(stream)
+
+    def _on(self, stream: Stream) -> None:
+        """It may be launched on several streams at once."""
 
     def _run(self) -> None:
         for operation in self.operations:

@@ -1,0 +1,242 @@
+"""What an engine computes with that belongs to no partition: contexts, device memory, copies, and compiled kernels.
+
+An instance outlives the executors that use it. Moving a model to another partition captures its graphs again, from the
+same contexts, and compiles nothing; closing an executor gives its instance back to the engine for the next one. An
+instance is freed with its engine only: freeing a kernel cache keeps the interpreter for up to 240 ms (MobileNetV2 on an
+H100, 2026-11-22), in which no tenant of the process is served.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import Lock
+from typing import Any
+
+from cuda.core import Buffer, Device, Stream
+
+from .cache import CacheStatistics, RuntimeCache
+from .copies import Copies, EngineCopies, open_copier
+from .errors import EngineError
+from .signature import Shape
+from .tensorrt_context import Context, Contexts
+from .tensorrt_graphs import Way
+from .tensorrt_plan import LoadedPlan
+from .tensorrt_work import failing
+
+
+class Instance:
+    """One set of contexts, of which at most one inference runs at a time. `way` is how it reaches the GPU.
+
+    Executors of several partitions may have graphs of it, but only one of them may launch; who has it is counted by `use`
+    and `leave`. `contexts` are by profile, `buffers` on the device for inputs, then outputs, `copies` by whether SMs do them.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedPlan,
+        way: Way,
+        contexts: Mapping[int, Context],
+        buffers: Sequence[Buffer],
+        copies: Mapping[bool, Copies],
+        kernels: RuntimeCache,
+        close: Callable[[], None],
+    ) -> None:
+        self.way = way
+        self.contexts = dict(contexts)
+        self.copies = copies
+        self.addresses = [int(buffer.handle) for buffer in buffers]
+        self.sizes = [buffer.size for buffer in buffers]
+        self._loaded = loaded
+        self._buffers = buffers
+        self._kernels = kernels
+        self._close = close
+        self._users = 0
+        self._counting = Lock()
+        self.beside = Beside(loaded, self.addresses)
+        """What compiles new shapes while this serves."""
+
+    def __repr__(self) -> str:
+        return f"<Instance of {self._loaded.path.name}, {len(self.contexts)} contexts, used by {self._users}>"
+
+    @property
+    def profile(self) -> int:
+        """The profile that is for the most SMs the instance was made for."""
+        return next(iter(self.contexts))
+
+    def kernels(self) -> CacheStatistics:
+        """What became of the kernel cache."""
+        return self._kernels.statistics()
+
+    def use(self) -> None:
+        """One more executor has it."""
+        with self._counting:
+            self._users += 1
+
+    def leave(self) -> bool:
+        """One executor less has it. Returns whether it was the last."""
+        with self._counting:
+            self._users -= 1
+            return self._users == 0
+
+    def clear(self, stream: Stream) -> None:
+        """Write zeros over all tensors, so that the next executor finds nothing of the last. Does not wait."""
+        for buffer in self._buffers:
+            buffer.fill(0, stream=stream)
+
+    def save(self) -> None:
+        """Keep the kernels that were compiled for the next start. Blocks; what goes wrong is a warning."""
+        self._kernels.save()
+
+    def renew(self, way: Way, stream: Stream) -> None:
+        """Go on in another way, with contexts of its own graphs where `way` is native; the old ones are freed.
+
+        Nothing may be in flight. Where a new one cannot be had the old one stays.
+        """
+        self.way = way
+        if way.native:
+            for profile, old in self.contexts.items():
+                if fresh := self._fresh(profile, stream):
+                    fresh.set_addresses(self.addresses)
+                    self.contexts[profile] = fresh
+                    old.close()
+
+    def _fresh(self, profile: int, stream: Stream) -> Context | None:
+        try:
+            with failing("making a context with graphs of its own"):
+                return contexts_of(self._loaded, self._kernels).open(True, profile, stream)
+        except EngineError as error:
+            self._loaded.warn_once(f"{error}; each inference costs more")
+            return None
+
+    def close(self) -> None:
+        """Free everything; no executor may have it. Keeps the interpreter for up to some 100 ms. Raises ExecutionFailed."""
+        with failing(f"closing {self!r}"), ExitStack() as left:
+            left.callback(self._close)
+            for context in self.contexts.values():
+                left.callback(context.close)
+            left.callback(self.beside.close)
+            self._loaded.device.make_current()
+
+
+class Beside:
+    """Contexts that compile shapes while others serve, made when first needed: with a kernel cache and scratch memory of their
+    own, as neither the library's cache nor a context's memory may be used by two threads or two streams at once.
+    """
+
+    def __init__(self, loaded: LoadedPlan, addresses: Sequence[int]) -> None:
+        self._loaded = loaded
+        self._addresses = addresses
+        self._turn = Lock()
+        self._kernels: RuntimeCache | None = None
+        self._contexts: dict[int, Context] = {}
+        self._scratch: list[Buffer] = []
+
+    def __repr__(self) -> str:
+        return f"<Beside of {self._loaded.path.name}, {len(self._contexts)} contexts>"
+
+    @contextmanager
+    def compiled(self, shapes: tuple[Shape, ...], stream: Stream) -> Iterator[Context]:
+        """A context that has these shapes compiled and set, and the instance's memory, to be captured in the block.
+
+        Blocks, perhaps for seconds; other threads wait for their turn. Raises TensorMismatch, ModelRefused, ExecutionFailed,
+        CUDAError.
+        """
+        with self._turn:
+            context = self._context(self._loaded.profile_for(shapes, self._loaded.usable[0]), stream)
+            with context.lock:
+                context.set_shapes(shapes)
+                if shapes not in context.compiled:
+                    self._run(context, shapes, stream)
+                context.set_addresses(self._addresses)
+                yield context
+
+    def _context(self, profile: int, stream: Stream) -> Context:
+        self._kernels = self._kernels or self._loaded.open_kernels()
+        if profile not in self._contexts:
+            self._contexts[profile] = contexts_of(self._loaded, self._kernels).open(False, profile, stream)
+        return self._contexts[profile]
+
+    def _run(self, context: Context, shapes: tuple[Shape, ...], stream: Stream) -> None:
+        sizes = self._sizes(context, shapes)
+        if not self._scratch or any(buffer.size < size for buffer, size in zip(self._scratch, sizes, strict=True)):
+            self._free_scratch()
+            self._scratch = zeros(self._loaded.device, sizes, stream)
+        context.set_addresses([int(buffer.handle) for buffer in self._scratch])
+        self._loaded.check_execution(context.execute(stream))
+        context.settle()
+        if self._kernels:
+            self._kernels.save()
+
+    def _sizes(self, context: Context, shapes: tuple[Shape, ...]) -> list[int]:
+        whole = (*shapes, *context.output_shapes())
+        return [max(1, spec.nbytes(shape)) for spec, shape in zip(self._loaded.specs, whole, strict=True)]
+
+    def _free_scratch(self) -> None:
+        while self._scratch:
+            self._scratch.pop().close()
+
+    def close(self) -> None:
+        """Free it; nothing may be in flight."""
+        for context in self._contexts.values():
+            context.close()
+        self._free_scratch()
+        if self._kernels:
+            self._kernels.close()
+
+
+def open_instance(loaded: LoadedPlan, way: Way, profiles: Sequence[int], stream: Stream) -> Instance:
+    """Contexts for these profiles, memory and copies, on a thread to which the device is current. Blocks, perhaps for seconds.
+
+    Raises ModelRefused, ExecutionFailed, PartitionError, CUDAError.
+    """
+    with ExitStack() as made:
+        kernels = made.enter_context(loaded.open_kernels())
+        maker = contexts_of(loaded, kernels)
+        contexts: dict[int, Context] = {}
+        for profile in profiles:
+            contexts[profile] = maker.open(way.native, profile, stream)
+            made.callback(contexts[profile].close)
+        buffers = _buffers(loaded, contexts, stream, made)
+        for context in contexts.values():
+            context.set_addresses([int(buffer.handle) for buffer in buffers])
+        copies = _copies(loaded, stream, made)
+        return Instance(loaded, way, contexts, buffers, copies, kernels, made.pop_all().close)
+
+
+def contexts_of(loaded: LoadedPlan, kernels: RuntimeCache) -> Contexts:
+    """What makes contexts that use these kernels."""
+    return Contexts(loaded, kernels, lambda size, stream: loaded.device.make_current().allocate(size, stream=stream))
+
+
+def zeros(device: Any, sizes: Sequence[int], stream: Stream) -> list[Buffer]:
+    """Device memory of these sizes, written to by the stream. Raises CUDAError, and then leaves none."""
+    with ExitStack() as made:
+        current: Device = device.make_current()
+        buffers = []
+        for size in sizes:
+            buffers.append(current.allocate(size, stream=stream))
+            made.callback(buffers[-1].close)
+            buffers[-1].fill(0, stream=stream)
+        made.pop_all()
+        return buffers
+
+
+def _buffers(loaded: LoadedPlan, contexts: Mapping[int, Context], stream: Stream, made: ExitStack) -> list[Buffer]:
+    """One for each input, then each output, large enough for every profile."""
+    largest = [loaded.shapes(profile, "max") for profile in contexts]
+    inputs = [max(spec.nbytes(shapes[place]) for shapes in largest) for place, spec in enumerate(loaded.signature.inputs)]
+    outputs = [max(sizes) for sizes in zip(*(context.output_sizes() for context in contexts.values()), strict=True)]
+    buffers = zeros(loaded.device, [max(1, nbytes) for nbytes in (*inputs, *outputs)], stream)
+    for buffer in buffers:
+        made.callback(buffer.close)
+    return buffers
+
+
+def _copies(loaded: LoadedPlan, stream: Stream, made: ExitStack) -> dict[bool, Copies]:
+    """By whether the SMs do them. Without copies by SMs, NVRTC is not needed either."""
+    inputs, rows = len(loaded.signature.inputs), len(loaded.specs)
+    copies: dict[bool, Copies] = {False: EngineCopies(inputs)}
+    if loaded.settings.copies != "engine":
+        device = loaded.device.make_current()
+        copies[True] = open_copier(device, stream, loaded.copy_kernels(device), inputs, rows)
+        made.callback(copies[True].close)
+    return copies

@@ -1,0 +1,96 @@
+"""The engines that were loaded: shared by tenants, and kept for a while after the last model that uses one was unloaded.
+
+To free an engine keeps the interpreter for up to some 100 ms, in which no tenant is served. So an unloaded model's engine
+stays: loading the same file again finds it with everything compiled. It is freed at a moment at which no inference waits.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from engines import Engine, EngineError
+
+log = logging.getLogger("greenlane.models")
+
+KEEP_SECONDS = 30.0
+"""How long an engine is kept at least after it was last used: an unload is often the first half of a reload."""
+MOST_UNUSED = 8
+"""Unused engines from which on the oldest is freed although inferences wait: their memory on the device is not for ever."""
+
+
+class EnginePool:
+    """Engines by key: whatever tells one loaded file from another. Every method may be called from any thread.
+
+    `clock` gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._engines: dict[Hashable, Engine] = {}
+        self._used: dict[Hashable, float] = {}
+        self._loading: dict[Hashable, int] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+    @contextmanager
+    def engine(self, key: Hashable, read: Callable[[], Engine]) -> Iterator[Engine]:
+        """The engine of this key, from `read` if there is none; it is not freed within the block, in which it is bound.
+
+        Two threads that ask at once may both read; the first to end counts. Blocks as `read` does, and raises what that does.
+        """
+        with self._lock:
+            self._loading[key] = self._loading.get(key, 0) + 1
+        try:
+            if (engine := self._engines.get(key)) is None:
+                engine = self._keep(key, read())
+            yield engine
+        finally:
+            with self._lock:
+                self._loading[key] -= 1
+                if not self._loading[key]:
+                    del self._loading[key]
+                self._used[key] = self._clock()
+
+    def release(self, in_use: Iterable[Engine], quiet: bool) -> bool:
+        """Free one engine that is in nobody's use, if there is one to be freed now; whether it did.
+
+        `in_use` are the engines of all executors there are, `quiet` whether no inference waits or runs. Blocks.
+        """
+        engine, unused = self._choose(in_use, quiet)
+        if engine is None:
+            return False
+        begun = self._clock()
+        try:
+            engine.close()
+        except EngineError as error:
+            log.warning("freeing %r: %s", engine, error)
+        if not quiet:
+            held = (self._clock() - begun) * 1000
+            log.warning("%d unloaded engines were kept, so one was freed while requests wait, which took %.0f ms", unused, held)
+        return True
+
+    def close(self) -> None:
+        """Free all of them; no executor may be left."""
+        with self._lock:
+            engines, self._engines = self._engines, {}
+        for engine in engines.values():
+            engine.close()
+
+    def _keep(self, key: Hashable, engine: Engine) -> Engine:
+        with self._lock:
+            return self._engines.setdefault(key, engine)
+
+    def _choose(self, in_use: Iterable[Engine], quiet: bool) -> tuple[Engine | None, int]:
+        """Take out the one unused for longest, and say how many there were."""
+        busy = {id(engine) for engine in in_use}
+        with self._lock:
+            idle = [key for key, engine in self._engines.items() if id(engine) not in busy and key not in self._loading]
+            old = [key for key in idle if self._clock() - self._used[key] >= KEEP_SECONDS]
+            if not old or not (quiet or len(idle) > MOST_UNUSED):
+                return None, len(idle)
+            key = min(old, key=lambda each: self._used[each])
+            return self._engines.pop(key), len(idle)
