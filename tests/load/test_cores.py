@@ -5,7 +5,7 @@ the other partition; and, as a control, the same where both may use both cores. 
 move to the victim's core, as the other one is full, so that it may get half of what it had; without partitions it gets a
 share among all. BOUND is between. A round is some of each, in turn, so that a machine that gets busy slows both.
 
-On two cores on which other tests and builds ran, with a load of up to 38, 1 of 45 measurements was beyond BOUND (5.0; the next
+On two cores on which other tests and builds ran, with a load of up to 38, 1 of 50 measurements was beyond BOUND (5.0; the next
 was 2.6), and none of the control below 10. ATTEMPTS in a row have to be, for a failure. Without affinity all of them are.
 """
 
