@@ -156,6 +156,7 @@ class FakePartition:
         self.granules = tuple(granules)
         self.stream = FakeStream()
         self.threads: list[Thread] = []
+        self.executors: list[FakeExecutor] = []
         self.closed = False
 
     def __repr__(self) -> str:
@@ -201,9 +202,11 @@ class FakePartition:
         return self.run(lambda: self.device.lie(self) if self.device.lie else self.units)
 
     def close(self) -> None:
-        """Raises RuntimeError with work in flight: the seam calls that a bug."""
+        """Raises RuntimeError with work in flight or before its executors: the seam calls both a bug."""
         if self.stream.works:
             raise RuntimeError(f"{self!r} was closed with work in flight: {list(self.stream.works)}")
+        if left := [executor for executor in self.executors if not executor.closed]:
+            raise RuntimeError(f"{self!r} was closed before {left}")
         self.closed = True
 
 
@@ -377,8 +380,10 @@ class FakeEngine:
         self.script.reach("bind")
         if not isinstance(partition, FakePartition) or partition.closed or self.closed:
             raise ModelRefused(f"{self!r} cannot be bound to {partition!r}")
-        self.executors.append(FakeExecutor(self, partition))
-        return self.executors[-1]
+        executor = FakeExecutor(self, partition)
+        self.executors.append(executor)
+        partition.executors.append(executor)
+        return executor
 
     def close(self) -> None:
         """Raises RuntimeError while executors are open: the seam calls that a bug."""

@@ -103,6 +103,16 @@ def test_closing_with_work_in_flight_is_a_bug_that_is_told(engine: FakeEngine, p
         closes.close()
 
 
+def test_a_partition_that_is_closed_before_its_executors_is_a_bug_that_is_told(
+    engine: FakeEngine, partition: FakePartition
+) -> None:
+    executor = engine.bind(partition)
+    with pytest.raises(RuntimeError, match=r"was closed before \[<FakeExecutor"):
+        partition.close()
+    executor.close()
+    partition.close()
+
+
 def test_what_is_closed_takes_no_more_work(engine: FakeEngine, partition: FakePartition) -> None:
     executor = engine.bind(partition)
     executor.close()

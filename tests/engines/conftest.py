@@ -5,7 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation import Gpu
+from tests.simulation.tensorrt import library
+
 from .simulated import Bench, opened
+
+
+@pytest.fixture(params=["10.11", "11.4"])
+def full(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """With the full TensorRT."""
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, "tensorrt", request.param), gpu) as bench:
+        yield bench
+        bench.close()
 
 
 @pytest.fixture

@@ -58,7 +58,8 @@ class Bench:
         path = self.plan(text, *[ranges] * len(profiles), streamable=fields.pop("streamable", 0))
         onnx = path.with_suffix(".onnx")
         onnx.write_bytes(model(text))
-        given = {"library": "tensorrt_rtx", "version": "1.6.1.120", "targets": (), "source": "5ea1", **fields}
+        api = self.tensorrt.find_tensorrt()
+        given = {"library": api.library, "version": api.version, "targets": (), "source": "5ea1", **fields}
         path.write_bytes(Artifact(signature=load_engine(onnx).signature, profiles=profiles, **given).pack(path.read_bytes()))
         return path
 

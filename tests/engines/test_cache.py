@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -227,6 +227,31 @@ def test_a_lock_that_another_process_holds_is_a_warning(tmp_path: Path, caplog: 
         cache.close()
     assert f"{path}: the kernel cache was not saved" in caplog.text
     assert not path.exists()
+
+
+def test_a_lock_is_waited_for_ten_seconds_and_no_longer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F49: by default, so also where an engine opens its cache. The lock gives up at once, and says how long it would wait."""
+    asked = []
+
+    class Held:
+        def __init__(self, path: str, timeout: float = -1) -> None:  # As FileLock: for ever.
+            self._path = path
+            asked.append(timeout)
+
+        def __enter__(self) -> None:
+            raise Timeout(self._path)
+
+        def __exit__(self, *_: object) -> None:
+            """Never had."""
+
+    monkeypatch.setattr("engines.cache.FileLock", Held)
+    cache = open_cache(tmp_path / "kernels", KEY)
+    add(cache.materialize(Kernels), "conv")
+    cache.close()
+    assert asked == [10]
+    assert "the kernel cache was not saved" in caplog.text
 
 
 def test_a_place_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

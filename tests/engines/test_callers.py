@@ -5,10 +5,11 @@ promises that this project took over from others' work on the same problem: F01 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event, Lock
 from typing import Any
 
 import numpy as np
@@ -415,6 +416,58 @@ def test_f36_threads_that_stage_at_once_say_it_once(caplog: pytest.LogCaptureFix
         ended.result(30)
     assert caplog.messages == [STAGED]
     assert repr(notice) == "<StagingNotice of affine1.plan, said>"
+
+
+class Watched:
+    """A lock that says when somebody has to wait for it."""
+
+    def __init__(self, contended: Event) -> None:
+        self._lock = Lock()
+        self._contended = contended
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._contended.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class Raced(StagingNotice):
+    """When one thread has read whether it was said, another one says it, until that has ended or waits for its turn."""
+
+    def __init__(self) -> None:
+        self._met, self._value = Event(), False
+        self._second: Future[None] | None = None
+        super().__init__("affine1.plan")
+        self._saying = Watched(self._met)  # type: ignore[assignment]
+
+    @property
+    def _said(self) -> bool:
+        value = self._value
+        if not self._second:
+            self._second = Future()  # What the other thread reads is read without a third.
+            _, self._second = in_a_thread(self.say)
+            self._second.add_done_callback(lambda _: self._met.set())
+            assert self._met.wait(30)
+        return value
+
+    @_said.setter
+    def _said(self, value: bool) -> None:
+        self._value = value
+
+    def race(self) -> None:
+        """Say it in two threads, of which the second comes between the first one's reading and writing."""
+        self.say()
+        assert self._second
+        self._second.result(30)
+
+
+def test_f36_a_thread_that_comes_in_between_does_not_say_it_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    Raced().race()
+    assert caplog.messages == [STAGED]
 
 
 def test_f37_the_pointer_decides_each_time(bench: Bench, executor: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,6 +27,8 @@ from tests.contract import ONE, OTHER, Contract, Stall, in_a_thread
 from tests.engines.simulated import Bench, opened
 from tests.engines.tensors import array, run
 from tests.fakes import FakeDevice, FakeEngine, FakeExecutor, Gate, Script
+from tests.simulation import Gpu
+from tests.simulation.tensorrt import library
 
 FP32 = DATATYPES["FP32"]
 ENOUGH_TURNS = 3_000_000
@@ -208,6 +210,16 @@ class TestCuda(Contract):
                 with pytest.raises(ExecutionFailed, match=r"\w"):
                     executor.enqueue([Tensor.of(ONE)])
                 assert run(executor, ONE)[0].tolist() == ONE.tolist()
+
+
+class TestFullTensorRT(TestCuda):
+    """The same with TensorRT, which has neither graphs nor a cache of kernels of its own, and from 11.4 on knows partitions."""
+
+    @pytest.fixture(params=["10.11", "11.4"])
+    def subject(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[CudaSubject]:
+        gpu = Gpu()
+        with opened(tmp_path, library(gpu, "tensorrt", request.param), gpu) as bench:
+            yield CudaSubject(bench)
 
 
 def _signature(takes: tuple[str, ...], gives: tuple[str, ...]) -> Signature:

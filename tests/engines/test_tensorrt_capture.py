@@ -1,13 +1,16 @@
 """What other threads do on a partition while one of them captures a graph there, on a simulated GPU."""
 
 import gc
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from engines import Tensor
+from partitions import PartitionError
 from tests.engines.simulated import Bench, assert_right, rows
+from tests.engines.tensors import Memory
 from tests.simulation import Misuse
 from tests.simulation.errors import CUDAError
 
@@ -66,6 +69,44 @@ def test_an_engine_is_bound_while_another_is_captured(bench: Bench, moment: str)
     assert_right(other, rows(2))
     other.close()
     executor.close()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_another_tenant_pins_allocates_and_is_captured_while_one_is_captured(bench: Bench, moment: str) -> None:
+    """In the mode that CUDA calls global all of that is refused to every thread meanwhile, and spoils the capture."""
+    executor, other, done = bench.bind(), bench.device.carve([1]), []
+    engine = bench.load(bench.plan())
+
+    def work() -> None:
+        memory = bench.memory(4096)
+        assert bench.device.is_pinned(*memory.room)
+        done.append(engine.bind(other))
+        assert_right(done[0], rows(3))
+
+    bench.gpu.meanwhile(moment, lambda: other.run(work))
+    for seed in range(3):
+        assert_right(executor, rows(5, seed))
+    assert [each.describe()["graphs"] for each in (executor, *done)] == ["captured"] * 2
+    for each in (executor, *done, other):
+        each.close()
+
+
+def test_the_simulation_refuses_unsafe_calls_during_a_capture_as_its_mode_says(bench: Bench) -> None:
+    """cuStreamBeginCapture: of any thread in the global mode, else of the thread that captures."""
+    stream, memory = bench.partition.stream._stream, Memory(4096)
+    for thread_local in (True, False):
+        bench.gpu.begin_capture(stream, thread_local)
+        try:
+            bench.partition.run(lambda: bench.device.pin(*memory.room).close())
+            refused = False
+        except PartitionError as error:
+            refused = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED" in str(error)
+        assert refused != thread_local
+        assert stream.capture.spoilt == refused
+        with pytest.raises(PartitionError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
+            bench.device.pin(*memory.room)
+        assert importlib.import_module("cuda.bindings.driver").cuStreamEndCapture(stream.handle)[1] is None
+    bench.device.pin(*memory.room).close()
 
 
 @pytest.mark.parametrize("fails", [False, True])

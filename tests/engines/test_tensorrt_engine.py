@@ -191,6 +191,15 @@ def test_what_an_executor_of_another_size_left_is_used_with_the_profile_for_this
         partition.close()
 
 
+def test_a_context_waits_for_the_switch_of_its_profile_so_that_it_can_be_let_go_of(bench: Bench) -> None:
+    """F73: the switch is work on a stream, and what comes next may fail."""
+    engine, before = bench.load(bench.plan(AFFINE, ROWS, {"x": [(1, 3), (9, 3), (20, 3)]}), profile=1), bench.holdings()
+    bench.gpu.fail("Device.allocate")
+    with pytest.raises(ModelRefused, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        engine.bind(bench.partition)
+    assert bench.holdings() == before
+
+
 # Auxiliary streams.
 
 
@@ -242,11 +251,24 @@ def test_auxiliary_streams_that_cannot_be_had_refuse_the_model(bench: Bench) -> 
         assert sum(not stream.closed for stream in bench.gpu.contexts[0].streams) == 1
 
 
-def test_streams_of_several_partitions_are_an_error(bench: Bench) -> None:
-    """F75: with the library's words."""
+def test_streams_of_several_partitions_are_an_error(tmp_path: Path) -> None:
+    """F75: with the words of a library that knows green contexts, which is TensorRT from 11.4 on."""
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, "tensorrt", "11.4"), gpu) as bench:
+        executor, other = bench.load(bench.plan(aux_streams=1)).bind(bench.partition), bench.device.carve([1])
+        executor.instance.contexts[0]._theirs.set_aux_streams([other.handle])
+        with pytest.raises(ExecutionFailed, match="the streams are not all of the same green context"):
+            run(executor, rows(5))
+        executor.close()
+        other.close()
+        bench.close()
+
+
+def test_the_simulation_objects_to_another_partition_s_stream(bench: Bench) -> None:
+    """F75: TensorRT-RTX 1.6 knows no green contexts, runs part of the inference on the other's SMs and says nothing."""
     executor, other = bench.load(bench.plan(aux_streams=1)).bind(bench.partition), bench.device.carve([1])
     executor.instance.contexts[0]._theirs.set_aux_streams([other.handle])
-    with pytest.raises(ExecutionFailed, match="the streams are not all of the same green context"):
+    with pytest.raises(Misuse, match="on other SMs"):
         run(executor, rows(5))
     executor.close()
     other.close()

@@ -1,7 +1,9 @@
 """A noisy neighbour does not move your tail: a short run of `python -m tests.load.isolation` on CPU cores.
 
 The bound is generous, as load processes and server share what few cores there may be: it is there to notice a leak that is
-opened again, not to measure. The last test opens the largest one, so that the others are known to be able to fail.
+opened again, not to measure; `test_cores` has a tighter one, of cores alone. What proves nothing or is too noisy is measured
+once more, and fails if it is so again, but for kinds that do not move the tail without partitions either. The last test opens
+the largest leak, so that the others are known to be able to fail.
 """
 
 import os
@@ -12,11 +14,13 @@ from .arrangement import SPLIT, Cores, deployments
 from .clients import place
 from .experiment import Experiment, Settings
 from .overhttp import running
-from .verdicts import Combination
+from .verdicts import Combination, Verdict
 
 pytestmark = pytest.mark.load
 KINDS = ("compute", "json", "transfer", "slow", "invalid")
 HEAVY_TO_READ = ("json", "transfer", "invalid")
+LEAKING = ("compute",)
+"""Kinds that are known to move the tail on one partition for all: of these the control has to leak."""
 BOUND = 10.0
 
 
@@ -46,9 +50,14 @@ def combinations() -> dict[str, Combination]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tail_stays_in_bounds_under(kind: str, combinations: dict[str, Combination]) -> None:
-    verdict = combinations[kind].verdict()
+    verdict = settled(kind, combinations[kind].verdict())
 
-    assert verdict.word in ("isolated", "proves nothing", "too noisy"), verdict.why
+    assert verdict.word == "isolated" or (verdict.word == "proves nothing" and kind not in LEAKING), verdict.why
+
+
+def settled(kind: str, verdict: Verdict) -> Verdict:
+    """The verdict, or another one where it says nothing."""
+    return measured((kind,))[kind].verdict() if verdict.word in ("proves nothing", "too noisy") else verdict
 
 
 def test_heavy_computation_on_one_partition_for_all_does_move_it(combinations: dict[str, Combination]) -> None:

@@ -1,6 +1,10 @@
 """The real TensorRT-RTX builder, which needs no GPU, for the simulated library: its plans compute what they were built from."""
 
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
+
+from tests.engines.manifest import find_manifest, takes
 
 from .gpu import Gpu
 
@@ -13,7 +17,10 @@ def building(gpu: Gpu, real: Any) -> dict[str, Any]:
 
     class OnnxParser:
         def __init__(self, network: Any, logger: Any) -> None:
-            self._real = real.OnnxParser(network, logger)
+            self._real = real.OnnxParser(_real(network), logger)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
 
         def parse(self, model: bytes, path: str | None = None) -> bool:
             parsed.append(model)
@@ -27,8 +34,79 @@ def building(gpu: Gpu, real: Any) -> dict[str, Any]:
             return getattr(self._real, name)
 
         def build_serialized_network(self, network: Any, config: Any) -> Any:
-            plan = self._real.build_serialized_network(network, config)
+            gpu.building += 1
+            try:
+                plan = self._real.build_serialized_network(network, config)
+            finally:
+                gpu.building -= 1
             gpu.plans[bytes(memoryview(plan))] = parsed[-1]
             return plan
 
     return {"Builder": Builder, "OnnxParser": OnnxParser, **{name: getattr(real, name) for name in NAMES}}
+
+
+def building_as(gpu: Gpu, real: Any, library: str, version: str) -> dict[str, Any]:
+    """The same, with no more than what another library's builder has by its manifest, called as that may be called.
+
+    What that has and `real` lacks is kept and has no effect. So this shows which names are used, not what they do.
+    """
+    classes = find_manifest(library, version)["classes"]
+    whole = building(gpu, real)
+
+    def made(name: str) -> Callable[..., Any]:
+        return lambda *args: Narrowed(whole[name](*args), name, classes)
+
+    found = {name: made(name) for name in ("Builder", "OnnxParser")}
+    found |= {
+        name: type(name, (), dict.fromkeys(_members(classes[name]))) for name in ("IBuilderConfig", "IOptimizationProfile")
+    }
+    flags = {name: flag for name, flag in real.BuilderFlag.__members__.items() if name in classes["BuilderFlag"]["values"]}
+    kept = {"ILogger": real.ILogger, "IProgressMonitor": real.IProgressMonitor}
+    return {**found, **kept, "BuilderFlag": SimpleNamespace(__members__=flags)}
+
+
+class Narrowed:
+    """An object of the real library that has only what the class of this name has by a manifest."""
+
+    def __init__(self, real: Any, kind: str, classes: Mapping[str, Any]) -> None:
+        vars(self).update(_real=real, _kind=kind, _classes=classes, _kept={})
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _members(self._classes[self._kind]):
+            raise AttributeError(f"{self._kind} has no {name} in this version")
+        if name in self._kept:
+            return self._kept[name]
+        value = getattr(self._real, name)
+        return self._checked(name, value) if name in self._classes[self._kind]["methods"] else self._narrow(value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._classes[self._kind]["properties"].get(name) != "read and set":
+            raise AttributeError(f"{self._kind} has no {name} that can be set in this version")
+        if hasattr(self._real, name):
+            setattr(self._real, name, value)
+        else:
+            self._kept[name] = value
+
+    def _checked(self, name: str, method: Any) -> Callable[..., Any]:
+        overloads = self._classes[self._kind]["methods"][name]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not any(takes(overload, len(args), kwargs) for overload in overloads):
+                raise TypeError(f"{self._kind}.{name} takes {overloads}, but was given {len(args)} and {list(kwargs)}")
+            return self._narrow(method(*map(_real, args), **{key: _real(each) for key, each in kwargs.items()}))
+
+        return call
+
+    def _narrow(self, value: Any) -> Any:
+        """What it gives is narrowed too, unless it is nothing but bytes, a number or a shape."""
+        kind = type(value).__name__
+        plain = kind not in self._classes or kind in ("Dims", "IHostMemory") or hasattr(type(value), "__members__")
+        return value if plain else Narrowed(value, kind, self._classes)
+
+
+def _real(value: Any) -> Any:
+    return value._real if isinstance(value, Narrowed) else value
+
+
+def _members(kind: Mapping[str, Any]) -> set[str]:
+    return {*kind["methods"], *kind["properties"]} - {"__init__"}

@@ -75,11 +75,13 @@ class Driver:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
-    def _call(self, name: str, body: Callable[[], Any], current: bool = False, gives: bool = False) -> tuple[Any, ...]:
-        """A call that `gives` something gives None where it fails."""
+    def _call(
+        self, name: str, body: Callable[[], Any], current: bool = False, gives: bool = False, safe: bool = True
+    ) -> tuple[Any, ...]:
+        """A call that `gives` something gives None where it fails; `safe` is whether it may be made during captures."""
         success = CUresult.CUDA_SUCCESS
         try:
-            self._gpu.enter(name, current)
+            self._gpu.enter(name, current, safe)
             result = body()
         except CUDAError as error:
             return (str(error), None) if gives else (str(error),)
@@ -147,13 +149,13 @@ class Driver:
         return self._call("cuCtxPopCurrent", lambda: self._gpu.here.pushed.pop())
 
     def cuMemHostRegister(self, p: int, bytesize: int, Flags: int) -> tuple[Any, ...]:
-        return self._call("cuMemHostRegister", lambda: self._gpu.pin(p, bytesize), current=True)
+        return self._call("cuMemHostRegister", lambda: self._gpu.pin(p, bytesize), current=True, safe=False)
 
     def cuMemHostGetDevicePointer(self, p: int, Flags: int) -> tuple[Any, ...]:
         return self._call("cuMemHostGetDevicePointer", lambda: p, current=True)
 
     def cuMemHostUnregister(self, p: int) -> tuple[Any, ...]:
-        return self._call("cuMemHostUnregister", lambda: self._gpu.unpin(p), current=True)
+        return self._call("cuMemHostUnregister", lambda: self._gpu.unpin(p), current=True, safe=False)
 
     def cuPointerGetAttributes(
         self, numAttributes: int, attributes: Sequence[CUpointer_attribute], ptr: int

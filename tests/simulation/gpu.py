@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from .errors import CUDAError, Misuse
@@ -103,11 +103,17 @@ class Gpu:
         """Whether TensorRT takes a cache of kernels that it is given."""
         self.verdict = ("VALID", 0)
         """What TensorRT says of any plan before it loads it."""
+        self.kinds: dict[str, Any] = {}
+        """The classes of the TensorRT that is installed, by name; and under `green` whether it knows of green contexts."""
+        self.building = 0
+        """How many builds of TensorRT's are going on in this process."""
         self.nvrtc = True
         self.confines = True
         """Whether streams stay on their context's SMs; if not, blocks run anywhere."""
         self.short = 0
         """SMs that contexts lack of what they were made of."""
+        self.captured_by_all: list[Capture] = []
+        """Captures in the global mode that are under way."""
         self.here = threading.local()
         self._calls: Counter[str] = Counter()
         self._faults: dict[tuple[str, int], str] = {}
@@ -125,7 +131,8 @@ class Gpu:
     def enter(self, call: str, current: bool = False, safe: bool = True) -> None:
         """Every call comes by: log it, and raise what was asked for or what is due.
 
-        `current`: it needs a context; not `safe`: it spoils a capture that its thread has begun.
+        `current`: it needs a context; not `safe`: the driver calls it potentially unsafe, so it is refused to a thread that
+        has begun a capture, and to all threads while one captures in the global mode, and spoils that capture.
         """
         self._calls[call] += 1
         self.log.append(call)
@@ -138,8 +145,9 @@ class Gpu:
             raise CUDAError(f"{self.lost}: and ever after")
         if current and not getattr(self.here, "current", False):
             raise CUDAError("CUDA_ERROR_INVALID_CONTEXT: this thread has no context")
-        if not safe and (capture := getattr(self.here, "capture", None)):
-            raise capture.spoil()
+        own = [self.here.capture] if getattr(self.here, "capture", None) else []
+        if refused := [capture.spoil() for capture in (*own, *self.captured_by_all) if not safe]:
+            raise refused[0]
 
     def lose(self, error: str) -> CUDAError:
         """What comes of work that went wrong on the device: an error now, and ever after."""
@@ -295,11 +303,13 @@ class Gpu:
     def begin_capture(self, stream: Stream, thread_local: bool) -> None:
         if stream.capture:
             raise CUDAError("CUDA_ERROR_ILLEGAL_STATE: captured already")
-        stream.capture = Capture(thread_local)
-        self.here.capture = stream.capture if thread_local else None
+        stream.capture = self.here.capture = Capture(thread_local)
+        if not thread_local:
+            self.captured_by_all.append(stream.capture)
 
     def end_capture(self, stream: Stream) -> Graph:
         capture = stream.capture
+        self.captured_by_all = [each for each in self.captured_by_all if each is not capture]
         if not capture or capture.thread != threading.get_ident():
             raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: or none")
         if capture.spoilt:

@@ -96,6 +96,23 @@ class Stream:
 
 
 @dataclass(eq=False)
+class Place:
+    """Where on which stream somebody submitted something last, and how much of it is in flight."""
+
+    stream: Stream | None = None
+    position: int = 0
+    in_flight: int = 0
+
+    def _on(self, stream: Stream) -> None:
+        """It was submitted there."""
+        self.stream, self.position = stream, stream.submitted
+
+    def precedes(self, stream: Stream) -> bool:
+        """Whether what is submitted to this stream now runs after that."""
+        return stream.clock.get(id(self.stream), 0) >= self.position
+
+
+@dataclass(eq=False)
 class Event:
     """The place on a stream where it was recorded last; one that never was is done."""
 

@@ -1,25 +1,32 @@
-"""A simulated TensorRT-RTX: plans that carry an ONNX, which ONNX Runtime computes when the stream comes to it.
+"""A simulated TensorRT-RTX or TensorRT: plans that carry an ONNX, which ONNX Runtime computes when the stream comes to it.
 
 What the library answers with False and a message is answered so here; what it calls undefined behaviour raises Misuse.
+The classes have what any version has. `library` makes a module of them that has what one version has, by its manifest.
 """
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
+from threading import Lock
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 import onnxruntime as ort
+from onnx import load_model_from_string
+
+from tests.engines.manifest import find_manifest
 
 from . import tensorrt_config
 from .errors import CUDAError, Misuse
 from .gpu import Gpu
 from .install import bound, make_module
+from .memory import PAGE
 from .plans import Ranges, Shape, unpack
-from .streams import Capture, Operation, Stream
+from .streams import Capture, Operation, Place, Stream
 from .tensorrt_config import CudaGraphStrategy, EngineValidity, ExecutionContextAllocationStrategy, IRuntimeConfig
 
 
@@ -48,6 +55,10 @@ TYPES: dict[str, tuple[DataType, Any]] = {
 }
 
 
+SURPRISING = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
+"""Nodes of ONNX whose outputs have sizes that depend on data."""
+
+
 class ILogger:
     class Severity(IntEnum):
         INTERNAL_ERROR = 0
@@ -73,6 +84,13 @@ class Dims:
         return iter(self._sizes)
 
 
+class IOutputAllocator:
+    """To be subclassed, with `reallocate_output_async` (or `reallocate_output`) and `notify_shape`."""
+
+    def __init__(self) -> None:
+        self._made = True
+
+
 class Runtime:
     _gpu: Gpu
 
@@ -82,7 +100,8 @@ class Runtime:
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
         try:
             self._gpu.enter("Runtime.deserialize_cuda_engine", current=True)
-            return ICudaEngine(self._gpu, self._logger, *unpack(bytes(serialized_engine), self._gpu.plans))
+            kind = self._gpu.kinds["ICudaEngine"]
+            return kind(self._gpu, self._logger, *unpack(bytes(serialized_engine), self._gpu.plans))  # type: ignore[no-any-return]
         except (CUDAError, ValueError) as error:
             return _complain(self._logger, "IRuntime::deserializeCudaEngine: Error Code 1: ", error)
 
@@ -99,6 +118,7 @@ class ICudaEngine:
         self._gpu = gpu
         self._logger = logger
         self._session = ort.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+        self._surprises = _surprises(onnx)
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = {value.name: value for value in self._session.get_outputs()}
         self._profiles: Sequence[Ranges] = facts["profiles"]
@@ -107,6 +127,15 @@ class ICudaEngine:
         self._budget = int(facts["streamable"])
         self._contexts: WeakSet[IExecutionContext] = WeakSet()
         self._shapes: dict[tuple[Shape, ...], dict[str, Shape]] = {}
+
+    @property
+    def _aliases(self) -> Mapping[str, str]:
+        """Of outputs, by name; none where the library is of before there were any."""
+        return self._facts["aliases"] if hasattr(self, "get_aliased_input_tensor") else {}
+
+    def _profile_sms(self, profile: int) -> int | None:
+        """The SMs that a profile was built for, if that was on a green context's stream."""
+        return dict(enumerate(self._facts["built_for"])).get(profile)
 
     @property
     def num_io_tensors(self) -> int:
@@ -164,14 +193,27 @@ class ICudaEngine:
 
     def create_runtime_config(self) -> IRuntimeConfig:
         self._gpu.enter("ICudaEngine.create_runtime_config")
-        return IRuntimeConfig(self._gpu)
+        return self._gpu.kinds["IRuntimeConfig"](self._gpu)  # type: ignore[no-any-return]
 
-    def create_execution_context(self, runtime_config: IRuntimeConfig | None = None) -> "IExecutionContext | None":
+    def create_execution_context(
+        self,
+        runtime_config: IRuntimeConfig | ExecutionContextAllocationStrategy | None = None,
+        *,
+        strategy: ExecutionContextAllocationStrategy | None = None,
+    ) -> "IExecutionContext | None":
+        """Two overloads: of a configuration, or of an allocation strategy alone."""
         try:
             self._gpu.enter("ICudaEngine.create_execution_context", current=True)
         except CUDAError as error:
             return _complain(self._logger, "ICudaEngine::createExecutionContext: Error Code 1: ", error)
-        return IExecutionContext(self._gpu, self, self._logger, runtime_config or IRuntimeConfig(self._gpu))
+        config = IRuntimeConfig(self._gpu)
+        if isinstance(runtime_config, IntEnum):
+            strategy = runtime_config
+        elif runtime_config is not None:
+            config = runtime_config
+        if strategy is not None:
+            config.set_execution_context_allocation_strategy(strategy)
+        return self._gpu.kinds["IExecutionContext"](self._gpu, self, self._logger, config)  # type: ignore[no-any-return]
 
     def _value(self, name: str) -> Any:
         return self._inputs[name] if name in self._inputs else self._outputs[name]
@@ -182,21 +224,39 @@ class ICudaEngine:
         fits = len(shape) == len(declared) and all(dim in (-1, size) for dim, size in zip(declared, shape, strict=True))
         return fits and all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True))
 
-    def _depends_on_data(self, name: str) -> bool:
-        """An output has a size that no input has a name for."""
+    def _surprising(self, name: str) -> list[int]:
+        """The dimensions of an output that data decides: those that no input has a name for, if it comes of SURPRISING."""
         known = {size for value in self._inputs.values() for size in value.shape}
-        return any(not isinstance(size, int) and size not in known for size in self._outputs[name].shape)
+        sizes = self._outputs[name].shape if name in self._surprises else []
+        return [at for at, size in enumerate(sizes) if not isinstance(size, int) and size not in known]
+
+    @property
+    def _is_surprising(self) -> bool:
+        return any(self._surprising(name) for name in self._outputs)
 
     def _run(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return dict(zip(self._outputs, self._session.run(None, dict(arrays)), strict=True))
 
     def _output_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """What comes of zeros of these shapes."""
+        """What comes of inputs of these shapes, -1 where that depends on their data."""
         key = tuple(shapes[name] for name in self._inputs)
         if key not in self._shapes:
-            zeros = {name: np.zeros(shapes[name], TYPES[value.type][1]) for name, value in self._inputs.items()}
-            self._shapes[key] = {name: array.shape for name, array in self._run(zeros).items()}
+            found = {name: list(array.shape) for name, array in self._run(self._probe(np.zeros, shapes)).items()}
+            for name, shape in found.items():
+                for at in self._surprising(name):
+                    shape[at] = -1
+            self._shapes[key] = {name: tuple(shape) for name, shape in found.items()}
         return self._shapes[key]
+
+    def _most_bytes(self, name: str, shapes: Mapping[str, Shape]) -> int:
+        """An upper bound for inputs of these shapes: the plan's, or the most that zeros, ones or different numbers give."""
+        if name in self._facts["bounds"]:
+            return int(self._facts["bounds"][name])
+        results = [self._run(self._probe(make, shapes))[name] for make in (np.zeros, np.ones, _different)]
+        return max(int(array.nbytes) for array in results)
+
+    def _probe(self, make: Callable[..., Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+        return {name: make(shapes[name], TYPES[value.type][1]) for name, value in self._inputs.items()}
 
 
 class IExecutionContext:
@@ -212,21 +272,27 @@ class IExecutionContext:
         self._config = config
         self._shapes = {name: tuple(value.shape) for name, value in engine._inputs.items() if _is_fixed(value.shape)}
         self._addresses: dict[str, int] = {}
+        self._allocators: dict[str, Any] = {}
         self._ready: set[tuple[Shape, ...]] = set()
-        self._stream: Stream | None = None
+        self._ran, self._switch = Place(), Place()
+        """The last inference, and the last switch of profiles."""
         self._profile = -1 if engine._contexts else 0
         self._generation = 0
+        self._turn = Lock()
         self._extra: list[Stream] = []
+        self._retained: list[Stream] = []
+        """Those that the library made itself, of the main stream's green context: that has to live as long."""
         self._memory: tuple[int, int] | None = None
         engine._contexts.add(self)
-        self._position = 0
         self._graphs_on: Any = None
         gpu.executions.add(self)
 
     def __del__(self) -> None:
         self._gpu.log.append("IExecutionContext.__del__")
-        if self.in_flight and not self._gpu.lost:
-            raise Misuse("an execution context was destroyed with work in flight")
+        if (self.in_flight or self._switch.in_flight) and not self._gpu.lost:
+            raise Misuse("an execution context was destroyed with work in flight, or before its profile was switched")
+        for stream in self._retained:
+            self._gpu.destroy_stream(stream)
 
     def get_runtime_config(self) -> IRuntimeConfig:
         return self._config
@@ -237,10 +303,17 @@ class IExecutionContext:
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         """Graphs that were captured before are void, of which nothing is said."""
+        with self._alone():
+            return self._set_optimization_profile(profile_index, stream_handle)
+
+    def _set_optimization_profile(self, profile_index: int, stream_handle: int) -> bool:
         self._touch("set_optimization_profile_async", self.in_flight)
+        if self._gpu.building:
+            raise Misuse("a profile is switched during a build: it keeps the interpreter, which the build's logger waits for")
+        stream = self._gpu.find_stream(stream_handle)
         try:
             self._gpu.enter("IExecutionContext.set_optimization_profile_async", current=True)
-            self._gpu.find_stream(stream_handle).put(Operation(lambda: None))
+            stream.put(Operation(lambda: None, of=self._switch))
         except CUDAError as error:
             return self._refuse("setOptimizationProfileAsync", str(error))
         if not 0 <= profile_index < self._engine.num_optimization_profiles:
@@ -251,12 +324,18 @@ class IExecutionContext:
         return True
 
     def set_aux_streams(self, aux_streams: Sequence[int]) -> None:
+        self._touch("set_aux_streams")
         self._extra = [self._gpu.find_stream(handle) for handle in aux_streams]
 
     def set_device_memory(self, memory: int, size: int) -> None:
+        self._touch("set_device_memory")
         self._memory = memory, size
 
     def set_input_shape(self, name: str, shape: Shape) -> bool:
+        with self._alone():
+            return self._set_input_shape(name, shape)
+
+    def _set_input_shape(self, name: str, shape: Shape) -> bool:
         self._touch("set_input_shape")
         self._shapes.pop(name, None)
         try:
@@ -282,24 +361,51 @@ class IExecutionContext:
         return Dims(self._engine._output_shapes(self._shapes)[name])
 
     def get_max_output_size(self, name: str) -> int:
-        if self._engine._depends_on_data(name) or self._missing():
+        """An upper bound, also where the size depends on data; -1 only while it is not known for which profile or shapes."""
+        if self._profile < 0 or self._missing() or name not in self._engine._outputs:
             return -1
-        shape = self._engine._output_shapes(self._shapes)[name]
-        return int(np.prod(shape)) * np.dtype(TYPES[self._engine._value(name).type][1]).itemsize
+        return self._engine._most_bytes(name, self._shapes)
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         self._touch("set_tensor_address")
         self._addresses[name] = int(memory)
         return True
 
+    def get_tensor_address(self, name: str) -> int:
+        return self._addresses.get(name, 0)
+
+    def set_output_allocator(self, name: str, output_allocator: IOutputAllocator | None) -> bool:
+        """The context keeps it alive. Its methods are called by `execute_async_v3`, for an output of any kind."""
+        self._touch("set_output_allocator")
+        if name not in self._engine._outputs:
+            return self._refuse("setOutputAllocator", f"{name} is not an output tensor")
+        if output_allocator is None:
+            self._allocators.pop(name, None)
+        elif not hasattr(output_allocator, "_made"):
+            raise TypeError("__init__() must be called when overriding __init__")
+        else:
+            self._allocators[name] = output_allocator
+        return True
+
+    def get_output_allocator(self, name: str) -> IOutputAllocator | None:
+        return self._allocators.get(name)
+
     def execute_async_v3(self, stream_handle: int) -> bool:
+        with self._alone():
+            return self._execute(stream_handle)
+
+    def _execute(self, stream_handle: int) -> bool:
         stream = self._gpu.find_stream(int(stream_handle))
-        if self.in_flight and not stream.capture and not self._follows(stream):
+        if self.in_flight and not stream.capture and not self._ran.precedes(stream):
             raise Misuse("one execution context ran on two streams at once")
+        if self._switch.in_flight and not self._switch.precedes(stream):
+            raise Misuse("an inference does not follow the switch of its optimization profile, which is work on a stream")
         try:
             self._gpu.enter("IExecutionContext.execute_async_v3", current=True)
-            if missing := self._missing() or [name for name in self._names if name not in self._addresses]:
+            if missing := self._missing() or self._nowhere():
                 return self._refuse("enqueueV3", f"shape or address of {', '.join(missing)} is not set")
+            if apart := [name for name, of in self._engine._aliases.items() if not self._is_shared(name, of)]:
+                return self._refuse("enqueueV3", f"{', '.join(apart)} is not where the input is that it is an alias of")
             return self._submit(stream)
         except CUDAError as error:
             return self._refuse("enqueueV3", str(error))
@@ -311,13 +417,26 @@ class IExecutionContext:
     def _missing(self) -> list[str]:
         return [name for name in self._engine._inputs if name not in self._shapes]
 
+    def _nowhere(self) -> list[str]:
+        """Tensors with neither an address nor an allocator."""
+        return [name for name in self._names if not self._addresses.get(name) and name not in self._allocators]
+
+    def _is_shared(self, output: str, alias: str) -> bool:
+        return self._addresses.get(output) == self._addresses.get(alias)
+
     def _submit(self, stream: Stream) -> bool:
-        shapes, addresses, generation = dict(self._shapes), dict(self._addresses), self._generation
+        shapes, generation = dict(self._shapes), self._generation
         key = tuple(shapes.values())
         self._check(stream)
         if stream.capture:
             self._check_capture(stream.capture, key)
         self._config._cache._compile(f"{self._engine._name} {key}")
+        if self._engine._is_surprising:
+            stream.run()  # The library waits for what decides the sizes, before `execute_async_v3` returns.
+        addresses, limits = dict(self._addresses), self._allocate(stream)
+        if (nothing := next((name for name, address in limits.items() if not address), None)) is not None:
+            return self._refuse("enqueueV3", f"the output allocator gave no memory for {nothing}")
+        addresses |= limits
         enqueued = stream.capture is None
         self.enqueued += enqueued
         stream.put(Operation(lambda: self._compute(shapes, addresses, generation, enqueued), of=self))
@@ -328,18 +447,55 @@ class IExecutionContext:
 
     def _on(self, stream: Stream) -> None:
         """It runs there last, as it was enqueued or is replayed by a graph."""
-        self._stream, self._position = stream, stream.submitted
+        self._ran._on(stream)
+
+    def _allocate(self, stream: Stream) -> dict[str, int]:
+        """Ask each allocator for memory, at least a byte, and tell it the shape. Gives the addresses."""
+        if not self._allocators:
+            return {}
+        if self._engine._is_surprising:
+            results = self._engine._run(
+                {name: self._read(name, shape, self._addresses[name]) for name, shape in self._shapes.items()}
+            )
+            shapes = {name: tuple(array.shape) for name, array in results.items()}
+        else:
+            shapes = self._engine._output_shapes(self._shapes)
+        given = {}
+        for name, allocator in self._allocators.items():
+            size = max(1, int(np.prod(shapes[name])) * np.dtype(TYPES[self._engine._value(name).type][1]).itemsize)
+            given[name] = self._ask(allocator, name, size, stream)
+            if given[name]:
+                allocator.notify_shape(name, Dims(shapes[name]))
+        return given
+
+    def _ask(self, allocator: Any, name: str, size: int, stream: Stream) -> int:
+        """What an allocator raises is printed and lost, and counts as no memory."""
+        before = self._addresses.get(name, 0)
+        try:
+            if hasattr(allocator, "reallocate_output_async"):
+                return int(allocator.reallocate_output_async(name, before, size, PAGE, stream.handle) or 0)
+            return int(allocator.reallocate_output(name, before, size, PAGE) or 0)
+        except Exception:
+            return 0
 
     @property
     def _streams_weights(self) -> bool:
         return self._engine._budget < self._engine.streamable_weights_size
 
     def _check(self, stream: Stream) -> None:
-        needed = self._engine.num_aux_streams
-        if len(self._extra) < needed or any(extra.closed for extra in self._extra):
+        extra, lacking = self._extra[: self._engine.num_aux_streams], self._engine.num_aux_streams - len(self._extra)
+        if any(each.closed for each in extra):
+            raise Misuse("an auxiliary stream was destroyed before the context that uses it")
+        apart = any(each.context is not stream.context for each in extra)
+        if self._gpu.kinds["green"]:
+            if apart and any(each.context.green for each in (stream, *extra)):
+                raise CUDAError("CUDA_ERROR_INVALID_VALUE: the streams are not all of the same green context")
+            self._retained += [self._gpu.create_stream(stream.context) for _ in range(lacking - len(self._retained))]
+            self._compare(stream)
+        elif apart:
+            raise Misuse("an auxiliary stream is on other SMs, of which this library says nothing")
+        elif lacking > 0:
             raise Misuse("auxiliary streams that the library makes itself have everybody's SMs")
-        if any(extra.context is not stream.context for extra in self._extra[:needed]):
-            raise CUDAError("CUDA_ERROR_INVALID_VALUE: the streams are not all of the same green context")
         if self._config.cuda_graph_strategy == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
             self._graphs_on = self._graphs_on or stream.context
             if self._graphs_on is not stream.context:
@@ -351,16 +507,24 @@ class IExecutionContext:
                 raise Misuse("a context has less memory than the engine needs")
             self._gpu.reach(address, size)
 
+    def _compare(self, stream: Stream) -> None:
+        """Warn of a green context with fewer SMs than the profile was built for, or of a profile that was built for none."""
+        sms = self._engine._profile_sms(self._profile)
+        if stream.context.green and sms is None:
+            self._warn("the optimization profile was built without CUDA green context constraints")
+        elif stream.context.green and sms is not None and len(stream.context.sms) < sms:
+            self._warn(f"the stream has {len(stream.context.sms)} SMs and the optimization profile was built for {sms}")
+
+    def _warn(self, text: str) -> None:
+        self._logger.log(self._logger.Severity.WARNING, text)
+
     def _check_capture(self, capture: Capture, key: tuple[Shape, ...]) -> None:
         self._touch("a capture")
-        if self._config.cuda_graph_strategy == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
+        if self._config._graphs == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
             raise Misuse("a context with graphs of its own was captured")
-        if key not in self._ready or not self._gpu.capturable or self._streams_weights:
+        waits = self._streams_weights or self._engine._is_surprising
+        if key not in self._ready or not self._gpu.capturable or waits:
             raise capture.spoil()  # What a shape needs when it runs first is allocated then.
-
-    def _follows(self, stream: Stream) -> bool:
-        """Whether what is submitted to this stream runs after what this context ran last."""
-        return stream.clock.get(id(self._stream), 0) >= self._position
 
     def _compute(self, shapes: Mapping[str, Shape], addresses: Mapping[str, int], generation: int, enqueued: bool) -> None:
         self.enqueued -= enqueued
@@ -368,12 +532,21 @@ class IExecutionContext:
             raise Misuse("a graph was launched that was captured with another optimization profile")
         given = {name: self._read(name, shape, addresses[name]) for name, shape in shapes.items()}
         for name, array in self._engine._run(given).items():
-            array = np.ascontiguousarray(array)
-            self._gpu.write(addresses[name], array.tobytes())
+            self._gpu.write(addresses[name], np.ascontiguousarray(array).tobytes())
 
     def _read(self, name: str, shape: Shape, address: int) -> Any:
         dtype = np.dtype(TYPES[self._engine._value(name).type][1])
         return np.frombuffer(self._gpu.read(address, int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A context is one thread's at a time, whatever the threads do with it."""
+        if not self._turn.acquire(blocking=False):
+            raise Misuse("two threads used one execution context at once")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _touch(self, what: str, in_flight: int | None = None) -> None:
         if count := self.enqueued if in_flight is None else in_flight:
@@ -383,11 +556,42 @@ class IExecutionContext:
         return bool(_complain(self._logger, f"IExecutionContext::{what}: Error Code 3: ", why))
 
 
-def library(gpu: Gpu, name: str = "tensorrt_rtx", **others: Any) -> ModuleType:
-    """The library as a module for this GPU; `others` are further names in it, or None for those that it lacks."""
+def _surprises(onnx: bytes) -> set[str]:
+    """The tensors of a model that come, over however many nodes, of one of SURPRISING."""
+    found: set[str] = set()
+    for node in load_model_from_string(onnx).graph.node:  # They are sorted: what a node takes comes before it.
+        if node.op_type in SURPRISING or found & set(node.input):
+            found |= set(node.output)
+    return found
+
+
+def _different(shape: Shape, dtype: Any) -> Any:
+    return np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
+
+
+def library(gpu: Gpu, name: str = "tensorrt_rtx", version: str = "", **others: Any) -> ModuleType:
+    """The newest known library of this name and version as a module for this GPU, with what its manifest has and nothing else.
+
+    `others` are further names in it, or None for those that it is to lack.
+    """
+    manifest = find_manifest(name, version)
     ours = bound(sys.modules[__name__], gpu) | bound(tensorrt_config, gpu)
-    contents = {"__version__": "1.6.1.120", **ours, **others}
-    return make_module(name, {key: value for key, value in contents.items() if value is not None})
+    kinds = {key: _narrowed(kind, manifest["classes"].get(key, {})) for key, kind in ours.items()}
+    gpu.kinds = {**kinds, "green": (name, manifest["version"].split(".")[0]) == ("tensorrt", "11")}
+    there = {key: kind for key, kind in {**kinds, **others}.items() if key in manifest["classes"] and kind is not None}
+    return make_module(name, {"__version__": manifest["version"], **there})
+
+
+def _narrowed(kind: Any, members: Mapping[str, Any]) -> Any:
+    """A class without those of its public members that a version lacks; the class itself where it lacks none."""
+    known = {*members.get("methods", {}), *members.get("properties", {}), *members.get("enumerations", {})}
+    known |= {*members.get("overridden", {}), *members.get("values", {})}
+    lacking = {member for base in kind.__mro__[:-1] for member in vars(base) if not member.startswith("_")} - known
+    if not lacking or issubclass(kind, IntEnum):
+        return kind
+    own = {key: value for base in reversed(kind.__mro__[:-1]) for key, value in vars(base).items()}
+    dropped = {*lacking, "__dict__", "__weakref__"}
+    return type(kind.__name__, (), {key: value for key, value in own.items() if key not in dropped})
 
 
 def _is_fixed(dims: Sequence[Any]) -> bool:

@@ -1,0 +1,98 @@
+"""The engine on a simulated TensorRT 10.11 and 11.4, which lack much of what TensorRT-RTX has."""
+
+import gc
+from typing import Any
+
+import pytest
+
+from engines import Tensor
+from tests.engines.simulated import AFFINE, ROWS, Bench, affine, assert_right, rows
+from tests.engines.tensors import array
+from tests.simulation.plans import Ranges
+
+MORE: Ranges = {"x": [(1, 3), (9, 3), (20, 3)]}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"allocation_strategy": "user_managed"},
+        {"allocation_strategy": "on_profile_change"},
+        {"graphs": "off"},
+        {"copies": "engine"},
+    ],
+    ids=str,
+)
+def test_the_numbers_are_right_with_two_profiles_in_whichever_way(full: Bench, settings: dict[str, Any]) -> None:
+    before, engine = full.holdings(), full.load(full.plan(AFFINE, ROWS, MORE), **settings)
+    executor = engine.bind(full.partition)
+    for count, seed in ((2, 0), (2, 1), (2, 2), (20, 3), (2, 4)):
+        assert_right(executor, rows(count, seed))
+    executor.close()
+    engine.close()
+    gc.collect()
+    assert full.holdings() == before
+
+
+def test_copies_and_engine_are_one_graph_of_ours(full: Bench) -> None:
+    executor = full.bind()
+    for seed in range(3):
+        assert_right(executor, rows(5, seed))
+    begun = len(full.gpu.log)
+    assert_right(executor, rows(5, 3))
+    assert "cuGraphLaunch" in full.gpu.log[begun:]
+    assert "IExecutionContext.execute_async_v3" not in full.gpu.log[begun:]
+    executor.close()
+
+
+def test_several_are_in_flight(full: Bench) -> None:
+    executor = full.bind()
+    data = [rows(3, seed) for seed in range(20)]
+    works = [executor.enqueue([Tensor.of(each)]) for each in data]
+    assert [array(work.wait()[0]).tolist() for work in works] == [affine(each).tolist() for each in data]
+    executor.close()
+
+
+def test_weights_are_streamed_without_a_graph(full: Bench) -> None:
+    executor = full.load(full.plan(streamable=1000), weight_streaming_budget=1).bind(full.partition)
+    assert_right(executor, rows(4))
+    assert executor.describe()["graphs"] == "none"
+    executor.close()
+
+
+def test_there_is_no_cache_of_kernels_to_keep(full: Bench) -> None:
+    path = full.plan()
+    full.load(path).bind(full.partition).close()
+    assert "IRuntimeConfig.create_runtime_cache" not in full.gpu.log
+    assert [each.name for each in full.folder.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"cuda_graph_strategy": "whole_graph_capture"}, {"dynamic_shapes_kernel_specialization_strategy": "lazy"}],
+    ids=str,
+)
+def test_a_strategy_of_the_other_library_is_a_warning(full: Bench, setting: dict[str, str]) -> None:
+    """F42."""
+    with pytest.warns(UserWarning, match=rf"TensorRT 1[01]\..* has no {next(iter(setting))}"):
+        executor = full.bind(**setting)
+    assert_right(executor, rows(4))
+    executor.close()
+
+
+def test_auxiliary_streams_are_the_partition_s_own(full: Bench) -> None:
+    """F75."""
+    executor = full.load(full.plan(aux_streams=2)).bind(full.partition)
+    (green,) = full.gpu.contexts
+    assert sum(not stream.closed for stream in green.streams) == 3
+    for seed in range(3):
+        assert_right(executor, rows(5, seed))
+    executor.close()
+    assert sum(not stream.closed for stream in green.streams) == 1
+
+
+def test_an_engine_file_of_the_full_library_is_loaded(full: Bench) -> None:
+    executor = full.load(full.artifact()).bind(full.partition)
+    assert_right(executor, rows(4))
+    executor.close()
