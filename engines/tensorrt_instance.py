@@ -109,11 +109,12 @@ class Instance:
     def close(self) -> None:
         """Free everything; no executor may have it. Keeps the interpreter for up to some 100 ms. Raises ExecutionFailed."""
         with failing(f"closing {self!r}"), ExitStack() as left:
+            context = left.enter_context(ExitStack())
             left.callback(self._close)
-            for context in self.contexts.values():
-                left.callback(context.close)
+            for each in self.contexts.values():
+                left.callback(each.close)
             left.callback(self.beside.close)
-            self._loaded.device.make_current()
+            context.enter_context(self._loaded.device.current())
 
 
 class Beside:

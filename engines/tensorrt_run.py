@@ -78,7 +78,10 @@ class TensorRTExecutor:
             self._check_open()
             try:
                 if (handle := selected()) is None:
-                    return self._enqueue(inputs, room, self._stream)
+                    if self._ordering.is_primary_current:
+                        return self._enqueue(inputs, room, self._stream)
+                    with self._ordering.at_home():
+                        return self._enqueue(inputs, room, self._stream)
                 with self._ordering.around(handle) as stream:
                     return self._enqueue(inputs, room, stream)
             except (CUDAError, PartitionError) as error:
@@ -149,10 +152,11 @@ class TensorRTExecutor:
 
     def _free(self) -> None:
         with failing(f"closing {self!r}"), ExitStack() as left:
+            context = left.enter_context(ExitStack())
             left.callback(self.engine.give_back, self.instance)
             for thing in (self._ordering, *self._events, *self._extra, self._staging, self._shapes):
                 left.callback(thing.close)
-            self._partition.device.make_current()
+            context.enter_context(self._partition.device.current())
             self._stream.sync()
 
     def _enqueue(self, inputs: Sequence[Tensor], room: Room, stream: Stream) -> TensorRTWork:

@@ -51,7 +51,7 @@ class Device:
 
     def set_current(self, ctx: None = None) -> None:
         self._gpu.enter("Device.set_current")
-        self._gpu.here.current = True
+        self._gpu.set_current(self._gpu.primary.handle)
 
     def create_context(self, options: "ContextOptions") -> "Context":
         self._gpu.enter("Device.create_context", current=True)
@@ -289,7 +289,7 @@ class Buffer:
 
     def close(self) -> None:
         self._gpu.log.append("Buffer.close")
-        if not getattr(self._gpu.here, "current", False):
+        if not self._gpu.current() and not self._gpu.lost:
             raise Misuse("memory is not freed in a thread without a context, and nobody is told")
         if self._stream and self._stream.closed and self._free.alive:
             raise Misuse("memory of a destroyed stream was freed, where the real one crashes the process")

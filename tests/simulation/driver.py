@@ -139,6 +139,9 @@ class Driver:
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:
         return self._call("cuCtxGetCurrent", self._gpu.current)
 
+    def cuCtxSetCurrent(self, ctx: int) -> tuple[Any, ...]:
+        return self._call("cuCtxSetCurrent", lambda: self._gpu.set_current(int(ctx)))
+
     def cuCtxPushCurrent(self, ctx: int) -> tuple[Any, ...]:
         self._gpu.here.pushed = [*getattr(self._gpu.here, "pushed", ()), ctx]
         return self._call("cuCtxPushCurrent", lambda: None)

@@ -136,7 +136,7 @@ class Gpu:
             raise CUDAError(f"{fault}: as told")
         if self.lost:
             raise CUDAError(f"{self.lost}: and ever after")
-        if current and not getattr(self.here, "current", False):
+        if current and not self.current():
             raise CUDAError("CUDA_ERROR_INVALID_CONTEXT: this thread has no context")
         if not safe and (capture := getattr(self.here, "capture", None)):
             raise capture.spoil()
@@ -208,6 +208,15 @@ class Gpu:
         """The handle of the calling thread's context; 0 for none."""
         pushed = getattr(self.here, "pushed", ())
         return pushed[-1] if pushed else self.primary.handle if getattr(self.here, "current", False) else 0
+
+    def set_current(self, context: int) -> None:
+        """On top of the calling thread's stack of contexts; 0 takes away what is there."""
+        pushed = list(getattr(self.here, "pushed", ()))[:-1]
+        if getattr(self.here, "pushed", ()):
+            self.here.pushed = [*pushed, *([context] if context else [])]
+        else:
+            self.here.current = context == self.primary.handle
+            self.here.pushed = [context] if context and not self.here.current else []
 
     def destroy_stream(self, stream: Stream) -> None:
         if stream.closed or stream.context.closed:
