@@ -52,11 +52,17 @@ def load_tensorrt(
     with ExitStack() as context:
         with refusing(f"loading {path}"):
             major, minor = context.enter_context(device.current()).compute_capability  # The library needs it to build or load.
-        return _load(path, device, api, settings, max_batch, f"{major}.{minor}")
+        return _load(path, device, api, settings, builds, max_batch, f"{major}.{minor}")
 
 
 def _load(
-    path: Path, device: CudaDevice, api: TensorRT, settings: RuntimeSettings, max_batch: int | None, capability: str
+    path: Path,
+    device: CudaDevice,
+    api: TensorRT,
+    settings: RuntimeSettings,
+    builds: Builds,
+    max_batch: int | None,
+    capability: str,
 ) -> TensorRTEngine:
     if path.suffix == ".onnx":
         measured = "" if api.library in PORTABLE else f"{device.name} {capability}"

@@ -220,9 +220,7 @@ def _noting(file: ModelFile, loaded: Loaded) -> Iterator[None]:
         loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
 
 
-def open_library(
-    config: Config, device: Device | None, read: Read | None = None, builds: Builds | None = None
-) -> Library:
+def open_library(config: Config, device: Device | None, read: Read | None = None, builds: Builds | None = None) -> Library:
     """The models of a configuration, for this device, as they are served and as they are checked.
 
     `read` makes engines in place of the libraries that serve from the device; `builds` is what builds ONNX files for these.

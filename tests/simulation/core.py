@@ -266,6 +266,7 @@ class Buffer:
         self._size = size
         self._stream = stream
         self._free = weakref.finalize(self, gpu.release_on, stream, self._handle)
+        self._free.atexit = False  # The real one, too, is freed with its object only.
 
     @property
     def handle(self) -> int:

@@ -22,6 +22,7 @@ class CUresult(IntEnum):
 class CUstreamCaptureMode(IntEnum):
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2
 
 
 class CUpointer_attribute(IntEnum):
@@ -177,6 +178,14 @@ class Driver:
 
     def cuMemcpyAsync(self, dst: int, src: int, ByteCount: int, hStream: int) -> tuple[Any, ...]:
         return self._call("cuMemcpyAsync", lambda: self._gpu.enqueue_copy(dst, src, ByteCount, hStream), current=True)
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: CUstreamCaptureMode) -> tuple[Any, ...]:
+        def body() -> CUstreamCaptureMode:
+            before: CUstreamCaptureMode = getattr(self._gpu.here, "mode", CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+            self._gpu.here.mode = CUstreamCaptureMode(mode)
+            return before
+
+        return self._call("cuThreadExchangeStreamCaptureMode", body)
 
     def cuStreamBeginCapture(self, hStream: int, mode: CUstreamCaptureMode) -> tuple[Any, ...]:
         thread_local = mode == CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

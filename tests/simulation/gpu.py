@@ -17,6 +17,8 @@ from .streams import Capture, Graph, Operation, Stream
 MIB = 1 << 20
 DEFAULT_STREAMS = (0, 1, 2)
 """What NULL, legacy and per-thread streams are called."""
+RELAXED = 2
+"""The mode of a thread that may call what is not safe while it captures."""
 STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ECC_UNCORRECTABLE"}
 
 
@@ -138,7 +140,7 @@ class Gpu:
             raise CUDAError(f"{self.lost}: and ever after")
         if current and not self.current():
             raise CUDAError("CUDA_ERROR_INVALID_CONTEXT: this thread has no context")
-        if not safe and (capture := getattr(self.here, "capture", None)):
+        if not safe and getattr(self.here, "mode", 0) != RELAXED and (capture := getattr(self.here, "capture", None)):
             raise capture.spoil()
 
     def lose(self, error: str) -> CUDAError:
