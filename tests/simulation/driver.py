@@ -138,7 +138,7 @@ class Driver:
         return self._call("cuEventRecord", lambda: hEvent.record(self._gpu.find_stream(hStream)), current=True)
 
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:
-        return self._call("cuCtxGetCurrent", self._gpu.current)
+        return self._call("cuCtxGetCurrent", self._gpu.current, gives=True)
 
     def cuCtxSetCurrent(self, ctx: int) -> tuple[Any, ...]:
         return self._call("cuCtxSetCurrent", lambda: self._gpu.set_current(int(ctx)))
