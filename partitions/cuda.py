@@ -186,12 +186,8 @@ class CudaDevice:
     @contextmanager
     def current(self) -> Iterator[Device]:
         """The primary context current in the block, and after it what was current before. As `make_current` otherwise."""
-        with translated(f"using {self!r}"):
-            before = handle_return(driver.cuCtxGetCurrent())
-        try:
+        with _restored():
             yield self.make_current()
-        finally:
-            driver.cuCtxSetCurrent(before)  # NULL, if there was none, takes ours away again.
 
     def carve(self, granules: Sequence[int]) -> CudaPartition:
         """Blocks for a millisecond and takes some MiB of device memory, unless these granules were a partition before."""
@@ -297,7 +293,8 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
         raise ValueError(f"granules of {granule_sms} SMs; expected 1 or more")
     try:
         device = Device(index)
-        with _current(device):
+        with _restored():
+            device.set_current()
             smallest = device.resources.sm.min_partition_size
             clusters = granule_sms is None or granule_sms >= smallest
             return CudaDevice(index, device.name, split(device, granule_sms), clusters)
@@ -306,14 +303,14 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
 
 
 @contextmanager
-def _current(device: Device) -> Iterator[None]:
-    """As `CudaDevice.current`, of a device that is being opened. Raises CUDAError."""
-    before = handle_return(driver.cuCtxGetCurrent())
-    device.set_current()
+def _restored() -> Iterator[None]:
+    """Leave the context that is current in the calling thread so. Never fails of itself."""
+    _, before = driver.cuCtxGetCurrent()  # NULL where there is none; None where it cannot be asked.
     try:
         yield
     finally:
-        driver.cuCtxSetCurrent(before)
+        if before is not None:
+            driver.cuCtxSetCurrent(before)  # NULL takes away what the block has made current.
 
 
 def _shares(sizes: Sequence[int]) -> str:

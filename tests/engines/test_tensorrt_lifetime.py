@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines import Tensor
+from engines import Tensor, load_engine
 from tests.contract import in_a_thread
 from tests.engines.simulated import Bench, affine, assert_right, rows
 from tests.engines.tensors import array, run
@@ -52,7 +52,7 @@ def test_f15_the_next_executor_has_the_instance_of_one_that_was_forgotten(bench:
 
 def test_f15_an_engine_that_was_forgotten_frees_contexts_then_the_cache(bench: Bench) -> None:
     before = bench.holdings()
-    executor = bench.bind()
+    executor: Any = load_engine(bench.plan(), bench.device).bind(bench.partition)
     executor.preparing([(5, 3)]).result(30)
     bench.gpu.log.clear()
     del executor
@@ -66,7 +66,7 @@ def test_f15_a_cycle_with_executor_and_engine_is_freed_in_the_same_order(bench: 
     before = bench.holdings()
     gc.disable()
     try:
-        executor = bench.bind()
+        executor: Any = load_engine(bench.plan(), bench.device).bind(bench.partition)
         cycle: list[Any] = [executor, executor.engine]
         cycle.append(cycle)
         forgotten = weakref.ref(executor)
@@ -200,7 +200,7 @@ ENDING = """
         print(order == sorted(order), len(gpu.graphs), len(gpu.executions), len(gpu.events))
 
     from tests.engines.simulated import opened, rows
-    from engines import Tensor
+    from engines import Tensor, load_engine
     with opened(Path(sys.argv[1]), gpu=gpu) as bench:
         executor = bench.bind()
         executor.preparing([(5, 3)]).result(30)
