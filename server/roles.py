@@ -28,10 +28,10 @@ class Roles:
         self._parking = Semaphore(0)
         self._threads = threads
         self._parked = threads > 1
-        self._waiting = False
+        self._waiting = Lock()
 
     def __repr__(self) -> str:
-        state = "stopped" if self.stopped else "one waits" if self._waiting else "none waits"
+        state = "stopped" if self.stopped else "one waits" if self._waiting.locked() else "none waits"
         return f"<Roles of {self._threads} threads, {state}{', one is parked' if self._parked else ''}>"
 
     def enter(self) -> None:
@@ -46,15 +46,11 @@ class Roles:
 
     def waits(self) -> bool:
         """Whether the calling thread should wait for works, until it calls `done`; another thread does if not."""
-        with self._changing:
-            if self._waiting:
-                return False
-            self._waiting = True
-            return True
+        return self._waiting.acquire(blocking=False)
 
     def done(self) -> None:
         """The calling thread waits no more. It has to look again whether anything was enqueued meanwhile."""
-        self._waiting = False
+        self._waiting.release()
 
     def expect(self, long: bool) -> None:
         """The next work takes long, or it does not. For the thread that waits for works, before it blocks."""

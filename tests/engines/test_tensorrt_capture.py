@@ -19,7 +19,7 @@ RECORDING = MOMENTS[:2]
 
 def while_capturing(bench: Bench, executor: Any, moment: str, action: Callable[[], object]) -> None:
     """Capture a shape, and at that moment do this in another thread, until it is done."""
-    captures, done = executor.describe()["captures"], []
+    captures, done = executor.describe()["counts"]["captures"], []
 
     def capturing() -> None:
         assert any(stream.capture for context in bench.gpu.contexts for stream in context.streams) or moment not in RECORDING
@@ -31,7 +31,7 @@ def while_capturing(bench: Bench, executor: Any, moment: str, action: Callable[[
 
     bench.gpu.meanwhile(moment, compiling if moment == "IExecutionContext.execute_async_v3" else capturing)
     assert_right(executor, rows(5, 1))
-    assert executor.describe()["captures"] == captures + 1
+    assert executor.describe()["counts"]["captures"] == captures + 1
     assert done == [True]
     assert_right(executor, rows(5, 2))
 

@@ -290,7 +290,7 @@ def test_weights_are_streamed_within_the_budget_that_was_set_before_any_context(
     executor = engine.bind(bench.partition)
     for seed in range(3):
         assert_right(executor, rows(4, seed))
-    assert (executor.describe()["captures"] == 0) == (budget < 1000)
+    assert (executor.describe()["counts"]["captures"] == 0) == (budget < 1000)
     executor.close()
 
 

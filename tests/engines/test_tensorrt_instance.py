@@ -317,6 +317,6 @@ def test_what_an_executor_says_of_itself_is_json(bench: Bench, settings: dict[st
     assert json.loads(json.dumps(said)) == said
     assert said["shapes"] == [[[2, 3]], [[5, 3]]]
     assert said["graphs"] == ("native" if "copies" in settings else "none" if "graphs" in settings else "captured")
-    assert said["captures"] == (2 if said["graphs"] == "captured" else 0)
-    assert said["compiled"] == (1 if said["graphs"] == "captured" else 0)
+    assert said["counts"]["captures"] == (2 if said["graphs"] == "captured" else 0)
+    assert said["counts"]["compilations"] == (1 if said["graphs"] == "captured" else 0)
     executor.close()

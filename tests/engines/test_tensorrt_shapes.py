@@ -99,7 +99,7 @@ def test_padded_inferences_are_counted_each(bench: Bench, padding: Any) -> None:
         padding.enqueue(given, room).wait()
     assert_right(padding, rows(7))
     assert_right(padding, rows(4))
-    assert padding.describe()["padded"] == 4
+    assert padding.describe()["counts"]["padded"] == 4
     assert sorted(shape[0][0] for shape in padding.describe()["shapes"]) == [1, 2, 4, 8]
 
 
@@ -129,14 +129,14 @@ def test_where_none_larger_is_ready_a_shape_is_prepared_as_ever(bench: Bench) ->
     for count in (3, 8, 5, 7):
         assert_right(executor, rows(count))
     assert executor.describe()["shapes"] == [[[2, 3]], [[3, 3]], [[8, 3]]]
-    assert executor.describe()["padded"] == 2
+    assert executor.describe()["counts"]["padded"] == 2
     executor.close()
 
 
 def test_without_the_setting_nothing_is_padded(bench: Bench) -> None:
     executor = bench.bind(AFFINE, BATCHES, warm_up="usual")
     assert_right(executor, rows(3))
-    assert (executor.describe()["padded"], executor.describe()["compiled"]) == (0, 1)
+    assert (executor.describe()["counts"]["padded"], executor.describe()["counts"]["compilations"]) == (0, 1)
     executor.close()
 
 
@@ -151,7 +151,7 @@ def test_several_inputs_are_padded_together(bench: Bench) -> None:
         assert array(tensors[1], np.int64).tolist() == (b + b).tolist()
         assert array(tensors[2]).tolist() == np.concatenate([a, a + a], axis=1).tolist()
     assert calls(bench, since, *NEW) == [0, 0, 0, 0]
-    assert executor.describe()["padded"] == 2
+    assert executor.describe()["counts"]["padded"] == 2
     executor.close()
 
 
@@ -161,7 +161,7 @@ def test_a_model_with_a_tensor_that_has_no_rows_is_not_padded(bench: Bench) -> N
     data, weights = rows(3), rows(1, 5)
     for _ in range(2):
         assert run(executor, data, weights)[0].tolist() == (data * weights).tolist()
-    assert (executor.describe()["padded"], executor.describe()["compiled"]) == (0, 1)
+    assert (executor.describe()["counts"]["padded"], executor.describe()["counts"]["compilations"]) == (0, 1)
     executor.close()
 
 
@@ -173,7 +173,7 @@ def test_an_output_without_a_row_for_each_row_is_not_cut(bench: Bench) -> None:
     (tensor,) = executor.enqueue([Tensor.of(data)]).wait()
     assert tensor.shape == (5, 3)
     assert array(tensor).tolist() == data.T.tolist()
-    assert executor.describe()["padded"] == 0
+    assert executor.describe()["counts"]["padded"] == 0
     executor.close()
 
 
@@ -207,7 +207,7 @@ def test_a_new_shape_is_prepared_while_others_are_served_and_then_launches_a_gra
         assert_right(executor, rows(5, seed))
         assert_right(executor, rows(2, seed))
     assert calls(bench, since, "cuGraphLaunch", *NEW) == [6, 0, 0, 0, 0]
-    assert (executor.describe()["compiled"], executor.describe()["captures"]) == (1, 2)
+    assert (executor.describe()["counts"]["compilations"], executor.describe()["counts"]["captures"]) == (1, 2)
 
 
 def test_what_is_served_meanwhile_is_not_written_over(bench: Bench, executor: Any) -> None:
@@ -327,7 +327,7 @@ def test_a_shape_that_was_run_meanwhile_keeps_its_graph(bench: Bench, executor: 
     future.result(PATIENCE)
     assert bench.gpu.graphs == graphs
     assert_right(executor, rows(5))
-    assert executor.describe()["captures"] == 2
+    assert executor.describe()["counts"]["captures"] == 2
 
 
 def test_kernels_that_were_prepared_are_kept_for_the_next_process(bench: Bench) -> None:
@@ -363,7 +363,7 @@ def test_closing_waits_for_a_preparation_and_leaves_nothing(bench: Bench) -> Non
     closed.result(PATIENCE)
     future.result(PATIENCE)
     assert held.order == ["released", "closed"]
-    assert executor.describe()["captures"] == 1
+    assert executor.describe()["counts"]["captures"] == 1
     assert bench.gpu.graphs == []
     assert sum(not stream.closed for stream in green.streams) == 1
     with pytest.raises(ExecutionFailed, match="takes nothing more"):

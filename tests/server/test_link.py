@@ -96,9 +96,8 @@ class Interleavings(RuleBasedStateMachine):
         self.left.close()
 
     def free(self) -> list[int]:
-        used = {ticket.slot for ticket in (*self.tickets, *self.flying, *self.left_over)} | {
-            done.slot for done in (*self.written, *self.dones)
-        }
+        tickets, dones = (*self.tickets, *self.flying, *self.left_over), (*self.written, *self.dones)
+        used = {ticket.slot for ticket in tickets} | {done.slot for done in dones}
         return [slot for slot in range(SLOTS) if slot not in used]
 
     @rule(data=st.data(), shapes=SHAPES, deadline=st.floats(allow_nan=False))

@@ -289,7 +289,8 @@ async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None
         assert all(done.failure is None for done in await asyncio.gather(*asking))
         old, new = (partition for partition in site.device.partitions if partition.granules[0] == 0)
         assert old.closed
-        assert {thread.name.split(",")[0] for thread in new.threads if thread.name.startswith("worker")} != set()
+        workers = {thread.name for thread in new.threads if thread.name.startswith("worker")}
+        assert workers == {f"worker {new!r}", f"worker {new!r}, second"}
         statistics = site.runtime._workers["acme"].statistics()
         assert 9 <= statistics.done <= 18
         assert statistics.failed == 0
