@@ -102,6 +102,10 @@ class RuntimeCache:
     def __repr__(self) -> str:
         return f"<RuntimeCache {self._kept!r}>"
 
+    def leave_to_owner(self) -> None:
+        """When the interpreter ends, leave it to what uses it to close this, after all that was made with it."""
+        self._finalizer.atexit = False
+
     def statistics(self) -> CacheStatistics:
         """What became of it so far."""
         return self._kept.statistics()

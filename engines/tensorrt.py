@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,21 @@ def load_tensorrt(
     builds = builds or Builds()
     api = find_tensorrt()
     settings = settings.effective(str(api), api.features)
-    with refusing(f"loading {path}"):
-        capability = _capability(device)
+    with ExitStack() as context:
+        with refusing(f"loading {path}"):
+            major, minor = context.enter_context(device.current()).compute_capability  # The library needs it to build or load.
+        return _load(path, device, api, settings, builds, max_batch, f"{major}.{minor}")
+
+
+def _load(
+    path: Path,
+    device: CudaDevice,
+    api: TensorRT,
+    settings: RuntimeSettings,
+    builds: Builds,
+    max_batch: int | None,
+    capability: str,
+) -> TensorRTEngine:
     if path.suffix == ".onnx":
         measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
         options = BuildOptions(max_batch=max_batch) if max_batch else BuildOptions()
@@ -120,12 +134,6 @@ def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSetti
     asked, automatic = settings.weight_streaming_budget, plan.get_weight_streaming_automatic_budget
     plan.weight_streaming_budget_v2 = streaming_budget(asked, baked, streamable, automatic)
     return bool(plan.weight_streaming_budget_v2 < streamable)
-
-
-def _capability(device: CudaDevice) -> str:
-    """Leaves the device current in this thread, which the library needs to build or load."""
-    major, minor = device.make_current().compute_capability
-    return f"{major}.{minor}"
 
 
 def _signature(plan: Any, api: TensorRT) -> Signature:

@@ -21,7 +21,7 @@ def open_executor(engine: "TensorRTEngine", partition: CudaPartition) -> TensorR
     loaded = engine.loaded
     profile = suited(loaded.profiles, loaded.usable, partition.size)
     others = [each for each in loaded.usable if each != profile]
-    instance = engine.take_idle() or open_instance(loaded, _way(loaded), (profile, *others), partition.stream)
+    instance = engine.pool.take() or open_instance(loaded, _way(loaded), (profile, *others), partition.stream)
     executor = _on(instance, engine, partition)
     with ExitStack() as failed:
         failed.callback(executor.close)
@@ -50,7 +50,7 @@ def move_executor(engine: "TensorRTEngine", left: TensorRTExecutor, partition: C
 def _on(instance: Instance, engine: "TensorRTEngine", partition: CudaPartition) -> TensorRTExecutor:
     instance.use()
     with ExitStack() as made:
-        made.callback(engine.give_back, instance)
+        made.callback(engine.pool.give_back, instance)
         executor = TensorRTExecutor(engine, partition, instance, equip(partition, engine.loaded.plan.num_aux_streams, made))
         made.pop_all()
     return executor

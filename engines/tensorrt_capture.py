@@ -9,6 +9,7 @@ of the same context.
 """
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from partitions.cuda import CudaPartition, SideStream
 
 from .errors import ExecutionFailed
 
+_HERE = threading.local()
 _THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
@@ -57,14 +59,21 @@ def capture(partition: CudaPartition, submit: Callable[[SideStream], str]) -> Gr
         return graph
 
 
+def is_capturing() -> bool:
+    """Whether the calling thread is capturing a graph, so that it must free nothing."""
+    return getattr(_HERE, "capturing", False)
+
+
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Without the garbage collector; where threads overlap, the first that ends brings it back."""
     enabled = gc.isenabled()
     gc.disable()
+    _HERE.capturing = True
     try:
         yield
     finally:
+        _HERE.capturing = False
         if enabled:
             gc.enable()
 

@@ -1,5 +1,6 @@
 """A TensorRT plan as an engine: bound to partitions on instances that outlive their executors."""
 
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from .errors import ExecutionFailed, ModelRefused
 from .release import releasing
 from .signature import Signature
 from .tensorrt_bind import move_executor, open_executor
-from .tensorrt_instance import Instance
+from .tensorrt_lifetime import Pool, close_collected
 from .tensorrt_plan import LoadedPlan
 from .tensorrt_run import TensorRTExecutor
 
@@ -21,14 +22,17 @@ from .tensorrt_run import TensorRTExecutor
 class TensorRTEngine:
     """See `engines.base.Engine` for the contract.
 
-    Instances that no executor uses are kept for the next, and freed by `close` only: see `engines.tensorrt_instance`.
+    Instances that no executor uses are kept for the next, and freed by `close`, or once the engine is collected: see
+    `engines.tensorrt_instance`.
     """
 
     platform = "tensorrt_plan"
 
     def __init__(self, loaded: LoadedPlan) -> None:
         self.loaded = loaded
-        self._idle: list[Instance] = []
+        self.pool = Pool()
+        """Its instances, and what its executors hold."""
+        weakref.finalize(self, close_collected, self.pool, loaded.close)
 
     def __repr__(self) -> str:
         return f"<TensorRTEngine {self.path.name} {self.signature!r}, {self.loaded.api}>"
@@ -50,6 +54,7 @@ class TensorRTEngine:
     @releasing()
     def bind(self, partition: Partition) -> TensorRTExecutor:
         ours = self._taken(partition)
+        self.pool.release_left()
         with refusing(f"binding {self.path} to {partition!r}"):
             return ours.run(lambda: open_executor(self, ours))
 
@@ -57,28 +62,9 @@ class TensorRTEngine:
     def rebind(self, executor: TensorRTExecutor, partition: Partition) -> TensorRTExecutor:
         """As `Executor.rebind`."""
         ours = self._taken(partition)
+        self.pool.release_left()
         with refusing(f"moving {self.path} to {partition!r}"):
             return ours.run(lambda: move_executor(self, executor, ours))
-
-    def take_idle(self) -> Instance | None:
-        """An instance that no executor uses, if there is one. Any thread."""
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return None
-
-    def give_back(self, instance: Instance) -> None:
-        """An executor does not use this instance any more; after the last one it is kept for the next. Any thread.
-
-        It is freed if the engine is closed, or if it has graphs of the library's own, which have the SMs of the partition
-        they were made on. Raises ExecutionFailed.
-        """
-        if not instance.leave():
-            return
-        if self.plan is None or instance.way.native:
-            instance.close()
-        else:
-            self._idle.append(instance)
 
     def close(self) -> None:
         """Free the weights and the idle instances; its executors must be closed before.
@@ -88,8 +74,7 @@ class TensorRTEngine:
         """
         with ExitStack() as left:
             left.callback(self.loaded.close)
-            while idle := self.take_idle():
-                left.callback(idle.close)
+            left.callback(self.pool.close)
 
     def _taken(self, partition: Partition) -> CudaPartition:
         """The partition, if this engine can be bound to it. Raises ModelRefused."""

@@ -8,7 +8,7 @@ H100, 2026-11-22), in which no tenant of the process is served.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 
 from cuda.core import Buffer, Device, Stream
@@ -54,7 +54,7 @@ class Instance:
         self._kernels = kernels
         self._close = close
         self._users = 0
-        self._counting = Lock()
+        self._counting = RLock()  # The collector may give it back in the middle of a call.
         self.beside = Beside(loaded, self.addresses, stream)
         """What compiles new shapes while this serves."""
 
@@ -109,11 +109,12 @@ class Instance:
     def close(self) -> None:
         """Free everything; no executor may have it. Keeps the interpreter for up to some 100 ms. Raises ExecutionFailed."""
         with failing(f"closing {self!r}"), ExitStack() as left:
+            context = left.enter_context(ExitStack())
             left.callback(self._close)
-            for context in self.contexts.values():
-                left.callback(context.close)
+            for each in self.contexts.values():
+                left.callback(each.close)
             left.callback(self.beside.close)
-            self._loaded.device.make_current()
+            context.enter_context(self._loaded.device.current())
 
 
 class Beside:

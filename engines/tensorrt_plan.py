@@ -114,7 +114,9 @@ class LoadedPlan:
 
         Each has its own, kept in the same file, as executors are used by several threads at once. Blocks to read the file.
         """
-        return open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once)
+        cache = open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once)
+        cache.leave_to_owner()
+        return cache
 
     def warn_once(self, text: str) -> None:
         """Log a warning about this engine, unless it was logged before."""

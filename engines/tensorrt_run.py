@@ -6,6 +6,7 @@ with graphs of the library's own take over, if it has any, with the copies aroun
 Completion is an event that a thread waits for while it spins, without the GIL: a blocking event wakes 60 us late.
 """
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ from .errors import ExecutionFailed
 from .ordering import Ordering, open_ordering
 from .signature import Shape, align
 from .tensorrt_instance import Instance
+from .tensorrt_lifetime import Held
 from .tensorrt_routes import Route, Routes
 from .tensorrt_shapes import Fit, Prepared, ReadyShapes
 from .tensorrt_staging import Staging
@@ -45,6 +47,8 @@ class Equipment(NamedTuple):
 
 class TensorRTExecutor:
     """An instance on a partition; see `engines.base.Executor` for the contract. A second thread waits its turn.
+
+    One that is not closed is released when it is collected, which no work of it in flight allows: see `Held`.
 
     `enqueue` waits in these cases: the first inference of a set of shapes, for which kernels are compiled and a graph is
     captured, unless `preparing` had it ready; a full ring; and where nothing is captured (`graphs` off, streamed weights,
@@ -66,10 +70,13 @@ class TensorRTExecutor:
         self._shapes = ReadyShapes(engine.loaded, partition, instance, equipment.extra, self._turn)
         self._runs = self._staged = self._padded = 0
         self._ended = Ended()
-        self._closed = False
+        things = (equipment.ordering, *equipment.events, *equipment.extra, self._staging)
+        self._held = Held(f"<TensorRTExecutor {engine.path.name}>", engine.pool, instance, partition, things, self._shapes)
+        engine.pool.add(self._held)
+        weakref.finalize(self, self._held.collected)
 
     def __repr__(self) -> str:
-        state = ", closed" if self._closed else ""
+        state = ", closed" if self._held.closed else ""
         captures = self._shapes.statistics().captures
         return f"<TensorRTExecutor {self.engine.path.name}, {self._runs} runs, {captures} captures{state}>"
 
@@ -78,7 +85,10 @@ class TensorRTExecutor:
             self._check_open()
             try:
                 if (handle := selected()) is None:
-                    return self._enqueue(inputs, room, self._stream)
+                    if self._ordering.is_primary_current:
+                        return self._enqueue(inputs, room, self._stream)
+                    with self._ordering.at_home():
+                        return self._enqueue(inputs, room, self._stream)
                 with self._ordering.around(handle) as stream:
                     return self._enqueue(inputs, room, stream)
             except (CUDAError, PartitionError) as error:
@@ -119,9 +129,8 @@ class TensorRTExecutor:
         """
         self._shapes.finish()
         with self._turn:
-            if not self._closed:
-                self._closed = True
-                self._free()
+            self._held.release()
+        self.engine.pool.release_left()
 
     def describe(self) -> Mapping[str, object]:
         """How it runs, as JSON values; see `engines.base.Executor`."""
@@ -144,16 +153,8 @@ class TensorRTExecutor:
         }
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._held.closed:
             raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
-
-    def _free(self) -> None:
-        with failing(f"closing {self!r}"), ExitStack() as left:
-            left.callback(self.engine.give_back, self.instance)
-            for thing in (self._ordering, *self._events, *self._extra, self._staging, self._shapes):
-                left.callback(thing.close)
-            self._partition.device.make_current()
-            self._stream.sync()
 
     def _enqueue(self, inputs: Sequence[Tensor], room: Room, stream: Stream) -> TensorRTWork:
         place = self._runs % LENGTH
@@ -172,7 +173,7 @@ class TensorRTExecutor:
             raise
         self._shapes.used(prepared)
         self._padded += route.padded
-        mark = Mark(event, self._runs, self._ended)
+        mark = Mark(event, self._runs, self._ended, self)
         if not route.staged:
             return TensorRTWork(mark, route.outputs)
         self._staged += 1

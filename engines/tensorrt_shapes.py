@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from threading import RLock
+from threading import RLock, Thread, current_thread
 from typing import NamedTuple
 
 from cuda.core import Stream
@@ -88,6 +88,7 @@ class ReadyShapes:
         self._fits: dict[Shapes, Fit] = {}
         self._pending: dict[Shapes, Future[None]] = {}
         self._compiler: ThreadPoolExecutor | None = None
+        self._compiling: Thread | None = None
         self._closed = False
         self._captures = self._compiled = 0
         self._profile = suited(loaded.profiles, loaded.usable, partition.size)
@@ -96,6 +97,11 @@ class ReadyShapes:
 
     def __repr__(self) -> str:
         return f"<ReadyShapes {list(self._ready)}, {len(self._pending)} pending>"
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a thread prepares shapes, or is going to. Any thread."""
+        return bool(self._pending)
 
     def statistics(self) -> ShapeStatistics:
         """Any thread; what it counts may be in the middle of a change."""
@@ -192,7 +198,8 @@ class ReadyShapes:
         with self._turn:
             self._closed = True
         if self._compiler:
-            self._compiler.shutdown(wait=True, cancel_futures=True)
+            itself = self._compiling is current_thread()  # Where the collector found the executor in the thread that compiles.
+            self._compiler.shutdown(wait=not itself, cancel_futures=True)
 
     def close(self) -> None:
         """Destroy every graph, whatever fails; nothing may be in flight. Raises CUDAError."""
@@ -272,6 +279,7 @@ class ReadyShapes:
 
     def _prepare_beside(self, shapes: Shapes) -> None:
         """On the compiling thread: compile with contexts of its own, capture, and let the executor have the graph."""
+        self._compiling = current_thread()
         try:
             with failing(f"preparing {self._loaded.path.name}"), ExitStack() as made:
                 self._partition.attach()

@@ -32,11 +32,15 @@ class Ended:
 
 
 class Mark(NamedTuple):
-    """Where an inference ends on its stream: its event, its number, from 1, and where to say that it has ended."""
+    """Where an inference ends on its stream: its event, its number, from 1, and where to say that it has ended.
+
+    `executor` is only held: what computes must not be collected before it has ended.
+    """
 
     event: Event
     number: int
     ended: Ended
+    executor: object = None
 
     def wait(self) -> None:
         """Until it has ended. Blocks, spinning without the GIL. Raises CUDAError."""

@@ -2,13 +2,16 @@
 
 The primary context is the one that threads have current; what makes work stay on a partition's SMs is its stream. So pass
 the stream to everything, and run nothing on streams of the primary context: they have everybody's SMs.
+
+A caller of this library may have another context current, a green one for instance. Every call leaves the context that was
+current in its thread before, none if there was none; `CudaPartition.attach` and the threads of `run` keep the primary one.
 """
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from threading import Lock
 from typing import TypeVar
@@ -92,8 +95,8 @@ class CudaPartition:
         self._closed = True
         with translated(f"closing {self!r}"), ExitStack() as left:
             left.callback(self._green.release)
-            self.device.make_current()
-            self.stream.sync()
+            with self.device.current():
+                self.stream.sync()
             left.pop_all()
         self.device.put_back(self.granules, self._green)
 
@@ -171,11 +174,20 @@ class CudaDevice:
         return f"{self.name}, {total} SMs in {count} granules ({_shares(self.granules)}), {queues} work queues{price}"
 
     def make_current(self) -> Device:
-        """Make the primary context current in the calling thread and return the device as that thread has to see it."""
+        """Make the primary context current in the calling thread, for good, and return the device as that thread has to see it.
+
+        For threads that are the device's; in those of others use `current`. Raises PartitionError, DeviceLost.
+        """
         with translated(f"using {self!r}"):
             device = Device(self.index)
             device.set_current()
             return device
+
+    @contextmanager
+    def current(self) -> Iterator[Device]:
+        """The primary context current in the block, and after it what was current before. As `make_current` otherwise."""
+        with _restored():
+            yield self.make_current()
 
     def carve(self, granules: Sequence[int]) -> CudaPartition:
         """Blocks for a millisecond and takes some MiB of device memory, unless these granules were a partition before."""
@@ -183,7 +195,8 @@ class CudaDevice:
         with translated(f"carving granules {wanted} from {self!r}"):
             green = self._take(tuple(wanted))
             if green.sms != (granted := sum(self.granules[granule] for granule in wanted)):
-                green.release()
+                with self.current():
+                    green.release()
                 raise PartitionError(f"the driver gave {green.sms} SMs for granules {wanted}, which hold {granted}")
             return CudaPartition(self, wanted, green)
 
@@ -196,7 +209,8 @@ class CudaDevice:
         with self._opening:
             if idle := self._idle.get(granules):
                 return idle.pop()
-        return self._groups.create(self.make_current(), granules)
+        with self.current() as device:
+            return self._groups.create(device, granules)
 
     def locate(self, partition: CudaPartition) -> frozenset[int]:
         """The SMs that a kernel on the partition's stream runs on; from a thread attached to it. Blocks."""
@@ -217,12 +231,11 @@ class CudaDevice:
         Raises PartitionError for memory that is pinned already, is not the process's, or is more than it may lock.
         """
         flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
-        self.make_current()
         try:
             touch(address, nbytes)
         except OSError as error:
             raise PartitionError(f"taking {nbytes} bytes at {address:#x} to pin them: {error.strerror}") from error
-        with translated(f"pinning {nbytes} bytes at {address:#x}"), ExitStack() as done:
+        with self.current(), translated(f"pinning {nbytes} bytes at {address:#x}"), ExitStack() as done:
             handle_return(driver.cuMemHostRegister(address, nbytes, flags))
             done.callback(self.unpin, address)
             device_address = int(handle_return(driver.cuMemHostGetDevicePointer(address, 0)))
@@ -240,8 +253,7 @@ class CudaDevice:
         """Undo a `pin`; `Pinned.close` calls it. Raises PartitionError for what is not pinned."""
         self._note(address, None)
         self.unpinned += 1
-        self.make_current()
-        with translated(f"unpinning the memory at {address:#x}"):
+        with self.current(), translated(f"unpinning the memory at {address:#x}"):
             handle_return(driver.cuMemHostUnregister(address))
 
     def _note(self, address: int, nbytes: int | None) -> None:
@@ -261,12 +273,13 @@ class CudaDevice:
         idle, self._idle = self._idle, {}
         probe, self._probe = self._probe, None
         with translated(f"closing {self!r}"), ExitStack() as left:
+            context = left.enter_context(ExitStack())
             for green in chain.from_iterable(idle.values()):
                 left.callback(green.release)
             if probe:
                 left.callback(probe.close)
             if probe or idle:
-                self.make_current()
+                context.enter_context(self.current())
 
 
 def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
@@ -280,12 +293,24 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
         raise ValueError(f"granules of {granule_sms} SMs; expected 1 or more")
     try:
         device = Device(index)
-        device.set_current()
-        smallest = device.resources.sm.min_partition_size
-        clusters = granule_sms is None or granule_sms >= smallest
-        return CudaDevice(index, device.name, split(device, granule_sms), clusters)
+        with _restored():
+            device.set_current()
+            smallest = device.resources.sm.min_partition_size
+            clusters = granule_sms is None or granule_sms >= smallest
+            return CudaDevice(index, device.name, split(device, granule_sms), clusters)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Leave the context that is current in the calling thread so. Never fails of itself."""
+    _, before = driver.cuCtxGetCurrent()  # NULL where there is none; None where it cannot be asked.
+    try:
+        yield
+    finally:
+        if before is not None:
+            driver.cuCtxSetCurrent(before)  # NULL takes away what the block has made current.
 
 
 def _shares(sizes: Sequence[int]) -> str:

@@ -139,6 +139,17 @@ class Contract:
         stall.work.wait()
         assert memory.bytes[: OTHER.nbytes].view(np.float32).tolist() == OTHER.ravel().tolist()
 
+    def test_an_inference_in_one_line_gives_the_right_numbers(self, subject: Subject, partition: Partition) -> None:
+        engine = subject.identity
+        for data in (ONE, OTHER):
+            assert array(engine.bind(partition).enqueue([Tensor.of(data)]).wait()[0]).tolist() == data.tolist()
+
+    def test_a_work_in_flight_keeps_its_executor(self, subject: Subject, partition: Partition) -> None:
+        engine = subject.identity
+        works = [engine.bind(partition).enqueue([Tensor.of(data)]) for data in (ONE, OTHER)]
+        gc.collect()
+        assert [array(work.wait()[0]).tolist() for work in works] == [ONE.tolist(), OTHER.tolist()]
+
     def test_outputs_lie_in_the_room_at_an_aligned_address_when_they_fit(self, executor: Executor) -> None:
         memory = Memory(4096)
         (output,) = executor.enqueue([Tensor.of(ONE)], memory.room).wait()

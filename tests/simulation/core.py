@@ -51,7 +51,7 @@ class Device:
 
     def set_current(self, ctx: None = None) -> None:
         self._gpu.enter("Device.set_current")
-        self._gpu.here.current = True
+        self._gpu.set_current(self._gpu.primary.handle)
 
     def create_context(self, options: "ContextOptions") -> "Context":
         self._gpu.enter("Device.create_context", current=True)
@@ -266,6 +266,7 @@ class Buffer:
         self._size = size
         self._stream = stream
         self._free = weakref.finalize(self, gpu.release_on, stream, self._handle)
+        self._free.atexit = False  # The real one, too, is freed with its object only.
 
     @property
     def handle(self) -> int:
@@ -289,7 +290,7 @@ class Buffer:
 
     def close(self) -> None:
         self._gpu.log.append("Buffer.close")
-        if not getattr(self._gpu.here, "current", False):
+        if not self._gpu.current() and not self._gpu.lost:
             raise Misuse("memory is not freed in a thread without a context, and nobody is told")
         if self._stream and self._stream.closed and self._free.alive:
             raise Misuse("memory of a destroyed stream was freed, where the real one crashes the process")

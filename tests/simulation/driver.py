@@ -22,6 +22,7 @@ class CUresult(IntEnum):
 class CUstreamCaptureMode(IntEnum):
     CU_STREAM_CAPTURE_MODE_GLOBAL = 0
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2
 
 
 class CUpointer_attribute(IntEnum):
@@ -139,7 +140,10 @@ class Driver:
         return self._call("cuEventRecord", lambda: hEvent.record(self._gpu.find_stream(hStream)), current=True)
 
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:
-        return self._call("cuCtxGetCurrent", self._gpu.current)
+        return self._call("cuCtxGetCurrent", self._gpu.current, gives=True)
+
+    def cuCtxSetCurrent(self, ctx: int) -> tuple[Any, ...]:
+        return self._call("cuCtxSetCurrent", lambda: self._gpu.set_current(int(ctx)))
 
     def cuCtxPushCurrent(self, ctx: int) -> tuple[Any, ...]:
         self._gpu.here.pushed = [*getattr(self._gpu.here, "pushed", ()), ctx]
@@ -176,6 +180,14 @@ class Driver:
 
     def cuMemcpyAsync(self, dst: int, src: int, ByteCount: int, hStream: int) -> tuple[Any, ...]:
         return self._call("cuMemcpyAsync", lambda: self._gpu.enqueue_copy(dst, src, ByteCount, hStream), current=True)
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: CUstreamCaptureMode) -> tuple[Any, ...]:
+        def body() -> CUstreamCaptureMode:
+            before: CUstreamCaptureMode = getattr(self._gpu.here, "mode", CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+            self._gpu.here.mode = CUstreamCaptureMode(mode)
+            return before
+
+        return self._call("cuThreadExchangeStreamCaptureMode", body)
 
     def cuStreamBeginCapture(self, hStream: int, mode: CUstreamCaptureMode) -> tuple[Any, ...]:
         thread_local = mode == CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

@@ -17,6 +17,8 @@ from .streams import Capture, Graph, Operation, Stream
 MIB = 1 << 20
 DEFAULT_STREAMS = (0, 1, 2)
 """What NULL, legacy and per-thread streams are called."""
+RELAXED = 2
+"""The mode of a thread that may call what is not safe while it captures."""
 STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ECC_UNCORRECTABLE"}
 
 
@@ -143,11 +145,12 @@ class Gpu:
             raise CUDAError(f"{fault}: as told")
         if self.lost:
             raise CUDAError(f"{self.lost}: and ever after")
-        if current and not getattr(self.here, "current", False):
+        if current and not self.current():
             raise CUDAError("CUDA_ERROR_INVALID_CONTEXT: this thread has no context")
         own = [self.here.capture] if getattr(self.here, "capture", None) else []
-        if refused := [capture.spoil() for capture in (*own, *self.captured_by_all) if not safe]:
-            raise refused[0]
+        if not safe and getattr(self.here, "mode", 0) != RELAXED and (affected := [*own, *self.captured_by_all]):
+            errors = [capture.spoil() for capture in affected]
+            raise errors[0]
 
     def lose(self, error: str) -> CUDAError:
         """What comes of work that went wrong on the device: an error now, and ever after."""
@@ -216,6 +219,15 @@ class Gpu:
         """The handle of the calling thread's context; 0 for none."""
         pushed = getattr(self.here, "pushed", ())
         return pushed[-1] if pushed else self.primary.handle if getattr(self.here, "current", False) else 0
+
+    def set_current(self, context: int) -> None:
+        """On top of the calling thread's stack of contexts; 0 takes away what is there."""
+        pushed = list(getattr(self.here, "pushed", ()))[:-1]
+        if getattr(self.here, "pushed", ()):
+            self.here.pushed = [*pushed, *([context] if context else [])]
+        else:
+            self.here.current = context == self.primary.handle
+            self.here.pushed = [context] if context and not self.here.current else []
 
     def destroy_stream(self, stream: Stream) -> None:
         if stream.closed or stream.context.closed:

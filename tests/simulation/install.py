@@ -24,6 +24,7 @@ OURS += tuple(
         "_context",
         "_engine",
         "_instance",
+        "_lifetime",
         "_plan",
         "_routes",
         "_run",

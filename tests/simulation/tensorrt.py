@@ -496,7 +496,7 @@ class IExecutionContext:
             raise Misuse("an auxiliary stream is on other SMs, of which this library says nothing")
         elif lacking > 0:
             raise Misuse("auxiliary streams that the library makes itself have everybody's SMs")
-        if self._config.cuda_graph_strategy == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
+        if self._config._graphs == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
             self._graphs_on = self._graphs_on or stream.context
             if self._graphs_on is not stream.context:
                 raise Misuse("graphs of the library's own were made on another partition, whose SMs they keep")
