@@ -174,14 +174,19 @@ def alone(executor: Any, partition: Any, ask: Ask, seconds: float) -> float | No
     from engines.tensorrt_capture import capture
 
     ask().wait()
-    executor._set_shapes(next(reversed(executor._prepared)))  # Those of the last inference; its graph did not need them.
+    prepared = next(
+        reversed(executor._shapes._ready.values())
+    )  # The last inference's, whose graph did not need its shapes set.
+    context = prepared.context
+    context.set_shapes(prepared.shapes)
     partition.stream.sync()
-    context = executor._context
     with ExitStack() as after:
         launch = context.execute  # With a graph of the library's own it is a launch, and must not be captured.
-        if executor._way.capture:
-            launch = after.enter_context(closing(capture(partition, lambda side: context.execute(side.stream)))).launch
-        elif not executor._way.native:
+        if executor.instance.way.capture:
+            launch = after.enter_context(
+                closing(capture(partition, lambda side: context.execute(side.stream, captured=True)))
+            ).launch
+        elif not executor.instance.way.native:
             return None
         return median([_replay(launch, partition.stream) for _ in _turns(seconds)])
 

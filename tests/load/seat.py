@@ -136,7 +136,7 @@ def placed(precedence: Precedence, waiting: Callable[[], bool]) -> Iterator[Plac
 def wait(work: Work, place: Place, took: int) -> None:
     """Wait for the outputs; if the last took so many nanoseconds that others may go first meanwhile, let them. Blocks."""
     if took > BUNDLE:
-        place.leave()
+        place.leave(deaf=True)
     work.wait()
     place.go_on()
 

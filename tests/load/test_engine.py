@@ -60,7 +60,7 @@ def test_the_engine_alone_is_measured_in_the_shapes_that_are_asked_for(bench: Be
                     ask().wait()
         with asking(bench.device, executor, {"x": np.ones((5, 3), np.float32)}) as ask:
             alone(executor, bench.partition, ask, 0)
-        assert executor._context.shapes == ((5, 3),)
+        assert executor.instance.contexts[0].shapes == ((5, 3),)
 
 
 def test_what_fails_on_a_tenant_s_thread_ends_the_measurement(bench: Bench) -> None:

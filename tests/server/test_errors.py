@@ -10,6 +10,7 @@ from server.errors import (
     Failed,
     Misdirected,
     NotFound,
+    Outgrown,
     QueueFull,
     RequestError,
     TooLarge,
@@ -70,9 +71,10 @@ def test_a_wrong_method_names_the_right_one() -> None:
     assert (told.status, told.text, told.headers) == (405, "GET is not possible here; use POST", {"allow": "POST"})
 
 
-def test_every_error_for_clients_has_its_own_line_but_the_one_that_nobody_hears() -> None:
+def test_every_error_for_clients_has_its_own_line_but_those_that_no_client_is_told() -> None:
+    """One is about a client that is gone; after the other the request runs again, with more memory."""
     told = {type(error) for error, _, _ in SAID} | {type(error) for error in OURS} | {WrongMethod}
-    assert set(RequestError.__subclasses__()) - told == {ClientGone}
+    assert set(RequestError.__subclasses__()) - told == {ClientGone, Outgrown}
 
 
 def test_an_error_made_of_another_is_answered_as_that_one() -> None:
