@@ -7,6 +7,7 @@ both read one clock. So an answer belongs to the change if any of its time does.
 import http.client
 import os
 import re
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -161,6 +162,10 @@ class Bench:
         status, _ = ask(self.port, "PUT", "/admin/partitions", {"Content-Type": "application/json"}, body)
         return status, perf_counter() - began
 
+    def stall(self) -> None:
+        """Have the server keep its interpreter for `stalling.STALL` seconds; returns at once."""
+        self._server.process.send_signal(signal.SIGUSR1)
+
     def longest_work(self, tenant: str, count: int = 30) -> float:
         """Milliseconds that the slowest of some inferences of a tenant spends in its worker, when nothing else happens."""
         caller, requests = Caller(self.port), self._asks[tenant]
@@ -214,19 +219,22 @@ class Bench:
 
 
 @contextmanager
-def opened(device: str, folder: Path, repository: Path, seconds: float) -> Iterator[Bench]:
-    """Write the models, start the server, and wait until all is ready. Blocks. Raises NotServed, RuntimeError."""
+def opened(device: str, folder: Path, repository: Path, seconds: float, stalls: bool = False) -> Iterator[Bench]:
+    """Write the models, start the server, and wait until all is ready. Blocks. Raises NotServed, RuntimeError.
+
+    `stalls` is whether `Bench.stall` is to work.
+    """
     nets.write_all(repository, device)
     cores = share_out(sorted(os.sched_getaffinity(0)))
     total = granules(device, ()) if device == "cuda" else GRANULES
-    with launched(deployment(device, total, cores), folder, repository) as server:
+    with launched(deployment(device, total, cores, stalls), folder, repository) as server:
         server.wait_serving(START)
         bench = Bench(server, device, repository, seconds, cores)
         bench.open()
         yield bench
 
 
-def deployment(device: str, total: int, cores: Cores) -> Deployment:
+def deployment(device: str, total: int, cores: Cores, stalls: bool = False) -> Deployment:
     """Of 16 granules, each mover has 5 and the watcher 4. Raises ValueError for fewer than 10."""
     mover, watcher = total * 5 // 16, total * 4 // 16
     if mover < 3:
@@ -237,4 +245,6 @@ def deployment(device: str, total: int, cores: Cores) -> Deployment:
         Tenant(WATCHER, watcher, (WATCHER,)),
     )
     made = Deployment("change", device, tenants, cores=cores.server)
+    if stalls:
+        return replace(made, program=("tests.load.stalling", *["--virtual"] * (device == "cpu")))
     return made if device == "cuda" else replace(made, program=("tests.load.virtualcores",))

@@ -76,7 +76,7 @@ class Server:
                 self._wait_for(tenant.name, model)
 
     def wait_serving(self, patience: float) -> None:
-        """Wait until every tenant's models were tried, whatever came of it. Blocks. Raises NotServed after `patience` seconds."""
+        """Wait until every tenant's models were tried, whatever came of it. Blocks. Raises NotServed after `patience` s."""
         end = monotonic() + patience
         while ask(self.port, "GET", "/v2/health/ready", {})[0] != 200:
             if self.process.poll() is not None or monotonic() > end:

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import onnxruntime
@@ -10,10 +11,11 @@ import pytest
 
 from . import change, nets
 from .asks import TOLERANCE
-from .bench import Cores, deployment, share_out
+from .bench import WATCHER, Cores, deployment, opened, share_out
 from .changes import Outcome
 from .figures import Samples
 from .goals import GOALS, MET, MISSED, NOT_EXERCISED, Felt, Goal, felt, judge
+from .stalling import STALL
 
 OVER = Goal("p", "over", "slowest over quiet worst", 5)
 READY = Goal("p", "ready", "part that got ready", 1, "", least=True)
@@ -187,3 +189,20 @@ def test_a_short_run_on_cores_exercises_every_phase_and_finds_every_answer_right
     assert {row["phase"] for row in found["verdicts"] if row["verdict"] == NOT_EXERCISED} == {"build"}
     assert found["phases"]["repartition"]["figures"]["PUTs"] == 4
     assert "python -m" in found["machine"]["command"]
+
+
+@pytest.mark.load
+def test_a_server_that_keeps_its_interpreter_for_a_while_is_seen_by_every_tenant(tmp_path: Path) -> None:
+    """The control: what the experiment is there for can be seen by it, as long as it was."""
+    with opened("cpu", tmp_path, tmp_path / "models", 1.0, stalls=True) as bench:
+
+        def change() -> None:
+            for _ in range(3):
+                bench.stall()
+                sleep(2 * STALL)
+
+        _, (found,) = bench.watch([WATCHER], change)
+
+    assert (found.errors, found.wrong) == (0, 0)
+    assert found.worst > 0.8 * STALL * 1e3
+    assert found.over(found.quiet_worst) > STALL / 2 * 1e3
