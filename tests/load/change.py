@@ -140,18 +140,19 @@ def judged(outcomes: dict[str, Outcome], quiet_worst: dict[str, float]) -> list[
     """A row for every goal. Errors and wrong answers in a phase are flaws of all of its goals."""
     measured: dict[tuple[str, str], dict[str, float]] = {}
     flaws: dict[str, str] = {}
+    idle = {phase: "was not asked for" for phase in PHASES if phase not in outcomes}
     for phase, outcome in outcomes.items():
         bad = [f"{f.tenant}: {f.errors} errors, {f.wrong} wrong answers" for f in outcome.felt if f.errors or f.wrong]
-        if text := "; ".join([outcome.unexercised] * bool(outcome.unexercised) + outcome.flaws + bad):
+        if text := "; ".join(outcome.flaws + bad):
             flaws[phase] = text
-        if outcome.unexercised:
-            continue
+        elif outcome.unexercised:
+            idle[phase] = outcome.unexercised
         measured.update({(phase, goal): values for goal, values in outcome.values.items()})
         for each in outcome.felt:
             if each.tenant in outcome.over and each.tenant in quiet_worst:
                 over = measured.setdefault((phase, "over"), {})
                 over[each.tenant] = max(each.over(quiet_worst[each.tenant]), over.get(each.tenant, float("-inf")))
-    return judge(GOALS, measured, flaws)
+    return judge(GOALS, measured, flaws, idle)
 
 
 def table(told: dict[str, str], outcomes: dict[str, Outcome], rows: Sequence[Row]) -> str:
@@ -173,7 +174,7 @@ def table(told: dict[str, str], outcomes: dict[str, Outcome], rows: Sequence[Row
         lines += [f"{phase}: {name}: {_short(value)}" for name, value in outcome.figures.items()]
     lines.append("")
     for row in rows:
-        measured = "" if row.verdict == NOT_EXERCISED else f"{row.value:.3g} {row.goal.unit}".strip()
+        measured = "" if math.isnan(row.value) else f"{row.value:.3g} {row.goal.unit}".strip()
         why = f"  ({row.why.splitlines()[-1][:160]})" if row.why else ""
         lines.append(
             f"{row.verdict:13} {row.goal.phase:12} {row.about:10} {measured:>10} {row.goal!s:>10}  {row.goal.what}{why}"
@@ -184,7 +185,7 @@ def table(told: dict[str, str], outcomes: dict[str, Outcome], rows: Sequence[Row
 def _as_json(told: dict[str, str], outcomes: dict[str, Outcome], rows: Sequence[Row]) -> dict[str, Any]:
     verdicts = [
         {"phase": row.goal.phase, "what": row.goal.what, "about": row.about, "limit": str(row.goal), "why": row.why}
-        | {"value": None if row.verdict == NOT_EXERCISED else row.value, "verdict": row.verdict}
+        | {"value": row.value, "verdict": row.verdict}
         for row in rows
     ]
     phases = {name: outcome.as_json() for name, outcome in outcomes.items()}

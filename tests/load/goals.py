@@ -110,26 +110,33 @@ def felt(tenant: str, samples: Samples, quiet: tuple[float, float], change: tupl
 
 
 def judge(
-    goals: Sequence[Goal], measured: Mapping[tuple[str, str], Mapping[str, float]], flaws: Mapping[str, str]
+    goals: Sequence[Goal],
+    measured: Mapping[tuple[str, str], Mapping[str, float]],
+    flaws: Mapping[str, str],
+    idle: Mapping[str, str],
 ) -> list[Row]:
     """A row for every goal and everybody it was measured of, in the goals' order.
 
-    `measured` gives values by phase, the goal's name, and whom it is about. `flaws` says by phase why nothing that was
-    measured there counts as met: errors, wrong answers, changes that did not happen.
+    `measured` gives values by phase, the goal's name, and whom it is about. `flaws` says by phase why nothing there counts as
+    met: errors, wrong answers, changes that did not happen; so what was not measured because of them is missed. `idle` says
+    by phase why nothing was tried.
     """
     rows: list[Row] = []
     for goal in goals:
-        values = measured.get((goal.phase, goal.name), {})
+        if goal.phase in idle:
+            rows.append(Row(goal, "", math.nan, NOT_EXERCISED, idle[goal.phase]))
+            continue
+        values = measured.get((goal.phase, goal.name)) or {"": math.nan}
         rows += [_row(goal, about, value, flaws.get(goal.phase, "")) for about, value in values.items()]
-        if not values:
-            rows.append(Row(goal, "", math.nan, NOT_EXERCISED, flaws.get(goal.phase, "")))
     return rows
 
 
 def _row(goal: Goal, about: str, value: float, flaw: str) -> Row:
+    if flaw:
+        return Row(goal, about, value, MISSED, flaw)
     if math.isnan(value):
-        return Row(goal, about, value, NOT_EXERCISED, flaw or "nothing was measured")
-    return Row(goal, about, value, MET if goal.holds(value) and not flaw else MISSED, flaw)
+        return Row(goal, about, value, NOT_EXERCISED, "nothing was measured")
+    return Row(goal, about, value, MET if goal.holds(value) else MISSED)
 
 
 def _rows(samples: Samples) -> list[tuple[float, float, int]]:

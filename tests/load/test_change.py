@@ -52,19 +52,29 @@ def verdicts(outcomes: dict[str, Outcome], quiet_worst: dict[str, float]) -> dic
 def test_a_value_within_its_limit_meets_the_goal_and_one_that_is_none_was_not_exercised(
     goal: Goal, value: float, verdict: str
 ) -> None:
-    (row,) = judge([goal], {("p", goal.name): {"tiny": value}}, {})
+    (row,) = judge([goal], {("p", goal.name): {"tiny": value}}, {}, {})
 
     assert row.verdict == verdict
 
 
 def test_what_was_not_measured_is_not_met() -> None:
-    assert [row.verdict for row in judge(GOALS, {}, {})] == [NOT_EXERCISED] * len(GOALS)
+    assert [row.verdict for row in judge(GOALS, {}, {}, {})] == [NOT_EXERCISED] * len(GOALS)
 
 
 def test_a_flaw_of_a_phase_turns_what_would_be_met_there_into_missed() -> None:
-    (row,) = judge([OVER], {("p", "over"): {"tiny": 1.0}}, {"p": "3 errors"})
+    (row,) = judge([OVER], {("p", "over"): {"tiny": 1.0}}, {"p": "3 errors"}, {})
 
     assert (row.verdict, row.why) == (MISSED, "3 errors")
+
+
+def test_what_was_not_measured_because_the_change_failed_is_missed() -> None:
+    assert verdicts({"depth": Outcome(flaws=["DeviceUnavailable"])}, {})["depth", "ratio", ""] == MISSED
+
+
+def test_what_was_not_tried_says_why() -> None:
+    (row,) = judge([OVER], {("p", "over"): {"tiny": 1.0}}, {}, {"p": "there was no time left"})
+
+    assert (row.verdict, row.why) == (NOT_EXERCISED, "there was no time left")
 
 
 def test_an_answer_that_waited_while_the_change_was_on_counts_to_it_whenever_it_was_due() -> None:
