@@ -164,7 +164,7 @@ class Bench:
 
     def stall(self) -> None:
         """Have the server keep its interpreter for `stalling.STALL` seconds; returns at once."""
-        self._server.process.send_signal(signal.SIGUSR1)
+        self._server.process.send_signal(signal.SIGUSR2)
 
     def longest_work(self, tenant: str, count: int = 30) -> float:
         """Milliseconds that the slowest of some inferences of a tenant spends in its worker, when nothing else happens."""

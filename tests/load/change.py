@@ -24,7 +24,7 @@ from . import machine, nets
 from .bench import Bench, opened, share_out
 from .changes import CHANGES, Outcome
 from .cold import cold_starts
-from .goals import GOALS, MISSED, NOT_EXERCISED, Row, judge
+from .goals import GOALS, MISSED, Row, judge
 from .options import count, positive
 
 PHASES = (*CHANGES, "depth", "cold")

@@ -20,11 +20,9 @@ import uvloop
 
 from engines import Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceLost, Partition, open_device
-from server import link as links
 from server.config import TenantConfig
-from server.pins import Pins
 from server.precedence import Precedence
-from server.service import open_tenant, slots
+from server.service import open_local
 from server.worker import Seat as WorkerSeat
 from server.worker import Worker
 
@@ -46,34 +44,29 @@ class Clients:
 
     def __init__(self, engine: Engine, partition: Partition, device: Device) -> None:
         config = TenantConfig(name="depth", granules=len(device.granules), models=("*",))
-        self._descriptors = links.create(slots(config))
-        link = links.join(self._descriptors, together=True)
-        self._lane = open_tenant(config, link, self).lane
+        self._desk = open_local(config, only=True)
+        self._lane = self._desk.tenant.lane
         self._signature = engine.signature
         self._executor = engine.bind(partition)
-        self._pins = Pins(device.pin)
+        memory = self._desk.link.arena.memory
+        self._pinned = device.pin(memory.address, memory.nbytes)
         self._worker = Worker(partition, {KEY: self._executor}, self._lost, Precedence())
-        self._seat = WorkerSeat(link, self._pins)
 
-    def cancel(self, slot: int, serial: int) -> None:
-        """Nobody goes away here."""
-
-    def retire(self, slot: int) -> None:
-        """Nothing is so large here."""
+    def cancel(self, tenant: str, slot: int, serial: int) -> None:
+        """What a desk asks of the device's side when a client goes away: none does here."""
 
     def open(self) -> None:
         """Begin to serve, on the running event loop."""
-        self._lane.open(asyncio.get_running_loop())
-        self._worker.serve(self._seat)
+        self._desk.open(self)
+        self._worker.serve(WorkerSeat(self._desk.link, self._pinned))
 
     async def close(self) -> None:
         """Finish what is in flight, and free the executor."""
-        await self._lane.empty()
-        self._lane.close(asyncio.get_running_loop())
+        await self._desk.empty()
         self._worker.halt()
         self._executor.close()
-        self._pins.close()
-        self._descriptors.close()
+        self._desk.close()
+        self._pinned.close()
 
     async def rate(self, inputs: list[Array], wanted: list[Array], seconds: float) -> tuple[float, int]:
         """Each client asks again as soon as it was answered; inferences a second of all, and how many answers were wrong."""

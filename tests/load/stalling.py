@@ -1,4 +1,4 @@
-"""`python -m tests.load.stalling [--virtual]`: the server, except that SIGUSR1 has a thread keep the interpreter for a while.
+"""`python -m tests.load.stalling [--virtual]`: the server, except that SIGUSR2 has a thread keep the interpreter.
 
 What holds up every tenant when something changes, on demand: for tests that have to see it. With `--virtual` it is the
 server of tests.load.virtualcores.
@@ -24,7 +24,7 @@ def stall() -> None:
 
 def serve() -> int:
     """Serve as the command line says."""
-    signal.signal(signal.SIGUSR1, lambda *_: Thread(target=stall, name="stalling", daemon=True).start())
+    signal.signal(signal.SIGUSR2, lambda *_: Thread(target=stall, name="stalling", daemon=True).start())
     if "--virtual" in sys.argv:
         sys.argv.remove("--virtual")
         return virtualcores.main()
