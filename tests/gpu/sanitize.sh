@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs one small test on the GPU under compute-sanitizer's memcheck, from the project's root:
 #   bash tests/gpu/sanitize.sh [TEST...]      by default the numbers of two networks, first run, captured and replayed
+# What memcheck says goes to $LOG, or $OUT/memcheck.log, under the command line, the date and the revision ($REVISION, or git's).
 # It exits 9 where memcheck found something, 3 where there is no compute-sanitizer: it comes with the CUDA toolkit, or with
 # pip install nvidia-cuda-sanitizer-api==13.0.85 (14 MB; the version of the driver's CUDA or older).
 set -euo pipefail
@@ -19,5 +20,18 @@ if [ -z "$sanitizer" ]; then
 fi
 [ -x "$sanitizer" ] || chmod +x "$sanitizer"
 echo "$sanitizer: $("$sanitizer" --version | tail -n 1)"
-exec "$sanitizer" --tool memcheck --target-processes all --error-exitcode 9 --print-limit 20 ${OUT:+--log-file "$OUT/memcheck.log"} \
+log=${LOG:-${OUT:+$OUT/memcheck.log}}
+set -- "$sanitizer" --tool memcheck --target-processes all --error-exitcode 9 --print-limit 20 ${log:+--log-file "$log.new"} \
   "$python" -m pytest -q -p no:cacheprovider "$@"
+[ -n "$log" ] || exec "$@"
+status=0
+"$@" || status=$?
+{
+  echo "command:  $*"
+  echo "date:     $(date -u '+%Y-%m-%d %H:%M UTC'), ended with $status"
+  echo "revision: ${REVISION:-$(git describe --always --dirty 2>/dev/null || echo unknown)}"
+  echo "version:  $("$sanitizer" --version | tail -n 1)"
+  cat "$log.new"
+} > "$log"
+rm -f "$log.new"
+exit "$status"

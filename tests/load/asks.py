@@ -27,7 +27,11 @@ def tensor(model: str, rows: int = 1) -> Array:
 
 def binary(model: str, tenant: str, rows: int = 1, timeout: int | None = None) -> Ask:
     """An inference request with binary tensors both ways; `timeout` is its deadline in microseconds, None for none."""
-    x = tensor(model, rows)
+    return inference(model, tenant, tensor(model, rows), timeout)
+
+
+def inference(model: str, tenant: str, x: Array, timeout: int | None = None) -> Ask:
+    """The same for this input."""
     entry = {"name": "x", "datatype": "FP32", "shape": x.shape, "parameters": {"binary_data_size": x.nbytes}}
     parameters = {"binary_data_output": True} | ({} if timeout is None else {"timeout": timeout})
     head = orjson.dumps({"parameters": parameters, "inputs": [entry]})

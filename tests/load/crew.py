@@ -1,9 +1,11 @@
 """Load processes from the side that starts them: all begin at one moment, and what they saw is brought together."""
 
 import pickle
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 
 from .figures import Samples, merged, percentile
@@ -45,6 +47,10 @@ class Worker:
         self._process.stdin.write(repr(start).encode() + b"\n")
         self._process.stdin.close()
 
+    def stop(self) -> None:
+        """Have an open loop end before its last arrival. Not before `ready`."""
+        self._process.send_signal(signal.SIGUSR1)
+
     def result(self) -> Seen | Tally:
         """Wait for the end, and return what it saw. Raises LoadProcessFailed."""
         assert self._process.stdout is not None
@@ -68,19 +74,29 @@ class Worker:
 
 def run(jobs: Sequence[OpenLoop | ClosedLoop]) -> tuple[float, list[Seen | Tally]]:
     """Do these jobs at the same time; return when they began and what each came to. Blocks. Raises LoadProcessFailed."""
-    workers = [Worker(job) for job in jobs]
+    with begun(jobs) as (start, workers):
+        return start, [worker.result() for worker in workers]
+
+
+@contextmanager
+def begun(jobs: Sequence[OpenLoop | ClosedLoop]) -> Iterator[tuple[float, list[Worker]]]:
+    """Begin these jobs at the same time; gives when that is, by `perf_counter`, and their processes, killed at the block's end.
+
+    Blocks until all are about to begin. Raises LoadProcessFailed.
+    """
     started: list[Worker] = []
     try:
-        for worker in workers:
+        for job in jobs:
+            worker = Worker(job)
             worker.start()
             started.append(worker)
-        for worker in workers:
+        for worker in started:
             worker.ready()
         ahead = max((job.ahead for job in jobs if isinstance(job, ClosedLoop)), default=0.0)
         start = perf_counter() + ahead + _NOTICE
-        for worker in workers:
+        for worker in started:
             worker.go(start)
-        return start, [worker.result() for worker in workers]
+        yield start, started
     finally:
         for worker in started:
             worker.close()

@@ -31,7 +31,7 @@ class Tenant:
 class Deployment:
     """A server: its device, its tenants, the cores it may use, and those that a CPU device carves; none are any.
 
-    `fronts` None is the server's default.
+    `fronts` None is the server's default. `program` is what `python -m` runs.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Deployment:
     fronts: str | None = None
     cores: tuple[int, ...] = ()
     carved: tuple[int, ...] = ()
+    program: tuple[str, ...] = ("server",)
 
     def config(self, repository: Path) -> str:
         """The configuration file."""
@@ -74,6 +75,18 @@ class Server:
             for model in tenant.models:
                 self._wait_for(tenant.name, model)
 
+    def wait_serving(self, patience: float) -> None:
+        """Wait until every tenant's models were tried, whatever came of it. Blocks. Raises NotServed after `patience` s."""
+        end = monotonic() + patience
+        while ask(self.port, "GET", "/v2/health/ready", {})[0] != 200:
+            if self.process.poll() is not None or monotonic() > end:
+                what = "it is not ready" if self.process.poll() is None else f"it ended with {self.process.poll()}"
+                raise NotServed(f"{what}:\n{self.log.read_text(errors='replace')[-3000:]}")
+            try:
+                self.process.wait(LOOK)
+            except subprocess.TimeoutExpired:
+                continue
+
     def _wait_for(self, tenant: str, model: str) -> None:
         end = monotonic() + PATIENCE
         while True:
@@ -94,7 +107,7 @@ def launched(deployment: Deployment, folder: Path, repository: Path) -> Iterator
     """Start a server on a port of the loopback interface, its files in `folder`; it is ended after the block."""
     config, log, port = folder / f"{deployment.name}.toml", folder / f"{deployment.name}.log", free_port()
     config.write_text(deployment.config(repository))
-    command = [sys.executable, "-m", "server", "--config", str(config), "--port", str(port)]
+    command = [sys.executable, "-m", *deployment.program, "--config", str(config), "--port", str(port)]
     with log.open("wb") as output, restricted(deployment.cores):
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:

@@ -23,7 +23,7 @@ class OpenLoop:
     `connections` are opened beforehand and `first` (None: `ask`) is answered with 200 on each; `most` is how many there may
     be: an arrival that finds none free waits for one, and its latency counts from when it was due. `spin` is to burn
     the core instead of sleeping: for a core that is nobody else's. `grace` is the seconds that the last answers are waited
-    for. Every `keep`th answer is brought back whole.
+    for. Every `keep`th answer is brought back whole. `ask` and `others` take turns.
     """
 
     port: int
@@ -32,6 +32,7 @@ class OpenLoop:
     connections: int
     most: int
     first: Ask | None = None
+    others: tuple[Ask, ...] = ()
     spin: bool = False
     grace: float = 3.0
     keep: int = 64
@@ -59,7 +60,8 @@ class ClosedLoop:
 @dataclass(slots=True)
 class Seen:
     """What an open loop saw. `late` is when each request was sent after it was due, in microseconds, by the client's own
-    fault: arrivals that had to wait for a connection are counted in `waited` instead."""
+    fault: arrivals that had to wait for a connection are counted in `waited` instead. `asked` says for each of `bodies` which
+    request it answers: 0 is `ask`, 1 the first of `others`."""
 
     samples: Samples = field(default_factory=Samples)
     late: list[float] = field(default_factory=list)
@@ -67,6 +69,7 @@ class Seen:
     connections: int = 0
     wrong: int = 0
     bodies: list[bytes] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -18,12 +18,13 @@ class Generator:
 
     def __init__(self, job: OpenLoop) -> None:
         self._job = job
+        self._asks = (job.ask, *job.others)
         self.seen = Seen()
         self._free: list[Connection] = []
         self._busy: dict[int, tuple[Connection, int]] = {}
         self._waiting: deque[int] = deque()
         self._start = 0.0
-        self._answers = 0
+        self._stopped = False
 
     def open(self) -> None:
         """Make the connections and have one request answered on each, so that the first that counts is like the rest. Blocks.
@@ -38,12 +39,16 @@ class Generator:
                 self._give_up()
                 raise RuntimeError(f"the first request was answered with {answer.status}: {answer.body!r:.300}")
 
+    def stop(self) -> None:
+        """Have `run` send nothing more, and return when the last answers are there. For a signal handler."""
+        self._stopped = True
+
     def run(self, start: float) -> Seen:
         """Send everything, wait for the answers, and return what came of it. `start` is by `time.perf_counter`. Blocks."""
         self._start = start
         due = [start + arrival for arrival in self._job.arrivals]
         count, index = len(due), 0
-        while index < count:
+        while index < count and not self._stopped:
             now = perf_counter()
             while index < count and due[index] <= now:
                 self._begin(index, now)
@@ -76,7 +81,7 @@ class Generator:
         number = connection.socket.fileno()
         self._busy[number] = (connection, index)
         try:
-            connection.send(self._job.ask.data, keep=index % self._job.keep == 0)
+            connection.send(self._asks[index % len(self._asks)].data, keep=index % self._job.keep == 0)
         except Broken:
             self._break(number)
 
@@ -99,10 +104,12 @@ class Generator:
     def _end(self, number: int, answer: Answer, now: float) -> None:
         connection, index = self._busy.pop(number)
         self._note(index, now, answer.status)
-        if answer.status == 200 and self._job.ask.size not in (None, answer.size):
+        which = index % len(self._asks)
+        if answer.status == 200 and self._asks[which].size not in (None, answer.size):
             self.seen.wrong += 1
         if answer.body is not None and answer.status == 200:
             self.seen.bodies.append(answer.body)
+            self.seen.asked.append(which)
         if answer.last:
             connection.close()
         self._again(self._connect() if answer.last else connection)

@@ -95,6 +95,7 @@ def at_rate(seat: Seat, rate: float, start: float, seconds: float, precedence: P
     with placed(precedence, lambda: perf_counter() >= start + due) as place:
         while due < seconds:
             place.rest()
+            place.leave(False)
             sleep(max(0.0, start + due - perf_counter()))
             place.come(monotonic_ns())
             began = perf_counter()
@@ -136,7 +137,8 @@ def placed(precedence: Precedence, waiting: Callable[[], bool]) -> Iterator[Plac
 def wait(work: Work, place: Place, took: int) -> None:
     """Wait for the outputs; if the last took so many nanoseconds that others may go first meanwhile, let them. Blocks."""
     if took > BUNDLE:
-        place.leave(deaf=True)
+        place.rest()
+        place.leave(True)  # The thread that waits is the only one.
     work.wait()
     place.go_on()
 

@@ -8,7 +8,7 @@ from time import perf_counter
 import pytest
 
 from .closedloop import closed_loop
-from .crew import LoadProcessFailed, run, together
+from .crew import LoadProcessFailed, begun, run, together
 from .jobs import Ask, Behaviour, ClosedLoop, OpenLoop, Seen, Tally
 from .openloop import Generator
 from .wire import Broken, Connection
@@ -278,3 +278,30 @@ def test_an_answer_that_comes_in_pieces_is_put_together() -> None:
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(Broken, match="closed the connection"):
             connection.receive()
+
+
+def test_an_open_loop_that_is_told_to_stop_sends_nothing_more_and_keeps_what_was_answered(
+    serve: Callable[[Answer], Server],
+) -> None:
+    server = serve(lambda _: OK)
+    arrivals = [number / 100 for number in range(100_000)]
+
+    with begun([open_loop(server, arrivals)]) as (_, (worker,)):
+        server.wait_for(5)
+        worker.stop()
+        seen = worker.result()
+
+    assert isinstance(seen, Seen)
+    assert 4 <= len(seen.samples) < 1000
+    assert set(seen.samples.status) == {200}
+
+
+def test_requests_take_turns_and_an_answer_tells_which_it_is_of(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+    job = open_loop(server, [0.0, 0.01, 0.02, 0.03], others=(Ask(REQUEST, 6),), keep=3)
+
+    _, (seen,) = run([job])
+
+    assert isinstance(seen, Seen)
+    assert seen.wrong == 2  # Every other answer was to have six bytes.
+    assert seen.asked == [0, 1]

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import os
 import pickle
+import signal
 import sys
 
 from .closedloop import closed_loop
@@ -33,6 +34,8 @@ def main() -> None:
     if isinstance(job, OpenLoop) and not job.spin:
         _urgent()
     loop = Generator(job) if isinstance(job, OpenLoop) else closed_loop(job)
+    if isinstance(loop, Generator):
+        signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
     loop.open()
     gc.freeze()
     gc.disable()

@@ -1,0 +1,249 @@
+"""`python -m tests.load.change`: what a tenant that is not concerned feels while something changes.
+
+A server with three tenants is asked over HTTP by an open loop each, while another tenant's share, models, batches or bodies
+change; before each change there is a quiet phase of the same clients, which it is compared with. Cold starts and the depth
+of the stream are measured after it. The goals are those of tests/load/goals.py. The exit status is 0 if none was missed.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from os import sched_getaffinity
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from . import machine, nets
+from .bench import Bench, opened, share_out
+from .changes import CHANGES, Outcome
+from .cold import cold_starts
+from .goals import GOALS, MISSED, Row, judge
+from .options import count, positive
+
+PHASES = (*CHANGES, "depth", "cold")
+MOST = {"repartition": 6.5, "cold": 8.0}
+"""How many times `--seconds` a phase may go on for; 1 where nothing is said."""
+_PATIENCE = 240.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return the exit status: 0 where every goal that was tried was met, 1 where one was missed."""
+    options = _parser().parse_args(arguments)
+    began = perf_counter()
+    outcomes: dict[str, Outcome] = {}
+    told = machine.describe(machine.command("tests.load.change"))
+    with _folder(options.repository) as repository, tempfile.TemporaryDirectory(prefix="greenlane-change-") as folder:
+        runs = Runs(options, repository, Path(folder), began + options.within)
+        for name, outcome in runs.all():
+            outcomes[name] = outcome
+            rows = judged(outcomes, runs.quiet_worst)
+            _progress(f"{name}: {perf_counter() - began:.0f} s so far{''.join(f'; {flaw}' for flaw in outcome.flaws)}")
+            if options.output:  # After every phase, as whatever ends this process leaves those that were done.
+                options.output.write_text(json.dumps(_as_json(told, outcomes, rows), indent=2) + "\n", encoding="utf-8")
+    rows = judged(outcomes, runs.quiet_worst)
+    print(table(told, outcomes, rows))
+    return int(any(row.verdict == MISSED for row in rows))
+
+
+class Runs:
+    """The phases that were asked for, one after the other. Whatever goes wrong in one is its flaw, and the next is tried."""
+
+    def __init__(self, options: argparse.Namespace, repository: Path, folder: Path, until: float) -> None:
+        self.quiet_worst: dict[str, float] = {}
+        self._options = options
+        self._repository = repository
+        self._folder = folder
+        self._until = until
+
+    def all(self) -> Iterator[tuple[str, Outcome]]:
+        """What came of each. Blocks."""
+        asked = [name for name in PHASES if name in self._options.only]
+        changes = [name for name in asked if name in CHANGES]
+        if changes:
+            yield from self._on_a_server(changes)
+        for name, run in (("depth", self._depth), ("cold", self._cold)):
+            if name in asked:
+                yield name, self._tried(name, run)
+
+    def _on_a_server(self, names: list[str]) -> Iterator[tuple[str, Outcome]]:
+        """These changes; a server that ended is started again for those that are left."""
+        options, left = self._options, list(names)
+        while left:
+            served = False
+            try:
+                with opened(options.device, self._folder, self._repository, options.seconds) as bench:
+                    while left:
+                        served = True
+                        name = left.pop(0)
+                        yield name, self._tried(name, lambda name=name, bench=bench: self._change(name, bench))  # type: ignore[misc]
+                        bench.check()
+            except Exception:
+                failed = _failed()
+                while left and not served:  # It would not start the next time either.
+                    yield left.pop(0), failed
+
+    def _change(self, name: str, bench: Bench) -> Outcome:
+        try:
+            return CHANGES[name](bench, self._options.puts, self._most(name))
+        finally:
+            for tenant, worst in bench.quiet_worst.items():
+                self.quiet_worst[tenant] = max(worst, self.quiet_worst.get(tenant, 0.0))
+
+    def _tried(self, name: str, run: Callable[[], Outcome]) -> Outcome:
+        if self._until - perf_counter() < self._options.seconds * 2:
+            return Outcome(unexercised="there was no time left (--within)")
+        _progress(name)
+        try:
+            return run()
+        except Exception:
+            return _failed()
+
+    def _most(self, name: str) -> float:
+        """The seconds that a phase may go on for."""
+        wanted = self._options.seconds * MOST.get(name, 1)
+        return max(1.0, min(wanted, self._until - perf_counter() - self._options.seconds))
+
+    def _depth(self) -> Outcome:
+        nets.write_all(self._repository, self._options.device)
+        command = ["-m", "tests.load.depth", "--device", self._options.device, "--repository", str(self._repository)]
+        command += ["--seconds", str(min(2.0, self._options.seconds))]
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=_PATIENCE)
+        if done.returncode:
+            return Outcome(flaws=[done.stderr.strip()[-1500:]])
+        outcome = Outcome(figures=json.loads(done.stdout))
+        for name, figures in outcome.figures.items():
+            outcome.value("ratio", name, figures["ratio"])
+            if figures["wrong"]:
+                outcome.flaws.append(f"{figures['wrong']} answers of {name} were wrong")
+        return outcome
+
+    def _cold(self) -> Outcome:
+        options = self._options
+        until = perf_counter() + self._most("cold")
+        cores = share_out(sorted(sched_getaffinity(0)))
+        starts = cold_starts(options.device, self._folder / "cold", options.colds, until, cores, _progress)
+        outcome = Outcome(figures={"starts": [asdict(start) for start in starts]})
+        outcome.value("ready", f"{len(starts)} starts", sum(start.ready for start in starts) / len(starts))
+        if len(starts) < options.colds:
+            outcome.flaws.append(f"only {len(starts)} of {options.colds} cold starts were begun in time")
+        return outcome
+
+
+def judged(outcomes: dict[str, Outcome], quiet_worst: dict[str, float]) -> list[Row]:
+    """A row for every goal. Errors and wrong answers in a phase are flaws of all of its goals."""
+    measured: dict[tuple[str, str], dict[str, float]] = {}
+    flaws: dict[str, str] = {}
+    idle = {phase: "was not asked for" for phase in PHASES if phase not in outcomes}
+    for phase, outcome in outcomes.items():
+        bad = [f"{f.tenant}: {f.errors} errors, {f.wrong} wrong answers" for f in outcome.felt if f.errors or f.wrong]
+        if text := "; ".join(outcome.flaws + bad):
+            flaws[phase] = text
+        elif outcome.unexercised:
+            idle[phase] = outcome.unexercised
+        measured.update({(phase, goal): values for goal, values in outcome.values.items()})
+        for each in outcome.felt:
+            if each.tenant in outcome.over and each.tenant in quiet_worst:
+                over = measured.setdefault((phase, "over"), {})
+                over[each.tenant] = max(each.over(quiet_worst[each.tenant]), over.get(each.tenant, float("-inf")))
+    return judge(GOALS, measured, flaws, idle)
+
+
+def table(told: dict[str, str], outcomes: dict[str, Outcome], rows: Sequence[Row]) -> str:
+    """For people: the machine, what was felt, the figures, the verdicts."""
+    lines = [*(f"{name}: {value}" for name, value in told.items()), ""]
+    lines.append(
+        f"{'phase':12} {'tenant':6} {'n':>7} {'p50':>8} {'p99':>8} {'worst':>8}   "
+        f"{'quiet n':>7} {'p99':>8} {'worst':>8}  {'p99 ratio':>9} {'worst over':>10} {'errors':>6} {'wrong':>5}"
+    )
+    for phase, outcome in outcomes.items():
+        for f in outcome.felt:
+            lines.append(
+                f"{phase:12} {f.tenant:6} {f.count:7} {f.p50:8.2f} {f.p99:8.2f} {f.worst:8.2f}   "
+                f"{f.quiet_count:7} {f.quiet_p99:8.2f} {f.quiet_worst:8.2f}  {f.ratio:9.2f} {f.over(f.quiet_worst):10.2f} "
+                f"{f.errors:6} {f.wrong:5}"
+            )
+    lines.append("times in ms; here 'worst over' is over the quiet phase just before\n")
+    for phase, outcome in outcomes.items():
+        lines += [f"{phase}: {name}: {_short(value)}" for name, value in outcome.figures.items()]
+    lines.append("")
+    for row in rows:
+        measured = "" if math.isnan(row.value) else f"{row.value:.3g} {row.goal.unit}".strip()
+        why = f"  ({row.why.splitlines()[-1][:160]})" if row.why else ""
+        lines.append(
+            f"{row.verdict:13} {row.goal.phase:12} {row.about:10} {measured:>10} {row.goal!s:>10}  {row.goal.what}{why}"
+        )
+    return "\n".join(lines)
+
+
+def _as_json(told: dict[str, str], outcomes: dict[str, Outcome], rows: Sequence[Row]) -> dict[str, Any]:
+    verdicts = [
+        {"phase": row.goal.phase, "what": row.goal.what, "about": row.about, "limit": str(row.goal), "why": row.why}
+        | {"value": row.value, "verdict": row.verdict}
+        for row in rows
+    ]
+    phases = {name: outcome.as_json() for name, outcome in outcomes.items()}
+    return _finite({"machine": told, "verdicts": verdicts, "phases": phases})  # type: ignore[no-any-return]
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {str(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _failed() -> Outcome:
+    return Outcome(flaws=[traceback.format_exc()[-3000:]])
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, default=str)[:400]
+
+
+def _progress(text: str) -> None:
+    print(text[:1000], file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _folder(asked: Path | None) -> Iterator[Path]:
+    if asked:
+        asked.mkdir(parents=True, exist_ok=True)
+        yield asked
+        return
+    with tempfile.TemporaryDirectory(prefix="greenlane-change-models-") as made:
+        yield Path(made)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.load.change", description="What is felt while something changes.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
+    parser.add_argument(
+        "--seconds", type=positive, default=15.0, help="length of a quiet phase, and of most changes; default: 15"
+    )
+    parser.add_argument("--puts", type=count, default=50, help="repartitions; default: 50")
+    parser.add_argument("--colds", type=count, default=10, help="cold starts; default: 10")
+    parser.add_argument("--within", type=positive, default=460.0, help="seconds; what does not fit is not done; default: 460")
+    parser.add_argument("--only", type=_names, default=PHASES, metavar="NAME,...", help=f"of {', '.join(PHASES)}")
+    parser.add_argument("--repository", type=Path, metavar="DIR", help="keep models, and what is compiled for them, here")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write all figures there")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := [name for name in names if name not in PHASES]:
+        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(PHASES)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())
