@@ -5,8 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAGIC = b"simulated plan\n"
-BARE: Mapping[str, Any] = {"profiles": [{}], "aux_streams": 0, "streamable": 0, "shape_inputs": [], "aliases": {}}
-"""What is known of a plan that says nothing of itself."""
+BARE: Mapping[str, Any] = {
+    "profiles": [{}],
+    "aux_streams": 0,
+    "streamable": 0,
+    "shape_inputs": [],
+    "aliases": {},
+    "bounds": {},
+}
+"""What is known of a plan that says nothing of itself; `bounds` are bytes of outputs whose size depends on data."""
 Shape = tuple[int, ...]
 Ranges = Mapping[str, Sequence[Shape]]
 """The smallest, best and largest shape of each dynamic input."""

@@ -5,7 +5,7 @@ What the library answers with False and a message is answered so here; what it c
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from types import ModuleType
 from typing import Any
@@ -13,11 +13,13 @@ from weakref import WeakSet
 
 import numpy as np
 import onnxruntime as ort
+from onnx import load_model_from_string
 
 from . import tensorrt_config
 from .errors import CUDAError, Misuse
 from .gpu import Gpu
 from .install import bound, make_module
+from .memory import PAGE
 from .plans import Ranges, Shape, unpack
 from .streams import Capture, Operation, Stream
 from .tensorrt_config import CudaGraphStrategy, EngineValidity, ExecutionContextAllocationStrategy, IRuntimeConfig
@@ -48,6 +50,10 @@ TYPES: dict[str, tuple[DataType, Any]] = {
 }
 
 
+SURPRISING = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
+"""Nodes of ONNX whose outputs have sizes that depend on data."""
+
+
 class ILogger:
     class Severity(IntEnum):
         INTERNAL_ERROR = 0
@@ -71,6 +77,13 @@ class Dims:
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._sizes)
+
+
+class IOutputAllocator:
+    """To be subclassed, with `reallocate_output_async` (or `reallocate_output`) and `notify_shape`."""
+
+    def __init__(self) -> None:
+        self._made = True
 
 
 class Runtime:
@@ -99,6 +112,7 @@ class ICudaEngine:
         self._gpu = gpu
         self._logger = logger
         self._session = ort.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+        self._surprises = _surprises(onnx)
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = {value.name: value for value in self._session.get_outputs()}
         self._profiles: Sequence[Ranges] = facts["profiles"]
@@ -107,6 +121,11 @@ class ICudaEngine:
         self._budget = int(facts["streamable"])
         self._contexts: WeakSet[IExecutionContext] = WeakSet()
         self._shapes: dict[tuple[Shape, ...], dict[str, Shape]] = {}
+
+    @property
+    def _aliases(self) -> Mapping[str, str]:
+        """Of outputs, by name; none where the library is of before there were any."""
+        return self._facts["aliases"] if hasattr(self, "get_aliased_input_tensor") else {}
 
     @property
     def num_io_tensors(self) -> int:
@@ -182,21 +201,39 @@ class ICudaEngine:
         fits = len(shape) == len(declared) and all(dim in (-1, size) for dim, size in zip(declared, shape, strict=True))
         return fits and all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True))
 
-    def _depends_on_data(self, name: str) -> bool:
-        """An output has a size that no input has a name for."""
+    def _surprising(self, name: str) -> list[int]:
+        """The dimensions of an output that data decides: those that no input has a name for, if it comes of SURPRISING."""
         known = {size for value in self._inputs.values() for size in value.shape}
-        return any(not isinstance(size, int) and size not in known for size in self._outputs[name].shape)
+        sizes = self._outputs[name].shape if name in self._surprises else []
+        return [at for at, size in enumerate(sizes) if not isinstance(size, int) and size not in known]
+
+    @property
+    def _is_surprising(self) -> bool:
+        return any(self._surprising(name) for name in self._outputs)
 
     def _run(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return dict(zip(self._outputs, self._session.run(None, dict(arrays)), strict=True))
 
     def _output_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """What comes of zeros of these shapes."""
+        """What comes of inputs of these shapes, -1 where that depends on their data."""
         key = tuple(shapes[name] for name in self._inputs)
         if key not in self._shapes:
-            zeros = {name: np.zeros(shapes[name], TYPES[value.type][1]) for name, value in self._inputs.items()}
-            self._shapes[key] = {name: array.shape for name, array in self._run(zeros).items()}
+            found = {name: list(array.shape) for name, array in self._run(self._probe(np.zeros, shapes)).items()}
+            for name, shape in found.items():
+                for at in self._surprising(name):
+                    shape[at] = -1
+            self._shapes[key] = {name: tuple(shape) for name, shape in found.items()}
         return self._shapes[key]
+
+    def _most_bytes(self, name: str, shapes: Mapping[str, Shape]) -> int:
+        """An upper bound for inputs of these shapes: the plan's, or the most that zeros, ones or different numbers give."""
+        if name in self._facts["bounds"]:
+            return int(self._facts["bounds"][name])
+        results = [self._run(self._probe(make, shapes))[name] for make in (np.zeros, np.ones, _different)]
+        return max(int(array.nbytes) for array in results)
+
+    def _probe(self, make: Callable[..., Any], shapes: Mapping[str, Shape]) -> dict[str, Any]:
+        return {name: make(shapes[name], TYPES[value.type][1]) for name, value in self._inputs.items()}
 
 
 class IExecutionContext:
@@ -212,6 +249,7 @@ class IExecutionContext:
         self._config = config
         self._shapes = {name: tuple(value.shape) for name, value in engine._inputs.items() if _is_fixed(value.shape)}
         self._addresses: dict[str, int] = {}
+        self._allocators: dict[str, Any] = {}
         self._ready: set[tuple[Shape, ...]] = set()
         self._stream: Stream | None = None
         self._profile = -1 if engine._contexts else 0
@@ -282,15 +320,34 @@ class IExecutionContext:
         return Dims(self._engine._output_shapes(self._shapes)[name])
 
     def get_max_output_size(self, name: str) -> int:
-        if self._engine._depends_on_data(name) or self._missing():
+        """An upper bound, also where the size depends on data; -1 only while it is not known for which profile or shapes."""
+        if self._profile < 0 or self._missing() or name not in self._engine._outputs:
             return -1
-        shape = self._engine._output_shapes(self._shapes)[name]
-        return int(np.prod(shape)) * np.dtype(TYPES[self._engine._value(name).type][1]).itemsize
+        return self._engine._most_bytes(name, self._shapes)
 
     def set_tensor_address(self, name: str, memory: int) -> bool:
         self._touch("set_tensor_address")
         self._addresses[name] = int(memory)
         return True
+
+    def get_tensor_address(self, name: str) -> int:
+        return self._addresses.get(name, 0)
+
+    def set_output_allocator(self, name: str, output_allocator: IOutputAllocator | None) -> bool:
+        """The context keeps it alive. Its methods are called by `execute_async_v3`, for an output of any kind."""
+        self._touch("set_output_allocator")
+        if name not in self._engine._outputs:
+            return self._refuse("setOutputAllocator", f"{name} is not an output tensor")
+        if output_allocator is None:
+            self._allocators.pop(name, None)
+        elif not hasattr(output_allocator, "_made"):
+            raise TypeError("__init__() must be called when overriding __init__")
+        else:
+            self._allocators[name] = output_allocator
+        return True
+
+    def get_output_allocator(self, name: str) -> IOutputAllocator | None:
+        return self._allocators.get(name)
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         stream = self._gpu.find_stream(int(stream_handle))
@@ -298,8 +355,10 @@ class IExecutionContext:
             raise Misuse("one execution context ran on two streams at once")
         try:
             self._gpu.enter("IExecutionContext.execute_async_v3", current=True)
-            if missing := self._missing() or [name for name in self._names if name not in self._addresses]:
+            if missing := self._missing() or self._nowhere():
                 return self._refuse("enqueueV3", f"shape or address of {', '.join(missing)} is not set")
+            if apart := [name for name, of in self._engine._aliases.items() if not self._is_shared(name, of)]:
+                return self._refuse("enqueueV3", f"{', '.join(apart)} is not where the input is that it is an alias of")
             return self._submit(stream)
         except CUDAError as error:
             return self._refuse("enqueueV3", str(error))
@@ -311,13 +370,26 @@ class IExecutionContext:
     def _missing(self) -> list[str]:
         return [name for name in self._engine._inputs if name not in self._shapes]
 
+    def _nowhere(self) -> list[str]:
+        """Tensors with neither an address nor an allocator."""
+        return [name for name in self._names if not self._addresses.get(name) and name not in self._allocators]
+
+    def _is_shared(self, output: str, alias: str) -> bool:
+        return self._addresses.get(output) == self._addresses.get(alias)
+
     def _submit(self, stream: Stream) -> bool:
-        shapes, addresses, generation = dict(self._shapes), dict(self._addresses), self._generation
+        shapes, generation = dict(self._shapes), self._generation
         key = tuple(shapes.values())
         self._check(stream)
         if stream.capture:
             self._check_capture(stream.capture, key)
         self._config._cache._compile(f"{self._engine._name} {key}")
+        if self._engine._is_surprising:
+            stream.run()  # The library waits for what decides the sizes, before `execute_async_v3` returns.
+        addresses, limits = dict(self._addresses), self._allocate(stream)
+        if (nothing := next((name for name, address in limits.items() if not address), None)) is not None:
+            return self._refuse("enqueueV3", f"the output allocator gave no memory for {nothing}")
+        addresses |= limits
         enqueued = stream.capture is None
         self.enqueued += enqueued
         stream.put(Operation(lambda: self._compute(shapes, addresses, generation, enqueued), of=self))
@@ -329,6 +401,35 @@ class IExecutionContext:
     def _on(self, stream: Stream) -> None:
         """It runs there last, as it was enqueued or is replayed by a graph."""
         self._stream, self._position = stream, stream.submitted
+
+    def _allocate(self, stream: Stream) -> dict[str, int]:
+        """Ask each allocator for memory, at least a byte, and tell it the shape. Gives the addresses."""
+        if not self._allocators:
+            return {}
+        if self._engine._is_surprising:
+            results = self._engine._run(
+                {name: self._read(name, shape, self._addresses[name]) for name, shape in self._shapes.items()}
+            )
+            shapes = {name: tuple(array.shape) for name, array in results.items()}
+        else:
+            shapes = self._engine._output_shapes(self._shapes)
+        given = {}
+        for name, allocator in self._allocators.items():
+            size = max(1, int(np.prod(shapes[name])) * np.dtype(TYPES[self._engine._value(name).type][1]).itemsize)
+            given[name] = self._ask(allocator, name, size, stream)
+            if given[name]:
+                allocator.notify_shape(name, Dims(shapes[name]))
+        return given
+
+    def _ask(self, allocator: Any, name: str, size: int, stream: Stream) -> int:
+        """What an allocator raises is printed and lost, and counts as no memory."""
+        before = self._addresses.get(name, 0)
+        try:
+            if hasattr(allocator, "reallocate_output_async"):
+                return int(allocator.reallocate_output_async(name, before, size, PAGE, stream.handle) or 0)
+            return int(allocator.reallocate_output(name, before, size, PAGE) or 0)
+        except Exception:
+            return 0
 
     @property
     def _streams_weights(self) -> bool:
@@ -355,7 +456,8 @@ class IExecutionContext:
         self._touch("a capture")
         if self._config.cuda_graph_strategy == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
             raise Misuse("a context with graphs of its own was captured")
-        if key not in self._ready or not self._gpu.capturable or self._streams_weights:
+        waits = self._streams_weights or self._engine._is_surprising
+        if key not in self._ready or not self._gpu.capturable or waits:
             raise capture.spoil()  # What a shape needs when it runs first is allocated then.
 
     def _follows(self, stream: Stream) -> bool:
@@ -368,8 +470,7 @@ class IExecutionContext:
             raise Misuse("a graph was launched that was captured with another optimization profile")
         given = {name: self._read(name, shape, addresses[name]) for name, shape in shapes.items()}
         for name, array in self._engine._run(given).items():
-            array = np.ascontiguousarray(array)
-            self._gpu.write(addresses[name], array.tobytes())
+            self._gpu.write(addresses[name], np.ascontiguousarray(array).tobytes())
 
     def _read(self, name: str, shape: Shape, address: int) -> Any:
         dtype = np.dtype(TYPES[self._engine._value(name).type][1])
@@ -381,6 +482,19 @@ class IExecutionContext:
 
     def _refuse(self, what: str, why: str) -> bool:
         return bool(_complain(self._logger, f"IExecutionContext::{what}: Error Code 3: ", why))
+
+
+def _surprises(onnx: bytes) -> set[str]:
+    """The tensors of a model that come, over however many nodes, of one of SURPRISING."""
+    found: set[str] = set()
+    for node in load_model_from_string(onnx).graph.node:  # They are sorted: what a node takes comes before it.
+        if node.op_type in SURPRISING or found & set(node.input):
+            found |= set(node.output)
+    return found
+
+
+def _different(shape: Shape, dtype: Any) -> Any:
+    return np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
 
 
 def library(gpu: Gpu, name: str = "tensorrt_rtx", **others: Any) -> ModuleType:
