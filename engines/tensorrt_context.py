@@ -22,6 +22,7 @@ from .cache import RuntimeCache
 from .errors import ExecutionFailed, ModelRefused
 from .signature import Shape
 from .tensorrt_api import LIBRARY_USE, first_error, listening
+from .tensorrt_outputs import UnsizedOutputs, make_allocator
 from .tensorrt_plan import LoadedPlan
 
 
@@ -44,6 +45,7 @@ class Context:
         self._memory = memory
         self._extra: Sequence[SideStream] = ()
         self._busy: Stream | None = None
+        self._unsized: UnsizedOutputs | None = None
 
     def __repr__(self) -> str:
         return f"<Context of {self._loaded.path.name}, profile {self.profile}, shapes {self.shapes}>"
@@ -75,13 +77,32 @@ class Context:
         self.shapes = shapes
 
     def output_shapes(self) -> tuple[Shape, ...]:
-        """What comes of the shapes that were set."""
+        """What comes of the shapes that were set; -1 where that depends on data."""
         return tuple(tuple(self._theirs.get_tensor_shape(spec.name)) for spec in self._loaded.signature.outputs)
 
     def output_sizes(self) -> list[int]:
         """The most bytes of each output with this profile. Leaves its largest shapes set. Raises ModelRefused."""
         self.set_shapes(self._loaded.shapes(self.profile, "max"))
         return [self._largest(spec.name) for spec in self._loaded.signature.outputs]
+
+    def unsized_outputs(self) -> list[str]:
+        """The outputs whose size depends on data, also with the shapes that are set."""
+        names = [spec.name for spec in self._loaded.signature.outputs]
+        return [name for name, shape in zip(names, self.output_shapes(), strict=True) if -1 in shape]
+
+    def allocate_through(self, unsized: UnsizedOutputs, outputs: Sequence[str]) -> None:
+        """Have these outputs' memory, and say their shapes, through this. Raises ModelRefused, ExecutionFailed."""
+        allocator = make_allocator(self._loaded.api, unsized)
+        for name in outputs:
+            with listening() as heard:
+                if not self._theirs.set_output_allocator(name, allocator):
+                    raise ExecutionFailed(f"output {name!r}: {first_error(heard)}")
+        self._unsized = unsized
+
+    def answered(self) -> tuple[Shape, ...]:
+        """The shapes of the outputs of what was executed last. Raises ExecutionFailed."""
+        known = dict(zip([spec.name for spec in self._loaded.signature.outputs], self.output_shapes(), strict=True))
+        return self._unsized.shapes(known) if self._unsized else tuple(known.values())
 
     def set_addresses(self, addresses: Sequence[int]) -> None:
         """Where inputs, then outputs lie on the device."""
@@ -115,8 +136,11 @@ class Context:
             memory.close()
 
     def _submit(self, stream: Stream) -> str:
+        if self._unsized:
+            self._unsized.begin()
         with listening() as heard:
-            return "" if self._theirs.execute_async_v3(int(stream.handle)) else first_error(heard)
+            refused = "" if self._theirs.execute_async_v3(int(stream.handle)) else first_error(heard)
+        return self._unsized.explain(refused) if refused and self._unsized else refused
 
     def _unknown(self) -> list[str]:
         try:
@@ -127,7 +151,7 @@ class Context:
     def _largest(self, output: str) -> int:
         nbytes = int(self._theirs.get_max_output_size(output))
         if nbytes < 0:
-            raise ModelRefused(f"{self._loaded.path}: the size of output {output!r} depends on data, which is not served")
+            raise ModelRefused(f"{self._loaded.path}: {self._loaded.api} gives no bound for the size of output {output!r}")
         return nbytes
 
 

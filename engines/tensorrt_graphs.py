@@ -5,6 +5,7 @@ some microseconds. The library's own, where it has any, stands around the engine
 go together: a context with graphs of its own is never captured.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import ModelRefused
@@ -71,6 +72,14 @@ def fall_back(situation: Situation, why: str) -> Way:
     native = situation.native and not situation.streaming
     instead = "TensorRT's own graphs stand around the engine alone" if native else "each inference costs more"
     return Way(capture=False, native=native, notice=f"cannot be captured as a graph ({why}), so {instead}")
+
+
+def unsized(settings: RuntimeSettings, way: Way, outputs: Sequence[str]) -> Way:
+    """The way instead of this one for an engine with outputs whose size depends on data. Raises ModelRefused."""
+    why = f"the size of output {', '.join(map(repr, outputs))} depends on data"
+    if refused := refusal(settings, why):
+        raise ModelRefused(refused)
+    return fall_back(Situation(), why) if way.capture or way.native else way
 
 
 def _overridden(settings: RuntimeSettings) -> str:

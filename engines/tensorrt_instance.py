@@ -17,10 +17,11 @@ from partitions.cuda import SideStream
 
 from .cache import CacheStatistics, RuntimeCache
 from .copies import Copies, EngineCopies, open_copier
-from .errors import EngineError
+from .errors import EngineError, ModelRefused
 from .signature import Shape
 from .tensorrt_context import Context, Contexts
-from .tensorrt_graphs import Way
+from .tensorrt_graphs import Way, unsized
+from .tensorrt_outputs import UnsizedOutputs
 from .tensorrt_plan import LoadedPlan
 from .tensorrt_work import failing
 
@@ -42,11 +43,14 @@ class Instance:
         copies: Mapping[bool, Copies],
         kernels: RuntimeCache,
         stream: Stream,
+        unsized: Sequence[str],
         close: Callable[[], None],
     ) -> None:
         self.way = way
         self.contexts = dict(contexts)
         self.copies = copies
+        self.unsized = tuple(unsized)
+        """The outputs whose size depends on data. Such an instance has no graphs."""
         self.addresses = [int(buffer.handle) for buffer in buffers]
         self.sizes = [buffer.size for buffer in buffers]
         self._loaded = loaded
@@ -196,15 +200,45 @@ def open_instance(loaded: LoadedPlan, way: Way, profiles: Sequence[int], stream:
     with ExitStack() as made:
         kernels = made.enter_context(loaded.open_kernels())
         maker = contexts_of(loaded, kernels)
-        contexts: dict[int, Context] = {}
-        for profile in profiles:
-            contexts[profile] = maker.open(way.native, profile, stream)
-            made.callback(contexts[profile].close)
+        contexts = _contexts(maker, way.native, profiles, stream, made)
+        names = _unsized(loaded, contexts)
+        if names:
+            try:
+                way, before = unsized(loaded.settings, way, names), way
+            except ModelRefused as error:
+                raise ModelRefused(f"{loaded.path}: {error}") from error
+            loaded.warn_once(way.notice)
+            contexts = _contexts(maker, False, profiles, stream, made) if before.native else contexts
         buffers = _buffers(loaded, contexts, stream, made)
         for context in contexts.values():
             context.set_addresses([int(buffer.handle) for buffer in buffers])
+            if names:
+                context.allocate_through(UnsizedOutputs(_memory(loaded, names, buffers)), names)
         copies = _copies(loaded, stream, made)
-        return Instance(loaded, way, contexts, buffers, copies, kernels, stream, made.pop_all().close)
+        return Instance(loaded, way, contexts, buffers, copies, kernels, stream, names, made.pop_all().close)
+
+
+def _contexts(maker: Contexts, native: bool, profiles: Sequence[int], stream: Stream, made: ExitStack) -> dict[int, Context]:
+    contexts = {}
+    for profile in profiles:
+        contexts[profile] = maker.open(native, profile, stream)
+        made.callback(contexts[profile].close)
+    return contexts
+
+
+def _unsized(loaded: LoadedPlan, contexts: Mapping[int, Context]) -> list[str]:
+    """The outputs whose size depends on data with the largest shapes of some profile."""
+    found: list[str] = []
+    for profile, context in contexts.items():
+        context.set_shapes(loaded.shapes(profile, "max"))
+        found += [name for name in context.unsized_outputs() if name not in found]
+    return found
+
+
+def _memory(loaded: LoadedPlan, names: Sequence[str], buffers: Sequence[Buffer]) -> dict[str, tuple[int, int]]:
+    """Address and bytes of these outputs."""
+    places = zip(loaded.specs, buffers, strict=True)
+    return {spec.name: (int(buffer.handle), buffer.size) for spec, buffer in places if spec.name in names}
 
 
 def contexts_of(loaded: LoadedPlan, kernels: RuntimeCache) -> Contexts:

@@ -52,7 +52,8 @@ class TensorRTExecutor:
 
     `enqueue` waits in these cases: the first inference of a set of shapes, for which kernels are compiled and a graph is
     captured, unless `preparing` had it ready; a full ring; and where nothing is captured (`graphs` off, streamed weights,
-    lazy kernels with dynamic inputs), every change of shapes, for the work in flight.
+    lazy kernels with dynamic inputs), every change of shapes, for the work in flight. Where the size of an output depends on
+    data the library waits, in every inference, for what decides it; such outputs are never in the room.
     """
 
     def __init__(self, engine: "TensorRTEngine", partition: CudaPartition, instance: Instance, equipment: Equipment) -> None:
@@ -68,6 +69,7 @@ class TensorRTExecutor:
         self._routes = Routes(partition.device)
         self._turn = RLock()
         self._shapes = ReadyShapes(engine.loaded, partition, instance, equipment.extra, self._turn)
+        self._depth = LENGTH // 2 if instance.unsized else LENGTH  # Those take two tables of the ring each.
         self._runs = self._staged = self._padded = 0
         self._ended = Ended()
         things = (equipment.ordering, *equipment.events, *equipment.extra, self._staging)
@@ -157,11 +159,13 @@ class TensorRTExecutor:
             raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
 
     def _enqueue(self, inputs: Sequence[Tensor], room: Room, stream: Stream) -> TensorRTWork:
-        place = self._runs % LENGTH
+        place = self._runs % self._depth
         event = self._events[place]
-        if self._runs - self._ended.count >= LENGTH:  # What used this place before was not seen to have ended.
+        if self._runs - self._ended.count >= self._depth:  # What used this place before was not seen to have ended.
             event.sync()
         self._staging.reclaim(place)
+        if self.instance.unsized:
+            return self._enqueue_unsized(place, inputs, stream)
         route = self._routes.find(inputs, room) or self._open(place, inputs, room, stream)
         prepared = route.prepared
         try:
@@ -178,6 +182,40 @@ class TensorRTExecutor:
             return TensorRTWork(mark, route.outputs)
         self._staged += 1
         return self._staging.lend(place, mark, route.outputs)
+
+    def _enqueue_unsized(self, place: int, inputs: Sequence[Tensor], stream: Stream) -> TensorRTWork:
+        """Copies in, engine, then copies out of the sizes that the engine has said by then: two turns of the copies.
+
+        The outputs are always staged: memory for them cannot be chosen before their sizes are known.
+        """
+        check_tensors(self.engine.signature, inputs)
+        prepared = self._shapes.prepare(tuple([tensor.shape for tensor in inputs]), stream).prepared
+        try:
+            sources = [self._staging.source(place, index, tensor) for index, tensor in enumerate(inputs)]
+            outputs = self._run_unsized(place, prepared, self._spans(sources, inputs, ()), stream)
+            stream.record(self._events[place])
+        except BaseException:
+            self._recover(prepared, stream)
+            raise
+        self._runs += 1
+        self._staged += 1
+        self._shapes.used(prepared)
+        return self._staging.lend(place, Mark(self._events[place], self._runs, self._ended, self), outputs)
+
+    def _run_unsized(self, place: int, prepared: Prepared, into: list[Span], stream: Stream) -> tuple[Tensor, ...]:
+        copies, outputs, none = prepared.copies, len(self.engine.signature.outputs), (0, 0, 0)
+        copies.write(copies.table([*into, *[none] * outputs]))
+        copies.bring_in(stream)
+        refused = self._shapes.run(prepared, stream)
+        copies.take_out(stream)
+        copies.count()
+        self._loaded.check_execution(refused)
+        tensors, _ = self._lay_out(prepared.context.answered(), self._staging.room(place, quiet=True).address)
+        copies.write(copies.table([*[none] * len(into), *self._spans((), (), tensors)]))
+        copies.bring_in(stream)
+        copies.take_out(stream)
+        copies.count()
+        return tensors
 
     def _open(self, place: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> Route:
         """The way from these inputs to this room, through pinned memory where it has to be; remembered where it has not."""
@@ -231,9 +269,9 @@ class TensorRTExecutor:
         return tuple(tensors), end
 
     def _spans(self, sources: Sequence[int], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Span]:
-        count, addresses = len(inputs), self.instance.addresses
+        count, addresses = len(self.engine.signature.inputs), self.instance.addresses
         into = [(at, to, t.nbytes) for at, to, t in zip(sources, addresses, inputs, strict=False)]
-        return into + [(at, t.address, t.nbytes) for at, t in zip(addresses[count:], outputs, strict=True)]
+        return into + [(at, t.address, t.nbytes) for at, t in zip(addresses[count:], outputs, strict=False)]
 
 
 def equip(partition: CudaPartition, extra: int, made: ExitStack) -> Equipment:

@@ -215,7 +215,8 @@ class ReadyShapes:
     def _prepared(self, context: Context) -> Prepared:
         """Of the shapes that are set."""
         shapes, outputs = context.shapes or (), context.output_shapes()
-        nbytes = sum(spec.nbytes(shape) for spec, shape in zip(self._loaded.specs, (*shapes, *outputs), strict=True))
+        tensors = zip(self._loaded.specs, (*shapes, *outputs), self._instance.sizes, strict=True)
+        nbytes = sum(most if -1 in shape else spec.nbytes(shape) for spec, shape, most in tensors)
         return Prepared(shapes, outputs, context, self._instance.copies[by_sms(self._loaded.settings.copies, nbytes)])
 
     def _fit(self, shapes: Shapes) -> Fit | None:
@@ -226,7 +227,7 @@ class ReadyShapes:
             return None
         self._loaded.signature.check(shapes)
         found, rows = self._ready[larger], shapes[0][0]
-        if any(output[:1] != larger[0][:1] for output in found.outputs):
+        if any(output[:1] != larger[0][:1] or -1 in output for output in found.outputs):
             return None  # Not a row for each row: nothing says which of them are those of the inference.
         return Fit(found, tuple([(rows, *output[1:]) for output in found.outputs]))
 

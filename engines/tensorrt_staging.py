@@ -44,10 +44,10 @@ class Staging:
         """Whether the GPU can use this address: pinned host memory, or its own. Raises ExecutionFailed for another GPU's."""
         return is_reachable(address, self._device)
 
-    def room(self, place: int) -> Room:
-        """Memory for the outputs side by side. Raises CUDAError."""
+    def room(self, place: int, quiet: bool = False) -> Room:
+        """Memory for the outputs side by side; `quiet` where nobody could have given it. Raises CUDAError."""
         first = self._offsets[self._inputs]
-        return Room(self._address(place) + first, self._size - first)
+        return Room(self._address(place, quiet) + first, self._size - first)
 
     def lend(self, place: int, mark: Mark, outputs: tuple[Tensor, ...]) -> StagedWork:
         """The work whose outputs lie there until it, or the next `reclaim`, has copied them."""
@@ -65,8 +65,8 @@ class Staging:
         while self._buffers:
             self._buffers.popitem()[1].close()
 
-    def _address(self, place: int) -> int:
-        if not self.silent:
+    def _address(self, place: int, quiet: bool = False) -> int:
+        if not self.silent and not quiet:
             self._notice.say()
         if place not in self._buffers:
             self._buffers[place] = LegacyPinnedMemoryResource().allocate(self._size)

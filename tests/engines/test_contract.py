@@ -14,7 +14,6 @@ from engines import (
     Engine,
     ExecutionFailed,
     Executor,
-    ModelRefused,
     Signature,
     Tensor,
     TensorSpec,
@@ -168,12 +167,6 @@ class TestCuda(Contract):
     @pytest.fixture(autouse=True)
     def pinned(self, subject: CudaSubject, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("tests.contract.Memory", subject.bench.memory)
-
-    def test_outputs_of_unknown_size_own_memory_that_later_works_leave_alone(
-        self, subject: CudaSubject, partition: Partition
-    ) -> None:
-        with pytest.raises(ModelRefused, match="depends on data"):
-            subject.surprising.bind(partition)
 
     def test_an_executor_is_closed_while_another_one_s_work_is_in_flight(
         self, subject: CudaSubject, partition: Partition, executor: Executor

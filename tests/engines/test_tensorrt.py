@@ -19,7 +19,6 @@ from partitions.cpu import open_cpu
 from tests.engines.simulated import AFFINE, SEVERAL, TWO, Bench, affine, opened
 from tests.engines.small import model
 from tests.engines.tensors import run
-from tests.models import DISTINCT
 from tests.simulation import Gpu
 from tests.simulation.building import building
 from tests.simulation.tensorrt import Runtime, library
@@ -113,15 +112,6 @@ def test_a_plan_that_the_library_cannot_load_is_refused_with_its_words(bench: Be
         bench.load(path)
     with pytest.raises(ModelRefused, match="No such file"):
         bench.load(bench.folder / "absent.plan")
-
-
-def test_an_output_whose_size_depends_on_data_is_refused(bench: Bench) -> None:
-    """F32, F67."""
-    engine, before = bench.load(bench.plan(DISTINCT, {"x": [(1,), (5,), (9,)]})), bench.holdings()
-    with pytest.raises(ModelRefused, match="the size of output 'y' depends on data, which is not served"):
-        engine.bind(bench.partition)
-    gc.collect()
-    assert bench.holdings() == before
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ OURS += tuple(
         "_engine",
         "_instance",
         "_lifetime",
+        "_outputs",
         "_plan",
         "_routes",
         "_run",

@@ -1,0 +1,167 @@
+"""F32, F67: outputs whose size depends on data, on the simulated library; no library that was seen on a GPU builds them."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import ExecutionFailed, ModelRefused, Tensor, TensorMismatch, on_stream
+from tests.engines.simulated import Bench
+from tests.engines.tensors import Array, array
+from tests.models import DISTINCT
+from tests.simulation.plans import Ranges
+
+LOGGER = "greenlane.engines"
+FIVE: Ranges = {"x": [(1,), (5,), (9,)]}
+NONZERO = """nonzero (float[n] x) => (int64[1, found] y, float[n] twice) { y = NonZero(x) twice = Add(x, x) }"""
+WHY = "cannot be captured as a graph (the size of output 'y' depends on data), so each inference costs more"
+
+
+def sparse(size: int, *places: int) -> Array:
+    data = np.zeros(size, np.float32)
+    data[list(places)] = 1 + np.arange(len(places))
+    return data
+
+
+def answer(work: Any) -> list[Any]:
+    y, twice = work.wait()
+    return [array(y, np.int64).tolist(), array(twice).tolist()]
+
+
+def expected(data: Array) -> list[Any]:
+    return [[np.flatnonzero(data).tolist()], (2 * data).tolist()]
+
+
+@pytest.mark.parametrize("copies", ["sm", "engine", "auto"])
+def test_f32_each_inference_has_the_shape_that_its_data_give(bench: Bench, copies: str) -> None:
+    executor = bench.bind(NONZERO, FIVE, copies=copies)
+    for data in (sparse(5, 1, 3), sparse(5), sparse(9, *range(9)), sparse(1, 0), sparse(5, 4)):
+        work = executor.enqueue([Tensor.of(data)])
+        assert answer(work) == expected(data)
+        assert work.wait()[0].shape == (1, np.count_nonzero(data))
+    executor.close()
+
+
+@pytest.mark.parametrize("copies", ["sm", "engine"])
+def test_f32_many_in_flight_each_have_their_own_data(bench: Bench, copies: str) -> None:
+    """More than there are places: the ring of tables is used twice by each."""
+    executor = bench.bind(NONZERO, FIVE, copies=copies)
+    given = [sparse(5, turn % 5, (turn + 1) % 5) if turn % 3 else sparse(7, turn % 7) for turn in range(40)]
+    works = [executor.enqueue([Tensor.of(data)]) for data in given]
+    assert [answer(work) for work in works] == [expected(data) for data in given]
+    executor.close()
+
+
+def test_f32_the_same_executor_serves_what_is_pinned_and_what_is_chosen_a_stream_for(bench: Bench) -> None:
+    executor = bench.bind(NONZERO, FIVE)
+    stream = bench.gpu.create_stream(bench.partition.stream._stream.context)
+    for turn in range(3):
+        data = sparse(5, turn)
+        with on_stream(stream.handle if turn % 2 else None):
+            work = executor.enqueue(bench.pinned(data), bench.room())
+        assert answer(work) == expected(data)
+        bench.partition.stream.sync()
+        stream.wait()
+    executor.close()
+
+
+def test_f32_nothing_is_allocated_while_it_serves(bench: Bench) -> None:
+    executor = bench.bind(NONZERO, FIVE)
+    for _ in range(16):
+        executor.enqueue([Tensor.of(sparse(9, *range(9)))]).wait()
+    held, log = bench.holdings(), len(bench.gpu.log)
+    for _ in range(16):
+        executor.enqueue([Tensor.of(sparse(9, 2))]).wait()
+    assert bench.holdings() == held
+    assert "Device.allocate" not in bench.gpu.log[log:]
+    executor.close()
+
+
+def test_f32_it_moves_to_another_partition_and_is_bound_again(bench: Bench) -> None:
+    executor = bench.bind(NONZERO, FIVE)
+    with bench.device.current():
+        other = bench.device.carve([1])
+    moved = executor.rebind(other)
+    executor.close()
+    assert answer(moved.enqueue([Tensor.of(sparse(5, 2))])) == expected(sparse(5, 2))
+    moved.close()
+    again = moved.engine.bind(bench.partition)
+    assert answer(again.enqueue([Tensor.of(sparse(7, 2))])) == expected(sparse(7, 2))
+    again.close()
+    moved.engine.close()
+    other.close()
+
+
+def test_f67_it_is_never_captured_which_is_said_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, LOGGER)
+    executor = bench.bind(NONZERO, FIVE, batch_padding=True)
+    for size in (5, 7, 5):
+        assert answer(executor.enqueue([Tensor.of(sparse(size, 2))])) == expected(sparse(size, 2))
+    assert "cuStreamBeginCapture" not in bench.gpu.log
+    assert [message.partition(": ")[2] for message in caplog.messages] == [WHY]
+    assert executor.describe()["graphs"] == "none"
+    assert executor.describe()["why"] == WHY
+    assert executor.preparing([(6,)]) is None
+    executor.close()
+
+
+def test_f67_graphs_that_are_required_are_refused_with_the_reason(bench: Bench) -> None:
+    before = bench.holdings()
+    engine = bench.load(bench.plan(NONZERO, FIVE), graphs="required")
+    why = r"graphs are required, but it cannot be captured as one: the size of output 'y' depends on data"
+    with pytest.raises(ModelRefused, match=why):
+        engine.bind(bench.partition)
+    engine.close()
+    assert bench.holdings() == before
+
+
+def test_f67_contexts_with_graphs_of_their_own_are_made_again_without(bench: Bench) -> None:
+    executor = bench.bind(NONZERO, FIVE, graphs="off", cuda_graph_strategy="whole_graph_capture")
+    assert answer(executor.enqueue([Tensor.of(sparse(5, 2))])) == expected(sparse(5, 2))
+    configured = {
+        context._theirs.get_runtime_config().cuda_graph_strategy.name for context in executor.instance.contexts.values()
+    }
+    assert configured == {"DISABLED"}
+    executor.close()
+
+
+def test_f32_what_outgrows_the_library_s_own_bound_is_an_error_with_both_numbers(bench: Bench) -> None:
+    executor = bench.load(bench.plan(NONZERO, FIVE, bounds={"y": 16})).bind(bench.partition)
+    assert answer(executor.enqueue([Tensor.of(sparse(5, 1, 2))])) == expected(sparse(5, 1, 2))
+    with pytest.raises(ExecutionFailed, match="output 'y' needs 24 bytes, and the library's bound was 16"):
+        executor.enqueue([Tensor.of(sparse(5, 1, 2, 3))])
+    assert answer(executor.enqueue([Tensor.of(sparse(5, 1))])) == expected(sparse(5, 1))
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    "failing", ["launch", "IExecutionContext.execute_async_v3", "Stream.record", "LegacyPinnedMemoryResource.allocate"]
+)
+def test_f32_a_failure_leaves_nothing_in_flight_and_the_next_is_right(bench: Bench, failing: str) -> None:
+    executor = bench.bind(NONZERO, FIVE)
+    data, stream = sparse(5, 1, 2), bench.partition.stream._stream
+    for nth in (1, 2, 3, 4) if failing == "launch" else (1,):
+        bench.gpu.fail(failing, nth)
+        with pytest.raises(ExecutionFailed, match="as told"):
+            executor.enqueue([Tensor.of(data)])
+        assert not stream.pending
+        assert answer(executor.enqueue([Tensor.of(data)])) == expected(data)
+    executor.close()
+
+
+def test_f32_what_does_not_fit_the_signature_is_refused_as_ever(bench: Bench) -> None:
+    executor = bench.bind(NONZERO, FIVE)
+    with pytest.raises(TensorMismatch):
+        executor.enqueue([Tensor.of(sparse(20, 1))])
+    executor.close()
+
+
+def test_f32_a_library_that_says_no_shape_is_an_error(bench: Bench) -> None:
+    executor = bench.bind(DISTINCT, FIVE)
+    (context,) = executor.instance.contexts.values()
+    context._theirs._allocators["y"].notify_shape = lambda name, shape: None
+    with pytest.raises(ExecutionFailed, match="the library did not say of which shape y is"):
+        executor.enqueue([Tensor.of(sparse(5, 1))])
+    assert repr(context._unsized) == "<UnsizedOutputs ['y']>"
+    executor.close()
