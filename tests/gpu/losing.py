@@ -1,4 +1,4 @@
-"""`python -m server`, except that SIGUSR1 has the GPU run a kernel that traps: nothing of the process works there after it."""
+"""`python -m server`, except that SIGUSR2 has the GPU run a kernel that traps: nothing of the process works there after it."""
 
 import signal
 import sys
@@ -32,7 +32,7 @@ def lose() -> None:
 
 def serve() -> int:
     """Serve as the command line says."""
-    signal.signal(signal.SIGUSR1, lambda *_: Thread(target=lose, name="losing", daemon=True).start())
+    signal.signal(signal.SIGUSR2, lambda *_: Thread(target=lose, name="losing", daemon=True).start())
     return main()
 
 

@@ -106,7 +106,7 @@ def free_port() -> int:
 
 
 class TestLost:
-    """Of any server that SIGUSR1 takes the device from."""
+    """Of any server that SIGUSR2 takes the device from."""
 
     @pytest.fixture
     def case(self, tmp_path: Path) -> Case:
@@ -127,7 +127,7 @@ class TestLost:
             looking = pool.submit(_look_until_not_ready, port)
             for _ in range(10 * len(TENANTS) * CLIENTS):
                 assert answered.acquire(timeout=PATIENCE), case.log
-            process.send_signal(signal.SIGUSR1)
+            process.send_signal(signal.SIGUSR2)
             answers = {tenant: [asked.result(BOUND) for asked in several] for tenant, several in asking.items()}
             assert_lost(looking.result(BOUND), case, "lost")
             assert process.wait(BOUND) == NEEDS_RESTART == 70, case.log
