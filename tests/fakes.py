@@ -24,6 +24,7 @@ from concurrent.futures import Future
 from itertools import accumulate
 from threading import Condition, Lock, Thread, current_thread
 from typing import TypeVar
+from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -156,7 +157,8 @@ class FakePartition:
         self.granules = tuple(granules)
         self.stream = FakeStream()
         self.threads: list[Thread] = []
-        self.executors: list[FakeExecutor] = []
+        self.executors: WeakSet[FakeExecutor] = WeakSet()
+        """Those bound here: one that is collected counts as closed."""
         self.closed = False
 
     def __repr__(self) -> str:
@@ -311,7 +313,7 @@ class FakeWork:
 
 
 class FakeExecutor:
-    """An engine on a partition; see `engines.base.Executor`."""
+    """An engine on a partition; see `engines.base.Executor`. Works in flight hold it; collected, it counts as closed."""
 
     def __init__(self, engine: "FakeEngine", partition: FakePartition) -> None:
         self.engine = engine
@@ -351,13 +353,15 @@ class FakeExecutor:
         if any(work.executor is self for work in self.partition.stream.works):
             raise RuntimeError(f"{self!r} was closed with work in flight")
         self.closed = True
+        self.engine.keep(self)
 
 
 class FakeEngine:
     """A model that gives what it takes: output n is input n, and those beyond the last input begin again at the first.
 
     `compute`, where given, makes other bytes of the inputs' bytes, one item an output; it may raise. Remembers the inputs of
-    every work that ran in `computed`, and its executors in `executors`. See `engines.base.Engine`.
+    every work that ran in `computed`, and its executors in `executors`: those that somebody holds or has closed, while one
+    that was collected before it was closed is only counted, in `forgotten`. See `engines.base.Engine`.
     """
 
     platform = "fake_fake"
@@ -366,7 +370,8 @@ class FakeEngine:
         self.signature = signature
         self.script = script or Script()
         self.computed: list[tuple[bytes, ...]] = []
-        self.executors: list[FakeExecutor] = []
+        self._bound: list[ref[FakeExecutor]] = []
+        self._kept: set[FakeExecutor] = set()
         self.compiling: dict[tuple[tuple[int, ...], ...], Future[None]] = {}
         self.description: Mapping[str, object] = {"graphs": "none"}
         """What every executor says of itself."""
@@ -376,13 +381,27 @@ class FakeEngine:
     def __repr__(self) -> str:
         return f"<FakeEngine {self.signature!r}{', closed' if self.closed else ''}>"
 
+    @property
+    def executors(self) -> list[FakeExecutor]:
+        """Those bound so far, in that order, without those forgotten."""
+        return [executor for bound in self._bound if (executor := bound())]
+
+    @property
+    def forgotten(self) -> int:
+        """How many executors were collected before they were closed."""
+        return len(self._bound) - len(self.executors)
+
+    def keep(self, executor: FakeExecutor) -> None:
+        """For the executors: this one was closed, and stays in `executors`."""
+        self._kept.add(executor)
+
     def bind(self, partition: Partition) -> FakeExecutor:
         self.script.reach("bind")
         if not isinstance(partition, FakePartition) or partition.closed or self.closed:
             raise ModelRefused(f"{self!r} cannot be bound to {partition!r}")
         executor = FakeExecutor(self, partition)
-        self.executors.append(executor)
-        partition.executors.append(executor)
+        self._bound.append(ref(executor))
+        partition.executors.add(executor)
         return executor
 
     def close(self) -> None:

@@ -113,6 +113,24 @@ def test_a_partition_that_is_closed_before_its_executors_is_a_bug_that_is_told(
     partition.close()
 
 
+def test_an_executor_that_is_collected_counts_as_closed_and_one_with_work_in_flight_is_not_collected(
+    engine: FakeEngine, partition: FakePartition
+) -> None:
+    work = engine.bind(partition).enqueue([Tensor.of(ONE)])
+    closed = engine.bind(partition)
+    closed.close()
+    assert (engine.executors, engine.forgotten) == ([work.executor, closed], 0)
+    with pytest.raises(RuntimeError, match="closed with work in flight"):
+        partition.close()
+    assert array(work.wait()[0]).tolist() == ONE.tolist()
+    with pytest.raises(RuntimeError, match="was closed before"):
+        partition.close()
+    del work
+    assert (engine.executors, engine.forgotten) == ([closed], 1)
+    for each in (partition, engine):
+        each.close()
+
+
 def test_what_is_closed_takes_no_more_work(engine: FakeEngine, partition: FakePartition) -> None:
     executor = engine.bind(partition)
     executor.close()

@@ -42,7 +42,8 @@ def test_one_is_itself(engine: FakeEngine, partition: FakePartition) -> None:
 
 def test_all_move_to_another_partition(engine: FakeEngine, partition: FakePartition) -> None:
     there = partition.device.carve([1])
-    bind_in_turn(engine, partition, 2).rebind(there).close()
+    here = bind_in_turn(engine, partition, 2)
+    here.rebind(there).close()
     assert [each.closed for each in engine.executors] == [False, False, True, True]
     assert [each.partition for each in engine.executors] == [partition, partition, there, there]
 

@@ -124,6 +124,7 @@ async def serving(root: Path) -> AsyncIterator[Site]:
     await site.runtime.close()
     assert site.device.closed
     assert all(executor.closed for engine in site.engines for executor in engine.executors)
+    assert all(engine.forgotten == 0 for engine in site.engines)
 
 
 async def test_every_tenant_gets_its_partition_and_its_models(root: Path) -> None:
