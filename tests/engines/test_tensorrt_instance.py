@@ -45,6 +45,11 @@ def open_streams(partition: Any) -> int:
     return sum(not stream.closed for stream in partition.stream._stream.context.streams)
 
 
+def idle(count: int) -> str:
+    """What a pool says that no executor has anything of any more."""
+    return f"<Pool of {count} idle instances, 0 executors, 0 to be released>"
+
+
 # Moved to another partition.
 
 
@@ -129,7 +134,8 @@ def test_to_close_either_leaves_the_other(bench: Bench, other: Any, first: str) 
         moved.close()
         right(executor, bench.partition, 2, 5, 6)
         executor.close()
-    assert [repr(each) for each in executor.engine._idle] == ["<Instance of affine1.plan, 1 contexts, used by 0>"]
+    assert repr(executor.engine.pool) == idle(1)
+    assert repr(executor.instance) == "<Instance of affine1.plan, 1 contexts, used by 0>"
     executor.engine.close()
     assert bench.holdings() == before
 
@@ -271,7 +277,7 @@ def test_one_instance_is_never_given_to_two_executors(bench: Bench, other: Any) 
         for executor in executors:
             executor.close()
             executor.close()
-        assert len(engine._idle) == 2
+        assert repr(engine.pool) == idle(2)
 
 
 def test_an_instance_that_cannot_be_cleared_is_refused_and_not_lost(bench: Bench) -> None:
@@ -281,7 +287,7 @@ def test_an_instance_that_cannot_be_cleared_is_refused_and_not_lost(bench: Bench
     bench.gpu.fail("Buffer.fill", 2)
     with pytest.raises(ModelRefused, match="CUDA_ERROR_OUT_OF_MEMORY: as told"):
         engine.bind(bench.partition)
-    assert len(engine._idle) == 1
+    assert repr(engine.pool) == idle(1)
     executor = engine.bind(bench.partition)
     right(executor, bench.partition, 2)
     executor.close()

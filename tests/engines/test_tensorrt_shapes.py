@@ -359,11 +359,12 @@ def test_closing_waits_for_a_preparation_and_leaves_nothing(bench: Bench) -> Non
     _, closed = in_a_thread(close)
     with pytest.raises(CancelledError):
         waiting.result(PATIENCE)
-    assert len(executor.engine._idle) == 0
+    assert repr(executor.engine.pool) == "<Pool of 0 idle instances, 1 executors, 0 to be released>"
     held.release()
     closed.result(PATIENCE)
     future.result(PATIENCE)
     assert held.order == ["released", "closed"]
+    assert repr(executor.engine.pool) == "<Pool of 1 idle instances, 0 executors, 0 to be released>"
     assert executor.describe()["counts"]["captures"] == 1
     assert bench.gpu.graphs == []
     assert sum(not stream.closed for stream in green.streams) == 1
