@@ -1,31 +1,36 @@
-"""A child for `engines.building` to whom TensorRT-RTX is TensorRT, and which writes down the GPU that it is given.
+"""A child for `engines.building` on a simulated GPU, to whom TensorRT-RTX's builder is that of a version of TensorRT.
 
-Run as `python -m tests.engines.as_tensorrt FOLDER`: what follows on the command line is the child's own.
+Run as `python -m tests.engines.as_tensorrt FOLDER VERSION`: what follows on the command line is the child's own. In FOLDER it
+writes down the GPU that it was told to use.
 """
 
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from engines import build_child
 from engines.tensorrt_api import find_tensorrt
-
-GIVEN = Path(sys.argv[1])
-
-
-class Device:
-    """The one class of cuda.core that the child uses."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def set_current(self) -> None:
-        (GIVEN / f"gpu-{self.index}").touch()
+from tests.simulation import Gpu, installed
+from tests.simulation.building import building_as
+from tests.simulation.tensorrt import library
 
 
-core = ModuleType("cuda.core")
-vars(core)["Device"] = Device
-sys.modules |= {"tensorrt": find_tensorrt(["tensorrt_rtx"]).module, "cuda.core": core}
-if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-    sys.exit(build_child.main())
+def command(folder: Path, version: str) -> list[str]:
+    """What starts this child, for `engines.Builds`."""
+    return [sys.executable, "-m", __name__, str(folder), version]
+
+
+def main(folder: Path, version: str) -> int:
+    """Build as `engines.build_child` does; refused where the GPU was hidden from this process."""
+    gpu, rtx = Gpu(), find_tensorrt(["tensorrt_rtx"]).module
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return 1
+    with installed(gpu, library(gpu, "tensorrt", version, **building_as(gpu, rtx, "tensorrt", version))):
+        status = build_child.main()
+    if "Device.set_current" in gpu.log:
+        (folder / f"gpu-{gpu.index}").touch()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

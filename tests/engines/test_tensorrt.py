@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,12 @@ from engines.builder import BuildOptions, build_cached
 from engines.tensorrt_api import LIBRARIES, find_tensorrt
 from partitions import DeviceLost
 from partitions.cpu import open_cpu
+from tests.engines import as_tensorrt
 from tests.engines.simulated import AFFINE, SEVERAL, TWO, Bench, affine, opened
 from tests.engines.small import model
 from tests.engines.tensors import run
 from tests.simulation import Gpu
-from tests.simulation.building import building
+from tests.simulation.building import building, building_as
 from tests.simulation.tensorrt import Runtime, library
 from tests.simulation.tensorrt_config import (
     CudaGraphStrategy,
@@ -441,12 +441,12 @@ def test_an_onnx_file_is_built_for_as_many_rows_as_are_asked_for(tmp_path: Path,
 def test_a_library_that_measures_builds_on_the_gpu_and_for_each_kind_of_it(tmp_path: Path, rtx: Any) -> None:
     path = tmp_path / "double.onnx"
     path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
-    builds = Builds(command=[sys.executable, "-m", "tests.engines.as_tensorrt", str(tmp_path)])
+    builds = Builds(command=as_tensorrt.command(tmp_path, "11.4"))
     built = set()
     for name, arch in (("one", "90"), ("another", "90"), ("one", "100")):
         gpu = Gpu()
         gpu.name, gpu.arch = name, arch
-        with opened(tmp_path, library(gpu, "tensorrt", **building(gpu, rtx)), gpu) as bench:
+        with opened(tmp_path, library(gpu, "tensorrt", "11.4", **building_as(gpu, rtx, "tensorrt", "11.4")), gpu) as bench:
             known(path)
             built |= {load_engine(path, bench.device, builds=builds).path for _ in range(2)}
             bench.close()
