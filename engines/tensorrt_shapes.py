@@ -19,6 +19,7 @@ from partitions.cuda import CudaPartition, SideStream
 
 from .copies import Copies, by_sms
 from .errors import ExecutionFailed, TensorMismatch
+from .priority import give_way
 from .profiles import padded, suited
 from .signature import Shape
 from .tensorrt_capture import Graph, capture
@@ -153,7 +154,7 @@ class ReadyShapes:
         if self._closed or not self._instance.way.capture or shapes in self._fits or not self._lacks(shapes):
             return None
         if (pending := self._pending.get(shapes)) is None:
-            self._compiler = self._compiler or ThreadPoolExecutor(1, f"compiling {self._loaded.path.name}")
+            self._compiler = self._compiler or ThreadPoolExecutor(1, f"compiling {self._loaded.path.name}", give_way)
             pending = self._pending[shapes] = self._compiler.submit(self._prepare_beside, shapes)
         return pending
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from engines import Executor
+from engines.priority import give_way
 from partitions import Device, DeviceLost, Move, Partition, PartitionError, PartitionManager
 from partitions import probe as probes
 from partitions.base import Closing
@@ -78,7 +79,7 @@ class Runtime:
         self._served: dict[str, dict[str, Loaded]] = {name: {} for name in config.tenants}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
         self._ordering = {name: asyncio.Lock() for name in config.tenants}
-        self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load")
+        self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", give_way)
         self._repartitioning = asyncio.Lock()
         self._repartitions = 0
         self._loading: asyncio.Task[None] | None = None
@@ -368,7 +369,10 @@ class Runtime:
 
     async def _bind(self, tenant: str, prepared: Prepared) -> Loaded:
         """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory."""
-        loaded = await asyncio.to_thread(self.library.bind, prepared, self._workers[tenant].partition)
+        partition = self._workers[tenant].partition
+        # What computes on the host's own cores keeps the priority of the thread that bound it.
+        threads = self._loaders if partition.host_cores is None else None
+        loaded = await asyncio.get_running_loop().run_in_executor(threads, self.library.bind, prepared, partition)
         fitting = await asyncio.to_thread(fit, loaded, self.config.tenants[tenant])
         for line in fitting.told():
             if line not in loaded.told():
