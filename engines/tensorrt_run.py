@@ -17,7 +17,7 @@ import numpy as np
 from cuda.core import Event, Stream
 
 from partitions import Partition, PartitionError
-from partitions.cuda import CudaPartition, SideStream
+from partitions.cuda import AdoptedPartition, CudaPartition, SideStream
 from partitions.faults import CUDAError
 
 from .base import NO_ROOM, Room, Tensor, check_tensors
@@ -62,6 +62,7 @@ class TensorRTExecutor:
         self._loaded = engine.loaded
         self._partition = partition
         self._stream = partition.stream
+        self._own = partition.handle if isinstance(partition, AdoptedPartition) else None  # The caller may capture it.
         self._events = equipment.events
         self._ordering = equipment.ordering
         self._extra = equipment.extra
@@ -86,7 +87,10 @@ class TensorRTExecutor:
         with self._turn:
             self._check_open()
             try:
-                if (handle := selected()) is None:
+                handle = selected()
+                if handle is None:
+                    handle = self._own
+                if handle is None:
                     if self._ordering.is_primary_current:
                         return self._enqueue(inputs, room, self._stream)
                     with self._ordering.at_home():

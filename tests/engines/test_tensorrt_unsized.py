@@ -64,6 +64,7 @@ def test_f32_the_same_executor_serves_what_is_pinned_and_what_is_chosen_a_stream
         bench.partition.stream.sync()
         stream.wait()
     executor.close()
+    bench.gpu.destroy_stream(stream)
 
 
 def test_f32_nothing_is_allocated_while_it_serves(bench: Bench) -> None:
