@@ -174,7 +174,7 @@ class ReadyShapes:
 
     def preparing(self, shapes: Shapes) -> "Future[None] | None":
         """See `engines.base.Preparing`."""
-        if self._closed or not self.captures or shapes in self._fits or not self._lacks(shapes):
+        if self._closed or not self.captures or not self._instance.prepares or shapes in self._fits or not self._lacks(shapes):
             return None
         if (pending := self._pending.get(shapes)) is None:
             self._compiler = self._compiler or ThreadPoolExecutor(1, f"compiling {self._loaded.path.name}", give_way)
