@@ -34,8 +34,8 @@ class ChainedPlan(LoadedPlan):
 
     def __init__(self, plans: Sequence[LoadedPlan], wiring: Wiring, settings: RuntimeSettings) -> None:
         first = plans[0]
-        name = Path(" + ".join(plan.path.name for plan in plans))
-        library = SimpleNamespace(num_aux_streams=max(plan.plan.num_aux_streams for plan in plans))
+        name = Path(" + ".join(part.path.name for part in plans))
+        library = SimpleNamespace(num_aux_streams=max(part.plan.num_aux_streams for part in plans))
         key = CacheKey("", "", "")  # It has no kernels of its own.
         whole = (Profile({}),)
         super().__init__(name, first.device, first.api, library, wiring.signature, whole, settings, Situation(), key)
@@ -45,14 +45,14 @@ class ChainedPlan(LoadedPlan):
     def usual(self, profile: int) -> list[tuple[Shape, ...]]:
         """The `opt` shape of each input, by the first step that takes it."""
         found: dict[str, Shape] = {}
-        for plan, takes in zip(self.plans, self.wiring.takes, strict=True):
-            for name, shape in zip(takes, plan.shapes(plan.usable[0], "opt"), strict=True):
+        for part, takes in zip(self.plans, self.wiring.takes, strict=True):
+            for name, shape in zip(takes, part.shapes(part.usable[0], "opt"), strict=True):
                 found.setdefault(name, shape)
         return [tuple(found[spec.name] for spec in self.signature.inputs)]
 
     def hindrance(self) -> str:
         """Which engine cannot be captured, and why; empty where it may be tried."""
-        found = ((plan.path.name, obstacle(plan.settings, plan.situation)) for plan in self.plans)
+        found = ((part.path.name, obstacle(part.settings, part.situation)) for part in self.plans)
         return next((f"{name}: {why}" for name, why in found if why), "")
 
 
@@ -78,9 +78,9 @@ class ChainedContext(Context):
                 context.settle()
 
     def use_streams(self, extra: Sequence[SideStream]) -> None:
-        for instance, plan in zip(self._instances, self._chain.plans, strict=True):
+        for instance, part in zip(self._instances, self._chain.plans, strict=True):
             for context in instance.contexts.values():
-                context.use_streams(extra[: plan.plan.num_aux_streams])
+                context.use_streams(extra[: part.plan.num_aux_streams])
 
     def set_shapes(self, shapes: tuple[Shape, ...]) -> None:
         """For each step those that come of the ones before."""
@@ -90,10 +90,10 @@ class ChainedContext(Context):
         wiring = self._chain.wiring
         known = {spec.name: shape for spec, shape in zip(wiring.signature.inputs, shapes, strict=True)}
         chosen = []
-        for plan, instance, takes, gives in zip(self._chain.plans, self._instances, wiring.takes, wiring.gives, strict=True):
+        for part, instance, takes, gives in zip(self._chain.plans, self._instances, wiring.takes, wiring.gives, strict=True):
             taken = tuple(known[name] for name in takes)
-            plan.signature.check(taken)
-            context = instance.contexts[plan.profile_for(taken, plan.usable[0])]
+            part.signature.check(taken)
+            context = instance.contexts[part.profile_for(taken, part.usable[0])]
             context.set_shapes(taken)
             known |= {name: shape for name, shape in zip(gives, context.output_shapes(), strict=True) if name}
             chosen.append(context)
@@ -107,9 +107,9 @@ class ChainedContext(Context):
         """Nothing: they are those of the steps, which stay."""
 
     def execute(self, stream: Stream, captured: bool = False, then: Stream | None = None) -> str:
-        for context, plan in zip(self._set, self._chain.plans, strict=True):
+        for context, part in zip(self._set, self._chain.plans, strict=True):
             if refused := context.execute(stream, captured, then):
-                return f"{plan.path.name}: {refused}"
+                return f"{part.path.name}: {refused}"
         if not captured and self.shapes:
             self.compiled.add(self.shapes)
         return ""
@@ -152,11 +152,11 @@ def open_chain(loaded: LoadedPlan, way: Way, profiles: Sequence[int], stream: St
         loaded.warn_once(way.notice)
     with ExitStack() as made:
         instances = []
-        for plan in loaded.plans:
-            instances.append(open_instance(plan, NOTHING_OF_ITS_OWN, plan.usable, stream))
+        for part in loaded.plans:
+            instances.append(open_instance(part, NOTHING_OF_ITS_OWN, part.usable, stream))
             made.callback(instances[-1].close)
             if surprising := instances[-1].unsized:
-                raise ModelRefused(f"{loaded.path}: the size of output {surprising[0]!r} of {plan.path.name} depends on data")
+                raise ModelRefused(f"{loaded.path}: the size of output {surprising[0]!r} of {part.path.name} depends on data")
         return ChainedInstance(loaded, way, instances, _connect(loaded, instances), stream, made)
 
 

@@ -65,8 +65,10 @@ class TensorRTEngine:
     def chained(self, wiring: Wiring, settings: RuntimeSettings) -> "TensorRTEngine":
         """The engine of a chain whose engines are all of this kind; see `engines.chain`. Raises ModelRefused."""
         plans = [engine.loaded for engine in wiring.engines if isinstance(engine, TensorRTEngine)]
-        if any(plan.plan is None for plan in plans) or len({plan.device.index for plan in plans}) > 1:
-            raise ModelRefused(f"{[plan.path.name for plan in plans]} are not all loaded on one GPU; load them there")
+        if any(isinstance(part, ChainedPlan) for part in plans):
+            raise ModelRefused("a chain cannot be a step of another one; name its steps instead")
+        if any(part.plan is None for part in plans) or len({part.device.index for part in plans}) > 1:
+            raise ModelRefused(f"{[part.path.name for part in plans]} are not all loaded on one GPU; load them there")
         return TensorRTEngine(ChainedPlan(plans, wiring, settings), open_chain)
 
     @releasing()

@@ -158,6 +158,13 @@ def test_f59_closing_it_leaves_the_engines_which_run_alone_too(gpu: Kit, bench: 
         assert run(alone, rows(2))[0].tolist() == affine(rows(2)).tolist()
 
 
+def test_a_chain_is_no_step_of_another_one(gpu: Kit) -> None:
+    engine = gpu.chain()
+    with pytest.raises(ModelRefused, match="a chain cannot be a step of another one; name its steps instead"):
+        chain([Step(engine, {"IMAGE": "i"}, {"OUT": "o"})], ["o"])
+    engine.close()
+
+
 def test_f60_where_graphs_are_required_the_engine_that_cannot_be_captured_is_named(bench: Bench) -> None:
     lazy = bench.load(bench.plan(HALVE, HALF_ROWS), dynamic_shapes_kernel_specialization_strategy="lazy")
     others = [bench.load(bench.plan(text, ranges)) for text, ranges in ((AFFINE, ROWS), (ADD, ADD_ROWS))]
