@@ -12,6 +12,7 @@ from .base import Engine, Executor, Preparing, Room, Tensor, Work
 from .building import Builds
 from .cachefolder import CacheFolder
 from .callers import on_stream
+from .chain import Step, chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
 from .settings import RuntimeSettings, lacking, lacking_on_cpu
@@ -33,10 +34,12 @@ __all__ = [
     "Room",
     "RuntimeSettings",
     "Signature",
+    "Step",
     "Tensor",
     "TensorMismatch",
     "TensorSpec",
     "Work",
+    "chain",
     "has_tensorrt",
     "load_engine",
     "on_stream",

@@ -6,7 +6,8 @@ a caller of this library has on the GPU already.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -152,6 +153,15 @@ class Executor(Protocol):
 
         Once the new one takes inferences this one may take none, nor have any in flight; to close either leaves the other.
         Raises ModelRefused.
+        """
+
+    def overriding(self, **changes: Any) -> AbstractContextManager[None]:
+        """Other settings of `RuntimeSettings` in a block, for debugging for instance: `graphs`, `copies`, `batch_padding`.
+
+        Afterwards, also when the block fails, those of before hold again, with all that was ready; overrides nest. Shapes
+        are made ready anew within it, with the first inference of each. To begin and to end blocks for what is in flight.
+        For every thread that enqueues. Raises TypeError for a setting that cannot be changed so, ValueError for a value,
+        ModelRefused for what cannot be had without loading again.
         """
 
     def describe(self) -> Mapping[str, object]:

@@ -10,11 +10,21 @@ What `on_stream` promises of an inference that is enqueued inside it, whoever's 
 3. Inferences of one executor follow each other in the order they were enqueued, whichever streams were chosen.
 4. What cannot be so is refused before anything is enqueued: a stream of another device, one that is being captured, or a
    default stream while another context than the device's primary one is current.
+
+To have all of an inference on a stream with other SMs than a partition's, of a green context that the caller made for
+instance, bind the engine to that stream: `partitions.cuda.CudaDevice.adopt`.
+
+An inference does not become part of a graph that the caller captures. The copies of an inference find its tensors by a
+count that the device and the host keep apart: a replay that the host does not know of would move the one and not the other,
+and every later inference would read and write at another one's addresses. The execution context has one set of addresses,
+too, that a replay at any time would share with the inferences of the executor. So it is refused.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+
+from partitions.streams import stream_handle
 
 _SELECTED: ContextVar[int | None] = ContextVar("greenlane_stream", default=None)
 
@@ -28,7 +38,7 @@ def on_stream(stream: object) -> Iterator[None]:
     It has to live until what was enqueued has ended. The thread has to be attached to the partition as ever, but another
     context may be current in it. Only GPUs have streams; on a CPU this does nothing. Raises TypeError.
     """
-    token = _SELECTED.set(None if stream is None else _handle(stream))
+    token = _SELECTED.set(None if stream is None else stream_handle(stream))
     try:
         yield
     finally:
@@ -38,16 +48,3 @@ def on_stream(stream: object) -> Iterator[None]:
 def selected() -> int | None:
     """The handle of the stream that the calling flow has chosen; None for none."""
     return _SELECTED.get()
-
-
-def _handle(stream: object) -> int:
-    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
-        return stream
-    given = getattr(stream, "__cuda_stream__", None)
-    if given is None:
-        raise TypeError(
-            f"{stream!r} is no stream; expected its handle as an integer, such as torch's stream.cuda_stream, "
-            "an object with __cuda_stream__, or None"
-        )
-    _, handle = given() if callable(given) else given
-    return int(handle)

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from .datatypes import DATATYPES
 from .errors import Cancelled, ExecutionFailed, ModelRefused
 from .memory import view
 from .onnxfile import blame
-from .settings import RuntimeSettings
+from .settings import RuntimeSettings, overridden
 from .signature import Shape, Signature, TensorSpec, align
 from .warmup import shape_sets
 
@@ -155,6 +156,15 @@ class OnnxExecutor:
     def rebind(self, partition: Partition) -> "OnnxExecutor":
         """A session of its own: its threads are on the new partition's cores."""
         return self.engine.bind(partition)
+
+    @contextmanager
+    def overriding(self, **changes: Any) -> Iterator[None]:
+        """As `Executor.overriding`; none of these settings has an effect here."""
+        if overridden(RuntimeSettings(), changes).graphs == "required":
+            raise ModelRefused(
+                f"{self.engine.path}: graphs are required, but ONNX Runtime on a CPU has none; leave graphs 'on'"
+            )
+        yield
 
     def describe(self) -> Mapping[str, object]:
         """No graphs, and as many threads as the partition has cores."""

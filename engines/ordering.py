@@ -11,13 +11,11 @@ from cuda.bindings import driver
 from cuda.core import Device, Event, Stream
 from cuda.core._utils.cuda_utils import handle_return
 
-from partitions.cuda import CudaPartition
+from partitions.cuda import DEFAULT_STREAMS, NOT_CAPTURED, CudaPartition
 
 from .errors import ExecutionFailed
 
-_DEFAULT = {0: "the NULL stream", 1: "the legacy default stream", 2: "the per-thread default stream"}
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
-_NOT_CAPTURED = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
 
 class Ordering:
@@ -80,9 +78,9 @@ class Ordering:
         if self.is_primary_current:
             yield
             return
-        if handle in _DEFAULT:
+        if handle in DEFAULT_STREAMS:
             raise ExecutionFailed(
-                f"{_DEFAULT[handle]} was selected, but the context that is current is not the primary one of device "
+                f"{DEFAULT_STREAMS[handle]} was selected, but the context that is current is not the primary one of device "
                 f"{self._device}: it may be a green context, which has none; select a stream of a green context by its handle"
             )
         with self.at_home():
@@ -95,10 +93,10 @@ class Ordering:
                 f"stream {handle:#x} is of device {device}, but the engine is bound to device {self._device}; "
                 f"select a stream of device {self._device}"
             )
-        if handle_return(driver.cuStreamIsCapturing(handle)) != _NOT_CAPTURED:
+        if handle_return(driver.cuStreamIsCapturing(handle)) != NOT_CAPTURED:
             raise ExecutionFailed(
-                f"stream {handle:#x} is being captured, and an inference cannot be part of another graph: it has its own; "
-                "end the capture first"
+                f"stream {handle:#x} is being captured, and an inference cannot be part of another graph: it has its own, and "
+                "finds its tensors by a count that replays of another would disturb; end the capture first"
             )
 
     def _is_at_home(self, handle: int) -> bool:

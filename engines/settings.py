@@ -158,6 +158,18 @@ class RuntimeSettings:
         return replace(self, **kept | ({"cache_path": ""} if "cache_path" in lost else {}))
 
 
+OVERRIDABLE = ("graphs", "copies", "batch_padding")
+"""What an executor can change for a while: the others are in its contexts, or in what is loaded."""
+
+
+def overridden(settings: RuntimeSettings, changes: Mapping[str, Any]) -> RuntimeSettings:
+    """The settings with these changed. Raises TypeError for one that cannot be changed for a while, ValueError for a value."""
+    changed = settings.merge(**changes)
+    if fixed := [name for name in changes if name not in OVERRIDABLE]:
+        raise TypeError(f"{', '.join(fixed)} cannot be overridden, as it is loaded so; expected {', '.join(OVERRIDABLE)}")
+    return changed
+
+
 def lacking(library: str, supported: Collection[str], asked: Mapping[str, object]) -> dict[str, str]:
     """Why this library, which honours only the fields in `supported`, cannot honour settings that are asked for, by field."""
     lost = [name for name in _NEEDS_THE_LIBRARY if name in asked and name not in supported]

@@ -8,7 +8,7 @@ from partitions.cuda import CudaPartition
 from .errors import ModelRefused
 from .profiles import suited
 from .tensorrt_graphs import Way, decide
-from .tensorrt_instance import Instance, open_instance
+from .tensorrt_instance import Instance
 from .tensorrt_plan import LoadedPlan
 from .tensorrt_run import TensorRTExecutor, equip
 
@@ -21,7 +21,7 @@ def open_executor(engine: "TensorRTEngine", partition: CudaPartition) -> TensorR
     loaded = engine.loaded
     profile = suited(loaded.profiles, loaded.usable, partition.size)
     others = [each for each in loaded.usable if each != profile]
-    instance = engine.pool.take() or open_instance(loaded, _way(loaded), (profile, *others), partition.stream)
+    instance = engine.pool.take() or engine.open_instance(loaded, _way(loaded), (profile, *others), partition.stream)
     executor = _on(instance, engine, partition)
     with ExitStack() as failed:
         failed.callback(executor.close)

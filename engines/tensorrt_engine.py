@@ -1,22 +1,32 @@
 """A TensorRT plan as an engine: bound to partitions on instances that outlive their executors."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from cuda.core import Stream
 
 from partitions import DeviceLost, Partition, PartitionError
 from partitions.cuda import CudaPartition
 from partitions.faults import translated
 
+from .chain import Wiring
 from .errors import ExecutionFailed, ModelRefused
 from .release import releasing
+from .settings import RuntimeSettings
 from .signature import Signature
 from .tensorrt_bind import move_executor, open_executor
+from .tensorrt_chain import ChainedPlan, open_chain
+from .tensorrt_graphs import Way
+from .tensorrt_instance import Instance, open_instance
 from .tensorrt_lifetime import Pool, close_collected
 from .tensorrt_plan import LoadedPlan
 from .tensorrt_run import TensorRTExecutor
+
+Opener = Callable[[LoadedPlan, Way, Sequence[int], Stream], Instance]
+"""What makes instances: see `open_instance`."""
 
 
 class TensorRTEngine:
@@ -28,8 +38,9 @@ class TensorRTEngine:
 
     platform = "tensorrt_plan"
 
-    def __init__(self, loaded: LoadedPlan) -> None:
+    def __init__(self, loaded: LoadedPlan, open_instance: Opener = open_instance) -> None:
         self.loaded = loaded
+        self.open_instance = open_instance
         self.pool = Pool()
         """Its instances, and what its executors hold."""
         weakref.finalize(self, close_collected, self.pool, loaded.close)
@@ -50,6 +61,15 @@ class TensorRTEngine:
     def plan(self) -> Any:
         """The library's engine, None once closed."""
         return self.loaded.plan
+
+    def chained(self, wiring: Wiring, settings: RuntimeSettings) -> "TensorRTEngine":
+        """The engine of a chain whose engines are all of this kind; see `engines.chain`. Raises ModelRefused."""
+        plans = [engine.loaded for engine in wiring.engines if isinstance(engine, TensorRTEngine)]
+        if any(isinstance(part, ChainedPlan) for part in plans):
+            raise ModelRefused("a chain cannot be a step of another one; name its steps instead")
+        if any(part.plan is None for part in plans) or len({part.device.index for part in plans}) > 1:
+            raise ModelRefused(f"{[part.path.name for part in plans]} are not all loaded on one GPU; load them there")
+        return TensorRTEngine(ChainedPlan(plans, wiring, settings), open_chain)
 
     @releasing()
     def bind(self, partition: Partition) -> TensorRTExecutor:

@@ -82,6 +82,19 @@ def unsized(settings: RuntimeSettings, way: Way, outputs: Sequence[str]) -> Way:
     return fall_back(Situation(), why) if way.capture or way.native else way
 
 
+def captures_instead(settings: RuntimeSettings, situation: Situation, way: Way, outputs: Sequence[str]) -> bool:
+    """Whether graphs of ours are captured with these settings, by contexts that were made for another `way`.
+
+    `outputs` are those whose size depends on data. Raises ModelRefused for what would need other contexts.
+    """
+    if way.native:
+        raise ModelRefused("its contexts were made with graphs of the library's own, which stay; load it with other settings")
+    why = f"the size of output {', '.join(map(repr, outputs))} depends on data" if outputs else obstacle(settings, situation)
+    if why and (refused := refusal(settings, why)):
+        raise ModelRefused(refused)
+    return settings.graphs != "off" and not why
+
+
 def _overridden(settings: RuntimeSettings) -> str:
     if settings.cuda_graph_strategy != "disabled":
         return ""

@@ -41,7 +41,7 @@ class Instance:
         contexts: Mapping[int, Context],
         buffers: Sequence[Buffer],
         copies: Mapping[bool, Copies],
-        kernels: RuntimeCache,
+        kernels: RuntimeCache | None,
         stream: Stream,
         unsized: Sequence[str],
         close: Callable[[], None],
@@ -61,13 +61,15 @@ class Instance:
         self._counting = RLock()  # The collector may give it back in the middle of a call.
         self.beside = Beside(loaded, self.addresses, stream)
         """What compiles new shapes while this serves."""
+        self.prepares = kernels is not None
+        """Whether it does; else the first inference of new shapes waits while they are compiled."""
 
     def __repr__(self) -> str:
         return f"<Instance of {self._loaded.path.name}, {len(self.contexts)} contexts, used by {self._users}>"
 
     def kernels(self) -> CacheStatistics:
         """What became of the kernel cache."""
-        return self._kernels.statistics()
+        return self._kernels.statistics() if self._kernels else CacheStatistics(0, 0, refused=False)
 
     def use(self) -> None:
         """One more executor has it."""
@@ -87,7 +89,8 @@ class Instance:
 
     def save(self) -> None:
         """Keep the kernels that were compiled for the next start. Blocks; what goes wrong is a warning."""
-        self._kernels.save()
+        if self._kernels:
+            self._kernels.save()
 
     def renew(self, way: Way, stream: Stream) -> None:
         """Go on in another way, with contexts of its own graphs where `way` is native; the old ones are freed.
@@ -105,7 +108,7 @@ class Instance:
     def _fresh(self, profile: int, stream: Stream) -> Context | None:
         try:
             with failing("making a context with graphs of its own"):
-                return contexts_of(self._loaded, self._kernels).open(True, profile, stream)
+                return contexts_of(self._loaded, self._kernels).open(True, profile, stream) if self._kernels else None
         except EngineError as error:
             self._loaded.warn_once(f"{error}; each inference costs more")
             return None
@@ -214,7 +217,7 @@ def open_instance(loaded: LoadedPlan, way: Way, profiles: Sequence[int], stream:
             context.set_addresses([int(buffer.handle) for buffer in buffers])
             if names:
                 context.allocate_through(UnsizedOutputs(_memory(loaded, names, buffers)), names)
-        copies = _copies(loaded, stream, made)
+        copies = open_copies(loaded, stream, made)
         return Instance(loaded, way, contexts, buffers, copies, kernels, stream, names, made.pop_all().close)
 
 
@@ -270,7 +273,7 @@ def _buffers(loaded: LoadedPlan, contexts: Mapping[int, Context], stream: Stream
     return buffers
 
 
-def _copies(loaded: LoadedPlan, stream: Stream, made: ExitStack) -> dict[bool, Copies]:
+def open_copies(loaded: LoadedPlan, stream: Stream, made: ExitStack) -> dict[bool, Copies]:
     """By whether the SMs do them. Without copies by SMs, NVRTC is not needed either."""
     inputs, rows = len(loaded.signature.inputs), len(loaded.specs)
     copies: dict[bool, Copies] = {False: EngineCopies(inputs)}

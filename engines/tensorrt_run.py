@@ -7,9 +7,9 @@ Completion is an event that a thread waits for while it spins, without the GIL: 
 """
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,19 +17,21 @@ import numpy as np
 from cuda.core import Event, Stream
 
 from partitions import Partition, PartitionError
-from partitions.cuda import CudaPartition, SideStream
+from partitions.cuda import AdoptedPartition, CudaPartition, SideStream
 from partitions.faults import CUDAError
 
 from .base import NO_ROOM, Room, Tensor, check_tensors
 from .callers import selected
 from .copies import LENGTH, Span
-from .errors import ExecutionFailed
+from .errors import ExecutionFailed, ModelRefused
 from .ordering import Ordering, open_ordering
+from .settings import overridden
 from .signature import Shape, align
+from .tensorrt_graphs import captures_instead
 from .tensorrt_instance import Instance
 from .tensorrt_lifetime import Held
 from .tensorrt_routes import Route, Routes
-from .tensorrt_shapes import Fit, Prepared, ReadyShapes
+from .tensorrt_shapes import Fit, Override, Prepared, ReadyShapes
 from .tensorrt_staging import Staging
 from .tensorrt_work import Ended, Mark, TensorRTWork, failing, failure
 
@@ -62,6 +64,7 @@ class TensorRTExecutor:
         self._loaded = engine.loaded
         self._partition = partition
         self._stream = partition.stream
+        self._own = partition.handle if isinstance(partition, AdoptedPartition) else None  # The caller may capture it.
         self._events = equipment.events
         self._ordering = equipment.ordering
         self._extra = equipment.extra
@@ -71,6 +74,7 @@ class TensorRTExecutor:
         self._shapes = ReadyShapes(engine.loaded, partition, instance, equipment.extra, self._turn)
         self._depth = LENGTH // 2 if instance.unsized else LENGTH  # Those take two tables of the ring each.
         self._runs = self._staged = self._padded = 0
+        self._overrides: list[tuple[ReadyShapes, Routes]] = []
         self._ended = Ended()
         things = (equipment.ordering, *equipment.events, *equipment.extra, self._staging)
         self._held = Held(f"<TensorRTExecutor {engine.path.name}>", engine.pool, instance, partition, things, self._shapes)
@@ -86,7 +90,10 @@ class TensorRTExecutor:
         with self._turn:
             self._check_open()
             try:
-                if (handle := selected()) is None:
+                handle = selected()
+                if handle is None:
+                    handle = self._own
+                if handle is None:
                     if self._ordering.is_primary_current:
                         return self._enqueue(inputs, room, self._stream)
                     with self._ordering.at_home():
@@ -104,6 +111,8 @@ class TensorRTExecutor:
     def rebind(self, partition: Partition) -> "TensorRTExecutor":
         with self._turn:
             self._check_open()
+            if self._overrides:
+                raise ExecutionFailed(f"{self!r} does not move while its settings are overridden; end that first")
         return self.engine.rebind(self, partition)
 
     def adopt(self, other: "TensorRTExecutor") -> None:
@@ -124,11 +133,44 @@ class TensorRTExecutor:
             self.enqueue([Tensor(shape, a.ctypes.data, a.nbytes, a) for shape, a in zip(shapes, blanks, strict=True)]).wait()
         self._staging.silent = self._shapes.warming = False
 
+    @contextmanager
+    def overriding(self, **changes: Any) -> Iterator[None]:
+        """As `Executor.overriding`. Within it nothing of what the executor had ready is used, or lost."""
+        with self._turn:
+            self._check_open()
+            settings = overridden(self._shapes.settings, changes)
+            if settings.copies != "engine" and True not in self.instance.copies:
+                raise ModelRefused(
+                    f"{self.engine.path}: copies {settings.copies!r} need what it was not loaded with; load it so"
+                )
+            capture = captures_instead(settings, self._loaded.situation, self.instance.way, self.instance.unsized)
+            override = Override(settings, capture)
+            shapes = ReadyShapes(self._loaded, self._partition, self.instance, self._extra, self._turn, override)
+            shapes.warming = False
+            before, self._shapes, self._routes = (self._shapes, self._routes), shapes, Routes(self._partition.device)
+            self._overrides.append(before)
+        try:
+            yield
+        finally:
+            self._restore(before)
+
+    def _restore(self, before: tuple[ReadyShapes, Routes]) -> None:
+        """Have ready again what was so before an override, and destroy what that had, once; blocks."""
+        self._shapes.finish()
+        with self._turn:
+            if before in self._overrides:
+                left, (self._shapes, self._routes) = self._shapes, self._overrides.pop()
+                with failing(f"restoring {self!r}"), self._partition.device.current(), ExitStack() as after:
+                    after.callback(left.close)
+                    self._stream.sync()
+
     def close(self) -> None:
         """Wait for the stream, then destroy graphs and events and give the instance back, whatever fails. Any thread.
 
         Raises ExecutionFailed, DeviceLost.
         """
+        while self._overrides:
+            self._restore(self._overrides[-1])
         self._shapes.finish()
         with self._turn:
             self._held.release()
@@ -136,10 +178,10 @@ class TensorRTExecutor:
 
     def describe(self) -> Mapping[str, object]:
         """How it runs, as JSON values; see `engines.base.Executor`."""
-        settings, way, shapes = self._loaded.settings, self.instance.way, self._shapes.statistics()
+        settings, way, shapes = self._shapes.settings, self.instance.way, self._shapes.statistics()
         kernels = self.instance.kernels()
         return {
-            "graphs": "native" if way.native else "captured" if way.capture else "none",
+            "graphs": "native" if way.native else "captured" if self._shapes.captures else "none",
             "why": way.notice,
             "notes": [way.notice] if way.notice else [],
             "counts": {

@@ -21,6 +21,7 @@ from .copies import Copies, by_sms
 from .errors import ExecutionFailed, TensorMismatch
 from .priority import give_way
 from .profiles import padded, suited
+from .settings import RuntimeSettings
 from .signature import Shape
 from .tensorrt_capture import Graph, capture
 from .tensorrt_context import Context
@@ -59,6 +60,13 @@ class Prepared:
             graph.close()
 
 
+class Override(NamedTuple):
+    """What holds instead of the engine's settings for a while; `capture`: with graphs of ours."""
+
+    settings: RuntimeSettings
+    capture: bool
+
+
 class Fit(NamedTuple):
     """What runs for some shapes, and the shapes of the outputs that are asked for: fewer rows than run, if it is padded."""
 
@@ -78,13 +86,23 @@ class ReadyShapes:
     """Those of one executor. `turn` is the executor's lock, held to call a method unless it says otherwise."""
 
     def __init__(
-        self, loaded: LoadedPlan, partition: CudaPartition, instance: Instance, extra: Sequence[SideStream], turn: RLock
+        self,
+        loaded: LoadedPlan,
+        partition: CudaPartition,
+        instance: Instance,
+        extra: Sequence[SideStream],
+        turn: RLock,
+        override: Override | None = None,
     ) -> None:
         self._loaded = loaded
         self._partition = partition
         self._instance = instance
         self._extra = extra
         self._turn = turn
+        self._override = override
+        self.settings = override.settings if override else loaded.settings
+        """Those that hold now."""
+        self._pads = self.settings.pads(loaded.signature)
         self._ready: OrderedDict[Shapes, Prepared] = OrderedDict()
         self._fits: dict[Shapes, Fit] = {}
         self._pending: dict[Shapes, Future[None]] = {}
@@ -98,6 +116,11 @@ class ReadyShapes:
 
     def __repr__(self) -> str:
         return f"<ReadyShapes {list(self._ready)}, {len(self._pending)} pending>"
+
+    @property
+    def captures(self) -> bool:
+        """Whether each set of shapes gets a graph of ours. Any thread."""
+        return self._override.capture if self._override else self._instance.way.capture
 
     @property
     def is_preparing(self) -> bool:
@@ -141,17 +164,17 @@ class ReadyShapes:
         with context.lock:
             context.use_streams(self._extra)
             context.set_shapes(shapes)
-            if self._instance.way.capture and shapes not in context.compiled:
+            if self.captures and shapes not in context.compiled:
                 self._compile(context, stream)
             prepared = self._prepared(context)
-            if self._instance.way.capture:
+            if self.captures:
                 prepared = self._captured(prepared, stream)
         self._keep(prepared)
         return Fit(prepared, prepared.outputs)
 
     def preparing(self, shapes: Shapes) -> "Future[None] | None":
         """See `engines.base.Preparing`."""
-        if self._closed or not self._instance.way.capture or shapes in self._fits or not self._lacks(shapes):
+        if self._closed or not self.captures or not self._instance.prepares or shapes in self._fits or not self._lacks(shapes):
             return None
         if (pending := self._pending.get(shapes)) is None:
             self._compiler = self._compiler or ThreadPoolExecutor(1, f"compiling {self._loaded.path.name}", give_way)
@@ -218,12 +241,12 @@ class ReadyShapes:
         shapes, outputs = context.shapes or (), context.output_shapes()
         tensors = zip(self._loaded.specs, (*shapes, *outputs), self._instance.sizes, strict=True)
         nbytes = sum(most if -1 in shape else spec.nbytes(shape) for spec, shape, most in tensors)
-        return Prepared(shapes, outputs, context, self._instance.copies[by_sms(self._loaded.settings.copies, nbytes)])
+        return Prepared(shapes, outputs, context, self._instance.copies[by_sms(self.settings.copies, nbytes)])
 
     def _fit(self, shapes: Shapes) -> Fit | None:
         if found := self._ready.get(shapes):
             return Fit(found, found.outputs)
-        larger = padded(shapes, self._ready) if self._loaded.pads and not self.warming else None
+        larger = padded(shapes, self._ready) if self._pads and not self.warming else None
         if larger is None:
             return None
         self._loaded.signature.check(shapes)
@@ -263,8 +286,14 @@ class ReadyShapes:
 
     def _give_up(self, why: str, prepared: Prepared, stream: Stream) -> Prepared:
         """No graphs of ours any more, but perhaps the library's own. Raises ExecutionFailed where graphs are required."""
-        if refused := refusal(self._loaded.settings, why):
+        if refused := refusal(self.settings, why):
             raise ExecutionFailed(f"running {self._loaded.path.name}: {refused}")
+        if self._override:  # What the executor has otherwise stays.
+            log.warning(
+                "%s: cannot be captured as a graph (%s), so it runs without until the override ends", self._loaded.path, why
+            )
+            self._override = self._override._replace(capture=False)
+            return Prepared(prepared.shapes, prepared.outputs, prepared.context, prepared.copies)
         way = fall_back(self._loaded.situation, why)
         log.warning("%s: %s", self._loaded.path, way.notice)
         stream.sync()

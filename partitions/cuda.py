@@ -22,12 +22,16 @@ from cuda.core._utils.cuda_utils import CUDAError, handle_return
 
 from .errors import DeviceUnavailable, PartitionError
 from .faults import translated
-from .green import NONBLOCKING, Green, Split, split
+from .green import NONBLOCKING, SM, Green, Split, split
 from .pages import touch
 from .plan import choose
 from .smid import SmProbe, open_probe
+from .streams import stream_handle
 
 T = TypeVar("T")
+
+DEFAULT_STREAMS = {0: "the NULL stream", 1: "the legacy default stream", 2: "the per-thread default stream"}
+NOT_CAPTURED = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
 
 NEEDED = "green contexts need a driver of CUDA 12.4 and a GPU of compute capability 6.0, or newer; or use backend = 'cpu'"
 
@@ -99,6 +103,32 @@ class CudaPartition:
                 self.stream.sync()
             left.pop_all()
         self.device.put_back(self.granules, self._green)
+
+
+class AdoptedPartition(CudaPartition):
+    """The SMs of a stream that the caller made, with granules unknown; see `CudaDevice.adopt`."""
+
+    def __init__(self, device: "CudaDevice", green: Green, confined: bool) -> None:
+        super().__init__(device, (), green)
+        self._confined = confined
+
+    def __repr__(self) -> str:
+        whose = "of a green context" if self._confined else "with all of the device"
+        state = ", closed" if self._closed else ""
+        return f"<AdoptedPartition, stream {self.handle:#x} {whose}, {self.size} SMs{state}>"
+
+    def make_stream(self) -> "SideStream":
+        if self._confined:
+            return super().make_stream()
+        with self.device.current(), translated(f"making a stream on {self!r}"):
+            return SideStream(int(handle_return(driver.cuStreamCreate(NONBLOCKING))))
+
+    def close(self) -> None:
+        """Wait for the stream, which stays the caller's, as its context does. Raises DeviceLost."""
+        if not self._closed:
+            self._closed = True
+            with translated(f"closing {self!r}"), self.device.current():
+                self.stream.sync()
 
 
 class SideStream:
@@ -199,6 +229,37 @@ class CudaDevice:
                     green.release()
                 raise PartitionError(f"the driver gave {green.sms} SMs for granules {wanted}, which hold {granted}")
             return CudaPartition(self, wanted, green)
+
+    def adopt(self, stream: object) -> AdoptedPartition:
+        """A partition over a stream that the caller made, for `Engine.bind`: what is bound to it runs on that stream.
+
+        `stream` is its handle (CUstream), or an object with `__cuda_stream__`. Of a green context, it has that one's SMs, and
+        else those of the whole device: other partitions' too, as nothing of it is in the manager's account. Work may be
+        submitted to it from one thread at a time, the caller's own included. Closing the partition waits for the stream and
+        destroys nothing. It has to live until the engines that were bound to it are closed: they free their memory on it.
+        Does not block. Raises PartitionError for a default stream, one that is captured, or one of another device or context;
+        TypeError for what is no stream.
+        """
+        handle = stream_handle(stream)
+        if handle in DEFAULT_STREAMS:
+            raise PartitionError(
+                f"{DEFAULT_STREAMS[handle]} cannot be adopted: it is everybody's; make a stream, and give that"
+            )
+        with self.current(), translated(f"adopting stream {handle:#x}"):
+            if (index := int(handle_return(driver.cuStreamGetDevice(handle)))) != self.index:
+                raise PartitionError(f"stream {handle:#x} is of device {index}, not of device {self.index}; adopt it there")
+            if handle_return(driver.cuStreamIsCapturing(handle)) != NOT_CAPTURED:
+                raise PartitionError(f"stream {handle:#x} is being captured; end the capture first")
+            context = handle_return(driver.cuStreamGetGreenCtx(handle))
+            confined = context is not None and int(context) != 0
+            if not confined and int(handle_return(driver.cuStreamGetCtx(handle))) != int(
+                handle_return(driver.cuCtxGetCurrent())
+            ):
+                raise PartitionError(
+                    f"stream {handle:#x} is of a context that is neither green nor the primary one of {self!r}"
+                )
+            sms = handle_return(driver.cuGreenCtxGetDevResource(context, SM)).sm.smCount if confined else sum(self.granules)
+        return AdoptedPartition(self, Green(sms, Stream.from_handle(handle), lambda: None), confined)
 
     def put_back(self, granules: tuple[int, ...], green: Green) -> None:
         """Keep a green context on which nothing runs; `CudaPartition.close` calls it."""

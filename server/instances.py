@@ -4,11 +4,13 @@ Works of a partition's stream run one after another all the same. What is gained
 and memory of its own, so that one may be prepared anew while works of the others are in flight.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import cycle
 from threading import Lock
+from typing import Any
 
 from engines import Engine, Executor, Room, Tensor, Work
 from engines.base import NO_ROOM
@@ -39,6 +41,14 @@ class InTurn:
     def rebind(self, partition: Partition) -> "InTurn":
         """All or none."""
         return InTurn(_all_or_none([partial(executor.rebind, partition) for executor in self._executors]))
+
+    @contextmanager
+    def overriding(self, **changes: Any) -> Iterator[None]:
+        """For all of them."""
+        with ExitStack() as after:
+            for executor in self._executors:
+                after.enter_context(executor.overriding(**changes))
+            yield
 
     def describe(self) -> Mapping[str, object]:
         """As the first says, with how many there are, and the counts of all."""

@@ -150,6 +150,13 @@ class Contract:
         gc.collect()
         assert [array(work.wait()[0]).tolist() for work in works] == [ONE.tolist(), OTHER.tolist()]
 
+    def test_settings_are_overridden_for_a_block_and_the_numbers_are_right_in_it_and_after(self, executor: Executor) -> None:
+        with executor.overriding(graphs="off"):
+            assert run(executor, ONE)[0].tolist() == ONE.tolist()
+        assert run(executor, OTHER)[0].tolist() == OTHER.tolist()
+        with pytest.raises(TypeError, match="profile cannot be overridden"), executor.overriding(profile=0):
+            pass
+
     def test_outputs_lie_in_the_room_at_an_aligned_address_when_they_fit(self, executor: Executor) -> None:
         memory = Memory(4096)
         (output,) = executor.enqueue([Tensor.of(ONE)], memory.room).wait()

@@ -21,16 +21,18 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from threading import Condition, Lock, Thread, current_thread
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet, ref
 
 import numpy as np
 
-from engines import Cancelled, ExecutionFailed, ModelRefused, Room, Signature, Tensor
+from engines import Cancelled, ExecutionFailed, ModelRefused, Room, RuntimeSettings, Signature, Tensor
 from engines.base import NO_ROOM, check_tensors
 from engines.memory import view
+from engines.settings import overridden
 from engines.signature import align
 from partitions import Partition, PartitionError
 
@@ -343,6 +345,12 @@ class FakeExecutor:
 
     def rebind(self, partition: Partition) -> "FakeExecutor":
         return self.engine.bind(partition)
+
+    def overriding(self, **changes: Any) -> AbstractContextManager[None]:
+        """Nothing depends on settings."""
+        if overridden(RuntimeSettings(), changes).graphs == "required":
+            raise ModelRefused("graphs are required, but this is a fake")
+        return nullcontext()
 
     def describe(self) -> Mapping[str, object]:
         """What the engine was told to say, see `FakeEngine.description`."""

@@ -111,8 +111,10 @@ class Driver:
     def cuGreenCtxDestroy(self, hCtx: hardware.Context) -> tuple[Any, ...]:
         return self._call("cuGreenCtxDestroy", lambda: self._gpu.destroy_context(hCtx))
 
-    def cuGreenCtxGetDevResource(self, hCtx: hardware.Context, typename: int) -> tuple[Any, ...]:
-        return self._call("cuGreenCtxGetDevResource", lambda: CUdevResource(hardware.Resource(hCtx.sms, 0)))
+    def cuGreenCtxGetDevResource(self, hCtx: hardware.Context | int, typename: int) -> tuple[Any, ...]:
+        """The context as it was created, or the handle by which a stream knows it."""
+        (context,) = [each for each in self._gpu.contexts if hCtx in (each, each.handle)]
+        return self._call("cuGreenCtxGetDevResource", lambda: CUdevResource(hardware.Resource(context.sms, 0)))
 
     def cuGreenCtxStreamCreate(self, greenCtx: hardware.Context | int, flags: int, priority: int) -> tuple[Any, ...]:
         """The context as it was created, or the handle by which a stream knows it."""
@@ -125,6 +127,12 @@ class Driver:
     def cuStreamGetGreenCtx(self, hStream: int) -> tuple[Any, ...]:
         context = self._gpu.find_stream(hStream).context
         return self._call("cuStreamGetGreenCtx", lambda: context.handle if context.green else 0)
+
+    def cuStreamGetCtx(self, hStream: int) -> tuple[Any, ...]:
+        return self._call("cuStreamGetCtx", lambda: self._gpu.find_stream(hStream).context.handle, gives=True)
+
+    def cuStreamCreate(self, Flags: int) -> tuple[Any, ...]:
+        return self._call("cuStreamCreate", lambda: self._gpu.create_stream(self._gpu.primary).handle, current=True, gives=True)
 
     def cuStreamGetDevice(self, hStream: int) -> tuple[Any, ...]:
         return self._call("cuStreamGetDevice", lambda: self._gpu.find_stream(hStream).context.device)

@@ -21,6 +21,7 @@ OURS += tuple(
         "",
         "_bind",
         "_capture",
+        "_chain",
         "_context",
         "_engine",
         "_instance",

@@ -1,0 +1,261 @@
+"""F59 to F61: models one after another as one engine, on the simulated GPU in one captured graph, on a CPU in turn."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import (
+    Cancelled,
+    Engine,
+    ExecutionFailed,
+    ModelRefused,
+    RuntimeSettings,
+    Step,
+    Tensor,
+    TensorMismatch,
+    chain,
+    load_engine,
+)
+from partitions import open_cpu
+from tests import models
+from tests.engines.simulated import ROWS, Bench, affine, rows
+from tests.engines.tensors import Array, array, run
+from tests.engines.test_tensorrt_unsized import NONZERO
+from tests.simulation.plans import Ranges
+
+LOGGER = "greenlane.engines"
+HALVE = (
+    "halve (float[m, 3] a) => (float[m, 3] half, float[m, 3] same) <float two = {2}> { half = Div(a, two) same = Identity(a) }"
+)
+HALF_ROWS: Ranges = {"a": [(0, 3), (2, 3), (8, 3)]}
+ADD = "add (float[k, 3] left, float[k, 3] right) => (float[k, 3] sum) { sum = Add(left, right) }"
+ADD_ROWS: Ranges = {"left": [(0, 3), (2, 3), (8, 3)], "right": [(0, 3), (2, 3), (8, 3)]}
+AFFINE = "affine (float[n, 3] x) => (float[n, 3] y) <float three = {3}> { t = Add(x, x) y = Sub(t, three) }"
+
+
+def steps(first: Engine, second: Engine, third: Engine) -> list[Step]:
+    """IMAGE to y to half; and half and IMAGE to OUT."""
+    return [
+        Step(first, {"x": "IMAGE"}, {"y": "middle"}),
+        Step(second, {"a": "middle"}, {"half": "half"}),
+        Step(third, {"left": "half", "right": "IMAGE"}, {"sum": "OUT"}),
+    ]
+
+
+def expected(data: Array) -> Array:
+    return affine(data) / 2 + data
+
+
+class Kit:
+    """Loads the three models for a partition."""
+
+    def __init__(self, engines: Sequence[Engine], partition: Any) -> None:
+        self.engines = list(engines)
+        self.partition = partition
+
+    def chain(self, outputs: Sequence[str] = ("OUT",), **settings: Any) -> Engine:
+        return chain(steps(*self.engines), outputs, RuntimeSettings(**settings) if settings else None)
+
+
+@pytest.fixture
+def gpu(bench: Bench) -> Kit:
+    plans = (bench.plan(AFFINE, ROWS), bench.plan(HALVE, HALF_ROWS), bench.plan(ADD, ADD_ROWS))
+    return Kit([bench.load(plan) for plan in plans], bench.partition)
+
+
+@pytest.fixture
+def cpu(tmp_path: Path) -> Iterator[Kit]:
+    with closing(open_cpu()) as device, closing(device.carve([0])) as partition:
+        texts = (AFFINE, HALVE, ADD)
+        yield Kit([load_engine(models.save(tmp_path / f"{text.split()[0]}.onnx", text)) for text in texts], partition)
+
+
+@pytest.fixture(params=["gpu", "cpu"])
+def kit(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+def test_f59_each_model_takes_what_those_before_gave(kit: Kit) -> None:
+    engine = kit.chain()
+    assert [spec.name for spec in engine.signature.inputs] == ["IMAGE"]
+    assert [spec.name for spec in engine.signature.outputs] == ["OUT"]
+    with closing(engine.bind(kit.partition)) as executor:
+        for turn in range(6):
+            data = rows(1 + turn % 3, turn)
+            assert run(executor, data)[0].tolist() == expected(data).tolist()
+        assert executor.engine is engine
+        assert "\n" not in repr(executor) + repr(engine)
+    engine.close()
+
+
+def test_f59_tensors_between_models_can_be_given_too(kit: Kit) -> None:
+    with closing(kit.chain(["half", "OUT", "middle"]).bind(kit.partition)) as executor:
+        data = rows(2)
+        outputs = [array(tensor).tolist() for tensor in executor.enqueue([Tensor.of(data)]).wait()]
+        assert outputs == [each.tolist() for each in (affine(data) / 2, expected(data), affine(data))]
+        executor.engine.close()
+
+
+def test_f59_many_in_flight_waited_for_in_any_order_each_have_their_own_data(kit: Kit) -> None:
+    with closing(kit.chain().bind(kit.partition)) as executor:
+        given = [rows(1 + turn % 4, turn) for turn in range(20)]
+        works = [executor.enqueue([Tensor.of(data)]) for data in given]
+        for data, work in reversed(list(zip(given, works, strict=True))):
+            assert array(work.wait()[0]).tolist() == expected(data).tolist()
+            assert array(work.wait()[0]).tolist() == expected(data).tolist()
+        executor.engine.close()
+
+
+def test_f59_what_does_not_fit_is_refused_and_the_next_is_right(kit: Kit) -> None:
+    with closing(kit.chain().bind(kit.partition)) as executor:
+        for wrong in ([], [Tensor.of(np.zeros((2, 4), np.float32))], [Tensor.of(rows(2)), Tensor.of(rows(2))]):
+            with pytest.raises(TensorMismatch):
+                executor.enqueue(wrong)
+        assert run(executor, rows(2))[0].tolist() == expected(rows(2)).tolist()
+    with pytest.raises(ExecutionFailed, match="takes nothing more; bind the engine again"):
+        executor.enqueue([Tensor.of(rows(2))])
+    executor.engine.close()
+
+
+def test_f59_it_moves_and_is_overridden_as_any(kit: Kit) -> None:
+    executor = kit.chain().bind(kit.partition)
+    moved = executor.rebind(kit.partition)
+    executor.close()
+    with moved.overriding(graphs="off"):
+        assert run(moved, rows(3))[0].tolist() == expected(rows(3)).tolist()
+    assert run(moved, rows(3))[0].tolist() == expected(rows(3)).tolist()
+    assert moved.preparing([(5, 3)]) is None
+    assert moved.describe()["graphs"] in ("captured", "none")
+    moved.close()
+    moved.engine.close()
+
+
+def test_f59_all_of_it_is_one_graph_and_nothing_is_copied_between(gpu: Kit, bench: Bench) -> None:
+    with closing(gpu.chain(graphs="required").bind(gpu.partition)) as executor:
+        run(executor, rows(2))
+        bench.gpu.log.clear()
+        run(executor, rows(2, 1))
+        calls = [call for call in bench.gpu.log if call in ("cuGraphLaunch", "launch", "cuMemcpyAsync") or "execute" in call]
+        assert calls == ["cuGraphLaunch"]
+        (graph,) = {id(graph): graph for graph in bench.gpu.graphs}.values()
+        assert len(graph.operations) == 5  # Copies in, three engines, copies out.
+        executor.engine.close()
+
+
+def test_f59_closing_it_leaves_the_engines_which_run_alone_too(gpu: Kit, bench: Bench) -> None:
+    before = bench.holdings()
+    engine = gpu.chain()
+    engine.bind(gpu.partition).close()
+    engine.bind(gpu.partition).close()
+    engine.close()
+    assert bench.holdings() == before
+    with closing(gpu.engines[0].bind(gpu.partition)) as alone:
+        assert run(alone, rows(2))[0].tolist() == affine(rows(2)).tolist()
+
+
+def test_a_chain_is_no_step_of_another_one(gpu: Kit) -> None:
+    engine = gpu.chain()
+    with pytest.raises(ModelRefused, match="a chain cannot be a step of another one; name its steps instead"):
+        chain([Step(engine, {"IMAGE": "i"}, {"OUT": "o"})], ["o"])
+    engine.close()
+
+
+def test_f60_where_graphs_are_required_the_engine_that_cannot_be_captured_is_named(bench: Bench) -> None:
+    lazy = bench.load(bench.plan(HALVE, HALF_ROWS), dynamic_shapes_kernel_specialization_strategy="lazy")
+    others = [bench.load(bench.plan(text, ranges)) for text, ranges in ((AFFINE, ROWS), (ADD, ADD_ROWS))]
+    kit, before = Kit([others[0], lazy, others[1]], bench.partition), bench.holdings()
+    why = r"graphs are required, but it cannot be captured as one: halve1\.plan: its inputs are dynamic and its kernels 'lazy'"
+    with pytest.raises(ModelRefused, match=why):
+        kit.chain(graphs="required").bind(bench.partition)
+    assert bench.holdings() == before
+
+
+def test_f60_else_they_run_back_to_back_without_a_graph_with_one_warning(
+    bench: Bench, gpu: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, LOGGER)
+    bench.gpu.capturable = False
+    with closing(gpu.chain().bind(gpu.partition)) as executor:
+        for seed in range(3):
+            assert run(executor, rows(2, seed))[0].tolist() == expected(rows(2, seed)).tolist()
+        assert executor.describe()["graphs"] == "none"
+        executor.engine.close()
+    (message,) = caplog.messages
+    assert "affine1.plan + halve2.plan + add3.plan: cannot be captured as a graph" in message
+
+
+def test_f60_a_size_that_depends_on_data_is_refused_with_engine_and_output(bench: Bench) -> None:
+    first = bench.load(bench.plan(NONZERO, {"x": [(1,), (5,), (9,)]}))
+    engine = chain([Step(first, {"x": "IN"}, {"y": "PLACES"})], ["PLACES"])
+    before = bench.holdings()
+    with pytest.raises(ModelRefused, match=r"the size of output 'y' of nonzero1\.plan depends on data"):
+        engine.bind(bench.partition)
+    assert bench.holdings() == before
+    engine.close()
+
+
+def test_a_shape_that_a_later_model_does_not_take_is_refused_with_its_words(bench: Bench) -> None:
+    small: Ranges = {"a": [(1, 3), (2, 3), (4, 3)]}
+    plans = (bench.plan(AFFINE, ROWS), bench.plan(HALVE, small), bench.plan(ADD, ADD_ROWS))
+    executor: Any = chain(steps(*map(bench.load, plans)), ["OUT"]).bind(bench.partition)
+    with pytest.raises((TensorMismatch, ExecutionFailed), match="'a'"):
+        run(executor, rows(6))
+    assert run(executor, rows(4))[0].tolist() == expected(rows(4)).tolist()
+    executor.close()
+    executor.engine.close()
+
+
+def test_on_a_cpu_a_work_is_cancelled_before_or_after_it_ended(cpu: Kit) -> None:
+    with closing(cpu.chain().bind(cpu.partition)) as executor:
+        first, second = (executor.enqueue([Tensor.of(rows(2, seed))]) for seed in range(2))
+        first.cancel()
+        with pytest.raises(Cancelled):
+            first.wait()
+        assert array(second.wait()[0]).tolist() == expected(rows(2, 1)).tolist()
+        second.cancel()
+        assert array(second.wait()[0]).tolist() == expected(rows(2, 1)).tolist()
+
+
+def test_on_a_cpu_graphs_that_are_required_are_refused(cpu: Kit) -> None:
+    with pytest.raises(ModelRefused, match="runs its models in turn"):
+        cpu.chain(graphs="required").bind(cpu.partition)
+
+
+@pytest.mark.parametrize(
+    ("edit", "outputs", "why"),
+    [
+        (lambda steps: [], ["OUT"], "a chain of no steps"),
+        (lambda steps: steps, [], "a chain without outputs"),
+        (lambda steps: steps, ["IMAGE"], "no step gives 'IMAGE'"),
+        (lambda steps: steps[::-1], ["OUT"], "step 0: input 'left' takes 'half', which only a later step gives"),
+        (
+            lambda steps: [Step(steps[0].engine, {}, {"y": "m"})],
+            ["m"],
+            "step 0: nothing is said of input 'x'; the model's",
+        ),
+        (lambda steps: [Step(steps[0].engine, {"x": "i"}, {"z": "m"})], ["m"], "step 0: the model has no 'z'; there are y"),
+        (lambda steps: [Step(steps[0].engine, {"x": "i"}, {"y": "i"})], ["i"], "which only a later step gives"),
+        (lambda steps: [*steps, steps[0]], ["OUT"], "step 3: output 'y' gives 'middle', which there is already"),
+        (
+            lambda steps: [Step(steps[1].engine, {"a": "i"}, {"half": "m", "same": "m"})],
+            ["m"],
+            "step 0: two outputs give one tensor",
+        ),
+    ],
+)
+def test_steps_that_do_not_fit_together_are_refused_with_the_step_and_the_tensor(
+    cpu: Kit, edit: Any, outputs: list[str], why: str
+) -> None:
+    with pytest.raises(ModelRefused, match=why):
+        chain(edit(steps(*cpu.engines)), outputs)
+
+
+def test_types_and_ranks_are_compared(cpu: Kit, tmp_path: Path) -> None:
+    whole = load_engine(models.save(tmp_path / "whole.onnx", "whole (int64[n, 3] x) => (int64[n, 3] y) { y = Add(x, x) }"))
+    with pytest.raises(ModelRefused, match=r"step 1: input 'x' is INT64 \[-1, 3\], but 'middle' is FP32 \[-1, 3\]"):
+        chain([steps(*cpu.engines)[0], Step(whole, {"x": "middle"}, {"y": "OUT"})], ["OUT"])
