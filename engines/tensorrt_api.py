@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -62,6 +63,14 @@ LIBRARY_USE = SharedLock()
 Shared by what lets go of the interpreter while it holds that mutex (loading, making contexts, compiling). Alone for what
 keeps the interpreter while it waits for the mutex: beside a thread that holds the mutex and logs, for which it needs the
 interpreter, neither would ever go on.
+"""
+
+EXECUTING = Lock()
+"""Held while an execution compiles or is captured, until its graph is instantiated: one at a time in the process.
+
+Two tenants of one engine that captured graphs at the same time crashed TensorRT-RTX 1.6.1 in `execute_async_v3`, in 3 of 3
+runs on an H100 (2026-11-22), and in none of 3 one after the other. Graphs that are launched, and executions of shapes that
+are compiled, do not take it.
 """
 
 _LISTENER: ContextVar[list[Message] | None] = ContextVar("greenlane_tensorrt_listener", default=None)

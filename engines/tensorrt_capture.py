@@ -21,6 +21,7 @@ from cuda.core._utils.cuda_utils import handle_return
 from partitions.cuda import CudaPartition, SideStream
 
 from .errors import ExecutionFailed
+from .tensorrt_api import EXECUTING
 
 _HERE = threading.local()
 _THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -49,9 +50,10 @@ class Graph:
 def capture(partition: CudaPartition, submit: Callable[[SideStream], str]) -> Graph:
     """The graph of what `submit` puts on the stream it is given; it returns "", or why it could not.
 
-    Blocks. The calling thread must have nothing else to capture. Raises ExecutionFailed, PartitionError, CUDAError.
+    Blocks, also while another thread captures or compiles. The calling thread must have nothing else to capture.
+    Raises ExecutionFailed, PartitionError, CUDAError.
     """
-    with ExitStack() as made:
+    with EXECUTING, ExitStack() as made:
         with closing(partition.make_stream()) as side, _uncollected():
             graph = _captured(side, submit)
             made.callback(graph.close)

@@ -21,7 +21,7 @@ from partitions.cuda import SideStream
 from .cache import RuntimeCache
 from .errors import ExecutionFailed, ModelRefused
 from .signature import Shape
-from .tensorrt_api import LIBRARY_USE, first_error, listening
+from .tensorrt_api import EXECUTING, LIBRARY_USE, first_error, listening
 from .tensorrt_outputs import UnsizedOutputs, make_allocator
 from .tensorrt_plan import LoadedPlan
 
@@ -121,7 +121,7 @@ class Context:
         self._busy = then or stream
         if self.shapes in self.compiled:
             return self._submit(stream)
-        with LIBRARY_USE.shared():
+        with EXECUTING, LIBRARY_USE.shared():
             refused = self._submit(stream)
         if not refused and self.shapes:
             self.compiled.add(self.shapes)

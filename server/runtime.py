@@ -339,9 +339,12 @@ class Runtime:
         while True:
             await asyncio.sleep(LOOK)
             quiet = all(worker.idle for worker in self._workers.values())
-            executors = [executor for worker in self._workers.values() for executor in worker.executors.values()]
-            await asyncio.to_thread(self.library.release_unused, executors, quiet and before)
+            await asyncio.to_thread(self._release_unused, quiet and before)
             before = quiet
+
+    def _release_unused(self, quiet: bool) -> None:
+        executors = [executor for worker in list(self._workers.values()) for executor in list(worker.executors.values())]
+        self.library.release_unused(executors, quiet)
 
     async def _load_tenant(self, tenant: TenantConfig) -> None:
         known = await asyncio.to_thread(self.library.names)

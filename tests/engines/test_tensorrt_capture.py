@@ -3,16 +3,19 @@
 import gc
 import importlib
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from engines import Tensor
+from engines.tensorrt_api import EXECUTING
 from partitions import PartitionError
 from tests.engines.simulated import Bench, assert_right, rows
 from tests.engines.tensors import Memory
 from tests.simulation import Misuse
 from tests.simulation.errors import CUDAError
+from tests.simulation.tensorrt_config import COMPILING
 
 MOMENTS = ["IExecutionContext.execute_async_v3", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphDestroy"]
 """Calls of a capture."""
@@ -51,8 +54,9 @@ def test_an_executor_is_closed_while_another_is_captured(bench: Bench, moment: s
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_executor_runs_while_another_is_captured(bench: Bench, moment: str) -> None:
-    """And what it submits does not go into the other's graph."""
+    """And what it submits does not go into the other's graph. Shapes of its own that are new wait for their turn."""
     executor, other = bench.bind(), bench.bind()
+    assert_right(other, rows(4))
     while_capturing(bench, executor, moment, lambda: [assert_right(other, rows(4, seed)) for seed in range(3)])
     assert_right(other, rows(4, 9))
     other.close()
@@ -61,10 +65,12 @@ def test_an_executor_runs_while_another_is_captured(bench: Bench, moment: str) -
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_engine_is_bound_while_another_is_captured(bench: Bench, moment: str) -> None:
-    """As when a model is loaded while its tenant is served."""
+    """As when a model is loaded while its tenant is served: its own captures come after this one."""
     executor, bound = bench.bind(), []
     engine = bench.load(bench.plan())
-    while_capturing(bench, executor, moment, lambda: bound.append(engine.bind(bench.partition)))
+    binding = Thread(target=lambda: bound.append(engine.bind(bench.partition)))
+    while_capturing(bench, executor, moment, binding.start)
+    binding.join()
     (other,) = bound
     assert_right(other, rows(2))
     other.close()
@@ -80,12 +86,14 @@ def test_another_tenant_pins_allocates_and_is_captured_while_one_is_captured(ben
     def work() -> None:
         memory = bench.memory(4096)
         assert bench.device.is_pinned(*memory.room)
-        done.append(engine.bind(other))
-        assert_right(done[0], rows(3))
+        binding.start()
 
+    binding = Thread(target=lambda: done.append(engine.bind(other)))
     bench.gpu.meanwhile(moment, lambda: other.run(work))
     for seed in range(3):
         assert_right(executor, rows(5, seed))
+    binding.join()
+    other.run(lambda: assert_right(done[0], rows(3)))
     assert [each.describe()["graphs"] for each in (executor, *done)] == ["captured"] * 2
     for each in (executor, *done, other):
         each.close()
@@ -158,3 +166,19 @@ def test_the_simulation_objects_to_what_this_avoids(bench: Bench) -> None:
         bench.partition.run(lambda: stream.record(event))
     stream._stream.capture = bench.gpu.here.capture = None
     event.close()
+
+
+@pytest.mark.parametrize(
+    "moment", [COMPILING, "cuStreamBeginCapture", "IExecutionContext.execute_async_v3", "cuGraphInstantiate"]
+)
+def test_one_thread_at_a_time_compiles_or_captures(bench: Bench, moment: str) -> None:
+    """Two at once crashed TensorRT-RTX 1.6.1: see `engines.tensorrt_api.EXECUTING`."""
+    engine, held = bench.load(bench.plan()), []
+    bench.gpu.meanwhile(moment, lambda: held.append(EXECUTING.locked()))
+    executor = engine.bind(bench.partition)
+    assert held == [True]
+    assert not EXECUTING.locked()
+    moved = executor.rebind(bench.device.carve([1]))
+    assert not EXECUTING.locked()
+    for each in (moved, executor, engine):
+        each.close()

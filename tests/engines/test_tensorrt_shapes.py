@@ -319,7 +319,7 @@ def test_a_preparation_that_fails_at_any_step_says_so_and_the_next_attempt_begin
 
 def test_a_shape_that_was_run_meanwhile_keeps_its_graph(bench: Bench, executor: Any) -> None:
     """And that which was prepared for it is destroyed."""
-    held = Held(bench, "cuStreamEndCapture")
+    held = Held(bench, "ICudaEngine.create_execution_context")
     future = begun(executor, FIVE)
     held.wait()
     assert_right(executor, rows(5))
@@ -385,7 +385,7 @@ def test_an_executor_is_moved_during_a_preparation_which_the_old_takes(bench: Be
     """The new compiles nothing for it again."""
     before = bench.holdings()
     executor, other = bench.bind(), bench.device.carve([1])
-    held = Held(bench, COMPILING)
+    held = Held(bench, "ICudaEngine.create_execution_context")
     future = begun(executor, FIVE)
     held.wait()
     moved = executor.rebind(other)
