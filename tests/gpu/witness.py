@@ -1,13 +1,13 @@
-"""Kernels that find out where others run: one that feels who shares its SM, and one that leaves no room on any.
+"""A kernel that leaves no room on any SM of a partition, to find out where others run.
 
-Both are launched on a further stream of a partition (`make_stream`), so that they are on its SMs and the partition's own
-stream stays free for what is to be found.
+It is launched on a further stream of the partition (`make_stream`), so that it is on its SMs and the partition's own stream
+stays free for what is to be found.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,42 +28,6 @@ __device__ unsigned multiprocessor() {
     return sm;
 }
 
-// Multiplies and adds as fast as the SM can, a piece at a time, and counts the pieces that took longer than the fastest one.
-// A row of each block: its SM plus one, as soon as it runs; and in the end pieces, slow pieces, cycles of the fastest piece.
-// A piece is 2,048 instructions: slow is one that waited for 32 of somebody else's, for the scheduler that this warp is on.
-extern "C" __global__ void __launch_bounds__(32) witness(volatile unsigned *rows, u64 lasts) {
-    volatile unsigned *row = rows + 4 * blockIdx.x;
-    const u64 began = nanoseconds();
-    if (threadIdx.x == 0) {
-        row[0] = multiprocessor() + 1;
-        __threadfence_system();
-    }
-    __syncwarp();
-    float a[8];
-    for (int i = 0; i < 8; i++) a[i] = threadIdx.x + i;
-    unsigned fastest = ~0u, pieces = 0, slow = 0;
-    while (nanoseconds() - began < lasts) {
-        const long long start = clock64();
-        #pragma unroll 1
-        for (int turn = 0; turn < 32; turn++) {
-            #pragma unroll
-            for (int i = 0; i < 64; i++) a[i % 8] = fmaf(a[i % 8], 0.999f, 0.5f);
-        }
-        const unsigned took = (unsigned)(clock64() - start);
-        fastest = min(fastest, took);
-        pieces++;
-        slow += took > fastest + fastest / 64;
-    }
-    float sum = 0;
-    for (int i = 0; i < 8; i++) sum += a[i];
-    if (threadIdx.x == 0) {
-        row[1] = pieces;
-        row[2] = slow + (sum == 1.25f);  // Never; but the compiler cannot know, and has to compute it.
-        row[3] = fastest;
-        __threadfence_system();
-    }
-}
-
 // As many blocks as there is room for stay until the gate is opened, or for so long; nobody else gets a thread meanwhile.
 extern "C" __global__ void __launch_bounds__(1024, 2) hold(volatile unsigned *gate, volatile unsigned *rows, u64 most) {
     if (threadIdx.x == 0) {
@@ -77,30 +41,12 @@ extern "C" __global__ void __launch_bounds__(1024, 2) hold(volatile unsigned *ga
     __syncthreads();
 }
 """
-WITNESS_THREADS = 32
-"""One warp, without shared memory and with few registers: all but the very largest kernels have room beside it."""
-TRIES = 5
-"""How often witnesses are launched until there is one on every SM: blocks are given out evenly where nothing else runs."""
-SHARED = 0.02
-"""The part of a witness's pieces that have to be slow for its SM to count as shared. Alone, none are but the first few."""
 GIVE_UP_NS = 10_000_000_000
 _PATIENCE = 10.0
 
 
-class Felt(NamedTuple):
-    """What the witness of one SM felt: how many pieces it did, and how many of those were slow."""
-
-    pieces: int
-    slow: int
-
-    @property
-    def shared(self) -> bool:
-        """Whether something else ran on the SM."""
-        return self.slow > SHARED * self.pieces
-
-
 class Kernels:
-    """The two kernels, compiled for a device. Raises PartitionError and RuntimeError as NVRTC does."""
+    """The kernel, compiled for a device. Raises PartitionError and RuntimeError as NVRTC does."""
 
     def __init__(self, device: Any) -> None:
         from cuda.core import Program, ProgramOptions
@@ -108,38 +54,8 @@ class Kernels:
         here = device.make_current()
         compiled = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{here.arch}")).compile("cubin")
         self._device = device
-        self._witness, self._hold = (compiled.get_kernel(name) for name in ("witness", "hold"))
+        self._hold = compiled.get_kernel("hold")
         self._half = int(here.properties.max_threads_per_multiprocessor) // 2
-
-    @contextmanager
-    def witnesses(self, partitions: list[Any], milliseconds: int) -> Iterator[dict[int, Felt]]:
-        """One on every SM of these partitions for so long, which have to be idle; what they felt is there after the block.
-
-        Raises RuntimeError if they cannot be spread like that.
-        """
-        with _sides(partitions) as streams:
-            for _ in range(TRIES):
-                boards = [_Board(self._device, 4 * partition.size) for partition in partitions]
-                for stream, partition, board in zip(streams, partitions, boards, strict=True):
-                    self._launch(self._witness, stream, partition.size, WITNESS_THREADS, board.at, milliseconds * 10**6)
-                _wait_until(lambda boards=boards: all(board.words[::4].all() for board in boards))
-                if all(len(set(board.words[::4])) == len(board.words) // 4 for board in boards):
-                    break
-                for stream in streams:
-                    stream.sync()
-                for board in boards:
-                    board.close()
-            else:
-                raise RuntimeError(f"{TRIES} times there were SMs without a witness, or with two")
-            found: dict[int, Felt] = {}
-            try:
-                yield found
-            finally:
-                for stream in streams:
-                    stream.sync()
-                for board in boards:
-                    found |= {int(sm) - 1: Felt(int(pieces), int(slow)) for sm, pieces, slow, _ in board.words.reshape(-1, 4)}
-                    board.close()
 
     @contextmanager
     def held(self, partition: Any) -> Iterator["Held"]:
