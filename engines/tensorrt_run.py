@@ -187,6 +187,7 @@ class TensorRTExecutor:
             "counts": {
                 "captures": shapes.captures,
                 "compilations": shapes.compiled,
+                "fallbacks": shapes.fallbacks,
                 "padded": self._padded,
                 "staged": self._staged,
             },

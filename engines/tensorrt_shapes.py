@@ -75,11 +75,14 @@ class Fit(NamedTuple):
 
 
 class ShapeStatistics(NamedTuple):
-    """Sets of shapes that are ready, and so far: captures, and sets that were compiled after the executor was bound."""
+    """Sets of shapes that are ready, and so far: captures, sets that were compiled after the executor was bound, and times that
+    graphs were given up.
+    """
 
     ready: int
     captures: int
     compiled: int
+    fallbacks: int
 
 
 class ReadyShapes:
@@ -109,7 +112,7 @@ class ReadyShapes:
         self._compiler: ThreadPoolExecutor | None = None
         self._compiling: Thread | None = None
         self._closed = False
-        self._captures = self._compiled = 0
+        self._captures = self._compiled = self._fallbacks = 0
         self._profile = suited(loaded.profiles, loaded.usable, partition.size)
         self.warming = True
         """Whether the executor is being bound, so that what is compiled was expected, and nothing is padded instead."""
@@ -129,7 +132,7 @@ class ReadyShapes:
 
     def statistics(self) -> ShapeStatistics:
         """Any thread; what it counts may be in the middle of a change."""
-        return ShapeStatistics(len(self._ready), self._captures, self._compiled)
+        return ShapeStatistics(len(self._ready), self._captures, self._compiled, self._fallbacks)
 
     def names(self) -> list[Shapes]:
         """The sets of input shapes that are ready. Any thread."""
@@ -288,6 +291,7 @@ class ReadyShapes:
         """No graphs of ours any more, but perhaps the library's own. Raises ExecutionFailed where graphs are required."""
         if refused := refusal(self.settings, why):
             raise ExecutionFailed(f"running {self._loaded.path.name}: {refused}")
+        self._fallbacks += 1
         if self._override:  # What the executor has otherwise stays.
             log.warning(
                 "%s: cannot be captured as a graph (%s), so it runs without until the override ends", self._loaded.path, why

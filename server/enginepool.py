@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from threading import Lock
 
 from engines import Engine, EngineError
+from partitions import PartitionError
 
 log = logging.getLogger("greenlane.models")
 
@@ -32,6 +33,7 @@ class EnginePool:
         self._used: dict[Hashable, float] = {}
         self._held: Counter[int] = Counter()
         self._lock = Lock()
+        self._freeing = Lock()
 
     def __len__(self) -> int:
         return len(self._engines)
@@ -68,21 +70,28 @@ class EnginePool:
         if engine is None:
             return False
         begun = self._clock()
-        try:
-            engine.close()
-        except EngineError as error:
-            log.warning("freeing %r: %s", engine, error)
+        self._free(engine)
         if not quiet:
             held = (self._clock() - begun) * 1000
             log.warning("%d unloaded engines were kept, so one was freed while requests wait, which took %.0f ms", unused, held)
         return True
 
     def close(self) -> None:
-        """Free all of them; no executor may be left."""
+        """Free all of them, whatever fails, and wait for one that is being freed; no executor may be left. Blocks."""
         with self._lock:
             engines, self._engines = self._engines, {}
         for engine in engines.values():
-            engine.close()
+            self._free(engine)
+        with self._freeing:  # That of `release`, on another thread, too.
+            pass
+
+    def _free(self, engine: Engine) -> None:
+        """What goes wrong is a warning: where one cannot be freed, as on a device that is lost, the others are all the same."""
+        with self._freeing:
+            try:
+                engine.close()
+            except (EngineError, PartitionError) as error:
+                log.warning("freeing %r: %s", engine, error)
 
     def _choose(self, in_use: Iterable[Engine], quiet: bool) -> tuple[Engine | None, int]:
         """Take out the one unused for longest, and say how many there were."""

@@ -70,7 +70,7 @@ class Prepared:
 
 
 class Library:
-    """The repository, and the engines that somebody still holds. Every method may be called from any thread.
+    """The repository, and the engines of its models. Every method may be called from any thread.
 
     `base` is how a model runs of which nothing is said, `unsupported` what of its settings cannot be honoured and why.
     Nothing is warmed up with inputs of more bytes than `max_body`, as no request brings them.

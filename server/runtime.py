@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -304,7 +304,7 @@ class Runtime:
     def _prepare(self, move: Move) -> dict[str, Worker]:
         """Workers on the movers' new partitions, with all their models, ready and probed. Blocks. All or none.
 
-        The movers' models are set up side by side, a thread each.
+        Each mover's models are set up on a thread of its own.
         """
         carved = self.manager.carve(move)
         workers: dict[str, Worker] = {}
@@ -312,7 +312,6 @@ class Runtime:
             probes.check(carved, probes.locate(carved))
             with ThreadPoolExecutor(max(1, len(carved)), "rebinding") as threads:
                 begun = {name: threads.submit(self._worker, name, partition) for name, partition in carved.items()}
-            wait(begun.values())
             workers = {name: future.result() for name, future in begun.items() if not future.exception()}
             for future in begun.values():
                 future.result()

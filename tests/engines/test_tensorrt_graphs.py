@@ -315,6 +315,7 @@ def test_what_cannot_be_captured_runs_without_a_graph_with_one_warning(
     assert "affine1.plan: cannot be captured as a graph (" in caplog.messages[0]
     assert "CUDA_ERROR_NOT_PERMITTED: as told" in caplog.messages[0]
     assert bench.gpu.graphs == []
+    assert executor.describe()["counts"]["fallbacks"] == 1
     assert_right(executor, rows(2))
 
 

@@ -156,6 +156,13 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 }  # fmt: skip
 
 
+def add(root: Path, name: str) -> Path:
+    """Where the file of a new model's only version goes."""
+    folder = root / name / "1"
+    folder.mkdir(parents=True)
+    return folder
+
+
 def plan(folder: Path, network: Network) -> Path:
     """Build it; gives the engine file."""
     ranges = {name: Range(*shapes) for name, shapes in network.ranges.items()}

@@ -21,7 +21,7 @@ from tests.load.asks import TOLERANCE, tensor
 from tests.load.seat import Seat, all_at_once, open_seat
 from tests.load.subjects import SUBJECTS
 
-from .witness import Kernels
+from .holding import Kernels
 
 pytestmark = pytest.mark.gpu
 ROWS = {"conv": 64, "resnet": 8, "mlp": 1, "image": 16}

@@ -14,7 +14,7 @@ from server.config import Config, DeviceConfig, ModelsConfig, ServerConfig, Tena
 from tests.end_to_end.harness import Served, serving
 
 from .bench import expected
-from .networks import mlp, plan, several
+from .networks import add, mlp, plan, several
 
 pytestmark = pytest.mark.gpu
 
@@ -32,13 +32,6 @@ def server(root: Path) -> Iterator[Served]:
     )
     with serving(config) as served:
         yield served
-
-
-def add(root: Path, name: str) -> Path:
-    """Where the file of a new model's only version goes."""
-    folder = root / name / "1"
-    folder.mkdir(parents=True)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from server.config import Config, DeviceConfig, ModelOptions, ModelsConfig, Serv
 from tests.end_to_end.harness import Served, serving
 
 from .bench import assert_close, expected
-from .networks import feed, mlp, plan
+from .networks import add, feed, mlp, plan
 from .process import Client, running
 
 pytestmark = pytest.mark.gpu
@@ -31,13 +31,6 @@ WAYS = {
 """A model for each set of options, and which graphs it is to have."""
 
 REFUSED = {"weights": ModelOptions(profile=7)}
-
-
-def add(root: Path, name: str) -> Path:
-    """Where the file of a new model's only version goes."""
-    folder = root / name / "1"
-    folder.mkdir(parents=True)
-    return folder
 
 
 @pytest.fixture(scope="module")

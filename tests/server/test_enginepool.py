@@ -7,6 +7,7 @@ from threading import Thread
 import pytest
 
 from engines import DATATYPES, Engine, ModelRefused, Signature, TensorSpec
+from partitions import DeviceLost
 from server.enginepool import KEEP_SECONDS, MOST_UNUSED, EnginePool
 from tests.fakes import FakeDevice, FakeEngine, Script
 
@@ -121,3 +122,25 @@ def test_of_two_threads_that_read_at_once_the_first_to_end_counts(pool: EnginePo
         return fake()
 
     assert load(pool, "a", read) is inner[0]
+
+
+class Failing(FakeEngine):
+    """Of a device that is lost."""
+
+    def close(self) -> None:
+        raise DeviceLost("the device is lost")
+
+
+def test_what_cannot_be_freed_is_a_warning_and_the_others_are_freed(
+    pool: EnginePool, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(pool, "a", lambda: Failing(SIGNATURE, Script()))
+    other = load(pool, "b")
+    with caplog.at_level(logging.WARNING, "greenlane.models"):
+        pool.close()
+    assert other.closed  # type: ignore[attr-defined]
+    assert "the device is lost" in caplog.text
+    load(pool, "c", lambda: Failing(SIGNATURE, Script()))
+    clock.now += KEEP_SECONDS
+    assert pool.release([], quiet=True)
+    assert len(pool) == 0
