@@ -1,8 +1,8 @@
 """The process that accepts connections, looks at their first headers, and passes each on to the process it belongs to.
 
-It reads nothing: it peeks, so that whoever gets the socket finds every byte still there. It waits for headers without
-being woken for each piece of them, for as long and as many bytes as set below, and for so many connections at a time.
-What belongs to a process that died waits for the one that takes its place.
+It reads nothing: it peeks, so that whoever gets the socket finds every byte still there. It waits for headers for as long,
+as many bytes and as many pieces as set below, and for so many connections at a time: what one connection costs it is bounded,
+whatever is sent. What belongs to a process that died waits for the one that takes its place.
 """
 
 import resource
@@ -12,6 +12,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
 
 from ..config import Config
 from ..tenancy import Tenancy
@@ -22,6 +24,10 @@ from .outset import begin
 
 PATIENCE = 30.0
 """Seconds until the headers have to be there."""
+MOST_PIECES = 8
+"""Pieces in which the headers may come. With more the process for strangers reads on, and gives a tenant's connection back
+once it knows whose it is.
+"""
 MOST_WAITING = 4096
 """Connections that may be without headers at a time; one more, and the oldest is hung up on."""
 MOST_QUEUED = 1024
@@ -69,8 +75,20 @@ class Door:
             self._queue.pop().close()
 
 
+@dataclass(slots=True)
+class Waiting:
+    """A connection whose headers are not whole: until when they may come, and in how many pieces they came so far."""
+
+    connection: socket.socket
+    end: float
+    pieces: int = 0
+
+
 class Doorman:
-    """Serves until `control` is hung up. `listeners` are non-blocking; `patience` is in seconds of `clock`."""
+    """Serves until `control` is hung up. `listeners` are non-blocking; `patience` is in seconds of `clock`.
+
+    `looks` is how often it looked at what came on a connection, for tests.
+    """
 
     def __init__(
         self,
@@ -89,7 +107,8 @@ class Doorman:
         self._clock = clock
         self._epoll = select.epoll()
         self._doors = {name: Door() for name in (*tenancy.tenants, HOUSE, STRANGERS)}
-        self._waiting: OrderedDict[int, tuple[socket.socket, float]] = OrderedDict()
+        self._waiting: OrderedDict[int, Waiting] = OrderedDict()
+        self.looks = 0
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._resume: float | None = None
         self._open = True
@@ -127,11 +146,11 @@ class Doorman:
 
     def _until_next(self) -> float:
         """Seconds to sleep at most; -1 for as long as nothing happens."""
-        ends = [end for _, end in self._waiting.values()][:1] + ([] if self._resume is None else [self._resume])
+        ends = [each.end for each in islice(self._waiting.values(), 1)] + ([] if self._resume is None else [self._resume])
         return max(0.0, min(ends) - self._clock()) if ends else -1
 
     def _expire(self, now: float) -> None:
-        while self._waiting and next(iter(self._waiting.values()))[1] <= now:
+        while self._waiting and next(iter(self._waiting.values())).end <= now:
             self._hang_up(next(iter(self._waiting)))
         if self._resume is not None and self._resume <= now:
             self._resume = None
@@ -206,7 +225,8 @@ class Doorman:
                 self._forget(listener)
 
     def _look(self, connection: socket.socket) -> None:
-        """Pass a connection on if its headers are there, else wait for more of them."""
+        """Pass a connection on if its headers are there, or will not be soon; else wait for more of them."""
+        self.looks += 1
         try:
             data = connection.recv(MOST, socket.MSG_PEEK)
         except BlockingIOError:
@@ -218,17 +238,28 @@ class Doorman:
         if where is not None:
             self._release(connection)
             self._send(Passed(where, connection))
-        elif data:
+        elif data and not self._is_slow(connection):
             self._wait(connection, len(data) + 1)
+        elif data:
+            self._release(connection)
+            self._send(Passed(STRANGERS, connection))
         else:
             self._release(connection)
             connection.close()
+
+    def _is_slow(self, connection: socket.socket) -> bool:
+        """Whether its headers came in so many pieces by now that it is not waited for here."""
+        waiting = self._waiting.get(connection.fileno())
+        if waiting is None:
+            return False
+        waiting.pieces += 1
+        return waiting.pieces >= MOST_PIECES
 
     def _wait(self, connection: socket.socket, nbytes: int) -> None:
         """Be told when there are so many bytes to read, or the client hung up."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
         if connection.fileno() not in self._waiting:
-            self._waiting[connection.fileno()] = connection, self._clock() + self._patience
+            self._waiting[connection.fileno()] = Waiting(connection, self._clock() + self._patience)
             events = select.EPOLLIN | select.EPOLLRDHUP
             self._watch(connection, lambda events: self._on_more(connection, events), events)
             if len(self._waiting) > self._most_waiting:
@@ -246,7 +277,7 @@ class Doorman:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def _hang_up(self, descriptor: int) -> None:
-        connection, _ = self._waiting[descriptor]
+        connection = self._waiting[descriptor].connection
         self._release(connection)
         connection.close()
 

@@ -16,12 +16,13 @@ _NEUTRAL = (b"/v2", b"/v2/", b"/")
 
 def destination(data: bytes, tenancy: Tenancy) -> str | None:
     """The process that these first bytes of a connection are for; None if more have to come before that is known."""
-    data = data[:MOST].lstrip(b"\r\n")
+    data = data[:MOST]
+    whole, data = len(data) == MOST, data.lstrip(b"\r\n")
     if data and not data[:1].isalpha():
         return STRANGERS  # Not HTTP, and may wait for an answer before it says more: TLS, for one.
     end = data.find(b"\r\n\r\n")
     if end < 0:
-        return STRANGERS if len(data) >= MOST else None
+        return STRANGERS if whole else None
     first, *lines = data[:end].split(b"\r\n")
     fields = dict(map(_field, lines))
     return belongs(_path(first), fields.get(b"authorization"), fields.get(b"x-tenant"), tenancy)

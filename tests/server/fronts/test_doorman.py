@@ -15,7 +15,7 @@ import pytest
 from server.config import TenantConfig
 from server.fronts import door
 from server.fronts.door import Passed
-from server.fronts.doorman import MOST_QUEUED, Door, Doorman
+from server.fronts.doorman import MOST_PIECES, MOST_QUEUED, Door, Doorman
 from server.fronts.heads import HOUSE, STRANGERS
 from server.tenancy import Tenancy
 
@@ -134,12 +134,42 @@ def test_each_connection_goes_through_its_door_with_every_byte_unread(bench: Ben
     assert taken(globex) == (b"", GLOBEX)
 
 
-def test_headers_may_come_byte_by_byte(bench: Bench) -> None:
+def send(bench: Bench, connection: socket.socket, piece: bytes) -> None:
+    """Send this and wait until the doorman has looked at it."""
+    before = bench.doorman.looks
+    connection.sendall(piece)
+    until(lambda: bench.doorman.looks > before)
+
+
+def test_headers_may_come_in_a_few_pieces(bench: Bench) -> None:
     acme = bench.door("acme")
     connection = bench.connect()
-    for index in range(len(ACME)):
-        connection.sendall(ACME[index : index + 1])
-    assert taken(acme)[1].startswith(b"POST")
+    until(lambda: bench.doorman.looks == 1)
+    for piece in (b"POST / HTTP/1.1\r\n", b"X-Tenant: acme", b"\r\n\r", b"\nbody"):
+        send(bench, connection, piece)
+    assert taken(acme) == (b"", ACME)
+
+
+def test_headers_that_come_in_many_pieces_are_read_by_the_strangers_process(bench: Bench) -> None:
+    strangers = bench.door(STRANGERS)
+    connection = bench.connect()
+    until(lambda: bench.doorman.looks == 1)
+    for index in range(MOST_PIECES):
+        send(bench, connection, ACME[index : index + 1])
+    assert taken(strangers) == (b"", ACME[:MOST_PIECES])
+    connection.sendall(ACME[MOST_PIECES:])
+    assert bench.doorman.looks == MOST_PIECES + 1
+
+
+@pytest.mark.parametrize("data", [b"\r\n" + b"X" * 17_000, b"\r\n" * 8_500], ids=["a line", "empty lines"])
+def test_what_is_no_head_after_empty_lines_does_not_keep_the_doorman_busy(bench: Bench, data: bytes) -> None:
+    strangers = bench.door(STRANGERS)
+    bench.connect(data)
+    assert select.select([strangers], [], [], PATIENCE)[0], "the doorman waits for headers that cannot come"
+    passed = door.take(strangers)
+    assert passed
+    passed.close()
+    assert bench.doorman.looks < MOST_PIECES
 
 
 def test_a_client_may_stop_sending_once_its_request_is_whole(bench: Bench) -> None:

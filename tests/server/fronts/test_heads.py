@@ -66,6 +66,12 @@ def test_headers_that_are_too_long_are_a_strangers() -> None:
     assert destination(data[: MOST - 1], NOBODY) is None
 
 
+@pytest.mark.parametrize("data", [b"\r\n" + b"x" * MOST, b"\r\n" * MOST, b"\n" * MOST], ids=["a line", "empty lines", "LF"])
+def test_empty_lines_count_among_the_bytes_that_are_looked_at(data: bytes) -> None:
+    assert destination(data, NOBODY) == STRANGERS
+    assert destination(data[: MOST - 1], NOBODY) is None
+
+
 LINES = st.lists(
     st.sampled_from(["X-Tenant: acme", "Authorization: Bearer secret", "Authorization: Bearer bad", "A: b", ":", "", "\x80"])
 )
