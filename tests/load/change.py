@@ -24,7 +24,7 @@ from . import machine, nets
 from .bench import Bench, opened, share_out
 from .changes import CHANGES, Outcome
 from .cold import cold_starts
-from .goals import GOALS, MISSED, Row, judge
+from .goals import GOALS, MISSED, Felt, Row, judge
 from .options import count, positive
 
 PHASES = (*CHANGES, "depth", "cold")
@@ -142,7 +142,7 @@ def judged(outcomes: dict[str, Outcome], quiet_worst: dict[str, float]) -> list[
     flaws: dict[str, str] = {}
     idle = {phase: "was not asked for" for phase in PHASES if phase not in outcomes}
     for phase, outcome in outcomes.items():
-        bad = [f"{f.tenant}: {f.errors} errors, {f.wrong} wrong answers" for f in outcome.felt if f.errors or f.wrong]
+        bad = [_faults(f) for f in outcome.felt if f.errors or f.wrong]
         if text := "; ".join(outcome.flaws + bad):
             flaws[phase] = text
         elif outcome.unexercised:
@@ -207,6 +207,11 @@ def _failed() -> Outcome:
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, default=str)[:400]
+
+
+def _faults(felt: Felt) -> str:
+    said = f" ({'; '.join(felt.failures)})" if felt.failures else ""
+    return f"{felt.tenant}: {felt.errors} errors{said}, {felt.wrong} wrong answers"
 
 
 def _progress(text: str) -> None:

@@ -64,6 +64,8 @@ class Felt:
     quiet_worst: float
     errors: int
     wrong: int
+    failures: tuple[str, ...] = ()
+    """What the first requests that failed got, from the quiet phase and the change and what was between."""
 
     @property
     def ratio(self) -> float:
@@ -86,7 +88,14 @@ class Row:
     why: str = ""
 
 
-def felt(tenant: str, samples: Samples, quiet: tuple[float, float], change: tuple[float, float], wrong: int) -> Felt:
+def felt(
+    tenant: str,
+    samples: Samples,
+    quiet: tuple[float, float],
+    change: tuple[float, float],
+    wrong: int,
+    failures: Sequence[str] = (),
+) -> Felt:
     """Take the samples of a quiet interval and of a change, seconds from the beginning, apart.
 
     Whatever waited while the change was on counts to the change, also what was due before; what is neither counts nowhere.
@@ -106,6 +115,7 @@ def felt(tenant: str, samples: Samples, quiet: tuple[float, float], change: tupl
         percentile(calm, 1),
         errors,
         wrong,
+        tuple(failures),
     )
 
 

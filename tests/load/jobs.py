@@ -61,7 +61,7 @@ class ClosedLoop:
 class Seen:
     """What an open loop saw. `late` is when each request was sent after it was due, in microseconds, by the client's own
     fault: arrivals that had to wait for a connection are counted in `waited` instead. `asked` says for each of `bodies` which
-    request it answers: 0 is `ask`, 1 the first of `others`."""
+    request it answers: 0 is `ask`, 1 the first of `others`. `failures` says of the first that failed when and how."""
 
     samples: Samples = field(default_factory=Samples)
     late: list[float] = field(default_factory=list)
@@ -70,6 +70,7 @@ class Seen:
     wrong: int = 0
     bodies: list[bytes] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,9 @@ from time import perf_counter
 from .jobs import OpenLoop, Seen
 from .wire import Answer, Broken, Connection
 
+MOST_FAILURES = 5
+"""How many failures are described; all are counted."""
+
 
 class Generator:
     """One process's part of an open loop: `open`, then `run`."""
@@ -82,8 +85,8 @@ class Generator:
         self._busy[number] = (connection, index)
         try:
             connection.send(self._asks[index % len(self._asks)].data, keep=index % self._job.keep == 0)
-        except Broken:
-            self._break(number)
+        except Broken as broken:
+            self._break(number, broken)
 
     def _wait(self, seconds: float) -> None:
         unsent = [number for number, (connection, _) in self._busy.items() if connection.unsent]
@@ -97,13 +100,13 @@ class Generator:
     def _attempt(self, number: int, step: Callable[[], Answer | None]) -> Answer | None:
         try:
             return step()
-        except Broken:
-            self._break(number)
+        except Broken as broken:
+            self._break(number, broken)
             return None
 
     def _end(self, number: int, answer: Answer, now: float) -> None:
         connection, index = self._busy.pop(number)
-        self._note(index, now, answer.status)
+        self._note(index, now, answer.status, "" if answer.body is None else repr(answer.body[:200]))
         which = index % len(self._asks)
         if answer.status == 200 and self._asks[which].size not in (None, answer.size):
             self.seen.wrong += 1
@@ -114,10 +117,10 @@ class Generator:
             connection.close()
         self._again(self._connect() if answer.last else connection)
 
-    def _break(self, number: int) -> None:
+    def _break(self, number: int, why: Broken) -> None:
         connection, index = self._busy.pop(number)
         connection.close()
-        self._note(index, perf_counter(), 0)
+        self._note(index, perf_counter(), 0, str(why))
         self._again(self._connect())
 
     def _again(self, connection: Connection) -> None:
@@ -126,15 +129,17 @@ class Generator:
         else:
             self._free.append(connection)
 
-    def _note(self, index: int, now: float, status: int) -> None:
+    def _note(self, index: int, now: float, status: int, said: str) -> None:
         due = self._job.arrivals[index]
+        if status != 200 and len(self.seen.failures) < MOST_FAILURES:
+            self.seen.failures.append(f"{now - self._start:.3f} s: {status}, {said}")
         self.seen.samples.add(due, (now - self._start - due) * 1e6, status)
 
     def _give_up(self) -> None:
         """What was not answered counts as waited for until now."""
         now = perf_counter()
         for index in [*(index for _, index in self._busy.values()), *self._waiting]:
-            self._note(index, now, 0)
+            self._note(index, now, 0, "no answer until the end")
         for connection in [*self._free, *(connection for connection, _ in self._busy.values())]:
             connection.close()
 

@@ -18,7 +18,10 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer; `body` is None unless it was asked for, `last` whether the server closes the connection after it."""
+    """A whole answer; `last` is whether the server closes the connection after it.
+
+    `body` is None unless it was asked for or the status is not 200.
+    """
 
     status: int
     size: int
@@ -111,4 +114,6 @@ class Connection:
         if not length or not head.startswith(b"HTTP/1.1 "):
             raise Broken(f"an answer without Content-Length: {head[:100]!r}")
         self.status, self._last = int(head[9:12]), _CLOSE.search(head) is not None
+        if self.status != 200 and self._keep is None:
+            self._keep = []  # For people.
         self._size = self._left = int(length[1])
