@@ -4,6 +4,7 @@ A session's threads inherit the cores of the thread that makes it, so sessions a
 not spin while idle: a spinning thread would be felt by whoever shares the machine.
 """
 
+import ctypes
 import logging
 import math
 import os
@@ -110,10 +111,17 @@ class Placement(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Where a run reads and writes: the library's object, and each output that has a place, None for those without."""
+    """Where a run reads and writes: the library's object, and each output that was given a place, None for those without."""
 
     binding: ort.IOBinding
-    outputs: list[Tensor | None]
+    placed: list[Tensor | None]
+
+
+class Kept(NamedTuple):
+    """A binding whose outputs were seen to be written to their places by a run."""
+
+    binding: ort.IOBinding
+    outputs: tuple[Tensor, ...]
 
 
 Key = tuple[object, ...]
@@ -135,7 +143,7 @@ class OnnxExecutor:
         self._size = partition.size
         self._signature = engine.signature
         self._fitting: set[Sizes] = set()
-        self._kept: dict[Key, Bound] = {}
+        self._kept: dict[Key, Kept] = {}
         self._texts = any(spec.datatype.kind == "bytes" for spec in (*self._signature.inputs, *self._signature.outputs))
         self._shapes_known = True
         self._placements: dict[tuple[Shape, ...], tuple[Placement | None, ...]] = {}
@@ -189,7 +197,8 @@ class OnnxExecutor:
         if self._texts:
             return self._run_values(inputs, options)
         key = (room, *[tensor[:3] for tensor in inputs])
-        bound = self._kept.get(key) or self._bind(key, inputs, room)
+        kept = self._kept.get(key)
+        bound = kept or self._bind(inputs, room)
         try:
             self._session.run_with_iobinding(bound.binding, options)
         except RuntimeError as error:
@@ -197,12 +206,12 @@ class OnnxExecutor:
                 raise
             self._shapes_known = False  # The file declares output shapes that are not so; from now on they are asked for.
             self._kept.clear()
-            bound = self._bind(key, inputs, room)
+            bound = self._bind(inputs, room)
             self._session.run_with_iobinding(bound.binding, options)
-        return tuple(self._collect(bound))
+        return bound.outputs if isinstance(bound, Kept) else self._collect(key, inputs, bound)
 
-    def _bind(self, key: Key, inputs: Sequence[Tensor], room: Room) -> "Bound":
-        """Tell the session where tensors are. Slots are used again and again, so that is kept where nothing is left open."""
+    def _bind(self, inputs: Sequence[Tensor], room: Room) -> Bound:
+        """Tell the session where tensors are."""
         binding = self._session.io_binding()
         outputs: list[Tensor | None] = []
         for spec, tensor in zip(self._signature.inputs, inputs, strict=True):
@@ -215,24 +224,27 @@ class OnnxExecutor:
                 address, number = room.address + place.offset, _NUMBERS[spec.datatype.name]
                 binding.bind_output(spec.name, "cpu", 0, number, place.shape, address)
                 outputs.append(Tensor(place.shape, address, place.nbytes))
-        bound = Bound(binding, outputs)
-        if None not in outputs:
-            self._keep(key, bound)
-        return bound
+        return Bound(binding, outputs)
 
-    def _keep(self, key: Key, bound: "Bound") -> None:
+    def _collect(self, key: Key, inputs: Sequence[Tensor], bound: Bound) -> tuple[Tensor, ...]:
+        """Where the outputs of a binding's first run are, which need not be where they were to be written.
+
+        Of an output that is one of the inputs the session writes nothing: it gives the input. Slots are used again and again,
+        so a binding is kept where everything was written as it was told.
+        """
+        values = bound.binding.get_outputs()
+        if [value.data_ptr() for value in values] == [tensor and tensor.address for tensor in bound.placed]:
+            kept = Kept(bound.binding, tuple([tensor for tensor in bound.placed if tensor]))
+            self._keep(key, kept)
+            return kept.outputs
+        given = {tensor.address for tensor in inputs}
+        outputs = zip(self._signature.outputs, values, bound.placed, strict=True)
+        return tuple([_output(spec, value, placed, given) for spec, value, placed in outputs])
+
+    def _keep(self, key: Key, kept: Kept) -> None:
         if len(self._kept) >= MOST_KEPT:
             del self._kept[next(iter(self._kept))]
-        self._kept[key] = bound
-
-    def _collect(self, bound: "Bound") -> Iterator[Tensor]:
-        own = bound.binding.get_outputs() if None in bound.outputs else ()
-        for index, (spec, placed) in enumerate(zip(self._signature.outputs, bound.outputs, strict=True)):
-            if placed is not None:
-                yield placed
-            else:
-                value, shape = own[index], tuple(own[index].shape())
-                yield Tensor(shape, value.data_ptr(), spec.nbytes(shape), value)
+        self._kept[key] = kept
 
     def _place(self, shapes: list[Shape], room: Room) -> list[Placement | None]:
         """Where each output goes, for those whose size is known and that fit in the room."""
@@ -338,6 +350,21 @@ def _spec(path: Path, value: Any) -> TensorSpec:
         raise ModelRefused(f"{path}: {value.name!r} has type {value.type}, which the protocol has no name for")
     dims = tuple(dim if isinstance(dim, int) and dim >= 0 else dim if isinstance(dim, str) else "" for dim in value.shape)
     return TensorSpec(value.name, DATATYPES[_TYPES[inner][0]], dims)
+
+
+def _output(spec: TensorSpec, value: Any, placed: Tensor | None, given: set[int]) -> Tensor:
+    """An output of a run: in its place, in the session's memory, or, where it lies in an input, as a copy of that."""
+    address, shape = value.data_ptr(), tuple(value.shape())
+    if placed is not None and address == placed.address:
+        return placed
+    nbytes = spec.nbytes(shape)
+    if address not in given:
+        return Tensor(shape, address, nbytes, value)
+    if placed is None:
+        memory = np.empty(nbytes, np.uint8)
+        placed = Tensor(shape, memory.ctypes.data, nbytes, memory)
+    ctypes.memmove(placed.address, address, nbytes)  # Without the interpreter.
+    return placed
 
 
 def _sizes(inputs: Sequence[Tensor]) -> Sizes:

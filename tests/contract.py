@@ -1,6 +1,6 @@
 """What every kind of hardware promises, as tests: subclass `Contract` and give it a `subject`.
 
-A subject brings three models and a stall: work that does not end before it is released, so that no test has to sleep.
+A subject brings four models and a stall: work that does not end before it is released, so that no test has to sleep.
 """
 
 import gc
@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import pytest
 
-from engines import Cancelled, Engine, ExecutionFailed, Executor, Tensor, TensorMismatch, Work
+from engines import Cancelled, Engine, ExecutionFailed, Executor, Room, Tensor, TensorMismatch, Work
 from engines.base import COUNTS
 from engines.signature import ALIGNMENT
 from partitions import Device, Partition, probe
@@ -71,6 +71,10 @@ class Subject(Protocol):
     @property
     def fussy(self) -> Engine:
         """FP32[n] x to the same y for zeros; raises for BAD."""
+
+    @property
+    def passing(self) -> Engine:
+        """FP32[rows, columns] x to two outputs: the input x itself, and its negative y."""
 
     def stall(self, partition: Partition) -> Stall:
         """Stall the partition's stream."""
@@ -188,6 +192,22 @@ class Contract:
             assert array(output).tolist() == data.tolist()
         assert array(output).tolist() == data.tolist()
         assert (memory.bytes == UNTOUCHED).all()
+
+    @pytest.mark.parametrize("nbytes", [4096, 0], ids=["in a room", "without a room"])
+    def test_an_output_that_is_an_input_has_its_numbers_and_outlives_it(
+        self, subject: Subject, partition: Partition, nbytes: int
+    ) -> None:
+        data, memory = ONE.copy(), Memory(4096)
+        room = Room(memory.room.address, nbytes)
+        with closing(subject.passing.bind(partition)) as executor:
+            for numbers in (ONE, OTHER, ONE):  # In the same memory, so that what is remembered of the first serves the others.
+                data[:] = numbers
+                memory.bytes[:] = UNTOUCHED
+                same, negative = executor.enqueue([Tensor.of(data)], room).wait()
+                data[:] = 7
+                assert array(same).tolist() == numbers.tolist()
+                assert array(negative).tolist() == (-numbers).tolist()
+                assert memory.holds(same) == memory.holds(negative) == bool(nbytes)
 
     def test_two_executors_share_a_partition(self, subject: Subject, partition: Partition, executor: Executor) -> None:
         with closing(subject.identity.bind(partition)) as second:

@@ -19,6 +19,13 @@ fussy (float[n] x) => (float[n] y)
 DISTINCT = "distinct (float[n] x) => (float[m] y) { y = Unique<sorted = 0>(x) }"
 """What is there once, in order: how much that is, is known only afterwards."""
 
+PASSING = "passing (float[rows, columns] x) => (float[rows, columns] x, float[rows, columns] y) { y = Neg(x) }"
+"""Its first output is its input, which no node computes; its second one is the negative."""
+
+COPYING = """copying (float[rows, columns] x) => (float[rows, columns] same, float[rows, columns] y)
+{ same = Identity(x) y = Neg(x) }"""
+"""PASSING for plans, whose tensors have names of their own."""
+
 LATCH = """
 latch (int64[1] released, int64 most) => (int64 turns)
 <int64 zero = {0}, int64[1] held = {0}, bool yes = {1}, int64[1] axes = {0}>

@@ -60,6 +60,8 @@ class FakeSubject:
         self.identity = FakeEngine(_signature(("rows", "columns"), ("rows", "columns")))
         self.surprising = FakeEngine(_signature(("n",), ("",)))
         self.fussy = FakeEngine(_signature(("n",), ("n",)), compute=_only_zeros)
+        same = tuple(TensorSpec(name, FP32, ("rows", "columns")) for name in "xy")
+        self.passing = FakeEngine(Signature(same[:1], same), compute=_and_negative)
 
     def stall(self, partition: Partition) -> FakeStall:
         script = Script()
@@ -97,6 +99,7 @@ class CpuSubject:
         self.identity = _load(folder, models.identity())
         self.surprising = _load(folder, models.DISTINCT)
         self.fussy = _load(folder, models.FUSSY)
+        self.passing = _load(folder, models.PASSING)
         self._latch = _load(folder, models.LATCH)
 
     def stall(self, partition: Partition) -> CpuStall:
@@ -139,6 +142,10 @@ class CudaSubject:
     @property
     def fussy(self) -> Engine:
         raise NotImplementedError("a plan does not raise")
+
+    @property
+    def passing(self) -> Engine:
+        return self.bench.load(self.bench.plan(models.COPYING, {"x": [(0, 1), ONE.shape, (8, 8)]}))
 
     def stall(self, partition: Partition) -> CudaStall:
         return CudaStall(self.identity.bind(partition), partition)
@@ -217,6 +224,10 @@ class TestFullTensorRT(TestCuda):
 
 def _signature(takes: tuple[str, ...], gives: tuple[str, ...]) -> Signature:
     return Signature((TensorSpec("x", FP32, takes),), (TensorSpec("y", FP32, gives),))
+
+
+def _and_negative(inputs: Sequence[bytes]) -> Sequence[bytes]:
+    return [inputs[0], (-np.frombuffer(inputs[0], np.float32)).tobytes()]
 
 
 def _only_zeros(inputs: Sequence[bytes]) -> Sequence[bytes]:
