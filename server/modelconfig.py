@@ -248,7 +248,7 @@ class _Reader:
         return sizes
 
     def _versions(self, message: Any) -> VersionPolicy:
-        choice = message.WhichOneof("policy_choice")
+        choice = message.WhichOneof("choice")
         if choice == "all":
             return VersionPolicy(latest=0)
         if choice == "specific":

@@ -1,8 +1,7 @@
-"""`config.pbtxt`, and the same as JSON, read into a protobuf message; fields that mean nothing here are set aside.
+"""`config.pbtxt`, and the same as JSON, read into the protobuf message of `server.tritonschema`.
 
-Triton has many more fields than are read here. They are named and otherwise tolerated, so that a repository made for
-Triton serves as it is; those that Triton has not are taken for misspelt. The schema is built in code: a generated file
-would need Triton's sources.
+Fields that mean nothing here are named and otherwise tolerated, so that a repository made for Triton serves as it is;
+those that Triton has not are set aside, and taken for misspelt.
 """
 
 import re
@@ -12,66 +11,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import orjson
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, text_format
+from google.protobuf import json_format, text_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from .protocol.document import short, show
-
-# Names and numbers as in https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto;
-# `ModelOutput` numbers its dims differently, so it is a message of its own.
-_MESSAGES = {
-    "ModelConfig": (
-        "optional string name 1",
-        "optional string platform 2",
-        "optional ModelVersionPolicy version_policy 3",
-        "optional int32 max_batch_size 4",
-        "repeated ModelInput input 5",
-        "repeated ModelOutput output 6",
-        "repeated ModelInstanceGroup instance_group 7",
-        "optional string default_model_filename 8",
-        "optional ModelDynamicBatching dynamic_batching 11",
-        "optional ModelOptimizationPolicy optimization 12",
-        "map ModelParameter parameters 14",
-        "repeated ModelWarmup model_warmup 16",
-        "optional string backend 17",
-    ),
-    "ModelInput": ("optional string name 1", "optional DataType data_type 2", "repeated int64 dims 4"),
-    "ModelOutput": ("optional string name 1", "optional DataType data_type 2", "repeated int64 dims 3"),
-    "ModelDynamicBatching": ("repeated int32 preferred_batch_size 1", "optional uint64 max_queue_delay_microseconds 2"),
-    "ModelInstanceGroup": ("optional string name 1", "optional int32 count 2", "repeated string profile 5"),
-    "ModelOptimizationPolicy": ("optional Cuda cuda 3",),
-    "Cuda": ("optional bool graphs 1", "repeated GraphSpec graph_spec 3"),
-    "GraphSpec": ("optional int32 batch_size 1", "map GraphShape input 2"),
-    "GraphShape": ("repeated int64 dim 1",),
-    "ModelParameter": ("optional string string_value 1",),
-    "ModelWarmup": ("optional string name 1", "optional uint32 batch_size 2", "map WarmupInput inputs 3"),
-    "WarmupInput": ("optional DataType data_type 1", "repeated int64 dims 2", "optional bool zero_data 3"),
-    "ModelVersionPolicy": ("oneof Latest latest 1", "oneof All all 2", "oneof Specific specific 3"),
-    "Latest": ("optional uint32 num_versions 1",),
-    "All": (),
-    "Specific": ("repeated int64 versions 1",),
-}
-_IGNORED = {
-    "ModelConfig": (
-        "runtime batch_input batch_output sequence_batching ensemble_scheduling cc_model_filenames metric_tags "
-        "model_operations model_transaction_policy model_repository_agents response_cache model_metrics"
-    ),
-    "ModelDynamicBatching": (
-        "preserve_ordering priority_levels default_priority_level default_queue_policy priority_queue_policy"
-    ),
-    "ModelInstanceGroup": "kind gpus rate_limiter secondary_devices passive host_policy",
-    "ModelOptimizationPolicy": (
-        "graph priority execution_accelerators input_pinned_memory output_pinned_memory gather_kernel_buffer_threshold "
-        "eager_batching"
-    ),
-    "Cuda": "busy_wait_events output_copy_stream",
-    "GraphSpec": "graph_lower_bound",
-    "ModelWarmup": "count",
-    "WarmupInput": "random_data input_data_file",
-    "ModelInput": "format reshape is_shape_tensor allow_ragged_batch optional is_non_linear_format_io",
-    "ModelOutput": "reshape label_filename is_shape_tensor is_non_linear_format_io",
-}
-_DATA_TYPES = "INVALID BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 STRING BF16"
+from .tritonschema import MESSAGE, ignored
 
 # Strings, comments, words and numbers, and all else by character.
 _TOKEN = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*|[\w.+-]+|[^\s\w]""")
@@ -85,7 +29,10 @@ class ConfigRefused(ValueError):
 
 
 class Reading(NamedTuple):
-    """The message, and the fields that were ignored in their order, those within others as `input.reshape`."""
+    """The message, and the fields that mean nothing, each once, those within others as `input.reshape`.
+
+    First those that Triton has not, in their order and with a word on what is wrong with them.
+    """
 
     message: Any
     unread: tuple[str, ...]
@@ -93,24 +40,24 @@ class Reading(NamedTuple):
 
 def read_text(text: str, source: str) -> Reading:
     """Read protobuf's text form; `source` is what errors call it. Raises ConfigRefused."""
-    message = _MODEL_CONFIG()
+    message = MESSAGE()
     known, unread = _blank_unread(text, message.DESCRIPTOR, source)
     try:
         text_format.Parse(known, message)
     except (text_format.ParseError, ValueError) as error:
         raise ConfigRefused(f"{source}:{_tidy(str(error))}") from error
-    return Reading(message, tuple(dict.fromkeys(unread)))
+    return Reading(message, tuple(dict.fromkeys([*unread, *ignored(message)])))
 
 
 def read_json(text: str, source: str) -> Reading:
     """Read the JSON form; `source` is what errors call it. Raises ConfigRefused."""
-    message, unread = _MODEL_CONFIG(), list[str]()
+    message, unread = MESSAGE(), list[str]()
     try:
         known = _known(orjson.loads(text), message.DESCRIPTOR, "", unread)
         json_format.ParseDict(known, message)
     except (json_format.ParseError, ValueError) as error:
         raise ConfigRefused(f"{source}: {_tidy(str(error))}") from error
-    return Reading(message, tuple(dict.fromkeys(unread)))
+    return Reading(message, tuple(dict.fromkeys([*unread, *ignored(message)])))
 
 
 def _tidy(text: str) -> str:
@@ -165,11 +112,8 @@ def _skip_value(words: Words) -> int:
 
 
 def _judged(name: str, kind: Descriptor) -> str:
-    """The name of a field that `kind` does not have here, with the one that was meant where Triton has none either."""
-    ignored = _IGNORED.get(kind.name, "").split()
-    if re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", name) in ignored:
-        return name
-    near = get_close_matches(name, [*kind.fields_by_name, *ignored], n=1)
+    """The name of a field that `kind` does not have, with the one that was meant."""
+    near = get_close_matches(name, list(kind.fields_by_name), n=1)
     return f"{short(name)} ({f'did you mean {near[0]}?' if near else 'there is no such field'})"
 
 
@@ -204,14 +148,19 @@ def _known_value(value: object, field: FieldDescriptor, path: str, unread: list[
     if field.message_type:
         return _known(value, field.message_type, path, unread)
     if field.enum_type and value not in list(field.enum_type.values_by_name):
-        raise ValueError(_mistaken(path, value, "a data type such as TYPE_FP32"))
+        names = ", ".join(field.enum_type.values_by_name)
+        is_type = field.enum_type.name == "DataType"
+        raise ValueError(_mistaken(path, value, "a data type such as TYPE_FP32" if is_type else f"one of {names}"))
     if field.type == field.TYPE_STRING and not isinstance(value, str):
         raise ValueError(_mistaken(path, value, "a string"))
     if field.type == field.TYPE_BOOL:
         if not isinstance(value, bool):
             raise ValueError(_mistaken(path, value, "true or false"))
         return value
-    if field.cpp_type != field.CPPTYPE_STRING and not field.enum_type and not _is_integer(value):
+    if field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
+        if type(value) not in (int, float):
+            raise ValueError(_mistaken(path, value, "a number"))
+    elif field.cpp_type != field.CPPTYPE_STRING and not field.enum_type and not _is_integer(value):
         raise ValueError(_mistaken(path, value, "an integer"))
     return value
 
@@ -223,45 +172,3 @@ def _is_integer(value: object) -> bool:
 
 def _mistaken(path: str, value: object, expected: str) -> str:
     return f"{path}{path and ': '}{show(value)}; expected {expected}"
-
-
-def _message_class() -> Any:
-    """The protobuf class, in a pool of its own: Triton's generated one may be loaded in this process too."""
-    file = descriptor_pb2.FileDescriptorProto(name="model_config.proto", package="inference", syntax="proto2")
-    data_type = file.enum_type.add(name="DataType")
-    for number, name in enumerate(_DATA_TYPES.split()):
-        data_type.value.add(name=f"TYPE_{name}", number=number)
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field in fields:
-            _add_field(message, *field.split())
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig"))
-
-
-def _add_field(message: descriptor_pb2.DescriptorProto, label: str, kind: str, name: str, number: str) -> None:
-    field = message.field.add(name=name, number=int(number))
-    field.label = field.LABEL_REPEATED if label in ("repeated", "map") else field.LABEL_OPTIONAL
-    if label == "map":
-        kind = f"{message.name}.{_add_entry(message, kind, name)}"
-    if kind.islower():
-        field.type = field.Type.Value(f"TYPE_{kind.upper()}")
-    else:
-        field.type_name = f".inference.{kind}"
-    if label == "oneof":
-        field.oneof_index = 0
-        if not message.oneof_decl:
-            message.oneof_decl.add(name="policy_choice")
-
-
-def _add_entry(message: descriptor_pb2.DescriptorProto, kind: str, name: str) -> str:
-    """The message that protobuf has for each entry of a map from strings, by the name that it wants for it."""
-    entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
-    entry.options.map_entry = True
-    _add_field(entry, "optional", "string", "key", "1")
-    _add_field(entry, "optional", kind, "value", "2")
-    return entry.name
-
-
-_MODEL_CONFIG = _message_class()

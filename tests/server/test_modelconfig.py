@@ -22,6 +22,8 @@ from server.modelconfig import (
     from_json,
     parse,
 )
+from server.pbtxt import read_text
+from server.tritonschema import as_json
 
 TYPICAL = """
 name: "resnet50"  # as the directory {
@@ -107,14 +109,40 @@ def test_a_model_whose_rows_cannot_be_told_apart_says_why_its_requests_are_not_j
     )
 
 
-def test_fields_that_are_not_read_are_named_once_in_their_order():
+def test_fields_that_are_not_read_are_named_once():
     assert read(TYPICAL).unread == (
-        *("input.format", "input.reshape", "input.is_shape_tensor", "output.label_filename"),
-        *("instance_group.kind", "optimization.graph", "parameters.a", "parameters.b"),
+        *("input.format", "input.reshape", "output.label_filename"),
+        *("optimization.graph", "instance_group.kind", "parameters.a", "parameters.b"),
     )
     assert read("dynamic_batching { preserve_ordering: true zzz: 1 }").unread == (
-        "dynamic_batching.preserve_ordering",
         "dynamic_batching.zzz (there is no such field)",
+        "dynamic_batching.preserve_ordering",
+    )
+
+
+def test_a_field_with_the_value_that_it_has_anyway_is_not_named():
+    text = "instance_group { kind: KIND_AUTO passive: false gpus: [] } dynamic_batching { preserve_ordering: false }"
+    assert read(text + " optimization { input_pinned_memory { enable: true } }").unread == ()
+
+
+def test_every_field_of_triton_is_known_in_either_form():
+    """Those of its documentation that nest deepest, or have an odd type."""
+    text = """
+      cc_model_filenames { key: "7.5" value: "m.onnx" }
+      optimization { execution_accelerators { gpu_execution_accelerator : [ {
+        name : "tensorrt" parameters { key: "precision_mode" value: "FP16" } } ] } }
+      dynamic_batching { priority_queue_policy { key: 18446744073709551615 value { timeout_action: DELAY } } }
+      model_metrics { metric_control { metric_identifier { family: "f" } histogram_options { buckets: [ 0.5, 1 ] } } }
+      instance_group { rate_limiter { resources { name: "R" global: True count: 2 } } secondary_devices { device_id: 1 } }
+    """
+    again = from_json(json.dumps(as_json(read_text(text, "m").message)))
+    assert (
+        again.unread
+        == read(text).unread
+        == (
+            *("optimization.execution_accelerators", "dynamic_batching.priority_queue_policy"),
+            *("instance_group.rate_limiter", "instance_group.secondary_devices", "cc_model_filenames", "model_metrics"),
+        )
     )
 
 
@@ -129,8 +157,8 @@ def test_fields_that_triton_has_not_are_told_with_the_one_that_was_meant():
 
 
 def test_fields_of_json_that_only_triton_reads_are_told_under_either_kind_of_name():
-    document = {"metricTags": {}, "optimization": {"eagerBatching": True}}
-    assert from_json(json.dumps(document)).unread == ("metricTags", "optimization.eagerBatching")
+    document = {"metricTags": {"a": "b"}, "optimization": {"eagerBatching": True}}
+    assert from_json(json.dumps(document)).unread == ("optimization.eager_batching", "metric_tags")
 
 
 @pytest.mark.parametrize(
@@ -189,8 +217,8 @@ def test_the_platform_or_the_backend_decides_which_file_is_the_model_unless_it_i
         (f"max_batch_size: {LONG}", "1", f"Couldn't parse integer: {LONG[:50]}..."),
         ('name: { x: "y" }', "1", "Expected string"),
         ("}", "1", "Expected identifier"),
-        ("\n\nmetric_tags { key: {", "3", "metric_tags has no value, or a bracket in it is not closed"),
-        ("# x: y\nmetric_tags:", "2", "metric_tags has no value, or a bracket in it is not closed"),
+        ("\n\nzzz { key: {", "3", "zzz (there is no such field) has no value, or a bracket in it is not closed"),
+        ("# x: y\nzzz:", "2", "zzz (there is no such field) has no value, or a bracket in it is not closed"),
         ('parameters { key: "a" value: 3 }', "1", "Expected"),
     ],
 )
@@ -239,21 +267,21 @@ def test_any_text_is_either_read_or_refused(parts):
 
 
 def test_deep_nesting_is_no_danger():
-    assert "a bracket in it is not closed" in refusal("metric_tags {" * 100_000)
-    assert read("metric_tags {" * 10_000 + "}" * 10_000).unread == ("metric_tags",)
+    assert "a bracket in it is not closed" in refusal("zzz {" * 100_000)
+    assert read("zzz {" * 10_000 + "}" * 10_000).unread == ("zzz (there is no such field)",)
     assert "a bracket in it is not closed" in refusal("parameters {" * 100_000)
 
 
 def test_the_json_form_says_the_same_under_either_kind_of_name():
     tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, "3"], "reshape": {"shape": [1]}}]
     policy = {"specific": {"versions": [3, 1]}}
-    one = {"name": "m", "max_batch_size": 4, "input": tensors, "version_policy": policy, "metricTags": {"a": [[{}]]}}
-    two = {"name": "m", "maxBatchSize": 4, "input": tensors, "versionPolicy": policy, "metricTags": {}}
+    one = {"name": "m", "max_batch_size": 4, "input": tensors, "version_policy": policy, "metric_tags": {"a": "b"}}
+    two = {"name": "m", "maxBatchSize": 4, "input": tensors, "versionPolicy": policy, "metricTags": {"a": "c"}}
     assert from_json(json.dumps(one)) == from_json(json.dumps(two))
     config = from_json(json.dumps(one))
     assert (config.max_batch, config.inputs) == (4, (StatedTensor("x", "FP32", (-1, 3)),))
     assert config.versions == VersionPolicy(latest=0, specific=(1, 3))
-    assert config.unread == ("metricTags", "input.reshape")
+    assert config.unread == ("input.reshape", "metric_tags")
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_the_name_may_be_the_directory(repository, add):
 
 def test_fields_that_are_not_read_are_named_in_one_warning(repository, add):
     add("m/1/model.onnx", m="instance_group [ { count: 2 kind: KIND_GPU } ]\noptimization { priority: PRIORITY_MAX }")
-    warning = "m/config.pbtxt: ignored, as they mean nothing here: instance_group.kind, optimization.priority"
+    warning = "m/config.pbtxt: ignored, as they mean nothing here: optimization.priority, instance_group.kind"
     assert repository.read("m").warning == warning
 
 

@@ -76,9 +76,9 @@ def test_what_is_not_honoured_is_ignored_by_name() -> None:
       parameters { key: "execution_mode" value { string_value: "0" } }
     """
     assert read(text).unread == (
-        *("instance_group.kind", "instance_group.gpus", "optimization.priority", "optimization.cuda.output_copy_stream"),
-        *("optimization.cuda.graph_spec.graph_lower_bound", "model_warmup.count", "model_warmup.inputs.value.random_data"),
-        "parameters.execution_mode",
+        *("optimization.priority", "optimization.cuda.graph_spec.graph_lower_bound", "optimization.cuda.output_copy_stream"),
+        *("instance_group.kind", "instance_group.gpus"),
+        *("model_warmup.inputs.value.random_data", "model_warmup.count", "parameters.execution_mode"),
     )
 
 
