@@ -30,8 +30,10 @@ class Head:
         parser = self._parser
         try:
             parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        except httptools.HttpParserError:
             self._plain = False
+        except httptools.HttpParserUpgrade:
+            pass  # An offer that is not taken up: the request is like any other.
         self._parser = None  # It has this object, and the two would be left to the garbage collector.
         self.path, _, self.query = self.path.partition(b"?")
         self.method = parser.get_method().decode("latin-1")
@@ -50,7 +52,7 @@ class Head:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name in self.headers or name in (b"expect", b"transfer-encoding", b"upgrade"):
+        if name in self.headers or name in (b"expect", b"transfer-encoding"):
             self._plain = False
         self.headers[name] = value
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from .config import Config, ConfigError, ServerConfig
 from .tables import dotted
+from .uvicorn_protocol import install
 
 log = logging.getLogger("greenlane")
 
@@ -25,6 +26,7 @@ def prepare(config: Config) -> None:
     if problems := list(_refused(config)):
         raise ConfigError(problems)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    install()
     if lines := list(_not_honoured(config)):
         log.warning("%s", "\n  ".join([f"not all of {config.source} is honoured by uvicorn server.app:app:", *lines]))
 

@@ -19,6 +19,7 @@ from server.config import Config, DeviceConfig, ModelsConfig, ServerConfig, Tena
 from server.front import Front
 from server.runtime import Runtime
 from server.service import Service
+from server.uvicorn_protocol import JsonHttpToolsProtocol
 
 T = TypeVar("T")
 PATIENCE = 60.0
@@ -79,7 +80,7 @@ def serving(
     opener = (lambda _: device) if device else open_configured
     application = Application(lambda: nullcontext(config), opener, abandon)
     served = Served(application)
-    http: Any = partial(Front, application.infer, application, None) if front else "httptools"
+    http: Any = partial(Front, application.infer, application, None) if front else JsonHttpToolsProtocol
     settings = uvicorn.Config(application, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=30)
     server = _Server(settings, served)
     heard = _loggers()

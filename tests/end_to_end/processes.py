@@ -47,9 +47,9 @@ class Running:
     def start(self) -> None:
         """Wait until it serves."""
         self._reader.start()
-        self.told("listening on ")
+        self.told("ing on http://")
         self.told("ready: ")
-        found = re.search(r"listening on http://\S+?:(\d+)", "".join(self.log))
+        found = re.search(r"(?:listening|running) on http://\S+?:(\d+)", "".join(self.log))
         assert found
         self.port = int(found[1])
 
@@ -104,8 +104,21 @@ class Running:
 @contextmanager
 def running(config: Path, *options: str) -> Iterator[Running]:
     """Serve this file until left; what is left of it then is killed."""
-    words = [sys.executable, "-m", "server", "--config", str(config), *options]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as popen:
+    with _started([sys.executable, "-m", "server", "--config", str(config), *options]) as server:
+        yield server
+
+
+@contextmanager
+def running_plain(config: Path, *options: str) -> Iterator[Running]:
+    """The same with `uvicorn server.app:app`."""
+    words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", "--no-access-log", *options]
+    with _started(words, {**os.environ, "GREENLANE_CONFIG": str(config)}) as server:
+        yield server
+
+
+@contextmanager
+def _started(words: list[str], environment: dict[str, str] | None = None) -> Iterator[Running]:
+    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as popen:
         server = Running(popen)
         try:
             server.start()

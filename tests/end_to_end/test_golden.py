@@ -1,0 +1,84 @@
+"""Both forms of the server answer the same, byte by byte: the rows of `golden.py` over real sockets."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from .golden import GOLDEN, OK, Answer, Row, infer
+from .processes import Running, configure, running, running_plain
+from .wire import Connection
+
+FORMS = {"server": running, "uvicorn": running_plain}
+TENANTS = """
+[tenants.acme]
+granules = 1
+models = ["*"]
+{acme}
+"""
+KEY = sha256(b"secret").hexdigest()
+Start = Callable[[str, bool], Running]
+
+
+@pytest.fixture(scope="module")
+def start(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """A server of a form, with keys or without, started at the first call."""
+    with ExitStack() as stack:
+
+        @cache
+        def start(form: str, keys: bool) -> Running:
+            tenants = TENANTS.format(acme=f'keys_sha256 = ["{KEY}"]' if keys else "")
+            config = configure(tmp_path_factory.mktemp("golden") / "c.toml", standard, tenants, default_tenant='"acme"')
+            return stack.enter_context(FORMS[form](config))
+
+        yield start
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.mark.parametrize("row", GOLDEN.values(), ids=GOLDEN)
+def test_both_forms_answer_a_request_the_same(start: Start, form: str, row: Row) -> None:
+    server = start(form, row.keys)
+    with Connection(server) as connection:
+        first, *rest = row.sent
+        connection.send(first)
+        for piece in rest:
+            check(server, row)  # Whatever came before has been read by now.
+            connection.send(piece)
+        for expected in row.answers:
+            hear(connection, expected)
+        if row.ends:
+            assert connection.ended()
+        else:
+            connection.send(asked(row))
+            hear(connection, OK)
+
+
+def check(server: Running, row: Row) -> None:
+    """Have a request on another connection answered."""
+    with Connection(server) as other:
+        other.send(asked(row))
+        hear(other, OK)
+
+
+def asked(row: Row) -> bytes:
+    return infer(*(["Authorization: Bearer secret"] if row.keys else []))
+
+
+def hear(connection: Connection, expected: Answer) -> None:
+    """The next answer is the expected one."""
+    answer = connection.answer()
+    if answer.status < 400:
+        assert answer.status == expected.status
+        assert expected.text in answer.body.decode()
+    else:
+        assert Answer(answer.status, json.loads(answer.body)["error"]) == expected
+        assert answer.headers["content-type"] == "application/json"
