@@ -249,7 +249,7 @@ class _Check:
 def _listed(repository: Repository, name: str) -> Loaded:
     listing = repository.read(name)
     problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
-    return Loaded(name, [], problems, {}, [listing.warning] if listing.warning else [])
+    return Loaded(name, [], problems, {}, list(listing.warnings))
 
 
 def _say(line: str) -> None:

@@ -33,6 +33,8 @@ log = logging.getLogger("greenlane.models")
 
 DEFAULTS = RuntimeSettings()
 MAX_BODY = ServerConfig().max_body
+_MOST_REASONS = 3
+"""How many reasons an answer gives for a load that failed."""
 
 Read = Callable[[Path, int | None, RuntimeSettings], Engine]
 """Makes an engine of a model's file, for batches of up to so many rows where it has to be built first."""
@@ -48,9 +50,22 @@ class Loaded:
     executors: dict[ModelKey, Executor]
     warnings: list[str] = field(default_factory=list)
 
-    def told(self) -> tuple[str, ...]:
-        """What people should hear about it, a line each."""
-        return *self.warnings, *(f"model {_which(problem)} is unavailable: {problem.reason}" for problem in self.problems)
+    def told(self, kept: bool = False) -> tuple[str, ...]:
+        """What people should hear about it, a line each; `kept` is whether what was served before goes on being served."""
+        what = "could not be loaded, and what was served before goes on" if kept else "is unavailable"
+        return *self.warnings, *(f"model {_which(problem)} {what}: {problem.reason}" for problem in self.problems)
+
+    def why(self) -> str:
+        """The first of its problems, with the versions they are of, and how many there are besides."""
+        reasons = [_reason(problem) for problem in self.problems]
+        others = len(reasons) - _MOST_REASONS
+        return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {others} more" if others > 0 else "")
+
+    def give_up(self) -> "Loaded":
+        """The same with nothing to serve: its executors are closed. Blocks."""
+        for executor in self.executors.values():
+            executor.close()
+        return replace(self, served=[], executors={})
 
 
 class Version(NamedTuple):
@@ -91,7 +106,7 @@ class Library:
         self._max_body = max_body
         self._loads = count(1)
         self._engines = EnginePool()
-        self._told: dict[str, tuple[str, ...]] = {}
+        self._told: dict[str, frozenset[str]] = {}
         self._telling = Lock()
 
     def __repr__(self) -> str:
@@ -121,7 +136,7 @@ class Library:
         """The part of `load` that needs no partition, and takes as long as builds do."""
         listing = self._repository.read(name, override)
         problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
-        prepared = Prepared(Loaded(name, [], problems, {}, [listing.warning] if listing.warning else []))
+        prepared = Prepared(Loaded(name, [], problems, {}, list(listing.warnings)))
         for file in listing.files:
             settled = self._settle(file, prepared.loaded)
             if not settled.problems:
@@ -129,10 +144,13 @@ class Library:
                     prepared.versions.append(Version(file, settled, self._engine(file, settled.settings)))
         return prepared
 
-    def bind(self, prepared: Prepared, partition: Partition) -> Loaded:
-        """The rest of `load`, once for what `prepare` gave."""
-        loaded = self._bind(prepared, partition)
-        self._tell(loaded)
+    def bind(self, prepared: Prepared, partition: Partition, whole: bool = False, kept: bool = False) -> Loaded:
+        """The rest of `load`, once for what `prepare` gave.
+
+        `whole` is for all or nothing: where one version fails, nothing is served. `kept` is as in `Loaded.told`.
+        """
+        loaded = self._bind(prepared, partition, whole)
+        self._tell(loaded, kept)
         return loaded
 
     def release_unused(self, in_use: Iterable[Executor], quiet: bool) -> bool:
@@ -143,14 +161,16 @@ class Library:
         """Free every engine; no executor may be left. Blocks."""
         self._engines.close()
 
-    def _bind(self, prepared: Prepared, partition: Partition) -> Loaded:
+    def _bind(self, prepared: Prepared, partition: Partition, whole: bool = False) -> Loaded:
+        loaded = prepared.loaded
         for version in prepared.versions:
             try:
-                with _noting(version.file, prepared.loaded):
-                    self._bind_version(version, partition, prepared.loaded)
+                if not (whole and loaded.problems):
+                    with _noting(version.file, loaded):
+                        self._bind_version(version, partition, loaded)
             finally:
                 self._engines.let_go(version.engine)
-        return prepared.loaded
+        return loaded.give_up() if whole and loaded.problems else loaded
 
     def _settle(self, file: ModelFile, loaded: Loaded) -> Settled:
         """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
@@ -163,11 +183,11 @@ class Library:
         loaded.warnings.extend(warning for warning in settled.warnings if warning not in loaded.warnings)
         return replace(settled, settings=settled.settings.merge(batch_padding=bool(file.config.max_batch)))
 
-    def _tell(self, loaded: Loaded) -> None:
+    def _tell(self, loaded: Loaded, kept: bool) -> None:
         """Each line once, though every tenant loads the model, until a load goes otherwise."""
-        told = loaded.told()
+        told = loaded.told(kept)
         with self._telling:
-            before, self._told[loaded.name] = self._told.get(loaded.name, ()), told
+            before, self._told[loaded.name] = self._told.get(loaded.name, frozenset()), frozenset(told)
         for line in told:
             if line not in before:
                 log.warning("%s", line)
@@ -254,3 +274,9 @@ def _notes(execution: Mapping[str, object]) -> list[str]:
 
 def _which(entry: Entry) -> str:
     return f"{entry.name} {entry.version}".rstrip()
+
+
+def _reason(entry: Entry) -> str:
+    """With the version where the reason does not name it by its path."""
+    named = not entry.version or entry.reason.startswith(f"{entry.name}/{entry.version}")
+    return entry.reason if named else f"version {entry.version}: {entry.reason}"

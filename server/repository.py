@@ -5,7 +5,7 @@ Broken content is a result, not an exception: whoever reads a listing learns wha
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,10 @@ from .protocol.document import short
 from .tables import dotted
 
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
+_TRITONS_OWN = frozenset(("configs", "warmup", "initial_state"))
+"""Directories that Triton has beside the versions of a model."""
+_MOST_NAMED = 16
+"""How many of many names a message lists; a repository or a request may bring thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a model's directory held: files to serve, ascending by version, or problems, or both; never neither."""
+    """What a model's directory held: files to serve, ascending by version, or problems, or both; never neither.
+
+    Problems are those of what the version policy selects; `warnings` are what was skipped or ignored, a line each.
+    """
 
     name: str
     files: tuple[ModelFile, ...] = ()
     problems: tuple[Problem, ...] = ()
-    warning: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Repository:
@@ -74,7 +81,7 @@ class Repository:
         if not _is_name(name):
             return _refused(name, "not in the repository")
         try:
-            directories = _version_directories(self._root / name)
+            numbers, skipped = _version_directories(self._root / name)
         except (FileNotFoundError, NotADirectoryError):
             return _refused(name, "not in the repository")
         except OSError as error:
@@ -83,7 +90,7 @@ class Repository:
             config = self._config(name, override)
         except ConfigRefused as error:
             return _refused(name, str(error))
-        return self._list(name, directories, config)
+        return replace(self._list(name, numbers, config), warnings=_warnings(name, skipped, config))
 
     def _config(self, name: str, override: str | None) -> ModelConfig:
         config = self._read_config(name) if override is None else self._of_request(name, override)
@@ -116,30 +123,35 @@ class Repository:
         except UnicodeDecodeError as error:
             raise ConfigRefused(f"{source}: not UTF-8 at byte {error.start}") from error
 
-    def _list(self, name: str, directories: list[str], config: ModelConfig) -> Listing:
-        found = [self._version(name, directory, config) for directory in directories]
-        files = {item.version: item for item in found if isinstance(item, ModelFile)}
-        problems = [item for item in found if isinstance(item, Problem)]
-        problems += [
-            Problem(str(version), f"{config.source}: version_policy names version {version}, which is not there")
-            for version in config.versions.specific
-            if str(version) not in directories
-        ]
+    def _list(self, name: str, numbers: list[int], config: ModelConfig) -> Listing:
+        """The versions that the policy selects. Where one has no model, the policy also selects among those that have one."""
+        found = {number: self._version(name, number, config) for number in numbers}
+        files = {number: item for number, item in found.items() if isinstance(item, ModelFile)}
+        chosen = [found[number] for number in config.versions.select(numbers)]
+        problems = [item for item in chosen if isinstance(item, Problem)]
+        if missing := sorted(set(config.versions.specific).difference(numbers)):
+            these = f"version {missing[0]}, which is" if len(missing) == 1 else f"versions {some(missing)}, which are"
+            problems.append(Problem(str(missing[0]), f"{config.source}: version_policy names {these} not there"))
         if not found:
             problems.append(Problem("", f"no version in it; expected {name}/1/{config.filenames[0]}"))
-        chosen = config.versions.select(list(files))
-        return Listing(name, tuple(files[version] for version in chosen), tuple(problems), _warning(config))
+        return Listing(name, tuple(files[number] for number in config.versions.select(list(files))), tuple(problems))
 
-    def _version(self, name: str, directory: str, config: ModelConfig) -> ModelFile | Problem:
-        if not _VERSION.fullmatch(directory):
-            return Problem(directory, "not a version: expected a number above 0 without leading zeros")
+    def _version(self, name: str, number: int, config: ModelConfig) -> ModelFile | Problem:
+        version = str(number)
         try:
-            path = _model_file(self._root / name / directory, config.filenames)
+            path = _model_file(self._root / name / version, config.filenames)
         except OSError as error:
-            return Problem(directory, f"{name}/{directory}: {error.strerror}")
+            return Problem(version, f"{name}/{version}: {error.strerror}")
         if not path:
-            return Problem(directory, f"no {' or '.join(config.filenames)} in {name}/{directory}")
-        return ModelFile(name, int(directory), path, config)
+            return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}")
+        return ModelFile(name, number, path, config)
+
+
+def some(names: Iterable[object]) -> str:
+    """Names in a list for people: the first few, and how many others there are."""
+    listed = [str(name) for name in names]
+    others = len(listed) - _MOST_NAMED
+    return ", ".join(listed[:_MOST_NAMED]) + (f" and {others} more" if others > 0 else "")
 
 
 def _overruled(config: ModelConfig, options: ModelOptions, name: str, source: str) -> ModelConfig:
@@ -159,10 +171,13 @@ def _is_name(name: str) -> bool:
     return name.isprintable() and "/" not in name and name[:1] not in ("", ".") and len(name.encode()) <= 255
 
 
-def _version_directories(model: Path) -> list[str]:
-    """Names of what is or should be a version, sorted; a numeric name counts in any case, such as of a dangling link."""
+def _version_directories(model: Path) -> tuple[list[int], list[str]]:
+    """The versions, ascending, and the directories that are none, sorted. A link that leads nowhere was meant as a version."""
     names = [name for name in os.listdir(model) if name.isprintable() and not name.startswith(".")]
-    return sorted(name for name in names if _VERSION.fullmatch(name) or os.path.isdir(model / name))
+    names = [name for name in names if os.path.isdir(model / name) or os.path.islink(model / name)]
+    numbers = sorted(int(name) for name in names if _VERSION.fullmatch(name))
+    others = (name for name in names if not _VERSION.fullmatch(name) and os.path.isdir(model / name))
+    return numbers, sorted(name for name in others if name not in _TRITONS_OWN)
 
 
 def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
@@ -174,8 +189,14 @@ def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
     return None
 
 
-def _warning(config: ModelConfig) -> str | None:
-    return f"{config.source}: ignored, as they mean nothing here: {', '.join(config.unread)}" if config.unread else None
+def _warnings(name: str, skipped: list[str], config: ModelConfig) -> tuple[str, ...]:
+    lines = []
+    if config.unread:
+        lines.append(f"{config.source}: ignored, as they mean nothing here: {some(config.unread)}")
+    if skipped:
+        expected = "a version is a number above 0 without leading zeros"
+        lines.append(f"{name}: not looked into: {some(map(short, skipped))}; {expected}")
+    return tuple(lines)
 
 
 def _refused(name: str, reason: str) -> Listing:

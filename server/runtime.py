@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from engines import Executor
 from engines.priority import give_way
@@ -82,6 +83,7 @@ class Runtime:
         self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", give_way)
         self._repartitioning = asyncio.Lock()
         self._repartitions = 0
+        self._changes: set[asyncio.Task[None]] = set()
         self._loading: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._freeing: asyncio.Task[None] | None = None
@@ -166,32 +168,48 @@ class Runtime:
             worker.cancel(slot, serial)
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        """Load or reload a model for one tenant; other tenants keep what they have.
+        """Load or reload a model for one tenant, all versions or none; other tenants keep what they have.
 
-        What served before goes on serving until the new is ready, and if that fails. Raises NotFound for a model that is
-        not the tenant's, BadRequest when there is nothing to serve, with the reason.
+        What served before goes on serving until the new is ready, and if that fails. Raises NotFound for a model that is not
+        the tenant's, BadRequest when a version cannot be served, with the reason. Cancelled before its turn nothing is
+        loaded, cancelled later it goes on to its end.
         """
         self._check_may_call(tenant, name)
-        if name not in await asyncio.to_thread(self.library.names):
-            raise BadRequest(f"failed to load {name!r}: not in the repository")
-        async with self._ordering[tenant]:
-            prepared = await self._read_model(tenant, name, override)
-            async with self._changing[tenant]:
-                loaded = await self._bind(tenant, prepared)
-                if loaded.served or not self._serves(tenant, name):
-                    await self._put(tenant, loaded)
-        if not loaded.served:
-            reason = "; ".join(problem.reason for problem in loaded.problems)
-            raise BadRequest(f"failed to load {name!r}: {reason}")
-        log.info("loaded for %s: %s", tenant, _names(loaded))
+        await self._in_turn(tenant, partial(self._load, tenant, name, override))
 
     async def unload(self, tenant: str, name: str) -> None:
         """Stop serving a model to one tenant: requests that are in are finished, new ones are told it is unavailable.
 
-        Raises NotFound for a model that is not the tenant's.
+        Raises NotFound for a model that is not the tenant's. Cancelled as `load` is.
         """
         self._check_may_call(tenant, name)
-        async with self._ordering[tenant], self._changing[tenant]:
+        await self._in_turn(tenant, partial(self._unload, tenant, name))
+
+    async def _in_turn(self, tenant: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Change what a tenant is served once the changes before are made; not cancelled any more when its turn has come."""
+        ordering = self._ordering[tenant]
+        await ordering.acquire()
+        changing = asyncio.ensure_future(change())
+        self._changes.add(changing)
+        changing.add_done_callback(self._changes.discard)
+        changing.add_done_callback(lambda _: ordering.release())
+        await asyncio.shield(changing)
+
+    async def _load(self, tenant: str, name: str, override: str | None) -> None:
+        if name not in await asyncio.to_thread(self.library.names):
+            raise BadRequest(f"failed to load {name!r}: not in the repository")
+        kept = self._serves(tenant, name)
+        prepared = await self._read_model(tenant, name, override)
+        async with self._changing[tenant]:
+            loaded = await self._bind(tenant, prepared, whole=True, kept=kept)
+            if loaded.served or not kept:
+                await self._put(tenant, loaded)
+        if not loaded.served:
+            raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
+        log.info("loaded for %s: %s", tenant, _names(loaded))
+
+    async def _unload(self, tenant: str, name: str) -> None:
+        async with self._changing[tenant]:
             if name in self._served[tenant]:
                 await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", "unloaded")], {}))
                 log.info("unloaded for %s: %s", tenant, name)
@@ -369,17 +387,22 @@ class Runtime:
         self.desks[tenant].announce(name)
         return await asyncio.get_running_loop().run_in_executor(self._loaders, self.library.prepare, name, override)
 
-    async def _bind(self, tenant: str, prepared: Prepared) -> Loaded:
-        """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory."""
+    async def _bind(self, tenant: str, prepared: Prepared, whole: bool = False, kept: bool = False) -> Loaded:
+        """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory.
+
+        `whole` and `kept` are as in `Library.bind`.
+        """
         partition = self._workers[tenant].partition
         # What computes on the host's own cores keeps the priority of the thread that bound it.
         threads = self._loaders if partition.host_cores is None else None
-        loaded = await asyncio.get_running_loop().run_in_executor(threads, self.library.bind, prepared, partition)
+        loop = asyncio.get_running_loop()
+        loaded = await loop.run_in_executor(threads, self.library.bind, prepared, partition, whole, kept)
         fitting = await asyncio.to_thread(fit, loaded, self.config.tenants[tenant])
-        for line in fitting.told():
-            if line not in loaded.told():
+        known = frozenset(loaded.told(kept))
+        for line in fitting.told(kept):
+            if line not in known:
                 log.warning("%s", line)
-        return fitting
+        return await asyncio.to_thread(fitting.give_up) if whole and fitting.problems else fitting
 
     async def _put(self, tenant: str, loaded: Loaded) -> None:
         """Serve what was loaded in place of what was; the old is closed once its last request ended."""

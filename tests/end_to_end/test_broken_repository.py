@@ -24,7 +24,7 @@ ONE_INSTANCE = (
     "tritons/config.pbtxt: instance_group.count: 2 cannot be honoured: ONNX Runtime on a CPU runs one inference at a time on "
     "a partition's cores; it is ignored"
 )
-NO_VERSION = "not a version: expected a number above 0 without leading zeros"
+SKIPPED = "{name}: not looked into: one; a version is a number above 0 without leading zeros"
 
 REASONS = {
     "absent": "not in the repository",
@@ -34,7 +34,7 @@ REASONS = {
     "prose": "prose/config.pbtxt:1:1 : Message type",
     "truncated": "truncated/1/model.onnx: failed to load: ",
     "void": "void/1/model.onnx: failed to load: ",
-    "word": NO_VERSION,
+    "word": "no version in it; expected word/1/model.onnx",
 }
 """How the reason of each model that is not served begins."""
 
@@ -115,11 +115,14 @@ def test_what_is_whole_is_served_next_to_what_is_broken(broken: httpx.Client, na
     assert data(infer(broken, name, SMALL)) == [1, 2]
 
 
-def test_a_model_with_one_bad_version_is_served_at_the_good_one(broken: httpx.Client) -> None:
+def test_a_directory_that_is_no_version_is_not_in_the_index_and_warned_of_once(
+    broken: httpx.Client, records: list[logging.LogRecord]
+) -> None:
     assert [entry for entry in index(broken) if entry["name"] == "mixed"] == [
         {"name": "mixed", "version": "2", "state": "READY"},
-        {"name": "mixed", "version": "one", "state": "UNAVAILABLE", "reason": NO_VERSION},
     ]
+    for name in ("mixed", "word"):
+        assert [record.getMessage() for record in records].count(SKIPPED.format(name=name)) == 1
 
 
 @pytest.mark.parametrize("name", REASONS)
@@ -139,7 +142,7 @@ def test_fields_that_are_not_read_are_named_in_one_warning_and_those_that_cannot
 
 
 def test_every_problem_is_in_the_log_once(broken: httpx.Client, records: list[logging.LogRecord]) -> None:
-    for name, reason in {**REASONS, "mixed": NO_VERSION}.items():
+    for name, reason in REASONS.items():
         told = [r for r in records if re.match(rf"model {name} \S* ?is unavailable: {re.escape(reason)}", r.getMessage())]
         assert [record.levelname for record in told] == ["WARNING"], name
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -178,7 +179,7 @@ def test_a_configuration_may_come_with_the_load_and_lasts_until_the_next(mine: h
     for config in ('{"name": "other"}', '{"max_batch_size": -1}', '{"input": [{"name": "nope", "data_type": "TYPE_FP32"}]}'):
         answer = load(mine, "rows", config=config)
         assert answer.status_code == 400
-        assert answer.json()["error"].startswith("failed to load 'rows': the config parameter")
+        assert re.match("failed to load 'rows': (version 1: )?the config parameter", answer.json()["error"])
     assert largest() == (2, [200, 400, 400])
     assert load(mine, "rows").status_code == 200
     assert largest() == (4, [200, 200, 400])
@@ -268,13 +269,16 @@ def test_versions_come_and_go_with_a_load(root: Path, mine: httpx.Client) -> Non
         )
 
 
-def test_one_bad_version_does_not_hide_behind_the_good_ones(root: Path, mine: httpx.Client) -> None:
-    repository.write(root, "scaled", scaled(2), version=2).write_bytes(b"no model")
+def test_a_load_of_which_one_version_fails_is_400_with_the_reason_and_changes_nothing(root: Path, mine: httpx.Client) -> None:
+    good = repository.write(root, "scaled", scaled(2), version=2)
     assert load(mine, "scaled").status_code == 200
-    assert data(infer(mine, "scaled", ONE)) == [1]
-    answer = infer(mine, "scaled/versions/2", ONE)
-    assert (answer.status_code, "failed to load" in answer.json()["error"]) == (503, True)
-    assert states(mine, "scaled") == ["READY", "UNAVAILABLE"]
+    good.write_bytes(b"no model")
+    answer = load(mine, "scaled")
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("failed to load 'scaled': scaled/2/model.onnx: failed to load: ")
+    assert data(infer(mine, "scaled", ONE)) == [2]
+    assert data(infer(mine, "scaled/versions/1", ONE)) == [1]
+    assert states(mine, "scaled") == ["READY", "READY"]
 
 
 def test_a_repository_that_disappears_takes_nothing_with_it(root: Path, changing: Served, mine: httpx.Client) -> None:

@@ -165,7 +165,7 @@ def test_a_problem_of_several_tenants_is_told_once(told: Told) -> None:
     more = '[tenants.globex]\ngranules = 1\nmodels = ["*"]'
     assert told.check(more=more, device=lambda _: FakeDevice()) == 1
     assert len(told.err) == len(set(told.err))
-    assert "model rows two is unavailable: not a version: expected a number above 0 without leading zeros" in told.err
+    assert "rows: not looked into: two; a version is a number above 0 without leading zeros" in told.err
     ignored = "rows/config.pbtxt: ignored, as they mean nothing here: max_bacth_size (did you mean max_batch_size?)"
     assert "greenlane: this may not be meant so:" in told.err
     assert ignored in told.err

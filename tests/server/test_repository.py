@@ -64,7 +64,7 @@ def test_a_model_needs_no_configuration(repository, tmp_path, add):
     add("m/1/model.onnx", "m/labels.txt", "m/.cache/x")
     listing = repository.read("m")
     (file,) = listing.files
-    assert (listing.name, listing.problems, listing.warning) == ("m", (), None)
+    assert (listing.name, listing.problems, listing.warnings) == ("m", (), ())
     assert (file.name, file.version, file.path) == ("m", 1, tmp_path / "m/1/model.onnx")
     assert file.config.max_batch is None
 
@@ -110,12 +110,41 @@ def test_a_file_that_is_named_has_no_substitute(repository, add):
 
 
 @pytest.mark.parametrize("directory", ["one", "1.0", "-1", "01", "0", "\u0661"])
-def test_a_directory_that_is_no_version_is_a_problem_of_its_own(repository, add, directory):
+def test_a_directory_that_is_no_version_is_skipped_with_a_warning(repository, add, directory):
     add("m/1/model.onnx", f"m/{directory}/model.onnx")
     listing = repository.read("m")
-    assert versions(listing) == [1]
-    assert problem(listing).version == directory
-    assert "expected a number above 0 without leading zeros" in problem(listing).reason
+    assert (versions(listing), listing.problems) == ([1], ())
+    warning = f"m: not looked into: {directory}; a version is a number above 0 without leading zeros"
+    assert listing.warnings == (warning,)
+
+
+def test_what_triton_keeps_beside_versions_is_no_reason_for_a_warning(repository, add):
+    add("m/1/model.onnx", "m/configs/other.pbtxt", "m/warmup/input", "m/initial_state/zeros")
+    listing = repository.read("m")
+    assert (versions(listing), listing.problems, listing.warnings) == ([1], (), ())
+
+
+def test_of_many_directories_that_are_no_versions_the_first_are_named_and_the_others_counted(repository, add):
+    add("m/1/model.onnx", *(f"m/x{number:03}/notes" for number in range(100)))
+    (warning,) = repository.read("m").warnings
+    named = ", ".join(f"x{number:03}" for number in range(16))
+    assert warning.startswith(f"m: not looked into: {named} and 84 more; a version is")
+
+
+def test_a_version_that_the_policy_does_not_select_may_have_no_model(repository, add):
+    add("m/1/model.onnx", "m/2/notes.txt", "m/3/notes.txt", m="version_policy { specific { versions: [ 1 ] } }")
+    listing = repository.read("m")
+    assert (versions(listing), listing.problems) == ([1], ())
+
+
+def test_of_many_versions_that_the_policy_names_and_are_not_there_one_problem_tells(repository, add):
+    add("m/2/model.onnx")
+    asked = {"version_policy": {"specific": {"versions": [2, *range(1000, 5000)]}}}
+    (found,) = repository.read("m", json.dumps(asked)).problems
+    assert found.version == "1000"
+    named = ", ".join(map(str, range(1000, 1016)))
+    reason = f"the config parameter: version_policy names versions {named} and 3984 more, which are not there"
+    assert found.reason == reason
 
 
 def test_a_version_without_a_model_is_a_problem_and_an_older_one_serves(repository, add):
@@ -125,10 +154,11 @@ def test_a_version_without_a_model_is_a_problem_and_an_older_one_serves(reposito
     assert problem(listing) == Problem("2", "no model.onnx or model.plan in m/2")
 
 
-def test_a_version_that_is_a_file_or_a_dangling_link_is_a_problem(repository, tmp_path, add):
-    add("m/1/model.onnx", "m/2")
+def test_a_version_that_is_a_dangling_link_is_a_problem_and_a_file_is_no_version(repository, tmp_path, add):
+    add("m/1/model.onnx", "m/2", m="version_policy { all {} }")
     (tmp_path / "m/3").symlink_to("gone")
-    assert [item.version for item in repository.read("m").problems] == ["2", "3"]
+    listing = repository.read("m")
+    assert ([item.version for item in listing.problems], listing.warnings) == (["3"], ())
 
 
 def test_a_model_without_versions_is_a_problem(repository, add):
@@ -168,7 +198,7 @@ def test_the_name_may_be_the_directory(repository, add):
 def test_fields_that_are_not_read_are_named_in_one_warning(repository, add):
     add("m/1/model.onnx", m="instance_group [ { count: 2 kind: KIND_GPU } ]\noptimization { priority: PRIORITY_MAX }")
     warning = "m/config.pbtxt: ignored, as they mean nothing here: optimization.priority, instance_group.kind"
-    assert repository.read("m").warning == warning
+    assert repository.read("m").warnings == (warning,)
 
 
 def test_an_override_takes_the_place_of_the_file_even_of_a_broken_one(repository, add):
@@ -187,7 +217,7 @@ def test_how_a_model_runs_is_not_for_a_tenant_to_say(repository, add):
     (file,) = listing.files
     assert {field: said.value for field, said in file.config.settings.items()} == {"graphs": "on", "copies": "sm"}
     ignored = "optimization.cuda.graphs, instance_group.count"
-    assert listing.warning == f"the config parameter: ignored, as they mean nothing here: {ignored}"
+    assert listing.warnings == (f"the config parameter: ignored, as they mean nothing here: {ignored}",)
     ours = {"parameters": {"greenlane.copies": {"string_value": "engine"}}}
     assert problem(repository.read("m", json.dumps(ours))).reason == (
         "the config parameter: parameters greenlane.copies: how a model runs is for the server's operator to say, "

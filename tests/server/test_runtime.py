@@ -532,9 +532,143 @@ async def test_a_reload_serves_the_new_and_keeps_the_counts(root: Path) -> None:
 async def test_a_reload_that_fails_keeps_what_is_served(root: Path) -> None:
     async with serving(root) as site:
         site.script.fail("bind")
-        with pytest.raises(BadRequest, match="failed to load 'a': told to fail at bind"):
+        with pytest.raises(BadRequest, match="failed to load 'a': version 1: told to fail at bind"):
             await site.runtime.load("acme", "a")
         await site.infer("acme", "a")
+
+
+def add_version(root: Path, name: str, version: str) -> None:
+    """Beside the others, which are all to be served."""
+    (root / name / version).mkdir()
+    (root / name / version / "model.onnx").write_text(version)
+    (root / name / "config.pbtxt").write_text("version_policy { all {} }")
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+async def test_a_reload_of_which_one_version_fails_changes_nothing(root: Path, nth: int) -> None:
+    add_version(root, "a", "2")
+    async with serving(root) as site:
+        before = site.tenant("acme").catalog.served()
+        bound = sum(len(engine.executors) for engine in site.engines)
+        site.script.fail("bind", nth)
+        with pytest.raises(BadRequest, match=f"failed to load 'a': version {nth}: told to fail at bind"):
+            await site.runtime.load("acme", "a")
+        assert site.tenant("acme").catalog.served() == before
+        assert (before[0].version, len(before)) == ("2", 3)
+        await site.infer("acme", "a")
+        made = [executor for engine in site.engines for executor in engine.executors]
+        assert len(made) == bound + nth - 1
+        assert sum(not executor.closed for executor in made) == bound, "what was bound in vain is closed"
+        site.runtime.library.release_unused([], quiet=True)
+        await site.runtime.load("acme", "a")
+        await site.infer("acme", "a")
+
+
+async def test_a_version_that_has_no_model_fails_the_load_and_the_others_are_not_even_bound(root: Path) -> None:
+    async with serving(root) as site:
+        add_version(root, "a", "2")
+        (root / "a" / "2" / "model.onnx").unlink()
+        bound = sum(len(engine.executors) for engine in site.engines)
+        with pytest.raises(BadRequest, match=r"failed to load 'a': version 2: no model\.onnx or model\.plan in a/2"):
+            await site.runtime.load("acme", "a")
+        assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "a"] == ["1"]
+        assert sum(len(engine.executors) for engine in site.engines) == bound
+        assert not any(site.runtime.library._engines._held.values()), "what was read for it may be freed"
+
+
+async def test_a_version_that_does_not_fit_the_tenants_memory_fails_the_load(root: Path) -> None:
+    big = Signature((TensorSpec("x", FP32, (1 << 30,)),), ())
+    async with serving(root) as site:
+        read = site.read
+
+        def mixed(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+            return FakeEngine(big, site.script) if path.parent.name == "2" else read(path, max_batch, settings)
+
+        site.runtime.library._read = mixed
+        add_version(root, "a", "2")
+        with pytest.raises(BadRequest, match="failed to load 'a': version 2: its smallest request takes"):
+            await site.runtime.load("acme", "a")
+        assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "a"] == ["1"]
+        await site.infer("acme", "a")
+
+
+async def test_a_first_load_of_which_one_version_fails_serves_nothing_and_says_why(root: Path) -> None:
+    async with serving(root) as site:
+        add_model(root, "c")
+        add_version(root, "c", "2")
+        site.script.fail("bind", 2)
+        with pytest.raises(BadRequest, match="version 2: told to fail at bind"):
+            await site.runtime.load("acme", "c")
+        with pytest.raises(Unavailable, match="told to fail at bind"):
+            site.tenant("acme").catalog.find("c", "1")
+
+
+async def test_at_the_start_the_versions_that_are_whole_are_served_and_the_others_stand_in_the_index(root: Path) -> None:
+    add_version(root, "b", "2")
+    (root / "b" / "2" / "model.onnx").unlink()
+    async with serving(root) as site:
+        index = site.tenant("globex").catalog.index()
+        assert [(entry.version, entry.state) for entry in index] == [("1", "READY"), ("2", "UNAVAILABLE")]
+
+
+async def test_a_reload_that_fails_is_told_as_such_in_the_log(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(root) as site:
+        site.script.fail("bind")
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "a")
+        told = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
+        text = "model a 1 could not be loaded, and what was served before goes on: told to fail at bind"
+        assert [line for line in told if line.startswith("model a")] == [text]
+
+
+def held_builds(site: Site) -> tuple[threading.Event, threading.Event]:
+    """From now on whatever is read says so by the first of these, and waits for the second."""
+    building, built, read = threading.Event(), threading.Event(), site.read
+
+    def build(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        building.set()
+        assert built.wait(PATIENCE)
+        return read(path, max_batch, settings)
+
+    site.runtime.library._read = build
+    return building, built
+
+
+async def test_a_load_that_is_cancelled_before_its_turn_loads_nothing(root: Path) -> None:
+    async with serving(root) as site:
+        building, built = held_builds(site)
+        (root / "a" / "1" / "model.onnx").write_text("another")
+        first = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        assert await asyncio.to_thread(building.wait, PATIENCE)
+        others = [asyncio.ensure_future(change("acme", "b")) for change in (site.runtime.load, site.runtime.unload)]
+        await asyncio.sleep(0)
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others)
+        before, engines = site.tenant("acme").catalog.find("b"), len(site.engines)
+        built.set()
+        await first
+        assert len(site.engines) == engines + 1
+        assert site.tenant("acme").catalog.find("b") is before
+
+
+async def test_a_load_that_is_cancelled_later_goes_on_to_its_end_and_holds_no_engine(root: Path) -> None:
+    async with serving(root) as site:
+        building, built = held_builds(site)
+        before = site.tenant("acme").catalog.find("a")
+        (root / "a" / "1" / "model.onnx").write_text("another")
+        loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        assert await asyncio.to_thread(building.wait, PATIENCE)
+        loading.cancel()
+        await asyncio.wait([loading])
+        assert loading.cancelled()
+        after = asyncio.ensure_future(site.runtime.load("acme", "b"))
+        await asyncio.sleep(0)
+        assert site.tenant("acme").catalog.find("a") is before
+        built.set()
+        await after
+        assert site.tenant("acme").catalog.find("a").key != before.key, "it came before the load that was asked for later"
+        assert not any(site.runtime.library._engines._held.values())
 
 
 async def test_a_first_load_that_fails_stands_in_the_index_with_the_reason(root: Path) -> None:
