@@ -12,12 +12,13 @@ from .base import Engine, Executor, Preparing, Room, Tensor, Work
 from .building import Builds
 from .cachefolder import CacheFolder
 from .callers import on_stream
-from .chain import Step, chain
+from .chain import chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
 from .settings import RuntimeSettings, lacking, lacking_on_cpu
 from .signature import Signature, TensorSpec
 from .tensorrt_api import LIBRARIES, find_tensorrt
+from .wiring import Step
 
 __all__ = [
     "DATATYPES",

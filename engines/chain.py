@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from ctypes import memmove
-from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any
 
@@ -17,29 +16,8 @@ from partitions import Partition
 from .base import NO_ROOM, Engine, Executor, Room, Tensor, Work, check_tensors
 from .errors import Cancelled, ExecutionFailed, ModelRefused
 from .settings import RuntimeSettings, overridden
-from .signature import Shape, Signature, TensorSpec, align
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A model of a chain: the tensor that each of its inputs takes, and the one that each of its outputs becomes, by name.
-
-    Every input has to be named. An output that is not is dropped.
-    """
-
-    engine: Engine
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """A chain that was found right. `takes` and `gives` are the tensors of each step, in its model's order."""
-
-    engines: tuple[Engine, ...]
-    signature: Signature
-    takes: tuple[tuple[str, ...], ...]
-    gives: tuple[tuple[str | None, ...], ...]
+from .signature import Shape, Signature, align
+from .wiring import Step, Wiring, wire
 
 
 def chain(steps: Sequence[Step], outputs: Sequence[str], settings: RuntimeSettings | None = None) -> Engine:
@@ -55,78 +33,6 @@ def chain(steps: Sequence[Step], outputs: Sequence[str], settings: RuntimeSettin
         return SequenceEngine(wiring, settings or RuntimeSettings())
     made: Engine = joint(wiring, settings or RuntimeSettings())
     return made
-
-
-def wire(steps: Sequence[Step], outputs: Sequence[str]) -> Wiring:
-    """Check that the steps fit together; pure. Raises ModelRefused."""
-    if not steps:
-        raise ModelRefused("a chain of no steps; expected one or more")
-    known: dict[str, TensorSpec] = {}
-    given: list[str] = []
-    later = [set(step.outputs.values()) for step in steps]
-    for number, step in enumerate(steps):
-        _check_names(number, step)
-        names: dict[str, str] = {}
-        for spec in step.engine.signature.inputs:
-            tensor = step.inputs[spec.name]
-            if tensor not in known:
-                if any(tensor in each for each in later[number:]):
-                    raise ModelRefused(f"step {number}: input {spec.name!r} takes {tensor!r}, which only a later step gives")
-                known[tensor] = _fresh(spec, tensor, number)
-                given.append(tensor)
-            _unify(number, spec, known[tensor], names)
-        for spec in step.engine.signature.outputs:
-            if (tensor := step.outputs.get(spec.name, "")) in known:
-                raise ModelRefused(f"step {number}: output {spec.name!r} gives {tensor!r}, which there is already")
-            if tensor:
-                known[tensor] = replace(spec, name=tensor, dims=_renamed(spec, names), limits=())
-    if missing := [name for name in outputs if name not in known or name in given]:
-        raise ModelRefused(f"no step gives {', '.join(map(repr, missing))}")
-    if not outputs:
-        raise ModelRefused("a chain without outputs; expected one or more")
-    signature = Signature(tuple(known[name] for name in given), tuple(known[name] for name in outputs))
-    takes = tuple(tuple(step.inputs[spec.name] for spec in step.engine.signature.inputs) for step in steps)
-    gives = tuple(tuple(step.outputs.get(spec.name) for spec in step.engine.signature.outputs) for step in steps)
-    return Wiring(tuple(step.engine for step in steps), signature, takes, gives)
-
-
-def _check_names(number: int, step: Step) -> None:
-    inputs = [spec.name for spec in step.engine.signature.inputs]
-    outputs = [spec.name for spec in step.engine.signature.outputs]
-    if missing := [name for name in inputs if name not in step.inputs]:
-        raise ModelRefused(f"step {number}: nothing is said of input {missing[0]!r}; the model's are {', '.join(inputs)}")
-    for named, real in ((step.inputs, inputs), (step.outputs, outputs)):
-        if unknown := [name for name in named if name not in real]:
-            raise ModelRefused(f"step {number}: the model has no {unknown[0]!r}; there are {', '.join(real)}")
-    if len(set(step.outputs.values())) < len(step.outputs):
-        raise ModelRefused(f"step {number}: two outputs give one tensor")
-
-
-def _fresh(spec: TensorSpec, tensor: str, number: int) -> TensorSpec:
-    """An input of the chain. Names of dimensions are a model's own: those of a later one are others than the first's."""
-    dims = tuple(f"{dim}.{number}" if isinstance(dim, str) and dim and number else dim for dim in spec.dims)
-    return replace(spec, name=tensor, dims=dims)
-
-
-def _unify(number: int, spec: TensorSpec, tensor: TensorSpec, names: dict[str, str]) -> None:
-    """Check an input against its tensor, and learn what the model's names of dimensions are called in the chain."""
-    fits = len(spec.dims) == len(tensor.dims) and all(
-        isinstance(ours, str) or isinstance(theirs, str) or ours == theirs
-        for ours, theirs in zip(spec.dims, tensor.dims, strict=False)
-    )
-    if spec.datatype != tensor.datatype or not fits:
-        raise ModelRefused(
-            f"step {number}: input {spec.name!r} is {spec.datatype} {list(spec.shape)}, "
-            f"but {tensor.name!r} is {tensor.datatype} {list(tensor.shape)}"
-        )
-    for ours, theirs in zip(spec.dims, tensor.dims, strict=True):
-        if isinstance(ours, str) and ours and isinstance(theirs, str) and theirs:
-            names.setdefault(ours, theirs)
-
-
-def _renamed(spec: TensorSpec, names: Mapping[str, str]) -> tuple[int | str, ...]:
-    """What is not of the chain's inputs is known only once it ran."""
-    return tuple(dim if isinstance(dim, int) else names.get(dim, "") for dim in spec.dims)
 
 
 class SequenceEngine:

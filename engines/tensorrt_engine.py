@@ -12,7 +12,6 @@ from partitions import DeviceLost, Partition, PartitionError
 from partitions.cuda import CudaPartition
 from partitions.faults import translated
 
-from .chain import Wiring
 from .errors import ExecutionFailed, ModelRefused
 from .release import releasing
 from .settings import RuntimeSettings
@@ -24,6 +23,7 @@ from .tensorrt_instance import Instance, open_instance
 from .tensorrt_lifetime import Pool, close_collected
 from .tensorrt_plan import LoadedPlan
 from .tensorrt_run import TensorRTExecutor
+from .wiring import Wiring
 
 Opener = Callable[[LoadedPlan, Way, Sequence[int], Stream], Instance]
 """What makes instances: see `open_instance`."""

@@ -137,10 +137,11 @@ class Beside:
         self._freed_on = freed_on
         self._turn = Lock()
         self._kernels: RuntimeCache | None = None
-        self._contexts: dict[int, Context] = {}
+        self.contexts: dict[int, Context] = {}
+        """Those that were made so far, by profile."""
 
     def __repr__(self) -> str:
-        return f"<Beside of {self._loaded.path.name}, {len(self._contexts)} contexts>"
+        return f"<Beside of {self._loaded.path.name}, {len(self.contexts)} contexts>"
 
     @contextmanager
     def compiled(
@@ -163,9 +164,9 @@ class Beside:
 
     def _context(self, profile: int, stream: Stream) -> Context:
         self._kernels = self._kernels or self._loaded.open_kernels()
-        if profile not in self._contexts:
-            self._contexts[profile] = Contexts(self._loaded, self._kernels, self._allocate).open(False, profile, stream)
-        return self._contexts[profile]
+        if profile not in self.contexts:
+            self.contexts[profile] = Contexts(self._loaded, self._kernels, self._allocate).open(False, profile, stream)
+        return self.contexts[profile]
 
     def _allocate(self, size: int, stream: Stream) -> Buffer:
         buffer = self._loaded.device.make_current().allocate(size, stream=stream)
@@ -189,7 +190,7 @@ class Beside:
 
     def close(self) -> None:
         """Free it; nothing may be in flight."""
-        for context in self._contexts.values():
+        for context in self.contexts.values():
             context.close()
         if self._kernels:
             self._kernels.close()

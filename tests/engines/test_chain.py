@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from engines import (
     Step,
     Tensor,
     TensorMismatch,
+    TensorSpec,
     chain,
     load_engine,
 )
@@ -129,7 +131,7 @@ def test_f59_it_moves_and_is_overridden_as_any(kit: Kit) -> None:
     with moved.overriding(graphs="off"):
         assert run(moved, rows(3))[0].tolist() == expected(rows(3)).tolist()
     assert run(moved, rows(3))[0].tolist() == expected(rows(3)).tolist()
-    assert moved.preparing([(5, 3)]) is None
+    assert moved.preparing([(3, 3)]) is None
     assert moved.describe()["graphs"] in ("captured", "none")
     moved.close()
     moved.engine.close()
@@ -208,6 +210,124 @@ def test_a_shape_that_a_later_model_does_not_take_is_refused_with_its_words(benc
     assert run(executor, rows(4))[0].tolist() == expected(rows(4)).tolist()
     executor.close()
     executor.engine.close()
+
+
+@pytest.fixture
+def named(bench: Bench) -> Kit:
+    """As `gpu`, of plans that kept the names of their dimensions, and of which the second takes the smallest batches."""
+    ranges: tuple[Ranges, ...] = ({"x": [(1, 3), (4, 3), (32, 3)]}, {"a": [(2, 3), (4, 3), (8, 3)]}, ADD_ROWS)
+    plans = [bench.artifact(text, each) for text, each in zip((AFFINE, HALVE, ADD), ranges, strict=True)]
+    return Kit([bench.load(plan) for plan in plans], bench.partition)
+
+
+def test_shapes_that_are_new_are_prepared_while_others_are_served(named: Kit, bench: Bench) -> None:
+    before = bench.holdings()
+    with closing(named.chain().bind(named.partition)) as executor:
+        run(executor, rows(4))
+        preparing: Any = executor
+        future = preparing.preparing([(5, 3)])
+        assert future is not None
+        assert run(executor, rows(4))[0].tolist() == expected(rows(4)).tolist()
+        future.result(30)
+        assert preparing.preparing([(5, 3)]) is None
+        captures = len(bench.gpu.graphs)
+        for seed in range(2):
+            for count in (5, 4):
+                assert run(executor, rows(count, seed))[0].tolist() == expected(rows(count, seed)).tolist()
+        assert len(bench.gpu.graphs) == captures
+        moved = executor.rebind(named.partition)
+        executor.close()
+        assert run(moved, rows(5))[0].tolist() == expected(rows(5)).tolist()
+        assert len(bench.gpu.graphs) == captures
+        moved.close()
+        engine = executor.engine
+    engine.close()
+    assert bench.holdings() == before
+
+
+def test_a_preparation_that_fails_costs_its_own_shapes_and_nothing_else(named: Kit, bench: Bench) -> None:
+    with closing(named.chain().bind(named.partition)) as executor:
+        preparing: Any = executor
+        preparing.preparing([(5, 3)]).result(30)
+        bench.gpu.fail("IExecutionContext.execute_async_v3")
+        with pytest.raises(ExecutionFailed, match=r"running affine1\.plan"):
+            preparing.preparing([(6, 3)]).result(30)
+        for count in (4, 5, 6):
+            assert run(executor, rows(count))[0].tolist() == expected(rows(count)).tolist()
+        executor.engine.close()
+
+
+def test_the_chain_takes_as_many_rows_as_every_step_does(named: Kit) -> None:
+    engine = named.chain()
+    assert engine.signature.inputs[0].limits == ((2, 8), (3, 3))
+    with closing(engine.bind(named.partition)) as executor:
+        for count in (1, 9):
+            with pytest.raises(TensorMismatch, match=r"'IMAGE': dimension 0 .* the engine was built for 2 to 8"):
+                run(executor, rows(count))
+    engine.close()
+
+
+def test_it_is_ready_for_what_is_usual_and_pads_to_it(named: Kit, bench: Bench) -> None:
+    with closing(named.chain(warm_up="usual", batch_padding=True).bind(named.partition)) as executor:
+        said = executor.describe()
+        assert sorted(shapes[0][0] for shapes in said["shapes"]) == [2, 4, 8]  # type: ignore[attr-defined]
+        graphs = len(bench.gpu.graphs)
+        for count in (3, 5, 7):
+            assert run(executor, rows(count))[0].tolist() == expected(rows(count)).tolist()
+        assert len(bench.gpu.graphs) == graphs
+        assert executor.describe()["counts"]["padded"] == 3  # type: ignore[index]
+        executor.engine.close()
+
+
+def test_it_is_ready_for_what_was_asked_for(named: Kit) -> None:
+    with closing(named.chain(warm_up=(3, (("IMAGE", (6, 3)),))).bind(named.partition)) as executor:
+        assert sorted(shapes[0][0] for shapes in executor.describe()["shapes"]) == [3, 6]  # type: ignore[attr-defined]
+        executor.engine.close()
+    with pytest.raises(ModelRefused, match="warm_up: input 'IMAGE': dimension 0"):
+        named.chain(warm_up=(9,)).bind(named.partition)
+
+
+def test_a_step_that_is_narrowed_narrows_the_chain(cpu: Kit) -> None:
+    chosen = steps(*cpu.engines)
+    signature = cpu.engines[1].signature
+    fixed = replace(signature, inputs=(replace(signature.inputs[0], dims=(4, 3)),))
+    chosen[1] = replace(chosen[1], signature=fixed, label="step 'halve'")
+    engine = chain(chosen, ["OUT"])
+    assert engine.signature.inputs[0].dims == (4, 3)
+    assert engine.signature.outputs[0].dims == (4, 3)
+    with closing(engine.bind(cpu.partition)) as executor:
+        assert run(executor, rows(4))[0].tolist() == expected(rows(4)).tolist()
+        with pytest.raises(TensorMismatch, match="expected 4"):
+            run(executor, rows(3))
+    chosen[2] = replace(chosen[2], signature=replace(cpu.engines[2].signature, inputs=_of_rows(cpu.engines[2], 5)))
+    with pytest.raises(ModelRefused, match=r"step 2: dimension 0 of input '(left|right)' is 5, but 4 elsewhere"):
+        chain(chosen, ["OUT"])
+
+
+def _of_rows(engine: Engine, count: int) -> tuple[TensorSpec, ...]:
+    return tuple(replace(spec, dims=(count, 3)) for spec in engine.signature.inputs)
+
+
+def test_limits_that_no_input_meets_are_refused(cpu: Kit) -> None:
+    chosen = steps(*cpu.engines)
+    for index, limits in ((0, (1, 2)), (1, (3, 4))):
+        signature = cpu.engines[index].signature
+        narrowed = replace(signature, inputs=(replace(signature.inputs[0], limits=(limits,)),))
+        chosen[index] = replace(chosen[index], signature=narrowed)
+    with pytest.raises(ModelRefused, match="dimension 0 of input 'IMAGE' would have to be 3 or more and 2 or less"):
+        chain(chosen, ["OUT"])
+
+
+def test_an_input_of_a_later_step_has_the_size_that_what_is_beside_it_has(cpu: Kit) -> None:
+    """The batch of both is one, so the chain's requests can be joined."""
+    engine = chain(
+        [
+            Step(cpu.engines[1], {"a": "IMAGE"}, {"half": "half"}),
+            Step(cpu.engines[2], {"left": "MORE", "right": "half"}, {"sum": "OUT"}),
+        ],
+        ["OUT"],
+    )
+    assert [spec.dims[0] for spec in (*engine.signature.inputs, *engine.signature.outputs)] == ["m", "m", "m"]
 
 
 def test_on_a_cpu_a_work_is_cancelled_before_or_after_it_ended(cpu: Kit) -> None:
