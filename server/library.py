@@ -22,9 +22,10 @@ from partitions import Device, Partition
 from .batches import most_rows
 from .catalog import Entry, Served
 from .config import Config, ServerConfig
+from .description import describe
 from .enginepool import EnginePool
 from .instances import bind_in_turn
-from .modelconfig import apply, batching, describe
+from .modelconfig import apply, batching
 from .modelsettings import Settled, Unsupported, settle, usual
 from .repository import ModelFile, Repository
 from .ticket import ModelKey
@@ -202,7 +203,16 @@ class Library:
         notes = [why_not] if why_not else []
         notes += _notes(execution)
         loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
-        config = describe(file.name, file.config.versions, signature, engine.platform, how, execution)
+        config = describe(
+            file.name,
+            file.config,
+            signature,
+            engine.platform,
+            file.filename.partition("/")[0],
+            how,
+            execution,
+            settled.instances,
+        )
         key = f"{file.name}/{number}#{next(self._loads)}"
         served = Served(file.name, number, key, signature, engine.platform, config, how)
         loaded.served.append(served)
@@ -236,7 +246,7 @@ def _noting(file: ModelFile, loaded: Loaded) -> Iterator[None]:
         if not isinstance(error, EngineError):
             log.exception("model %s %s: the library went wrong", file.name, version)
         # Clients read this, and where the repository lies is not theirs to know.
-        reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.path.name}")
+        reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.filename}")
         loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
 
 

@@ -3,7 +3,6 @@
 Only what decides how a model is served here is read; `server.pbtxt` tolerates the rest.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
@@ -13,10 +12,12 @@ from engines.errors import ModelRefused
 from engines.signature import Signature, TensorSpec, obstacle
 
 from .batches import Batching, most_rows
-from .modelsettings import EXECUTION, Sayings, from_parameters
+from .modelsettings import Sayings, from_parameters
 from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .protocol.document import short, show
+from .tritonschema import MESSAGE
 from .tritonsettings import from_triton
+from .unserved import instead, unserved
 
 __all__ = [
     "ConfigRefused",
@@ -25,7 +26,6 @@ __all__ = [
     "VersionPolicy",
     "apply",
     "batching",
-    "describe",
     "from_json",
     "parse",
 ]
@@ -75,7 +75,8 @@ class ModelConfig:
     `stated_max_batch` is what this file says, which another setting may have overruled; dims in the file leave the batch
     out if that is above 0. `batch_delay` is in seconds, `preferred_batches` are ascending. Of `filenames` the first one
     present is the model. `settings` are what is said of how it runs, see `server.modelsettings`. `unread`
-    names the fields that were ignored, nested ones as `input.reshape`.
+    names the fields that were ignored, nested ones as `input.reshape`. `message` is all that is configured, as of
+    `server.tritonschema`.
     """
 
     name: str = ""
@@ -90,6 +91,7 @@ class ModelConfig:
     filenames: tuple[str, ...] = _FILENAMES[""]
     settings: Sayings = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    message: Any = field(default_factory=MESSAGE, repr=False)
     source: str = "config.pbtxt"
 
 
@@ -141,45 +143,6 @@ def batching(config: ModelConfig, signature: Signature) -> tuple[Batching | None
     return Batching(signature, most, config.batch_delay, config.preferred_batches), ""
 
 
-def describe(
-    name: str,
-    versions: VersionPolicy,
-    signature: Signature,
-    platform: str,
-    batching: Batching | None = None,
-    execution: Mapping[str, object] | None = None,
-) -> dict[str, object]:
-    """The JSON of `GET /v2/models/NAME/config`. `platform` is `<project>_<format>`.
-
-    `execution` is what an executor said of itself when the model was loaded; its counts change, so they are left out.
-    """
-    lasting = {key: value for key, value in (execution or {}).items() if key != "counts"}
-    return {
-        "name": name,
-        "platform": platform,
-        "backend": platform.partition("_")[0],
-        "version_policy": versions.describe(),
-        "max_batch_size": signature.max_batch,
-        "input": [_describe_tensor(spec, signature.max_batch) for spec in signature.inputs],
-        "output": [_describe_tensor(spec, signature.max_batch) for spec in signature.outputs],
-        **({"dynamic_batching": _describe_batching(batching)} if batching else {}),
-        **({"parameters": {EXECUTION: {"string_value": json.dumps(lasting)}}} if lasting else {}),
-    }
-
-
-def _describe_batching(batching: Batching) -> dict[str, object]:
-    delay = round(batching.delay * 1e6)
-    return {"preferred_batch_size": list(batching.preferred), "max_queue_delay_microseconds": delay}
-
-
-def _describe_tensor(spec: TensorSpec, max_batch: int) -> dict[str, object]:
-    return {
-        "name": spec.name,
-        "data_type": spec.datatype.config_name,
-        "dims": list(spec.shape[1:] if max_batch else spec.shape),
-    }
-
-
 class _Reader:
     """From protobuf's message to ours; `source` is what errors call it."""
 
@@ -191,6 +154,8 @@ class _Reader:
         max_batch = message.max_batch_size if message.HasField("max_batch_size") else None
         if (max_batch or 0) < 0:
             self._refuse(f"max_batch_size is {max_batch}; expected 0 (no batching) or more")
+        if why := unserved(message):
+            self._refuse(why)
         settings, others = self._settings(message, max_batch or 0)
         return ModelConfig(
             name=message.name,
@@ -205,6 +170,7 @@ class _Reader:
             filenames=self._filenames(message),
             settings=settings,
             unread=(*reading.unread, *(f"parameters.{short(name)}" for name in others)),
+            message=message,
             source=self._source,
         )
 
@@ -265,7 +231,8 @@ class _Reader:
     def _filenames(self, message: Any) -> tuple[str, ...]:
         for key in ("platform", "backend"):
             if (value := getattr(message, key)) not in _FILENAMES:
-                self._refuse(f"{key} is {_name(value)}; served here are {', '.join(filter(None, _FILENAMES))}")
+                served = ", ".join(filter(None, _FILENAMES))
+                self._refuse(f"{key} is {_name(value)}; served here are {served}{instead(value)}")
         filename = message.default_model_filename
         if filename in (".", "..") or "/" in filename or "\0" in filename:
             self._refuse(f"default_model_filename is {_name(filename)}; expected the name of a file in the version's directory")

@@ -15,12 +15,15 @@ from .modelconfig import ConfigRefused, ModelConfig, from_json, parse
 from .modelsettings import Sayings, from_options
 from .protocol.document import short
 from .tables import dotted
+from .unserved import recognized
 
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 _TRITONS_OWN = frozenset(("configs", "warmup", "initial_state"))
 """Directories that Triton has beside the versions of a model."""
 _MOST_NAMED = 16
 """How many of many names a message lists; a repository or a request may bring thousands."""
+_IN_DIRECTORY = "model.onnx"
+"""What the model is called in a directory that takes the place of its file, whatever that is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,11 @@ class ModelFile:
     version: int
     path: Path
     config: ModelConfig
+
+    @property
+    def filename(self) -> str:
+        """What `path` is from the version's directory on: a name, or that of a directory and the file in it."""
+        return f"{self.path.parent.name}/{self.path.name}" if self.path.parent.name != str(self.version) else self.path.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +148,11 @@ class Repository:
         version = str(number)
         try:
             path = _model_file(self._root / name / version, config.filenames)
+            if not path:
+                other = recognized(_listed(self._root / name / version))
+                return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}{other}")
         except OSError as error:
             return Problem(version, f"{name}/{version}: {error.strerror}")
-        if not path:
-            return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}")
         return ModelFile(name, number, path, config)
 
 
@@ -181,12 +190,25 @@ def _version_directories(model: Path) -> tuple[list[int], list[str]]:
 
 
 def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
-    """The first of these files there; None without any. Raises OSError for one that is there and cannot be read."""
+    """The first of these files there; None without any. Raises OSError for one that is there and cannot be read.
+
+    An ONNX model of several files may be a directory of that name, as in Triton's layout: `model.onnx/model.onnx`.
+    """
     for filename in filenames:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            (directory / filename).open("rb").close()
-            return directory / filename
+        names = [filename] if filename.endswith(".plan") else [f"{filename}/{_IN_DIRECTORY}", filename]
+        for path in [directory / name for name in names]:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path.open("rb").close()
+                return path
     return None
+
+
+def _listed(directory: Path) -> list[str]:
+    """The names in a directory; none where it is no directory, such as a dangling link. Raises OSError."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _warnings(name: str, skipped: list[str], config: ModelConfig) -> tuple[str, ...]:

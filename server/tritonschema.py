@@ -228,8 +228,8 @@ _MESSAGES = {
 
 _IGNORED = {
     "ModelConfig": (
-        "runtime batch_input batch_output sequence_batching ensemble_scheduling cc_model_filenames metric_tags "
-        "model_operations model_transaction_policy model_repository_agents response_cache model_metrics"
+        "runtime ensemble_scheduling cc_model_filenames metric_tags model_operations model_repository_agents response_cache "
+        "model_metrics"
     ),
     "ModelDynamicBatching": (
         "preserve_ordering priority_levels default_priority_level default_queue_policy priority_queue_policy"
@@ -240,7 +240,7 @@ _IGNORED = {
     "GraphSpec": "graph_lower_bound",
     "ModelWarmup": "count",
     "WarmupInput": "random_data input_data_file",
-    "ModelInput": "format reshape is_shape_tensor allow_ragged_batch optional is_non_linear_format_io",
+    "ModelInput": "reshape is_shape_tensor optional is_non_linear_format_io",
     "ModelOutput": "reshape label_filename is_shape_tensor is_non_linear_format_io",
 }
 """Fields that are read and mean nothing here, by message."""

@@ -18,7 +18,6 @@ from server.modelconfig import (
     VersionPolicy,
     apply,
     batching,
-    describe,
     from_json,
     parse,
 )
@@ -86,19 +85,15 @@ def test_how_requests_are_joined_is_read():
     assert (told.batch_delay, told.preferred_batches) == (0.0005, (2,))
 
 
-def test_a_model_that_takes_batches_has_its_requests_joined_and_shows_how():
+def test_a_model_that_takes_batches_has_its_requests_joined():
     signature = BATCHED.with_max_batch(8)
-    how, why_not = batching(read(TYPICAL), signature)
-    assert (how, why_not) == (Batching(signature, 8, 0.0001, (4, 8)), "")
-    shown = {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": 100}
-    assert describe("m", VersionPolicy(), signature, "onnxruntime_onnx", how)["dynamic_batching"] == shown
+    assert batching(read(TYPICAL), signature) == (Batching(signature, 8, 0.0001, (4, 8)), "")
 
 
 @pytest.mark.parametrize("most", [0, 1])
 def test_a_model_without_batches_has_nothing_to_join(most):
     signature = BATCHED.with_max_batch(most)
     assert batching(ModelConfig(), signature) == (None, "")
-    assert "dynamic_batching" not in describe("m", VersionPolicy(), signature, "onnxruntime_onnx", None)
 
 
 def test_a_model_whose_rows_cannot_be_told_apart_says_why_its_requests_are_not_joined():
@@ -111,7 +106,7 @@ def test_a_model_whose_rows_cannot_be_told_apart_says_why_its_requests_are_not_j
 
 def test_fields_that_are_not_read_are_named_once():
     assert read(TYPICAL).unread == (
-        *("input.format", "input.reshape", "output.label_filename"),
+        *("input.reshape", "output.label_filename"),
         *("optimization.graph", "instance_group.kind", "parameters.a", "parameters.b"),
     )
     assert read("dynamic_batching { preserve_ordering: true zzz: 1 }").unread == (
@@ -247,8 +242,7 @@ def test_what_cannot_be_read_is_refused_with_file_and_line(text, line, reason):
         ("version_policy { latest { num_versions: 0 } }", "version_policy.latest.num_versions is 0; expected 1 or more"),
         ("version_policy { specific {} }", "version_policy.specific.versions is []; expected one or more"),
         ("version_policy { specific { versions: [1, 0] } }", "version_policy.specific.versions is [1, 0]; expected one"),
-        ('platform: "pytorch_libtorch"', "platform is 'pytorch_libtorch'; served here are onnxruntime, onnxruntime_onnx,"),
-        ('backend: "python"', "backend is 'python'; served here are"),
+        ('platform: "x"', "platform is 'x'; served here are onnxruntime, onnxruntime_onnx, tensorrt, tensorrt_plan"),
         ('default_model_filename: "../m.onnx"', "default_model_filename is '../m.onnx'; expected the name of a file"),
         ('default_model_filename: ".."', "default_model_filename is '..'"),
         ('default_model_filename: "a\\000b"', "default_model_filename is 'a\\x00b'"),
@@ -276,7 +270,7 @@ def test_the_json_form_says_the_same_under_either_kind_of_name():
     tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, "3"], "reshape": {"shape": [1]}}]
     policy = {"specific": {"versions": [3, 1]}}
     one = {"name": "m", "max_batch_size": 4, "input": tensors, "version_policy": policy, "metric_tags": {"a": "b"}}
-    two = {"name": "m", "maxBatchSize": 4, "input": tensors, "versionPolicy": policy, "metricTags": {"a": "c"}}
+    two = {"name": "m", "maxBatchSize": 4, "input": tensors, "versionPolicy": policy, "metricTags": {"a": "b"}}
     assert from_json(json.dumps(one)) == from_json(json.dumps(two))
     config = from_json(json.dumps(one))
     assert (config.max_batch, config.inputs) == (4, (StatedTensor("x", "FP32", (-1, 3)),))
@@ -428,27 +422,6 @@ def test_an_input_of_a_model_that_has_none_is_refused():
     assert contradiction(tensor("input", "x", "TYPE_FP32", "1"), Signature((), ())).endswith("no input 'x', it has none")
 
 
-def test_the_description_leaves_the_batch_out():
-    assert describe("m", VersionPolicy(), BATCHED.with_max_batch(8), "onnxruntime_onnx") == {
-        "name": "m",
-        "platform": "onnxruntime_onnx",
-        "backend": "onnxruntime",
-        "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": 8,
-        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [3, -1, -1]}],
-        "output": [
-            {"name": "y", "data_type": "TYPE_FP32", "dims": [-1]},
-            {"name": "z", "data_type": "TYPE_STRING", "dims": []},
-        ],
-    }
-
-
-def test_the_description_of_a_model_without_a_batch_has_every_dimension():
-    description = describe("m", VersionPolicy(latest=0), BATCHED, "tensorrt_plan")
-    assert (description["backend"], description["max_batch_size"]) == ("tensorrt", 0)
-    assert description["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, 3, -1, -1]}]
-
-
 @pytest.mark.parametrize(
     ("policy", "described"),
     [
@@ -460,8 +433,3 @@ def test_the_description_of_a_model_without_a_batch_has_every_dimension():
 def test_a_described_version_policy_is_read_back_the_same(policy, described):
     assert policy.describe() == described
     assert from_json(json.dumps({"version_policy": described})).versions == policy
-
-
-def test_a_description_is_a_configuration_that_fits_its_model():
-    model = BATCHED.with_max_batch(8)
-    assert apply(from_json(json.dumps(describe("m", VersionPolicy(), model, "onnxruntime_onnx"))), BATCHED) == model

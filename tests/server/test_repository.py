@@ -296,3 +296,18 @@ def test_a_model_that_cannot_be_opened_is_a_problem_with_the_systems_reason(repo
 def test_a_directory_that_cannot_be_read_is_a_problem_with_the_systems_reason(repository, tmp_path):
     (tmp_path / "m").symlink_to("m")
     assert problem(repository.read("m")) == Problem("", "m: Too many levels of symbolic links")
+
+
+def test_a_model_of_several_files_may_be_a_directory(repository, add):
+    add("m/1/model.onnx/model.onnx")
+    add("n/1/big/model.onnx", n='default_model_filename: "big" backend: "onnxruntime"')
+    (m,), (n,) = repository.read("m").files, repository.read("n").files
+    assert [(m.path.parent.name, m.filename), (n.path.parent.name, n.filename)] == [
+        ("model.onnx", "model.onnx/model.onnx"),
+        ("big", "big/model.onnx"),
+    ]
+
+
+def test_a_directory_without_a_model_in_it_is_none(repository, add):
+    add("m/1/model.onnx/other.bin")
+    assert problem(repository.read("m")) == Problem("1", "m/1: Is a directory")

@@ -1,0 +1,71 @@
+"""What Triton serves and Greenlane does not, and what to do instead: a model that asks for it is refused with that sentence."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+_TORCH = "export it to ONNX (torch.onnx.export) and serve that"
+_TENSORFLOW = "convert it to ONNX (python -m tf2onnx.convert) and serve that"
+
+_BACKENDS: Mapping[str, str] = MappingProxyType(
+    {
+        "python": "export what it computes to ONNX and serve that, or let the client do it around a request",
+        "pytorch": _TORCH,
+        "pytorch_libtorch": _TORCH,
+        "pytorch_aoti": _TORCH,
+        "tensorflow": _TENSORFLOW,
+        "tensorflow_graphdef": _TENSORFLOW,
+        "tensorflow_savedmodel": _TENSORFLOW,
+        "openvino": "serve the ONNX file that it was converted from",
+        "dali": "let the client decode and resize, or export that to ONNX and serve it",
+        "fil": "export the trees to ONNX (onnxmltools) and serve that",
+        "vllm": "serve language models with vLLM or Triton, beside this server",
+        "tensorrtllm": "serve language models with TensorRT-LLM or Triton, beside this server",
+    }
+)
+"""What to do with the models of other backends and platforms."""
+
+_FILES: Mapping[str, str] = MappingProxyType(
+    {
+        "model.py": "python",
+        "model.pt": "pytorch",
+        "model.pt2": "pytorch_aoti",
+        "model.savedmodel": "tensorflow",
+        "model.graphdef": "tensorflow",
+        "model.xml": "openvino",
+        "model.dali": "dali",
+    }
+)
+"""The files by which Triton recognizes those that have no configuration."""
+
+
+def instead(backend: str) -> str:
+    """What to do with a model of this backend or platform, as the end of a sentence; empty where nothing is known."""
+    advice = _BACKENDS.get(backend, "")
+    return advice and f"; {advice}"
+
+
+def recognized(filenames: Iterable[str]) -> str:
+    """What is wrong with a version's directory that has these files and no model of ours, empty where none is known."""
+    found = next((name for name in sorted(filenames) if name in _FILES), None)
+    return f": {found} is of the backend {_FILES[found]}, which is not served{instead(_FILES[found])}" if found else ""
+
+
+def unserved(message: Any) -> str | None:
+    """What a configuration asks for that changes what a request or its answer is, and is not served; None if nothing."""
+    if message.HasField("sequence_batching"):
+        return (
+            "sequence_batching is not served, as every request stands alone; make the state an input and an output of the "
+            "model and let the client send it back"
+        )
+    if message.model_transaction_policy.decoupled:
+        return (
+            "model_transaction_policy.decoupled is not served, as a request has one answer; have the model give all of it at "
+            "once, or ask again for each part"
+        )
+    for field in ("batch_input", "batch_output"):
+        if getattr(message, field):
+            return f"{field} is not served, as a model sees what its requests say; make it an input that the client sends"
+    if ragged := [each.name for each in message.input if each.allow_ragged_batch]:
+        return f"input {ragged[0]!r}: allow_ragged_batch is not served; pad to one shape, or have requests run one by one"
+    return None
