@@ -54,6 +54,7 @@ class ConfigError(Exception):
 class ServerConfig:
     """The HTTP side. `max_body` and `max_json_tensor` are bytes.
 
+    `nonfinite_json` is what JSON has for NaN and infinity that a model computed: the words that Triton writes, or null.
     `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that holds the device.
     `front_cores` is whether such processes get cores of their own where the device has none for tenants, or run on any.
     `drain_grace` is the seconds between readiness turning 503 and the refusal of new work. `watchdog` is the seconds for
@@ -65,6 +66,7 @@ class ServerConfig:
     port: Annotated[int, whole(0, 65535)] = 8000
     max_body: Annotated[int, SIZE] = 64 * 2**20
     max_json_tensor: Annotated[int, SIZE] = 2**20
+    nonfinite_json: Annotated[str, one_of("literal", "null")] = "literal"
     admin_key_sha256: Annotated[str | None, DIGEST] = None
     default_tenant: Annotated[str | None, TEXT] = None
     fronts: Annotated[str, one_of("per-tenant", "inline")] = "per-tenant"

@@ -3,7 +3,7 @@
 `stripes` filters an image for lines in four directions and averages the squares of what each filter answers. Level
 stripes answer in one of the straight directions only, slanted ones in one diagonal more than in the other, and a
 checkerboard in both straight directions alike. Noise adds the same to every average, so differences are free of it, and
-dividing by the sum makes contrast and brightness irrelevant.
+dividing by the sum makes contrast and brightness irrelevant. An image without any pixels is taken for one black pixel.
 """
 
 import logging
@@ -27,6 +27,8 @@ _STRIPES = """
 stripes (float[batch, 1, height, width] image) => (float[batch, 4] probabilities, string[batch] label)
 <
   int64[8] border = {0, 0, 1, 1, 0, 0, 1, 1},
+  int64[4] before = {0, 0, 0, 0},
+  int64[4] smallest = {0, 0, 1, 1},
   float[4, 1, 3, 3] lines = {
     -1, -1, -1,   2,  2,  2,  -1, -1, -1,
     -1,  2, -1,  -1,  2, -1,  -1,  2, -1,
@@ -42,7 +44,12 @@ stripes (float[batch, 1, height, width] image) => (float[batch, 4] probabilities
   string[4] labels = {LABELS}
 >
 {
-  framed = Pad<mode="edge">(image, border)
+  size = Shape(image)
+  lacking = Sub(smallest, size)
+  after = Max(lacking, before)
+  ends = Concat<axis=0>(before, after)
+  present = Pad(image, ends)
+  framed = Pad<mode="edge">(present, border)
   answers = Conv(framed, lines)
   bounded = Clip(answers, least, most)
   squares = Mul(bounded, bounded)

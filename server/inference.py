@@ -188,12 +188,14 @@ class Inference:
         try:
             slot = self._target.tenant.lane.slots.at(end.slot) if end.rows else self._slot
             assert slot
-            served, request = self._served, self._request
+            served, request, nonfinite = self._served, self._request, self._target.limits.nonfinite
             if slot.capacity > SMALLEST and written is None and is_long(request, served.signature, end.outputs):
-                steps = write_long(request, served.signature, slot, end.outputs)
+                steps = write_long(request, served.signature, slot, end.outputs, nonfinite)
                 served.plans.turns.add(self._go_on(steps, partial(self._end, end)))
                 return
-            response = served.plans.encode(served.name, served.version, request, served.signature, slot, end.outputs, written)
+            response = served.plans.encode(
+                served.name, served.version, request, served.signature, slot, end.outputs, written, nonfinite
+            )
         except Exception as error:
             self._fail(error)
         else:

@@ -72,7 +72,8 @@ class Elements(NamedTuple):
 
     def refuse_type(self, index: int) -> NoReturn:
         value, datatype = self.values[index], self.declared.spec.datatype
-        if type(value) is float and value.is_integer() and abs(value) >= 2**63:  # What the parser makes of longer integers.
+        is_number = type(value) is float and datatype.kind in ("int", "uint")
+        if is_number and value.is_integer() and abs(value) >= 2**63:  # What the parser makes of longer integers.
             self.refuse_range(index)
         refuse(self._path(index), value, f"{_EXPECTED[datatype.kind]} for {datatype}")
 

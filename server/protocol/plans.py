@@ -95,6 +95,7 @@ class Plans:
         slot: Slot,
         extents: Sequence[Extent],
         written: Written | None = None,
+        nonfinite: str = "literal",
     ) -> InferResponse:
         """As `server.protocol.response.encode`; the JSON of an answer in binary follows from its extents alone."""
         answered = self._answered
@@ -103,7 +104,7 @@ class Plans:
             if wanted is not None:
                 tensors = [slot.view[offset : offset + nbytes] for _, offset, nbytes in wanted]
                 return InferResponse(b"".join([answered[2], *tensors]), len(answered[2]))
-        response = encode(name, version, request, signature, slot, extents, written)
+        response = encode(name, version, request, signature, slot, extents, written, nonfinite)
         if response.header_length is not None and request.id is None and all(binary for _, binary in request.outputs):
             document = response.body[: response.header_length]
             self._answered = request, extents, document, [extents[position] for position, _ in request.outputs]

@@ -35,10 +35,14 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes of JSON that one request may have, and elements that one tensor may claim."""
+    """Bytes of JSON that one request may have, elements that one tensor may claim, and what JSON has for NaN and infinity.
+
+    `nonfinite` is "literal" for `NaN`, `Infinity` and `-Infinity`, or "null".
+    """
 
     json: int
     elements: int
+    nonfinite: str = "literal"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from server.slots import Slot
 from server.ticket import Extent
 from server.turns import Steps
 
+from .nonfinite import dump
 from .request import ASK, InferRequest
 from .slices import ELEMENTS, write
 
@@ -36,15 +37,15 @@ def is_long(request: InferRequest, signature: Signature, extents: Sequence[Exten
 
 
 def write_long(
-    request: InferRequest, signature: Signature, slot: Slot, extents: Sequence[Extent]
+    request: InferRequest, signature: Signature, slot: Slot, extents: Sequence[Extent], nonfinite: str = "literal"
 ) -> Steps[dict[int, orjson.Fragment]]:
-    """Write those outputs for `encode`. Raises BadRequest as that does."""
+    """Write those outputs for `encode`."""
     written = {}
     for position, binary in request.outputs:
         spec, extent = signature.outputs[position], extents[position]
         if _is_long(spec, binary, extent):
             data = slot.view[extent.offset : extent.offset + extent.nbytes]
-            written[position] = yield from write(_elements(spec, data, extent.shape))
+            written[position] = yield from write(np.frombuffer(data, spec.datatype.numpy), nonfinite)
     return written
 
 
@@ -60,8 +61,12 @@ def encode(
     slot: Slot,
     extents: Sequence[Extent],
     written: Written | None = None,
+    nonfinite: str = "literal",
 ) -> InferResponse:
-    """Answer a request with the outputs it asked for. Raises BadRequest where JSON cannot carry one of them."""
+    """Answer a request with the outputs it asked for. Raises BadRequest where JSON cannot carry one of them.
+
+    `nonfinite` is how JSON has NaN and infinity, see `Limits`.
+    """
     outputs, tensors = [], []
     for position, binary in request.outputs:
         spec, (shape, offset, nbytes) = signature.outputs[position], extents[position]
@@ -71,7 +76,8 @@ def encode(
             entry["parameters"] = {"binary_data_size": nbytes}
             tensors.append(data)
         else:
-            entry["data"] = written[position] if written and position in written else _elements(spec, data, shape)
+            ready = written.get(position) if written else None
+            entry["data"] = ready or _elements(spec, data, shape, nonfinite)
         outputs.append(entry)
     head: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": outputs}
     if request.id is not None:
@@ -82,12 +88,12 @@ def encode(
     return InferResponse(b"".join([document, *tensors]), len(document))
 
 
-def _elements(spec: TensorSpec, data: memoryview, shape: tuple[int, ...]) -> Any:
+def _elements(spec: TensorSpec, data: memoryview, shape: tuple[int, ...], nonfinite: str) -> Any:
     if spec.datatype.kind == "bytes":
         return _texts(spec, data, math.prod(shape))
     array = np.frombuffer(data, spec.datatype.numpy)
     if spec.datatype.kind == "float" and not np.isfinite(array).all():
-        raise BadRequest(f"output {spec.name!r} has NaN or infinity in it, which JSON cannot carry; {ASK}")
+        return orjson.Fragment(dump(array, nonfinite))
     return array
 
 

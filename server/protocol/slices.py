@@ -16,6 +16,7 @@ from server.turns import Steps
 
 from .document import Object, parse
 from .elements import Array, Declared, to_array
+from .nonfinite import dump
 
 SLICE = 1 << 16
 """Bytes of JSON to read at a time: a third of a millisecond."""
@@ -88,11 +89,11 @@ def read(row: Row) -> Steps[bool]:
     return True
 
 
-def write(array: Array) -> Steps[orjson.Fragment]:
-    """The array as orjson has it in JSON, flat."""
+def write(array: Array, nonfinite: str) -> Steps[orjson.Fragment]:
+    """The array as `nonfinite.dump` has it in JSON, flat."""
     parts = []
     for start in range(0, len(array), ELEMENTS):
-        parts.append(orjson.dumps(array[start : start + ELEMENTS], option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+        parts.append(dump(array[start : start + ELEMENTS], nonfinite)[1:-1])
         yield
     return orjson.Fragment(b"[%b]" % b",".join(parts))
 

@@ -230,11 +230,6 @@ OUTPUTS = {
         "half",
         (b"ab",),
     ),
-    "NaN in JSON": Case(
-        "output 'y' has NaN or infinity in it, which JSON cannot carry; ask for a binary tensor",
-        request(BINARY),
-        tensors=(struct.pack("<2f", float("nan"), 1),),
-    ),
 }
 
 SIZE = "inputs[0].parameters.binary_data_size: "

@@ -72,7 +72,7 @@ def test_every_image_of_a_batch_is_classified_by_itself(stripes):
 
 
 @pytest.mark.parametrize("value", [0, 0.3, 255, -1e30])
-@pytest.mark.parametrize("size", [(1, 1), (1, 9), (16, 16)])
+@pytest.mark.parametrize("size", [(0, 0), (0, 8), (8, 0), (1, 1), (1, 9), (16, 16)])
 def test_a_flat_image_gives_probabilities_all_the_same(stripes, size, value):
     classify(stripes, [np.full(size, value)])
 

@@ -102,14 +102,14 @@ def test_an_integer_beyond_64_bits_is_out_of_range_although_the_parser_makes_it_
         array([0, parsed], name)
 
 
-@pytest.mark.parametrize("value", [0, 1, 1.0, "true", None])
+@pytest.mark.parametrize("value", [0, 1, 1.0, "true", None, 1e300, 1e22, float(2**64)])
 def test_a_number_is_no_boolean(value: object) -> None:
     assert array([True, False], "BOOL") == [True, False]
     with pytest.raises(BadRequest, match=r"^inputs\[0\]\.data\[1\]: .*; expected true or false for BOOL$"):
         array([True, value], "BOOL")
 
 
-@pytest.mark.parametrize("value", [1, 1.5, None, True, {}])
+@pytest.mark.parametrize("value", [1, 1.5, None, True, {}, 1e300])
 def test_only_a_string_is_an_element_of_bytes(value: object) -> None:
     with pytest.raises(BadRequest, match=r"^inputs\[0\]\.data\[1\]\[0\]: .*; expected a string for BYTES$"):
         texts([["a"], [value]], (2, 1))

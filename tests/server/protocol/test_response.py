@@ -87,16 +87,19 @@ def test_an_empty_output_has_no_bytes(binary: bool) -> None:
         assert y["data"] == t["data"] == []
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_json_cannot_carry_is_refused_by_name_and_answered_in_binary(value: float) -> None:
-    outputs = (((2,), floats([1, value])),)
-    with pytest.raises(
-        BadRequest,
-        match=r"^output 'y' has NaN or infinity in it, .* ask for a binary tensor \(parameters\.binary_data_output .*",
-    ):
-        answer((0, False), outputs=outputs)
-    response = answer((0, True), outputs=outputs)
-    assert response.body[response.header_length :] == floats([1, value])
+@pytest.mark.parametrize(
+    ("nonfinite", "data"), [("literal", b"[1.0,NaN,Infinity,-Infinity,2.5,NaN]"), ("null", b"[1.0,null,null,null,2.5,null]")]
+)
+@pytest.mark.parametrize("name", ["FP32", "FP64"])
+def test_nan_and_infinity_are_written_as_configured_and_are_right_in_binary(name: str, nonfinite: str, data: bytes) -> None:
+    dtype: Any = DATATYPES[name].numpy
+    values = np.array([1, math.nan, math.inf, -math.inf, 2.5, math.nan], dtype)
+    slot = roomy()
+    slot.view[: values.nbytes] = values.tobytes()
+    signature, extents = Signature((), (spec("y", name, 6),)), [Extent((6,), 0, values.nbytes)]
+    for binary, expected in ((False, data), (True, values.tobytes())):
+        asked = InferRequest(None, (), (Wanted(0, binary),), 0, None)
+        assert expected in encode("m", "1", asked, signature, slot, extents, nonfinite=nonfinite).body
 
 
 def test_bytes_that_are_no_text_are_refused_by_name_and_answered_in_binary() -> None:
