@@ -28,6 +28,7 @@ from .base import NO_ROOM, Room, Tensor, check_tensors
 from .datatypes import DATATYPES
 from .errors import Cancelled, ExecutionFailed, ModelRefused
 from .memory import view
+from .modelcopy import ModelCopy, copy_model
 from .onnxfile import blame
 from .settings import RuntimeSettings, overridden
 from .signature import Shape, Signature, TensorSpec, align
@@ -48,6 +49,7 @@ _NUMBERS = dict(_TYPES.values())
 _NOISE = (
     (r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", ""),
     (r"^Failed to load model because ", ""),
+    (r"^Load model from \S+ failed: ?", ""),
     (
         r"(?:/\S+/)?\w+\.(?:cc|h):\d+ (?:(?:[\w:]+(?:<[^()]*>)?[ *&]+)*[\w:~<>]+\(.*?\)(?: const)?(?: \[with [^]]*\])?|\w+) "
         r"(?:.*? was false\. )?",
@@ -67,7 +69,7 @@ class OnnxEngine:
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, path: Path, model: bytes, signature: Signature, warm_up: Sequence[Sequence[Shape]]) -> None:
+    def __init__(self, path: Path, model: ModelCopy, signature: Signature, warm_up: Sequence[Sequence[Shape]]) -> None:
         self.path = path
         self.signature = signature
         self.warm_up = tuple(map(tuple, warm_up))
@@ -87,7 +89,8 @@ class OnnxEngine:
         return executor
 
     def close(self) -> None:
-        """Nothing to free: the file's bytes go with the last reference."""
+        """Free the copy of the file; executors have what they need of it."""
+        self._model.close()
 
     def _warm_up(self, executor: "OnnxExecutor") -> None:
         """A model may refuse shapes and values that were made up, so failing here is worth a word and no more."""
@@ -302,7 +305,7 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     Of the settings `warm_up` is honoured: memory for each shape that is run once is allocated before it is served.
     """
     try:
-        model = path.read_bytes()
+        model = copy_model(path)
     except OSError as error:
         raise ModelRefused(f"{path}: {error.strerror}") from error
     options = _options(1)
@@ -320,12 +323,13 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
         raise ModelRefused(f"{path}: {error}") from error
 
 
-def _session(model: bytes, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+def _session(model: ModelCopy, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+    """A session of this copy of the file at `path`, beside which its weights may lie. Raises ModelRefused."""
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     try:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ModelRefused(f"{path}: failed to load: {blame(model, _tidy(error, path.parent))}") from error
+        raise ModelRefused(f"{path}: failed to load: {blame(model.view(), _tidy(error, path.parent))}") from error
 
 
 def _options(threads: int) -> ort.SessionOptions:

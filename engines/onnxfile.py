@@ -31,7 +31,7 @@ class OnnxFile(NamedTuple):
     external: tuple[str, ...] = ()
 
 
-def read_onnx(data: bytes) -> OnnxFile:
+def read_onnx(data: "bytes | memoryview") -> OnnxFile:
     """Read a model's bytes. What does not parse counts as empty: refusing it is the library's part."""
     try:
         graph = next(_messages(_message(memoryview(data)), 7), None)
@@ -43,7 +43,7 @@ def read_onnx(data: bytes) -> OnnxFile:
         return OnnxFile()
 
 
-def blame(data: bytes, words: str) -> str:
+def blame(data: "bytes | memoryview", words: str) -> str:
     """What a library said of bytes that it does not take, after whether those are ONNX at all, which it may not say."""
     if not data:
         return "not an ONNX file (0 bytes)"

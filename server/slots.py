@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 
 from engines import Room, Signature, Tensor
-from engines.memory import view
+from engines.memory import copy
 from engines.signature import ALIGNMENT, align
 
 from .blocks import UNIT, Blocks
@@ -55,10 +55,10 @@ class Slot:
         if self.blocks is None:
             raise ValueError(f"{self!r} was not handed out by a pool, so there is no memory to take {nbytes} bytes of")
         taken, size = self.blocks.take(nbytes, spare)
-        before, start, capacity = self.view, self.start, self.capacity
+        before, start, capacity = self.address, self.start, self.capacity
         self.occupy(taken, size)
         if capacity:
-            self.view[:capacity] = before
+            copy(self.address, before, capacity)
             self.blocks.give(start, capacity)
 
     def occupy(self, start: int, capacity: int) -> None:
@@ -136,5 +136,5 @@ class Slot:
             raise Outgrown(needed)
         for tensor, here, (_, offset, nbytes) in zip(outputs, inside, extents, strict=True):
             if not here:
-                self.view[offset : offset + nbytes] = view(tensor.address, nbytes)
+                copy(base + offset, tensor.address, nbytes)
         return tuple(extents)

@@ -1,6 +1,7 @@
 import numpy as np
+import pytest
 
-from engines.memory import view
+from engines.memory import SMALL, copy, view
 
 
 def test_a_view_shows_and_changes_the_memory_itself() -> None:
@@ -22,3 +23,12 @@ def test_a_view_is_of_plain_writable_bytes() -> None:
 def test_a_view_of_no_bytes_is_empty_whatever_the_address() -> None:
     assert view(0, 0).nbytes == 0
     assert view(1, 0).tolist() == []
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, SMALL, SMALL + 1])
+def test_a_copy_is_of_as_many_bytes_as_was_said(nbytes: int) -> None:
+    source = np.arange(SMALL + 2, dtype=np.uint32).view(np.uint8)
+    to = np.zeros_like(source)
+    copy(to.ctypes.data, source.ctypes.data, nbytes)
+    assert (to[:nbytes] == source[:nbytes]).all()
+    assert not to[nbytes:].any()

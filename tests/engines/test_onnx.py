@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ from partitions.cpu import CpuDevice, CpuPartition
 from tests import models
 from tests.engines.tensors import Array, Memory, array, packed, run, unpacked
 from tests.fakes import FakeDevice
+from tests.interpreter import Watcher
 
 NUMBERS = {
     "float": ("FP32", np.float32), "double": ("FP64", np.float64), "float16": ("FP16", np.float16),
@@ -230,6 +232,37 @@ def test_an_engine_is_bound_after_its_file_is_gone(load: Loader, partition: CpuP
         assert run(executor, np.ones((1, 1), np.float32))[0].tolist() == [[1]]
 
 
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 64 MiB, nearly all of them weights."""
+    path = tmp_path_factory.mktemp("heavy") / "heavy.onnx"
+    model = onnx.parser.parse_model(models.HEADER + "heavy (float[n, 4096] x) => (float[n, 4096] y) { y = MatMul(x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4096, 4096), np.float32), "w"))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_loading_and_binding_a_large_model_leave_the_interpreter_to_others(heavy: Path, partition: CpuPartition) -> None:
+    data = heavy.read_bytes()
+    with Watcher() as control:
+        ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    with Watcher() as watcher:
+        engine = load_engine(heavy)
+        with closing(engine), closing(engine.bind(partition)) as executor, closing(executor.rebind(partition)):
+            pass
+    assert watcher.longest < max(0.01, control.longest / 4)
+
+
+def test_what_was_inspected_is_what_is_bound_whatever_becomes_of_the_file(load: Loader, partition: CpuPartition) -> None:
+    path = models.save(load.folder / "m.onnx", "m (float[n] x) => (float[n] y) { y = Neg(x) }")
+    engine = load_engine(path)
+    with path.open("r+b") as file:  # In place, so that whoever has it open sees it.
+        file.write(models.save(load.folder / "other.onnx", "m (float[n] x) => (float[n] y) { y = Abs(x) }").read_bytes())
+    with closing(engine.bind(partition)) as executor:
+        assert run(executor, np.ones(1, np.float32))[0].tolist() == [-1]
+    engine.close()
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match=r"missing\.onnx: No such file or directory$"):
         load_engine(tmp_path / "missing.onnx")
@@ -288,6 +321,7 @@ def test_a_type_that_the_protocol_has_no_name_for_is_refused(load: Loader, decla
             "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Failed to load model because protobuf parsing failed.",
             "protobuf parsing failed.",
         ),
+        ("[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from /proc/self/fd/7 failed:No graph.", "No graph."),
         (
             "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/core/graph/model.cc:256 "
             "onnxruntime::Model::Model(onnx::ModelProto&&, const onnxruntime::PathString&, const Options*) "

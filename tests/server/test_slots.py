@@ -1,3 +1,4 @@
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from server.blocks import Blocks
 from server.errors import MemoryFull, Outgrown, TooLarge
 from server.slots import SMALLEST, Slot
 from server.ticket import Extent
+from tests.interpreter import Watcher
 from tests.memory import MEMORY, arena_of, slot_of
 
 TENSORS = st.lists(
@@ -240,3 +242,29 @@ def test_outputs_inside_and_elsewhere_all_come_out_whole(plan: list[tuple[bool, 
 
 def test_a_slot_shows_its_number_and_size() -> None:
     assert repr(slot_of(3)) == "<Slot 3, 0 bytes>"
+
+
+def test_large_outputs_are_brought_into_a_slot_without_the_interpreter() -> None:
+    nbytes = 1 << 26
+    slot = slot_of(nbytes=2 * nbytes)
+    slot.reserve(nbytes)
+    output = outside(np.ones(nbytes, np.uint8).tobytes())
+    with Watcher() as watcher:
+        began = time.thread_time()
+        (extent,) = slot.keep([output], room_from(slot, 0))
+        took = time.thread_time() - began
+    assert watcher.longest < took / 2
+    assert np.frombuffer(slot.view, np.uint8)[extent.offset : extent.offset + nbytes].all()
+
+
+def test_what_a_slot_holds_moves_to_a_larger_block_without_the_interpreter() -> None:
+    nbytes = 1 << 26
+    slot = slot_of(nbytes=4 * nbytes)
+    slot.reserve(nbytes)
+    np.frombuffer(slot.view, np.uint8)[:] = 1
+    with Watcher() as watcher:
+        began = time.thread_time()
+        slot.reserve(2 * nbytes)
+        took = time.thread_time() - began
+    assert watcher.longest < took / 2
+    assert np.frombuffer(slot.view, np.uint8)[:nbytes].all()

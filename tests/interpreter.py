@@ -1,0 +1,54 @@
+"""How long the interpreter is kept from threads that want it: of the other tenants' workers, for instance.
+
+On a busy machine a thread waits for a core as well, and whoever has the interpreter loses its core while it has it. So what
+counts of each wait is the time in which the watcher could have run, had it had the interpreter, and in which other threads
+of this process computed: the smaller of the two. What sleeps with the interpreter is not seen.
+"""
+
+import os
+import threading
+import time
+from types import TracebackType
+
+_TICK = 0.0003
+
+
+class Watcher:
+    """A thread that wants the interpreter again and again from `with` on; `longest` is the seconds it had to wait at most."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._over = threading.Event()
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watcher")
+
+    def __enter__(self) -> "Watcher":
+        self._thread.start()
+        self._begun.wait()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        statistics = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        try:
+            while not self._over.is_set():
+                others, waited, began = _others(), _waited(statistics), time.monotonic_ns()
+                self._begun.set()
+                time.sleep(_TICK)
+                blocked = time.monotonic_ns() - began - _TICK * 1e9 - (_waited(statistics) - waited)
+                self.longest = max(self.longest, min(blocked, _others() - others) / 1e9)
+        finally:
+            os.close(statistics)
+
+
+def _others() -> int:
+    """Nanoseconds for which the other threads of this process have computed."""
+    return time.process_time_ns() - time.thread_time_ns()
+
+
+def _waited(statistics: int) -> int:
+    """Nanoseconds for which a thread was ready to run and had no core (https://docs.kernel.org/scheduler/sched-stats.html)."""
+    return int(os.pread(statistics, 100, 0).split()[1])
