@@ -1,5 +1,6 @@
 """The models one tenant may call, as the HTTP side sees them: signatures and states, no engines."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -75,9 +76,18 @@ class Catalog:
         """Everything that is ready."""
         return [served for versions in self._served.values() for served in versions.values()]
 
-    def index(self) -> list[Entry]:
-        """Every model that this tenant may call, by name, with its state."""
-        return [entry for name in sorted(self._entries) for entry in self._entries[name]]
+    def index(self, there: Collection[str] | None = None, expected: Collection[str] = ()) -> list[Entry]:
+        """Every model that this tenant may call, by name, with its state.
+
+        `there` are those of them that are in the repository, if that is known: what was not loaded yet is listed too, and what
+        is neither there nor served nor `expected` is left out.
+        """
+        if there is None:
+            return [entry for name in sorted(self._entries) for entry in self._entries[name]]
+        present = {*there, *expected}
+        known = [name for name, entries in self._entries.items() if name in present or any(map(_is_alive, entries))]
+        named = sorted({*known, *there})
+        return [e for name in named for e in self._entries.get(name) or [Entry(name, "", "UNAVAILABLE", "not loaded")]]
 
     def listing(self) -> list[tuple[str, list[Served], list[Entry]]]:
         """What it would take to say all of this again: by model, what is ready and what is wrong; neither while it loads."""
@@ -106,6 +116,10 @@ class Catalog:
                 return Unavailable(f"model {name!r} is {entry.state.lower()}: {entry.reason or 'try again soon'}")
         which = f"{name!r} version {version}" if name in self._served else f"{name!r}"
         return NotFound(f"Request for unknown model: {which} is not found")
+
+
+def _is_alive(entry: Entry) -> bool:
+    return entry.state != "UNAVAILABLE"
 
 
 def _continue(item: Served, before: Served | None) -> Served:

@@ -1,5 +1,9 @@
 """The Open Inference Protocol apart from inference: health, metadata, configuration, statistics, the repository."""
 
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
 from fastapi import APIRouter, Request
 
 from engines import TensorSpec
@@ -7,8 +11,10 @@ from engines import TensorSpec
 from . import __version__
 from .caller import TheService, TheTenant
 from .catalog import Served
+from .config import TenantConfig
 from .errors import NotFound, TooLarge, Unavailable
 from .protocol.document import Object, flag, parse, short
+from .repository import Repository
 from .service import Tenant
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "parameters", "schedule_policy", "statistics"]
@@ -73,10 +79,18 @@ async def statistics(tenant: TheTenant, name: str, version: str | None = None) -
 
 
 @router.post("/v2/repository/index")
-async def index(tenant: TheTenant, request: Request) -> list[dict[str, str]]:
-    only_ready = flag(await document(request), "ready", "")
-    entries = tenant.catalog.index()
-    return [entry.as_json() for entry in entries if entry.state == "READY" or not only_ready]
+async def index(tenant: TheTenant, service: TheService, request: Request) -> list[dict[str, str]]:
+    if flag(await document(request), "ready", ""):
+        return [entry.as_json() for entry in tenant.catalog.index() if entry.state == "READY"]
+    there = await asyncio.to_thread(_models_there, tenant.config, service.config.models.repository)
+    return [entry.as_json() for entry in tenant.catalog.index(there, tenant.config.models)]
+
+
+def _models_there(tenant: TenantConfig, repository: Path) -> list[str] | None:
+    """The models in the repository that a tenant may call; None where it cannot be read. Blocks."""
+    with suppress(OSError):
+        return [name for name in Repository(repository, {}).names() if tenant.may_call(name)]
+    return None
 
 
 async def document(request: Request) -> Object:

@@ -281,6 +281,31 @@ def test_a_load_of_which_one_version_fails_is_400_with_the_reason_and_changes_no
     assert states(mine, "scaled") == ["READY", "READY"]
 
 
+@both_ways
+def test_the_index_lists_what_could_be_loaded_and_forgets_what_is_gone(
+    root: Path, changing: Served, mine: httpx.Client
+) -> None:
+    repository.write(root, "new", repository.IDENTITY)
+    assert [entry for entry in index(mine) if entry["name"] == "new"] == [
+        {"name": "new", "state": "UNAVAILABLE", "reason": "not loaded"}
+    ]
+    assert "new" not in {entry["name"] for entry in index(mine, '{"ready": true}')}
+    assert infer(mine, "new", SMALL).status_code == 404
+    assert load(mine, "new").status_code == 200
+    shutil.rmtree(root / "new")
+    assert states(mine, "new") == ["READY"], "it serves on"
+    assert unload(mine, "new").status_code == 200
+    assert states(mine, "new") == []
+    assert load(mine, "new").status_code == 400
+    assert states(mine, "new") == []
+
+
+def test_a_model_that_is_not_a_tenants_is_not_in_its_index_though_it_could_be_loaded(root: Path) -> None:
+    limited = TenantConfig(name="acme", granules=1, models=("rows",))
+    with serving(configuration(root, limited)) as served, httpx.Client(base_url=served.url) as http:
+        assert [entry["name"] for entry in index(http)] == ["rows"]
+
+
 def test_a_repository_that_disappears_takes_nothing_with_it(root: Path, changing: Served, mine: httpx.Client) -> None:
     shutil.rmtree(root)
     assert data(infer(mine, "identity", SMALL)) == [1, 2]

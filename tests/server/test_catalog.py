@@ -132,6 +132,33 @@ def test_the_index_is_by_name_and_the_highest_version_first() -> None:
     ]
 
 
+def test_what_is_in_the_repository_and_was_never_loaded_is_listed_and_not_found() -> None:
+    made = catalog(served("m", "1"))
+    assert made.index(["k", "m", "z"]) == [
+        unavailable("k", reason="not loaded"),
+        Entry("m", "1", "READY"),
+        unavailable("z", reason="not loaded"),
+    ]
+    with pytest.raises(NotFound):
+        made.find("k")
+
+
+def test_what_is_gone_from_the_repository_leaves_the_index_unless_it_serves_or_loads_or_is_expected() -> None:
+    made = catalog(served("m", "1"))
+    made.put("half", [served("half", "1")], [unavailable("half", "2")])
+    made.put("broken", [], [unavailable("broken")])
+    made.put("expected", [], [unavailable("expected", reason="not in the repository")])
+    made.announce("loading")
+    assert [(entry.name, entry.version, entry.state) for entry in made.index([], ["expected", "*"])] == [
+        ("expected", "", "UNAVAILABLE"),
+        ("half", "1", "READY"),
+        ("half", "2", "UNAVAILABLE"),
+        ("loading", "", "LOADING"),
+        ("m", "1", "READY"),
+    ]
+    assert "broken" in {entry.name for entry in made.index()}, "it may be there, where nobody looked"
+
+
 def test_everything_that_is_ready_is_listed() -> None:
     models = [served("m", "2"), served("m", "1"), served("k", "1")]
     assert catalog(*models).served() == models
