@@ -40,6 +40,8 @@ log = logging.getLogger("greenlane.infer")
 CLOSE = (b"connection", b"close")
 """The field of an answer that is the connection's last."""
 
+_INVALID = (400, 413, 415)
+"""Statuses of requests that never were inferences, by what they say themselves; Triton counts none of them for the model."""
 _SPARE = 8
 """What part of a tenant's memory may be left for outputs of one request whose size is not known: one in so many."""
 
@@ -125,7 +127,10 @@ class Inference:
 
     def count(self, error: BaseException) -> None:
         """It was refused, or failed, for this reason."""
-        self._served.statistics.failed(time.monotonic_ns() - self._arrived, _reason(error))
+        if reason := _reason(error):
+            self._served.statistics.failed(time.monotonic_ns() - self._arrived, reason)
+        else:
+            self._target.tenant.lane.count_invalid()
 
     def _take_turns(self, body: bytes, headers: Headers, heard: Callable[["Outcome"], None]) -> bool:
         """Let large JSON wait for its turns; False if it is not large, or too large. Raises as `Lane.check` does."""
@@ -276,10 +281,13 @@ def _header_length(headers: Headers) -> int | None:
     return int(value)
 
 
-def _reason(error: BaseException) -> str:
-    """Triton's reason for a failure, as in its metric nv_inference_request_failure."""
+def _reason(error: BaseException) -> str | None:
+    """Triton's reason for a failure, as in its metric nv_inference_request_failure; None where the request itself was wrong."""
     if isinstance(error, QueueFull | DeadlineExceeded | Unavailable):
         return "REJECTED"
     if isinstance(error, ClientGone | CancelledError):
         return "CANCELED"
-    return "BACKEND" if status_of(error) == 500 else "OTHER"
+    status = status_of(error)
+    if status in _INVALID:
+        return None
+    return "BACKEND" if status == 500 else "OTHER"

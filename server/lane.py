@@ -34,13 +34,16 @@ log = logging.getLogger("greenlane.lane")
 
 
 class LaneStatistics(NamedTuple):
-    """Requests waiting, in flight, and abandoned by their clients; and so far those refused, and those whose timeout passed."""
+    """Requests waiting, in flight, and abandoned by their clients; and so far those that were refused for want of room, those
+    whose timeout passed, and those that were wrong themselves.
+    """
 
     waiting: int
     in_flight: int
     abandoned: int
     rejected: int
     expired: int = 0
+    invalid: int = 0
 
 
 class Control(Protocol):
@@ -69,7 +72,7 @@ class Lane:
         self._settling: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._gathered: list[Ticket] = []
         self._handing_over = False
-        self._serial = self._rejected = self._expired = 0
+        self._serial = self._rejected = self._expired = self._invalid = 0
 
     def __repr__(self) -> str:
         return f"<Lane {self.name} {self._scheduler!r}>"
@@ -87,7 +90,8 @@ class Lane:
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
         abandoned = len(self._abandoned) + sum(len(joint.members) - len(joint.left) for joint in self._joints.values())
-        return LaneStatistics(scheduler.waiting, scheduler.in_flight, abandoned, self._rejected, self._expired)
+        refused = (self._rejected, self._expired, self._invalid)
+        return LaneStatistics(scheduler.waiting, scheduler.in_flight, abandoned, *refused)
 
     def backlog(self) -> Counter[ModelKey]:
         """How many requests for each model wait for their turn."""
@@ -113,6 +117,10 @@ class Lane:
         """Count a request that so many seconds were not enough for; what to tell its owner."""
         self._expired += 1
         return DeadlineExceeded(f"Request timeout expired: {timeout * 1e6:.0f} microseconds (parameters.timeout) passed")
+
+    def count_invalid(self) -> None:
+        """Count a request that was wrong itself, such as one that is no JSON: that is no failure of its model."""
+        self._invalid += 1
 
     def reject(self, text: str) -> QueueFull:
         """Count a request that there is no room for; what to tell its owner."""

@@ -2,9 +2,10 @@
 
 Names and meanings are Triton's (docs/user_guide/metrics.md of its server repository), with the labels `tenant` and
 `partition` added, and our own as `greenlane_*`. Triton's counters have no `_total` at the end, which the client library
-would add, so they are given as untyped.
+would add: it is given them as untyped, and their type is put right in its text.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -37,6 +38,8 @@ COUNTED = {
     "fallbacks": ("greenlane_graph_fallbacks", "Times that a faster way to run was given up"),
 }
 """The counts of executors that are told, see `engines.base.COUNTS`: the name and the meaning of each."""
+_UNTYPED = re.compile(rb"^(# TYPE nv_\w+) untyped$", re.MULTILINE)
+"""Every one of Triton's series but its gauges."""
 _DURATIONS = {
     "request": "success",
     "queue": "queue",
@@ -50,7 +53,8 @@ _DURATIONS = {
 async def metrics(runtime: TheRuntime) -> Response:
     registry = CollectorRegistry()
     registry.register(RuntimeCollector(runtime, await runtime.reports()))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    text = _UNTYPED.sub(rb"\1 counter", generate_latest(registry))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 class RuntimeCollector(Collector):
@@ -96,6 +100,7 @@ class RuntimeCollector(Collector):
         flying = GaugeMetricFamily("greenlane_in_flight_requests", "Works enqueued and not ended", labels=["tenant"])
         rejected = CounterMetricFamily("greenlane_rejected_requests", "Refused for a full queue or memory", labels=["tenant"])
         expired = CounterMetricFamily("greenlane_expired_requests", "Requests whose timeout passed", labels=["tenant"])
+        invalid = CounterMetricFamily("greenlane_invalid_requests", "Refused for what they say themselves", labels=["tenant"])
         memory = GaugeMetricFamily("greenlane_slot_bytes", "Bytes of its memory that requests hold", labels=["tenant"])
         limit = GaugeMetricFamily("greenlane_memory_bytes", "Bytes that requests may hold", labels=["tenant"])
         for tenant, report in self._reports:
@@ -104,9 +109,10 @@ class RuntimeCollector(Collector):
             flying.add_metric([tenant.name], counts.in_flight)
             rejected.add_metric([tenant.name], counts.rejected)
             expired.add_metric([tenant.name], counts.expired)
+            invalid.add_metric([tenant.name], counts.invalid)
             memory.add_metric([tenant.name], report.slots.nbytes)
             limit.add_metric([tenant.name], tenant.memory)
-        yield from (waiting, flying, rejected, expired, memory, limit)
+        yield from (waiting, flying, rejected, expired, invalid, memory, limit)
 
     def _granules(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])

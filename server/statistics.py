@@ -22,6 +22,10 @@ BOUNDS = (*(digit * 10**power for power in range(5, 10) for digit in (1, 2, 5)),
 """Nanoseconds up to which the buckets of a histogram count: 100 microseconds to 10 seconds."""
 
 
+_NO_CACHE = {"cache_hit": {"count": 0, "ns": 0}, "cache_miss": {"count": 0, "ns": 0}}
+"""There is no cache of responses, and Triton shows the fields all the same where it has none."""
+
+
 @dataclass(slots=True)
 class Size:
     """Requests of one number of rows that were answered, or runs, and where their nanoseconds went, added up."""
@@ -137,13 +141,16 @@ class ModelStatistics:
         return int(time.time() * 1000 - (time.monotonic_ns() - self.last) / 1e6) if self.last else 0
 
     def as_json(self) -> dict[str, object]:
-        """The fields of one entry of `model_stats` in Triton's statistics extension, name and version aside."""
+        """The fields of one entry of `model_stats` in Triton's statistics extension, name and version aside.
+
+        `response_stats` are empty as there for models that answer a request once.
+        """
         durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
         return {
             "last_inference": self.last_ms,
             "inference_count": self.inferences,
             "execution_count": self.executions,
-            "inference_stats": {name: getattr(self, name).as_json() for name in durations},
+            "inference_stats": {**{name: getattr(self, name).as_json() for name in durations}, **_NO_CACHE},
             "response_stats": {},
             "batch_stats": [self._batch(rows) for rows in sorted(self.sizes.keys() | self.runs.keys())],
             "memory_usage": [],

@@ -7,6 +7,7 @@ from server.statistics import BOUNDS, Duration, ModelStatistics
 from server.ticket import Done
 
 NOTHING = {"count": 0, "ns": 0}
+NO_CACHE = {"cache_hit": NOTHING, "cache_miss": NOTHING}
 
 
 def done(began: int, ended: int, rows: int = 0) -> Done:
@@ -31,7 +32,7 @@ def test_a_model_that_was_never_asked_has_counted_nothing() -> None:
         "inference_count": 0,
         "execution_count": 0,
         "inference_stats": dict.fromkeys(
-            ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"), NOTHING
+            ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss"), NOTHING
         ),
         "response_stats": {},
         "batch_stats": [],
@@ -49,6 +50,7 @@ def test_an_answered_request_is_counted_in_each_of_its_phases() -> None:
         "compute_input": once(10),
         "compute_infer": once(40),
         "compute_output": once(80),
+        **NO_CACHE,
     }
     assert (statistics.inferences, statistics.executions) == (4, 1)
 
