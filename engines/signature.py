@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from .datatypes import DataType
 from .errors import ModelRefused, TensorMismatch
@@ -18,29 +19,67 @@ def align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
+class Form(NamedTuple):
+    """The shapes of a tensor that callers see in another shape than the model does, of as many elements.
+
+    Both are sizes, and -1 for those that vary: the n-th of these in `outer` is the n-th in `inner`.
+    """
+
+    outer: Shape
+    inner: Shape
+
+    def obstacle(self) -> str | None:
+        """Why one cannot become the other without knowing sizes; None if it can."""
+        outer, inner = _runs(self.outer), _runs(self.inner)
+        if len(outer) != len(inner):
+            return f"{len(outer) - 1} sizes that vary in {list(self.outer)}, but {len(inner) - 1} in {list(self.inner)}"
+        if outer != inner:
+            return f"{list(self.outer)} and {list(self.inner)} have different numbers of elements"
+        return None
+
+    def inward(self, shape: Shape) -> Shape | None:
+        """The model's shape for one of a caller; None for one that is not as `outer` says."""
+        return _change(shape, self.outer, self.inner)
+
+    def outward(self, shape: Shape) -> Shape | None:
+        """The caller's shape for one of the model; None for one that is not as `inner` says."""
+        return _change(shape, self.inner, self.outer)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output of a model.
 
     `dims` are sizes, or names for dynamic ones: the same name is the same size throughout a request, and the empty
     name is a size of its own each time. Batch dimensions are included. `limits` are the least and the most that each
-    dimension may be, where an engine was built for a range.
+    dimension may be, where an engine was built for a range. With a `form` callers see the tensor in another shape; `dims`,
+    `limits` and all that is asked of them are the model's.
     """
 
     name: str
     datatype: DataType
     dims: tuple[int | str, ...]
     limits: tuple[tuple[int, int], ...] = ()
+    form: Form | None = None
 
     @property
     def shape(self) -> Shape:
         """The dimensions as the protocol shows them: -1 for dynamic ones."""
+        if self.form:
+            return self.form.outer
         return tuple(dim if isinstance(dim, int) else -1 for dim in self.dims)
 
     def resolve(self, sizes: Mapping[str, int]) -> Shape | None:
         """The shape once named dimensions have these sizes; None while some are unknown."""
         shape = tuple(dim if isinstance(dim, int) else sizes.get(dim, -1) for dim in self.dims)
         return None if -1 in shape else shape
+
+    def inward(self, shape: Shape) -> Shape:
+        """The model's shape for one of a caller. Raises TensorMismatch for one that has no such."""
+        inner = self.form.inward(shape) if self.form else shape
+        if inner is None:
+            raise TensorMismatch(f"input {self.name!r}: shape {list(shape)}; expected one as in {list(self.shape)}")
+        return inner
 
     def nbytes(self, shape: Shape) -> int:
         """Bytes of a tensor of this shape in wire form; BYTES tensors carry their own lengths and count as 0 here."""
@@ -146,6 +185,24 @@ def _check_shape(spec: TensorSpec, shape: Shape, sizes: dict[str, int]) -> None:
                 f"input {spec.name!r}: dimension {axis} of shape {list(shape)} is {size}; "
                 f"the engine was built for {least} to {most}"
             )
+
+
+def _change(shape: Shape, given: Shape, wanted: Shape) -> Shape | None:
+    if len(shape) != len(given) or any(size != dim for size, dim in zip(shape, given, strict=True) if dim >= 0):
+        return None
+    sizes = iter([size for size, dim in zip(shape, given, strict=True) if dim < 0])
+    return tuple([dim if dim >= 0 else next(sizes) for dim in wanted])
+
+
+def _runs(shape: Shape) -> list[int]:
+    """The elements of each run of known sizes: before, between and after those that vary."""
+    runs = [1]
+    for size in shape:
+        if size < 0:
+            runs.append(1)
+        else:
+            runs[-1] *= size
+    return runs
 
 
 def _list(specs: Sequence[TensorSpec]) -> str:

@@ -3,13 +3,14 @@
 Only what decides how a model is served here is read; `server.pbtxt` tolerates the rest.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
-from engines.signature import Signature, TensorSpec, obstacle
+from engines.signature import Form, Signature, TensorSpec, obstacle
 
 from .batches import Batching, most_rows
 from .modelsettings import Sayings, from_parameters
@@ -60,11 +61,15 @@ class VersionPolicy:
 
 
 class StatedTensor(NamedTuple):
-    """An input or output as configured: its protocol data type, and sizes or -1, without the batch if there is one."""
+    """An input or output as configured: its protocol data type, and sizes or -1, without the batch if there is one.
+
+    `dims` are for callers. `reshape` are the model's where they are others, of as many elements; see `signature.Form`.
+    """
 
     name: str
     datatype: str
     dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +205,17 @@ class _Reader:
         config_name = message.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[message.data_type].name
         if config_name not in datatypes:
             self._refuse(f"{field} {_name(message.name)} has no data_type; expected one such as TYPE_FP32")
-        if wrong := [dim for dim in message.dims if dim < 1 and dim != -1]:
-            dims = show(list(message.dims))
-            self._refuse(f"{field} {_name(message.name)}: {wrong[0]} in dims {dims}; expected 1 or more, or -1")
-        return StatedTensor(message.name, datatypes[config_name], tuple(message.dims))
+        where = f"{field} {_name(message.name)}"
+        dims = self._dims(f"{where}: ", "dims", message.dims)
+        reshape = self._dims(f"{where}: ", "reshape.shape", message.reshape.shape) if message.HasField("reshape") else None
+        if reshape is not None and (why := Form(dims, reshape).obstacle()):
+            self._refuse(f"{where} cannot be reshaped from dims to reshape.shape: {why}")
+        return StatedTensor(message.name, datatypes[config_name], dims, reshape)
+
+    def _dims(self, where: str, key: str, values: Any) -> tuple[int, ...]:
+        if wrong := [dim for dim in values if dim < 1 and dim != -1]:
+            self._refuse(f"{where}{wrong[0]} in {key} {show(list(values))}; expected 1 or more, or -1")
+        return tuple(values)
 
     def _preferred(self, message: Any, max_batch: int | None) -> tuple[int, ...]:
         sizes = tuple(sorted(set(message.preferred_batch_size)))
@@ -263,12 +275,29 @@ def _narrow(config: ModelConfig, stated: StatedTensor, spec: TensorSpec, sizes: 
     if stated.datatype != spec.datatype.name:
         configured = DATATYPES[stated.datatype].config_name
         _contradiction(config, f"{_name(spec.name)} is {configured}, but {spec.datatype.config_name} in the model")
-    wanted = (-1, *stated.dims) if config.stated_max_batch else stated.dims
+    form = _form(config, stated, spec)
+    wanted = form.inner
     if len(wanted) != len(spec.dims):
         batch = " with its batch" if config.stated_max_batch else ""
-        _contradiction(config, f"{_name(spec.name)} is {show(list(wanted))}{batch}, but {list(spec.shape)} in the model")
+        reshaped = "" if form.inner == form.outer else " (reshape.shape)"
+        came = f"{_name(spec.name)} is {show(list(wanted))}{reshaped}{batch}"
+        _contradiction(config, f"{came}, but {list(spec.shape)} in the model")
     pairs = enumerate(zip(wanted, spec.dims, strict=True))
-    return replace(spec, dims=tuple(_narrow_dim(config, spec, axis, want, dim, sizes) for axis, (want, dim) in pairs))
+    dims = tuple(_narrow_dim(config, spec, axis, want, dim, sizes) for axis, (want, dim) in pairs)
+    return replace(spec, dims=dims, form=None if form.inner == form.outer else form)
+
+
+def _form(config: ModelConfig, stated: StatedTensor, spec: TensorSpec) -> Form:
+    """The shapes for callers and for the model, with the batch if there is one.
+
+    ONNX Runtime does not tell a scalar from a tensor without a rank. Such a one is stated as Triton has it, with dims of one
+    element, and given to the model as a scalar.
+    """
+    batch = (-1,) if config.stated_max_batch else ()
+    reshape = stated.dims if stated.reshape is None else stated.reshape
+    if not spec.dims and not batch and stated.reshape is None and math.prod(stated.dims) == 1:
+        reshape = ()
+    return Form((*batch, *stated.dims), (*batch, *reshape))
 
 
 def _narrow_dim(

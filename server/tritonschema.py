@@ -240,8 +240,8 @@ _IGNORED = {
     "GraphSpec": "graph_lower_bound",
     "ModelWarmup": "count",
     "WarmupInput": "random_data input_data_file",
-    "ModelInput": "reshape is_shape_tensor optional is_non_linear_format_io",
-    "ModelOutput": "reshape label_filename is_shape_tensor is_non_linear_format_io",
+    "ModelInput": "is_shape_tensor optional is_non_linear_format_io",
+    "ModelOutput": "label_filename is_shape_tensor is_non_linear_format_io",
 }
 """Fields that are read and mean nothing here, by message."""
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engines.settings import Sample
+from engines.signature import Form
 
 from .modelsettings import MOST_INSTANCES, Said
 from .protocol.document import short, show
@@ -57,10 +58,24 @@ def _samples(message: Any, max_batch: int) -> Iterator[Sample]:
     """What is named to be warmed up, or captured, in its order."""
     for index, each in enumerate(message.model_warmup):
         dims = {name: list(each.inputs[name].dims) for name in sorted(each.inputs)}
-        yield from _sample(f"model_warmup[{index}]", each.batch_size, dims, max_batch)
+        sample = _sample(f"model_warmup[{index}]", each.batch_size, dims, max_batch)
+        yield from (_reshaped(message, shapes) for shapes in sample)
     for index, each in enumerate(message.optimization.cuda.graph_spec):
         dims = {name: list(each.input[name].dim) for name in sorted(each.input)}
         yield from _sample(f"optimization.cuda.graph_spec[{index}]", each.batch_size, dims, max_batch)
+
+
+def _reshaped(message: Any, sample: Sample) -> Sample:
+    """The model's shapes for those of callers, which are what a configuration has where its inputs have a `reshape`."""
+    if isinstance(sample, int):
+        return sample
+    forms = {}
+    for each in message.input:
+        if each.HasField("reshape"):
+            batch = (-1,) if message.max_batch_size else ()
+            forms[each.name] = Form((*batch, *each.dims), (*batch, *each.reshape.shape))
+    inner = {name: forms[name].inward(shape) for name, shape in sample if name in forms}
+    return tuple((name, shape if (found := inner.get(name)) is None else found) for name, shape in sample)
 
 
 def _sample(key: str, rows: int, inputs: Mapping[str, Sequence[int]], max_batch: int) -> Iterator[Sample]:

@@ -47,7 +47,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What a request says beside its tensors. `timeout` is in seconds; priority 0 is the default, 1 the highest."""
+    """What a request says beside its tensors. `timeout` is in seconds; priority 0 is the default, 1 the highest.
+
+    `shapes` are the model's, one for each input, where its configuration shows callers others.
+    """
 
     id: str | None
     shapes: tuple[Shape, ...]
@@ -76,7 +79,7 @@ class Body:
 
 
 class Input(NamedTuple):
-    """One input as it came: its shape, and its bytes."""
+    """One input as it came: its shape in the model, and its bytes."""
 
     shape: Shape
     data: Buffer
@@ -170,11 +173,12 @@ def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limi
         how = "missing; expected an array, or" if size is None else "given; expected either this or"
         raise BadRequest(f"{where}data: {how} parameters.binary_data_size")
     declared = Declared(where, spec, shape)
+    inner = spec.inward(shape) if spec.form else shape
     if size is None:
-        return Input(shape, _json_data(entry, declared))
+        return Input(inner, _json_data(entry, declared))
     if spec.datatype.size and size != (expected := spec.nbytes(shape)):
         raise BadRequest(f"{declared}: parameters.binary_data_size is {size}; the shape asks for {expected}")
-    return Input(shape, _checked(body.take(size, where), declared))
+    return Input(inner, _checked(body.take(size, where), declared))
 
 
 def _json_data(entry: Object, declared: Declared) -> Buffer:
@@ -269,8 +273,9 @@ def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits, s
     shape = _raw_shape(spec, len(body), 1 if signature.max_batch else 0)
     _shape(list(shape), "shape of the raw body", limits)
     data = memoryview(wire.pack([body]) if spec.datatype.kind == "bytes" else body)
-    _write([Input(shape, _checked(data, Declared("raw body.", spec, shape)))], signature, slot, spare)
-    return InferRequest(None, (shape,), tuple(Wanted(place, True) for place in range(len(signature.outputs))), 0, None)
+    inner = spec.inward(shape)
+    _write([Input(inner, _checked(data, Declared("raw body.", spec, shape)))], signature, slot, spare)
+    return InferRequest(None, (inner,), tuple(Wanted(place, True) for place in range(len(signature.outputs))), 0, None)
 
 
 def _raw_shape(spec: TensorSpec, size: int, batch: int) -> Shape:

@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 
 from engines import Signature, TensorSpec, wire
-from server.errors import BadRequest
+from server.errors import BadRequest, Failed
 from server.slots import Slot
 from server.ticket import Extent
 from server.turns import Steps
@@ -63,7 +63,8 @@ def encode(
     written: Written | None = None,
     nonfinite: str = "literal",
 ) -> InferResponse:
-    """Answer a request with the outputs it asked for. Raises BadRequest where JSON cannot carry one of them.
+    """Answer a request with the outputs it asked for. Raises BadRequest where JSON cannot carry one of them, Failed where one
+    has a shape that the model's configuration has no other for.
 
     `nonfinite` is how JSON has NaN and infinity, see `Limits`.
     """
@@ -71,7 +72,8 @@ def encode(
     for position, binary in request.outputs:
         spec, (shape, offset, nbytes) = signature.outputs[position], extents[position]
         data = slot.view[offset : offset + nbytes]
-        entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype.name, "shape": shape}
+        outer = _outward(spec, shape) if spec.form else shape
+        entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype.name, "shape": outer}
         if binary:
             entry["parameters"] = {"binary_data_size": nbytes}
             tensors.append(data)
@@ -86,6 +88,15 @@ def encode(
     if all(not binary for _, binary in request.outputs):
         return InferResponse(document, None)
     return InferResponse(b"".join([document, *tensors]), len(document))
+
+
+def _outward(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that callers see of an output with a form."""
+    outer = spec.form and spec.form.outward(shape)
+    if outer is None:
+        inner = list(spec.form.inner) if spec.form else []
+        raise Failed(f"output {spec.name!r}: the model gave shape {list(shape)}; its configuration has {inner} reshaped")
+    return outer
 
 
 def _elements(spec: TensorSpec, data: memoryview, shape: tuple[int, ...], nonfinite: str) -> Any:

@@ -1,11 +1,12 @@
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import DATATYPES, ModelRefused, Signature, TensorMismatch, TensorSpec
-from engines.signature import ALIGNMENT, align
+from engines.signature import ALIGNMENT, Form, align
 
 DIMS = st.lists(st.integers(0, 4) | st.sampled_from(["", "a", "b", "rows"]), max_size=4).map(tuple)
 SIZES = st.fixed_dictionaries({name: st.integers(0, 4) for name in ("a", "b", "rows")})
@@ -53,6 +54,43 @@ def test_a_shape_that_differs_in_a_fixed_dimension_is_refused(
     wrong = (*shape[:axis], data.draw(st.integers(0, 9).filter(lambda size: size != 7)), *shape[axis + 1 :])
     with pytest.raises(TensorMismatch, match=f"input 'x': dimension {axis} of shape .* is {wrong[axis]}; expected 7"):
         _takes(_spec("x", *dims)).check([wrong])
+
+
+@given(st.lists(st.integers(1, 4) | st.just(-1), max_size=5), st.data())
+def test_a_form_takes_shapes_there_and_back(dims: list[int], data: st.DataObject) -> None:
+    outer = tuple(dims)
+    inner = tuple(part for size in outer for part in ((2, 2, 1) if size == 4 else (size, 1)))
+    shape = tuple(data.draw(st.integers(0, 5)) if size < 0 else size for size in outer)
+    form = Form(outer, inner)
+    assert form.obstacle() is None
+    found = form.inward(shape)
+    assert found is not None
+    assert math.prod(found) == math.prod(shape)
+    assert form.outward(found) == shape
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3, 5), (3, 3), (2, 3, 1)])
+def test_a_shape_that_is_not_as_its_form_says_has_no_other(shape: tuple[int, ...]) -> None:
+    form = Form((2, -1), (-1, 1, 2))
+    assert form.inward(shape) is None
+    assert form.outward(shape) is None
+    with pytest.raises(
+        TensorMismatch, match=rf"^input 'x': shape {re.escape(str(list(shape)))}; expected one as in \[2, -1\]$"
+    ):
+        TensorSpec("x", DATATYPES["FP32"], ("n", 1, 2), form=form).inward(shape)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"), [((2, 3), (5,)), ((2, -1), (-1, 2)), ((-1, 2), (2,)), ((2,), ()), ((-1,), (-1, -1))]
+)
+def test_a_form_whose_shapes_have_other_elements_says_so(outer: tuple[int, ...], inner: tuple[int, ...]) -> None:
+    assert Form(outer, inner).obstacle()
+
+
+def test_a_tensor_with_a_form_is_shown_as_callers_see_it_and_checked_as_the_model_does() -> None:
+    spec = TensorSpec("x", DATATYPES["FP32"], ("batch",), form=Form((-1, 1), (-1,)))
+    assert (spec.shape, repr(_takes(spec))) == ((-1, 1), "<Signature x FP32[-1, 1] -> , batch none>")
+    assert _takes(spec).check([spec.inward((3, 1))]) == {"batch": 3}
 
 
 @pytest.mark.parametrize(

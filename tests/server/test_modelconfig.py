@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
-from engines.signature import Signature, TensorSpec
+from engines.signature import Form, Signature, TensorSpec
 from server.batches import Batching
 from server.modelconfig import (
     ConfigRefused,
@@ -29,7 +29,7 @@ name: "resnet50"  # as the directory {
 platform: "onnxruntime_onnx"
 max_batch_size: 8
 input [
-  { name: "image" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, -1 ] reshape { shape: [ 3, 224, 7 ] } },
+  { name: "image" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 224, -1 ] reshape { shape: [ 672, -1 ] } },
   < name: "threshold"; data_type: TYPE_FP16, is_shape_tensor: false >
 ]
 output: [ { name: 'la' "bel" data_type: TYPE_STRING dims: 1 label_filename: "labels.txt" } ]
@@ -67,10 +67,14 @@ def tensor(field, name, datatype, dims):
     return f'{field} {{ name: "{name}" data_type: {datatype} dims: {dims} }}\n'
 
 
+def reshaped(dims, shape, field="input", name="x"):
+    return f'{field} {{ name: "{name}" data_type: TYPE_FP32 dims: {dims} reshape {{ shape: {shape} }} }}\n'
+
+
 def test_a_typical_file_is_read():
     config = read(TYPICAL)
     assert (config.name, config.max_batch, config.stated_max_batch) == ("resnet50", 8, 8)
-    assert config.inputs == (StatedTensor("image", "FP32", (3, 224, -1)), StatedTensor("threshold", "FP16", ()))
+    assert config.inputs == (StatedTensor("image", "FP32", (3, 224, -1), (672, -1)), StatedTensor("threshold", "FP16", ()))
     assert config.outputs == (StatedTensor("label", "BYTES", (1,)),)
     assert config.versions == VersionPolicy(latest=2)
     assert (config.filenames, config.source) == (("model.onnx",), "m/config.pbtxt")
@@ -106,7 +110,7 @@ def test_a_model_whose_rows_cannot_be_told_apart_says_why_its_requests_are_not_j
 
 def test_fields_that_are_not_read_are_named_once():
     assert read(TYPICAL).unread == (
-        *("input.reshape", "output.label_filename"),
+        *("output.label_filename",),
         *("optimization.graph", "instance_group.kind", "parameters.a", "parameters.b"),
     )
     assert read("dynamic_batching { preserve_ordering: true zzz: 1 }").unread == (
@@ -238,6 +242,20 @@ def test_what_cannot_be_read_is_refused_with_file_and_line(text, line, reason):
         ('output { name: "y" dims: 1 }', "output 'y' has no data_type; expected one such as TYPE_FP32"),
         (tensor("input", "x", "TYPE_FP32", "[2, 0]"), "input 'x': 0 in dims [2, 0]; expected 1 or more, or -1"),
         (tensor("input", "x", "TYPE_FP32", "-2"), "input 'x': -2 in dims [-2]; expected 1 or more, or -1"),
+        (reshaped("[2]", "[2, 0]"), "input 'x': 0 in reshape.shape [2, 0]; expected 1 or more, or -1"),
+        (
+            reshaped("[4, 6]", "[5, 5]"),
+            "input 'x' cannot be reshaped from dims to reshape.shape: [4, 6] and [5, 5] have different numbers of elements",
+        ),
+        (
+            reshaped("[2, -1, 3]", "[-1, 6]"),
+            "input 'x' cannot be reshaped from dims to reshape.shape: [2, -1, 3] and [-1, 6] have different",
+        ),
+        (
+            reshaped("[2, -1]", "[2, 3]"),
+            "input 'x' cannot be reshaped from dims to reshape.shape: 1 sizes that vary in [2, -1], but 0 in [2, 3]",
+        ),
+        (reshaped("[2]", "[]"), "input 'x' cannot be reshaped from dims to reshape.shape: [2] and [] have different"),
         (tensor("input", "x", "TYPE_FP32", "1") * 2, "input 'x' is listed twice"),
         ("version_policy { latest { num_versions: 0 } }", "version_policy.latest.num_versions is 0; expected 1 or more"),
         ("version_policy { specific {} }", "version_policy.specific.versions is []; expected one or more"),
@@ -267,7 +285,7 @@ def test_deep_nesting_is_no_danger():
 
 
 def test_the_json_form_says_the_same_under_either_kind_of_name():
-    tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, "3"], "reshape": {"shape": [1]}}]
+    tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, "3"], "is_shape_tensor": True}]
     policy = {"specific": {"versions": [3, 1]}}
     one = {"name": "m", "max_batch_size": 4, "input": tensors, "version_policy": policy, "metric_tags": {"a": "b"}}
     two = {"name": "m", "maxBatchSize": 4, "input": tensors, "versionPolicy": policy, "metricTags": {"a": "b"}}
@@ -275,7 +293,7 @@ def test_the_json_form_says_the_same_under_either_kind_of_name():
     config = from_json(json.dumps(one))
     assert (config.max_batch, config.inputs) == (4, (StatedTensor("x", "FP32", (-1, 3)),))
     assert config.versions == VersionPolicy(latest=0, specific=(1, 3))
-    assert config.unread == ("input.reshape", "metric_tags")
+    assert config.unread == ("input.is_shape_tensor", "metric_tags")
 
 
 @pytest.mark.parametrize(
@@ -349,6 +367,13 @@ def test_a_batch_that_the_model_cannot_carry_is_refused():
         apply(read("max_batch_size: 8"), fixed)
 
 
+def test_a_reshape_that_is_not_the_model_s_is_refused_naming_it():
+    text = "max_batch_size: 8\n" + reshaped("[3, 7, 9]", "[3, 63]")
+    assert contradiction(text).endswith("'x' is [-1, 3, 63] (reshape.shape) with its batch, but [-1, 3, -1, -1] in the model")
+    text = "max_batch_size: 8\n" + reshaped("[4, 7, 9]", "[4, 9, 7]")
+    assert contradiction(text).endswith("dimension 1 of 'x' is 4, but 3 in the model")
+
+
 def test_stated_dimensions_leave_the_batch_out_and_may_be_open_where_the_model_is_fixed():
     text = "max_batch_size: 8\n" + tensor("input", "x", "TYPE_FP32", "[-1, -1, -1]")
     assert apply(read(text), BATCHED) == BATCHED.with_max_batch(8)
@@ -376,6 +401,29 @@ def test_a_named_dimension_that_is_fixed_is_fixed_wherever_it_occurs():
 def test_a_nameless_dimension_that_is_fixed_is_fixed_where_it_is():
     model = Signature((TensorSpec("x", DATATYPES["FP32"], ("", "")),), ())
     assert apply(read(tensor("input", "x", "TYPE_FP32", "[-1, 9]")), model).inputs[0].dims == ("", 9)
+
+
+def test_a_reshaped_tensor_is_shown_as_its_dims_and_narrowed_by_its_reshape():
+    model = Signature(
+        (TensorSpec("x", DATATYPES["FP32"], ("batch", 4, "n", 1)),), (TensorSpec("y", DATATYPES["FP32"], ("batch",)),)
+    )
+    text = "max_batch_size: 8\n" + reshaped("[2, 2, -1]", "[4, -1, 1]") + reshaped("[1]", "[]", "output", "y")
+    (x,), (y,) = (lambda applied: (applied.inputs, applied.outputs))(apply(read(text), model))
+    assert (x.dims, x.shape, x.form) == (("batch", 4, "n", 1), (-1, 2, 2, -1), Form((-1, 2, 2, -1), (-1, 4, -1, 1)))
+    assert (y.dims, y.shape, y.form) == (("batch",), (-1, 1), Form((-1, 1), (-1,)))
+
+
+def test_a_reshape_to_the_same_shape_is_none():
+    assert apply(read("max_batch_size: 8\n" + reshaped("[3, 5, -1]", "[3, 5, -1]")), BATCHED).inputs[0].form is None
+
+
+def test_a_scalar_is_stated_with_dims_of_one_element():
+    model = Signature((TensorSpec("x", DATATYPES["FP32"], ()),), ())
+    for dims in ("[1]", "[1, 1]"):
+        (x,) = apply(read(tensor("input", "x", "TYPE_FP32", dims)), model).inputs
+        assert (x.dims, list(x.shape)) == ((), json.loads(dims))
+    assert apply(read(reshaped("[1]", "[]")), model).inputs[0].shape == (1,)
+    assert contradiction(tensor("input", "x", "TYPE_FP32", "[2]"), model).endswith("'x' is [2], but [] in the model")
 
 
 def test_outputs_may_be_listed_in_part_and_all_are_kept():

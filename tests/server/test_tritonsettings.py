@@ -32,6 +32,12 @@ def said(text: str) -> dict[str, object]:
         (BATCHED + "model_warmup { name: 'a' }", {"warm_up": (1,)}),
         (BATCHED + f"model_warmup {{ batch_size: 4 {SAMPLE} }}", {"warm_up": ((("x", (4, 3, 4)),),)}),
         (f"model_warmup {{ batch_size: 1 {SAMPLE} }}", {"warm_up": ((("x", (3, 4)),),)}),
+        (
+            BATCHED
+            + 'input { name: "x" data_type: TYPE_FP32 dims: [3, -1] reshape { shape: [1, 3, -1] } }'
+            + f"model_warmup {{ batch_size: 4 {SAMPLE} }}",
+            {"warm_up": ((("x", (4, 1, 3, 4)),),)},
+        ),
         ("model_warmup { batch_size: 1 }", {}),
         (
             BATCHED + "optimization { cuda { graph_spec { batch_size: 2 input { key: 'x' value { dim: 5 } } } "

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import Signature, TensorMismatch
+from engines import DATATYPES, Signature, TensorMismatch, TensorSpec
 from engines.memory import view
-from server.errors import BadRequest, RequestError, TooLarge
+from engines.signature import Form
+from server.errors import BadRequest, Failed, RequestError, TooLarge
 from server.protocol.plans import Plans
-from server.protocol.request import InferRequest, Limits, decode
+from server.protocol.request import InferRequest, Limits, Wanted, decode
 from server.protocol.response import encode
 from server.slots import SMALLEST, Slot
 from server.ticket import Extent
@@ -59,6 +60,37 @@ def test_tensors_are_put_where_the_model_wants_them_whatever_their_order_and_nam
     for values in ([1, 2], [3, 4]):
         check(plans, document, HALVES + floats(values), TWO)
     assert repr(plans) == "<Plans 1>"
+
+
+def test_reshaped_tensors_are_remembered_in_the_model_s_shapes() -> None:
+    form = Form((-1, 2, 1), (-1, 2))
+    x, y = (TensorSpec(name, DATATYPES["FP32"], ("batch", 2), form=form) for name in "xy")
+    signature, plans = Signature((x,), (y,), 4), Plans()
+    document = request(binary(16, shape=[2, 2, 1]), parameters={"binary_data_output": True})
+    for values in ([1, 2, 3, 4], [3, 4, 5, 6]):
+        check(plans, document, floats(values), signature)
+    assert repr(plans) == "<Plans 1>"
+    head = body_of(document)
+    slot = slot_of()
+    taken = plans.decode(head + floats([1, 2, 3, 4]), len(head), signature, slot, LIMITS)
+    assert taken.shapes == ((2, 2),)
+    for _ in range(2):
+        body, length = plans.encode("m", "1", taken, signature, slot, [Extent((2, 2), 0, 16)])
+        assert json.loads(body[:length])["outputs"][0]["shape"] == [2, 2, 1]
+    wrong = request(binary(16, shape=[2, 2]))
+    assert outcome(plans.decode, body_of(wrong) + floats([1, 2, 3, 4]), len(body_of(wrong)), signature) == (
+        TensorMismatch,
+        "input 'x': shape [2, 2]; expected one as in [-1, 2, 1]",
+    )
+
+
+def test_an_output_that_has_no_shape_for_callers_is_the_model_s_failure() -> None:
+    signature = Signature((), (TensorSpec("y", DATATYPES["FP32"], ("", ""), form=Form((4, -1), (2, 2, -1))),))
+    asked = InferRequest(None, (), (Wanted(0, binary=True),), 0, None)
+    with pytest.raises(
+        Failed, match=r"^output 'y': the model gave shape \[3, 2\]; its configuration has \[2, 2, -1\] reshaped$"
+    ):
+        encode("m", "1", asked, signature, slot_of(), [Extent((3, 2), 0, 0)])
 
 
 def test_a_remembered_request_makes_room_for_its_answer() -> None:
