@@ -1,6 +1,6 @@
 """What Triton's own tests of tensors ask of a server, over sockets, in both forms, with Triton's client.
 
-These are L0_infer_reshape, L0_infer_zero, L0_scalar_io and L0_nan_inf, whose repositories are made here as Triton's generators do.
+These are L0_infer_reshape, L0_infer_zero, L0_scalar_io and L0_nan_inf; their repositories are made as Triton's generators do.
 """
 
 import itertools
