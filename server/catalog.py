@@ -8,6 +8,7 @@ from engines import Signature
 
 from .batches import Batching
 from .errors import NotFound, Unavailable
+from .protocol.classes import UNLABELLED, Labels
 from .protocol.plans import Plans
 from .statistics import ModelStatistics
 from .ticket import ModelKey
@@ -24,12 +25,14 @@ class Served:
     platform: str
     config: dict[str, Any]
     batching: Batching | None = None
+    labels: Labels = field(default=UNLABELLED, compare=False)
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
     plans: Plans = field(default_factory=Plans, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What counts and remembers requests stays in the process that has them."""
-        return Served, (self.name, self.version, self.key, self.signature, self.platform, self.config, self.batching)
+        said = self.name, self.version, self.key, self.signature, self.platform, self.config, self.batching, self.labels
+        return Served, said
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,8 +194,9 @@ class Inference:
             slot = self._target.tenant.lane.slots.at(end.slot) if end.rows else self._slot
             assert slot
             served, request, nonfinite = self._served, self._request, self._target.limits.nonfinite
-            if slot.capacity > SMALLEST and written is None and is_long(request, served.signature, end.outputs):
-                steps = write_long(request, served.signature, slot, end.outputs, nonfinite)
+            long = written is None and slot.capacity > SMALLEST and is_long(request, served.signature, end.outputs)
+            if long or (request.classified and written is None):
+                steps = write_long(request, served.signature, slot, end.outputs, nonfinite, served.labels)
                 served.plans.turns.add(self._go_on(steps, partial(self._end, end)))
                 return
             response = served.plans.encode(

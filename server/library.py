@@ -27,6 +27,7 @@ from .enginepool import EnginePool
 from .instances import bind_in_turn
 from .modelconfig import apply, batching
 from .modelsettings import Settled, Unsupported, settle, usual
+from .protocol.classes import Labels
 from .repository import ModelFile, Repository
 from .ticket import ModelKey
 
@@ -214,7 +215,7 @@ class Library:
             settled.instances,
         )
         key = f"{file.name}/{number}#{next(self._loads)}"
-        served = Served(file.name, number, key, signature, engine.platform, config, how)
+        served = Served(file.name, number, key, signature, engine.platform, config, how, Labels(file.labels))
         loaded.served.append(served)
         loaded.executors[key] = executor
 

@@ -81,7 +81,7 @@ class ModelConfig:
     out if that is above 0. `batch_delay` is in seconds, `preferred_batches` are ascending. Of `filenames` the first one
     present is the model. `settings` are what is said of how it runs, see `server.modelsettings`. `unread`
     names the fields that were ignored, nested ones as `input.reshape`. `message` is all that is configured, as of
-    `server.tritonschema`.
+    `server.tritonschema`. `labels` are the names of label files in the model's directory, by output.
     """
 
     name: str = ""
@@ -95,6 +95,7 @@ class ModelConfig:
     versions: VersionPolicy = VersionPolicy()
     filenames: tuple[str, ...] = _FILENAMES[""]
     settings: Sayings = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     message: Any = field(default_factory=MESSAGE, repr=False)
     source: str = "config.pbtxt"
@@ -174,6 +175,7 @@ class _Reader:
             versions=self._versions(message.version_policy),
             filenames=self._filenames(message),
             settings=settings,
+            labels=self._labels(message.output),
             unread=(*reading.unread, *(f"parameters.{short(name)}" for name in others)),
             message=message,
             source=self._source,
@@ -216,6 +218,14 @@ class _Reader:
         if wrong := [dim for dim in values if dim < 1 and dim != -1]:
             self._refuse(f"{where}{wrong[0]} in {key} {show(list(values))}; expected 1 or more, or -1")
         return tuple(values)
+
+    def _labels(self, outputs: Any) -> dict[str, str]:
+        named = {output.name: output.label_filename for output in outputs if output.label_filename}
+        for output, path in named.items():
+            if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+                expected = "expected the name of a file in the model's directory"
+                self._refuse(f"output {_name(output)}: label_filename is {_name(path)}; {expected}")
+        return named
 
     def _preferred(self, message: Any, max_batch: int | None) -> tuple[int, ...]:
         sizes = tuple(sorted(set(message.preferred_batch_size)))

@@ -5,9 +5,9 @@ Broken content is a result, not an exception: whoever reads a listing learns wha
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .config import ModelOptions
@@ -24,16 +24,19 @@ _MOST_NAMED = 16
 """How many of many names a message lists; a repository or a request may bring thousands."""
 _IN_DIRECTORY = "model.onnx"
 """What the model is called in a directory that takes the place of its file, whatever that is called."""
+_MOST_LABELS = 1 << 20
+"""Bytes of a label file; each tenant's process has them, for each version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One version of a model that is to be served."""
+    """One version of a model that is to be served; `labels` are the contents of its label files, by output."""
 
     name: str
     version: int
     path: Path
     config: ModelConfig
+    labels: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def filename(self) -> str:
@@ -96,9 +99,10 @@ class Repository:
             return _refused(name, f"{name}: {error.strerror}")
         try:
             config = self._config(name, override)
+            labels = self._labels(name, config)
         except ConfigRefused as error:
             return _refused(name, str(error))
-        return replace(self._list(name, numbers, config), warnings=_warnings(name, skipped, config))
+        return replace(self._list(name, numbers, config, labels), warnings=_warnings(name, skipped, config))
 
     def _config(self, name: str, override: str | None) -> ModelConfig:
         config = self._read_config(name) if override is None else self._of_request(name, override)
@@ -115,8 +119,13 @@ class Repository:
             place = f"in {name}/config.pbtxt or as [{dotted(('models', name))}]"
             raise ConfigRefused(f"{ours[0]}: how a model runs is for the server's operator to say, {place}")
         settings: Sayings = {}
+        labels: Collection[str] = ()
         with suppress(ConfigRefused):  # Whose place the request takes.
-            settings = self._read_config(name).settings
+            own = self._read_config(name)
+            settings, labels = own.settings, own.labels.values()
+        if other := sorted(set(config.labels.values()).difference(labels)):  # Any file would be read to the tenant.
+            said = f"label_filename is {short(repr(other[0]))}"
+            raise ConfigRefused(f"{config.source}: {said}; expected one that {name}/config.pbtxt names, or none")
         ignored = tuple(said.key for said in config.settings.values())
         return replace(config, settings=settings, unread=(*config.unread, *ignored))
 
@@ -131,9 +140,26 @@ class Repository:
         except UnicodeDecodeError as error:
             raise ConfigRefused(f"{source}: not UTF-8 at byte {error.start}") from error
 
-    def _list(self, name: str, numbers: list[int], config: ModelConfig) -> Listing:
+    def _labels(self, name: str, config: ModelConfig) -> dict[str, bytes]:
+        """The contents of its label files, by output."""
+        return {output: self._read_labels(f"{name}/{filename}") for output, filename in config.labels.items()}
+
+    def _read_labels(self, path: str) -> bytes:
+        try:
+            with (self._root / path).open("rb") as file:
+                content = file.read(_MOST_LABELS + 1)
+            if len(content) > _MOST_LABELS:
+                raise ConfigRefused(f"{path}: a file of labels has at most {_MOST_LABELS} bytes")
+            content.decode()
+        except OSError as error:
+            raise ConfigRefused(f"{path}: {error.strerror}; it is a label_filename") from error
+        except UnicodeDecodeError as error:
+            raise ConfigRefused(f"{path}: not UTF-8 at byte {error.start}, as labels have to be") from error
+        return content
+
+    def _list(self, name: str, numbers: list[int], config: ModelConfig, labels: Mapping[str, bytes]) -> Listing:
         """The versions that the policy selects. Where one has no model, the policy also selects among those that have one."""
-        found = {number: self._version(name, number, config) for number in numbers}
+        found = {number: self._version(name, number, config, labels) for number in numbers}
         files = {number: item for number, item in found.items() if isinstance(item, ModelFile)}
         chosen = [found[number] for number in config.versions.select(numbers)]
         problems = [item for item in chosen if isinstance(item, Problem)]
@@ -144,7 +170,7 @@ class Repository:
             problems.append(Problem("", f"no version in it; expected {name}/1/{config.filenames[0]}"))
         return Listing(name, tuple(files[number] for number in config.versions.select(list(files))), tuple(problems))
 
-    def _version(self, name: str, number: int, config: ModelConfig) -> ModelFile | Problem:
+    def _version(self, name: str, number: int, config: ModelConfig, labels: Mapping[str, bytes]) -> ModelFile | Problem:
         version = str(number)
         try:
             path = _model_file(self._root / name / version, config.filenames)
@@ -153,7 +179,7 @@ class Repository:
                 return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}{other}")
         except OSError as error:
             return Problem(version, f"{name}/{version}: {error.strerror}")
-        return ModelFile(name, number, path, config)
+        return ModelFile(name, number, path, config, labels)
 
 
 def some(names: Iterable[object]) -> str:

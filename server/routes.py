@@ -17,7 +17,15 @@ from .protocol.document import Object, flag, parse, short
 from .repository import Repository
 from .service import Tenant
 
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "parameters", "schedule_policy", "statistics"]
+EXTENSIONS = [
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+]
 _MAX_BODY = 1 << 20
 
 router = APIRouter()

@@ -105,9 +105,10 @@ class Plans:
                 tensors = [slot.view[offset : offset + nbytes] for _, offset, nbytes in wanted]
                 return InferResponse(b"".join([answered[2], *tensors]), len(answered[2]))
         response = encode(name, version, request, signature, slot, extents, written, nonfinite)
-        if response.header_length is not None and request.id is None and all(binary for _, binary in request.outputs):
+        plain = request.id is None and not request.classified
+        if response.header_length is not None and plain and all(binary for _, binary, _ in request.outputs):
             document = response.body[: response.header_length]
-            self._answered = request, extents, document, [extents[position] for position, _ in request.outputs]
+            self._answered = request, extents, document, [extents[position] for position, _, _ in request.outputs]
         return response
 
     def _consider(self, head: bytes, body: bytes, request: InferRequest, signature: Signature, slot: Slot) -> None:
@@ -127,7 +128,7 @@ def _moved(answered: Answered, extents: Sequence[Extent]) -> list[Extent] | None
     for (shape, _, nbytes), (other, _, size) in zip(before, extents, strict=True):
         if nbytes != size or shape != other:
             return None
-    return [extents[position] for position, _ in request.outputs]
+    return [extents[position] for position, _, _ in request.outputs]
 
 
 def _is_plain(signature: Signature) -> bool:

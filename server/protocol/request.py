@@ -27,10 +27,11 @@ Buffer = Any
 
 
 class Wanted(NamedTuple):
-    """An output to answer with: its place in the signature, and whether as a binary tensor."""
+    """An output to answer with: its place in the signature, whether as a binary tensor, and as how many classes if any."""
 
     position: int
     binary: bool
+    classes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class InferRequest:
     """What a request says beside its tensors. `timeout` is in seconds; priority 0 is the default, 1 the highest.
 
     `shapes` are the model's, one for each input, where its configuration shows callers others.
+    `classified` is whether an output is asked for as classes.
     """
 
     id: str | None
@@ -57,6 +59,7 @@ class InferRequest:
     outputs: tuple[Wanted, ...]
     priority: int
     timeout: float | None
+    classified: bool = False
 
 
 class Body:
@@ -108,12 +111,14 @@ def decode(
     _refuse_reserved(values)
     timeout = unsigned(values, "timeout")
     inputs = _inputs(parts, signature, limits)
+    outputs = _outputs(parts.document, signature, flag(values, "binary_data_output") or False)
     request = InferRequest(
         id=field(parts.document, "id", str),
         shapes=tuple([item.shape for item in inputs]),
-        outputs=_outputs(parts.document, signature, flag(values, "binary_data_output") or False),
+        outputs=outputs,
         priority=unsigned(values, "priority") or 0,
         timeout=timeout / 1e6 if timeout else None,
+        classified=any(wanted.classes for wanted in outputs),
     )
     _write(inputs, signature, slot, spare)
     return request
@@ -243,15 +248,20 @@ def _outputs(document: Object, signature: Signature, binary: bool) -> tuple[Want
         if name in wanted:
             raise BadRequest(f"{where}name: {name!r} stands twice; expected each output once")
         values = parameters(entry, where)
-        if unserved := [key for key in ("classification", "shared_memory_region") if values.get(key)]:
-            raise BadRequest(f"{where}parameters.{unserved[0]}: not served here; ask for the tensor itself")
+        if values.get("shared_memory_region"):
+            raise BadRequest(f"{where}parameters.shared_memory_region: not served here; ask for the tensor itself")
+        classes = unsigned(values, "classification", f"{where}parameters.") or 0
         own = flag(values, "binary_data", f"{where}parameters.")
-        wanted[name] = _wanted(signature, known[name], binary if own is None else own, where[:-1])
+        wanted[name] = _wanted(signature, known[name], binary if own is None else own, where[:-1], classes)
     return tuple(wanted.values())
 
 
-def _wanted(signature: Signature, index: int, binary: bool, where: str) -> Wanted:
+def _wanted(signature: Signature, index: int, binary: bool, where: str, classes: int = 0) -> Wanted:
     spec = signature.outputs[index]
+    if classes:
+        if spec.datatype.kind in ("bool", "bytes"):
+            raise BadRequest(f"{where}.parameters.classification: output {spec.name!r} is {spec.datatype}; expected numbers")
+        return Wanted(index, binary, classes)
     if not binary and spec.datatype.name in ("FP16", "BF16"):
         raise BadRequest(f"{where}: output {spec.name!r} is {spec.datatype}, which has no JSON form; {ASK}")
     return Wanted(index, binary)

@@ -13,6 +13,7 @@ from server.slots import Slot
 from server.ticket import Extent
 from server.turns import Steps
 
+from .classes import UNLABELLED, Classes, Labels, classify
 from .nonfinite import dump
 from .request import ASK, InferRequest
 from .slices import ELEMENTS, write
@@ -27,24 +28,32 @@ class InferResponse(NamedTuple):
     header_length: int | None
 
 
-Written = Mapping[int, orjson.Fragment]
-"""The JSON of outputs that was written before, by their places in the signature."""
+Written = Mapping[int, orjson.Fragment | Classes]
+"""The JSON of outputs that was written before, or what they were classified as, by their places in the signature."""
 
 
 def is_long(request: InferRequest, signature: Signature, extents: Sequence[Extent]) -> bool:
     """Whether an output is to be written in slices."""
-    return any(_is_long(signature.outputs[position], binary, extents[position]) for position, binary in request.outputs)
+    return any(_is_long(signature.outputs[position], binary, extents[position]) for position, binary, _ in request.outputs)
 
 
 def write_long(
-    request: InferRequest, signature: Signature, slot: Slot, extents: Sequence[Extent], nonfinite: str = "literal"
-) -> Steps[dict[int, orjson.Fragment]]:
-    """Write those outputs for `encode`."""
-    written = {}
-    for position, binary in request.outputs:
+    request: InferRequest,
+    signature: Signature,
+    slot: Slot,
+    extents: Sequence[Extent],
+    nonfinite: str = "literal",
+    labels: Labels = UNLABELLED,
+) -> Steps[dict[int, orjson.Fragment | Classes]]:
+    """Write those outputs for `encode`, and classify those to be classified. Raises BadRequest for what is too much of that."""
+    written: dict[int, orjson.Fragment | Classes] = {}
+    for position, binary, classes in request.outputs:
         spec, extent = signature.outputs[position], extents[position]
-        if _is_long(spec, binary, extent):
-            data = slot.view[extent.offset : extent.offset + extent.nbytes]
+        data = slot.view[extent.offset : extent.offset + extent.nbytes]
+        if classes:
+            batched = signature.max_batch > 0
+            written[position] = yield from classify(spec, data, extent.shape, classes, batched, labels.of(spec.name))
+        elif _is_long(spec, binary, extent):
             written[position] = yield from write(np.frombuffer(data, spec.datatype.numpy), nonfinite)
     return written
 
@@ -66,11 +75,17 @@ def encode(
     """Answer a request with the outputs it asked for. Raises BadRequest where JSON cannot carry one of them, Failed where one
     has a shape that the model's configuration has no other for.
 
-    `nonfinite` is how JSON has NaN and infinity, see `Limits`.
+    `nonfinite` is how JSON has NaN and infinity, see `Limits`. What is to be classified is among what was `written`.
     """
-    outputs, tensors = [], []
-    for position, binary in request.outputs:
+    outputs: list[dict[str, Any]] = []
+    tensors: list[bytes | memoryview] = []
+    for position, binary, classes in request.outputs:
         spec, (shape, offset, nbytes) = signature.outputs[position], extents[position]
+        known = written[position] if written and position in written else None
+        if classes:
+            assert isinstance(known, Classes)
+            outputs.append(_classified(spec, known, binary, tensors))
+            continue
         data = slot.view[offset : offset + nbytes]
         outer = _outward(spec, shape) if spec.form else shape
         entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype.name, "shape": outer}
@@ -78,14 +93,13 @@ def encode(
             entry["parameters"] = {"binary_data_size": nbytes}
             tensors.append(data)
         else:
-            ready = written.get(position) if written else None
-            entry["data"] = ready or _elements(spec, data, shape, nonfinite)
+            entry["data"] = _elements(spec, data, shape, nonfinite) if known is None else known
         outputs.append(entry)
     head: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": outputs}
     if request.id is not None:
         head["id"] = request.id
     document = orjson.dumps(head, option=_OPTIONS)
-    if all(not binary for _, binary in request.outputs):
+    if all(not binary for _, binary, _ in request.outputs):
         return InferResponse(document, None)
     return InferResponse(b"".join([document, *tensors]), len(document))
 
@@ -97,6 +111,17 @@ def _outward(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
         inner = list(spec.form.inner) if spec.form else []
         raise Failed(f"output {spec.name!r}: the model gave shape {list(shape)}; its configuration has {inner} reshaped")
     return outer
+
+
+def _classified(spec: TensorSpec, classes: Classes, binary: bool, tensors: list[bytes | memoryview]) -> dict[str, Any]:
+    """What is said of an output that was classified; a binary tensor joins the others."""
+    entry: dict[str, Any] = {"name": spec.name, "datatype": "BYTES", "shape": classes.shape}
+    if binary:
+        tensors.append(data := wire.pack(classes.texts))
+        entry["parameters"] = {"binary_data_size": len(data)}
+    else:
+        entry["data"] = [text.decode() for text in classes.texts]
+    return entry
 
 
 def _elements(spec: TensorSpec, data: memoryview, shape: tuple[int, ...], nonfinite: str) -> Any:

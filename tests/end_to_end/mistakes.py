@@ -217,9 +217,8 @@ OUTPUTS = {
     "no such output": Case("outputs[0].name: the model has no output 'z'; it has 'y'", request(X, outputs=[{"name": "z"}])),
     "a long name": Case(f"outputs[0].name: the model has no output '{LONG[:40]}...'", request(X, outputs=[{"name": LONG}])),
     "one twice": Case("outputs[1].name: 'y' stands twice; expected each output once", request(X, outputs=[{"name": "y"}] * 2)),
-    "classification": Case("outputs[0].parameters.classification: not served here", asking(classification=1)),
-    "a classification out of range": Case("outputs[0].parameters.classification: not served here", asking(classification=-1)),
-    "a string for a classification": Case("outputs[0].parameters.classification: not served", asking(classification="a")),
+    "a classification out of range": Case("outputs[0].parameters.classification: -1; expected an", asking(classification=-1)),
+    "a string for a classification": Case('outputs[0].parameters.classification: "a" is', asking(classification="a")),
     "a string for binary_data": Case(
         'outputs[0].parameters.binary_data: "yes" is a string; expected true', asking(binary_data="yes")
     ),

@@ -205,21 +205,32 @@ async def test_what_changed_while_it_waited_counts(bench: Bench, kind: type[Exce
     assert [type(outcome) for outcome in bench.outcomes] == [kind]
 
 
-async def test_an_answer_that_json_cannot_carry_is_refused_and_frees_the_slot(bench: Bench) -> None:
-    bench.begin(body())
-    await bench.turns()
+async def test_an_answer_that_cannot_be_classified_is_refused_and_frees_the_slot(bench: Bench) -> None:
+    bench.begin(small(classes=1))
     ticket = bench.far.tickets.poll()
     assert ticket
-    bench.tenant.lane.slots.at(ticket.slot).view[:4] = np.float32(np.nan).tobytes()
-    bench.far.completions.put(Done(ticket.slot, (Extent((COUNT,), 0, 4 * COUNT),), None, 1, 2))
+    bench.far.completions.put(Done(ticket.slot, (Extent((1_000_001,), 0, 12),), None, 1, 2))
     bench.far.completions.ring()
     assert isinstance(await bench.told(), BadRequest)
     assert bench.tenant.lane.slots.statistics().used == 0
 
 
-def small(**parameters: Any) -> bytes:
+async def test_an_output_is_classified_in_turns_and_frees_the_slot(bench: Bench) -> None:
+    bench.begin(small(classes=1))
+    bench.work()
+    while not len(bench.served.plans.turns):
+        await asyncio.sleep(0)
+    assert not bench.outcomes
+    outcome = await bench.told()
+    assert isinstance(outcome, tuple)
+    assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == ["2.000000:1"]
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+def small(classes: int = 0, **parameters: Any) -> bytes:
     entry = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
-    return orjson.dumps({"parameters": parameters, "inputs": [entry]})
+    outputs = [{"name": "y", "parameters": {"classification": classes}}]
+    return orjson.dumps({"parameters": parameters, "inputs": [entry], "outputs": outputs})
 
 
 @pytest.mark.parametrize("parameters", [{}, {"timeout": 600_000_000}])

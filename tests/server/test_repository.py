@@ -311,3 +311,46 @@ def test_a_model_of_several_files_may_be_a_directory(repository, add):
 def test_a_directory_without_a_model_in_it_is_none(repository, add):
     add("m/1/model.onnx/other.bin")
     assert problem(repository.read("m")) == Problem("1", "m/1: Is a directory")
+
+
+LABELLED = 'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }'
+
+
+def test_labels_are_read_from_the_models_directory(repository, add, tmp_path):
+    add("m/1/model.onnx", m=LABELLED)
+    (tmp_path / "m/labels.txt").write_text("fig\napple")
+    (file,) = repository.read("m").files
+    assert file.labels == {"y": b"fig\napple"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "m/labels.txt: No such file or directory; it is a label_filename"),
+        (b"a\xff", "m/labels.txt: not UTF-8 at byte 1, as labels have to be"),
+        (b"a" * (1 << 20) + "é".encode(), "m/labels.txt: a file of labels has at most 1048576 bytes"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_refused(repository, add, tmp_path, content, reason):
+    add("m/1/model.onnx", m=LABELLED)
+    if content is not None:
+        (tmp_path / "m/labels.txt").write_bytes(content)
+    assert problem(repository.read("m")).reason == reason
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../n/labels.txt", "a/../../labels.txt", r"a\000b"])
+def test_labels_are_from_nowhere_else(repository, add, path):
+    add("m/1/model.onnx", m=LABELLED.replace("labels.txt", path))
+    assert "expected the name of a file in the model's directory" in problem(repository.read("m")).reason
+
+
+def test_who_asks_to_load_a_model_names_no_other_labels(repository, add, tmp_path):
+    add("m/1/model.onnx", m=LABELLED)
+    (tmp_path / "m/labels.txt").write_text("fig")
+    outputs = [{"name": "y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "labels.txt"}]
+    (file,) = repository.read("m", json.dumps({"output": outputs})).files
+    assert file.labels == {"y": b"fig"}
+    outputs[0]["label_filename"] = "1/model.onnx"
+    assert problem(repository.read("m", json.dumps({"output": outputs}))).reason == (
+        "the config parameter: label_filename is '1/model.onnx'; expected one that m/config.pbtxt names, or none"
+    )

@@ -248,11 +248,36 @@ def test_outputs_that_are_not_the_models_are_refused(outputs: Any, told: str) ->
         ([], "outputs[0].parameters: [] is an array; expected an object"),
         ({"a": None}, "outputs[0].parameters.a: null; expected a string, a number or true or false"),
         ({"binary_data": 1}, "outputs[0].parameters.binary_data: 1 is an integer; expected true or false"),
-        ({"classification": 3}, "outputs[0].parameters.classification: not served here; ask for the tensor itself"),
+        ({"classification": -1}, "outputs[0].parameters.classification: -1; expected an integer of at least 0"),
+        ({"classification": "a"}, 'outputs[0].parameters.classification: "a" is a string; expected an integer of at least 0'),
+        (
+            {"classification": True},
+            "outputs[0].parameters.classification: true is a boolean; expected an integer of at least 0",
+        ),
     ],
 )
 def test_what_an_output_cannot_be_asked_for_is_refused_by_name(parameters: Any, told: str) -> None:
     assert refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": parameters}])) == told
+
+
+def test_an_output_may_be_asked_for_as_classes() -> None:
+    taken = take(request(tensor([1]), outputs=[{"name": "y", "parameters": {"classification": 3}}]), model()).request
+    assert (taken.outputs, taken.classified) == ((Wanted(0, binary=False, classes=3),), True)
+    assert not take(request(tensor([1])), model()).request.classified
+
+
+@pytest.mark.parametrize("name", ["BOOL", "BYTES"])
+def test_what_has_no_order_is_not_classified(name: str) -> None:
+    signature = Signature(model().inputs, (spec("y", name, "n"),))
+    told = refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": {"classification": 1}}]), signature)
+    assert told == f"outputs[0].parameters.classification: output 'y' is {name}; expected numbers"
+
+
+@pytest.mark.parametrize("name", ["FP16", "BF16"])
+def test_half_precision_may_be_classified_in_json(name: str) -> None:
+    signature = Signature(model().inputs, (spec("y", name, "n"),))
+    outputs = [{"name": "y", "parameters": {"classification": 1}}]
+    assert take(request(tensor([1]), outputs=outputs), signature).request.classified
 
 
 @pytest.mark.parametrize("name", ["FP16", "BF16"])

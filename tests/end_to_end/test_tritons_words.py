@@ -1,0 +1,155 @@
+"""What a model repository made for Triton says beyond names and tensors, asked for with Triton's own client."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from . import repository
+from .harness import Served, configuration, serving
+
+SCORES = "scores (float[n, 4] x) => (float[n, 4] y) { y = Identity(x) }"
+FLAT = "flat (float[4] x) => (float[4] y, bool[4] b) { y = Identity(x)  b = Cast <to = 9> (x) }"
+SCORES_CONFIG = """
+  platform: "onnxruntime_onnx" max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 1000 }
+  input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
+  output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" } ]
+"""
+X = np.array([[0.1, 0.4, 0.2, 0.3], [5, 2, 3, 4]], np.float32)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
+    root = tmp_path_factory.mktemp("models")
+    repository.write(root, "scores", SCORES, config=SCORES_CONFIG)
+    (root / "scores/labels.txt").write_text("TENCH\nGOLDFISH\nWHITE SHARK\n")
+    (root / "scores/secret.txt").write_text("not for tenants\n")
+    repository.write(root, "flat", FLAT)
+    outside(root)
+    with serving(configuration(root), front=request.param) as served:
+        yield served
+
+
+def outside(root: Path) -> None:
+    """A model as a directory, in Triton's layout for those of several files: the weights lie beside the graph."""
+    weights = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [2], [10, 20])
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Mul", ["x", "w"], ["y"])],
+        "outside",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])],
+        [weights],
+    )
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    path = root / "outside/1/model.onnx/model.onnx"
+    path.parent.mkdir(parents=True)
+    onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(served.address) as client:
+        yield client
+
+
+def ask(client: triton.InferenceServerClient, model: str, x: Any, classes: int, binary: bool = True) -> list[Any]:
+    given = triton.InferInput("x", list(x.shape), "FP32")
+    given.set_data_from_numpy(x)
+    wanted = triton.InferRequestedOutput("y", binary_data=binary, class_count=classes)
+    answered: list[Any] = client.infer(model, [given], outputs=[wanted]).as_numpy("y").tolist()
+    return answered
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_each_row_of_a_batch_is_classified_with_its_labels(client: triton.InferenceServerClient, binary: bool) -> None:
+    found = ask(client, "scores", X, 3, binary)
+    rows = [[text.decode() if isinstance(text, bytes) else text for text in row] for row in found]
+    assert rows == [
+        ["0.400000:1:GOLDFISH", "0.300000:3", "0.200000:2:WHITE SHARK"],
+        ["5.000000:0:TENCH", "4.000000:3", "3.000000:2:WHITE SHARK"],
+    ]
+
+
+def test_requests_that_run_together_are_each_classified(client: triton.InferenceServerClient) -> None:
+    with triton.InferenceServerClient(client._parsed_url.netloc, concurrency=8) as many:
+        given = triton.InferInput("x", [1, 4], "FP32")
+        given.set_data_from_numpy(X[:1])
+        wanted = triton.InferRequestedOutput("y", class_count=1)
+        pending = [many.async_infer("scores", [given], outputs=[wanted]) for _ in range(16)]
+        assert {each.get_result().as_numpy("y")[0, 0] for each in pending} == {b"0.400000:1:GOLDFISH"}
+
+
+def test_a_model_without_batches_has_one_row_and_no_labels(client: triton.InferenceServerClient) -> None:
+    assert ask(client, "flat", X[1], 2) == [b"5.000000:0", b"4.000000:3"]
+    assert ask(client, "flat", X[1], 9) == [b"5.000000:0", b"4.000000:3", b"3.000000:2", b"2.000000:1"]
+
+
+def test_what_has_no_order_is_refused_by_name(client: triton.InferenceServerClient) -> None:
+    given = triton.InferInput("x", [4], "FP32")
+    given.set_data_from_numpy(X[0])
+    with pytest.raises(InferenceServerException, match=r"classification: output 'b' is BOOL; expected numbers"):
+        client.infer("flat", [given], outputs=[triton.InferRequestedOutput("b", class_count=1)])
+
+
+def test_the_extension_is_among_those_of_the_server(client: triton.InferenceServerClient) -> None:
+    assert "classification" in client.get_server_metadata()["extensions"]
+
+
+def test_a_tenant_reads_no_file_by_calling_it_labels(served: Served) -> None:
+    def load(filename: str) -> httpx.Response:
+        output = {"name": "y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": filename}
+        config = json.dumps({"max_batch_size": 8, "output": [output]})
+        return httpx.post(f"{served.url}/v2/repository/models/scores/load", json={"parameters": {"config": config}})
+
+    refused = load("secret.txt")
+    expected = "expected one that scores/config.pbtxt names, or none"
+    assert refused.status_code == 400
+    assert refused.json()["error"].endswith(f"the config parameter: label_filename is 'secret.txt'; {expected}")
+    assert "expected the name of a file in the model's directory" in load("../flat/1/model.onnx").json()["error"]
+    assert load("labels.txt").status_code == 200
+    assert httpx.post(f"{served.url}/v2/repository/models/scores/load").status_code == 200
+
+
+def test_a_model_of_several_files_is_a_directory(client: triton.InferenceServerClient) -> None:
+    assert client.get_model_config("outside")["default_model_filename"] == "model.onnx"
+    given = triton.InferInput("x", [2], "FP32")
+    given.set_data_from_numpy(np.array([1, 2], np.float32))
+    assert client.infer("outside", [given]).as_numpy("y").tolist() == [10, 40]
+
+
+def test_the_configuration_is_whole(client: triton.InferenceServerClient) -> None:
+    """As Triton 2.51 answers for a model like this, but for what the model runs on and how it ran."""
+    config = client.get_model_config("scores")
+    flags = {"is_shape_tensor": False, "is_non_linear_format_io": False}
+    of_input = {"format": "FORMAT_NONE", "allow_ragged_batch": False, "optional": False}
+    assert config.pop("parameters").keys() == {"greenlane.execution"}
+    assert config == {
+        **{"name": "scores", "platform": "onnxruntime_onnx", "backend": "onnxruntime", "runtime": ""},
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": 8,
+        "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [4], **flags, **of_input}],
+        "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "labels.txt", **flags}],
+        **{"batch_input": [], "batch_output": []},
+        "optimization": {
+            **{"priority": "PRIORITY_DEFAULT", "gather_kernel_buffer_threshold": 0, "eager_batching": False},
+            **{"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}},
+        },
+        "dynamic_batching": {
+            **{"preferred_batch_size": [8], "max_queue_delay_microseconds": 1000, "preserve_ordering": False},
+            **{"priority_levels": 0, "default_priority_level": 0, "priority_queue_policy": {}},
+        },
+        "instance_group": [
+            {
+                **{"name": "scores", "kind": "KIND_CPU", "count": 1, "gpus": [], "secondary_devices": []},
+                **{"profile": [], "passive": False, "host_policy": ""},
+            }
+        ],
+        **{"default_model_filename": "model.onnx", "cc_model_filenames": {}, "metric_tags": {}, "model_warmup": []},
+    }
