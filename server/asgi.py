@@ -17,9 +17,10 @@ MOST_BODY = 1 << 20
 async def respond(application: Application, call: Call) -> Reply:
     """What the application answers. Its answer is kept whole in memory; what it raises instead of answering is raised.
 
-    What the application does after its answer goes on by itself.
+    It may answer before the body is there, which it is given once it asks for it. What it does after its answer goes on by
+    itself.
     """
-    exchange = Exchange(await call.body(MOST_BODY))
+    exchange = Exchange(call)
     running = asyncio.ensure_future(application(_scope(call), exchange.receive, exchange.send))
     try:
         await asyncio.wait([running, exchange.answered], return_when=asyncio.FIRST_COMPLETED)
@@ -36,12 +37,12 @@ async def respond(application: Application, call: Call) -> Reply:
 class Exchange:
     """The two functions that ASGI speaks through, and what was said; `answered` is done once all of the answer was."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, call: Call) -> None:
         self.status = 500
         self.fields: list[tuple[bytes, bytes]] = []
         self.body = bytearray()
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._asked = body
+        self._call = call
         self._told = False
 
     def __repr__(self) -> str:
@@ -52,7 +53,7 @@ class Exchange:
         if self._told:
             await asyncio.get_running_loop().create_future()
         self._told = True
-        return {"type": "http.request", "body": self._asked, "more_body": False}
+        return {"type": "http.request", "body": await self._call.body(MOST_BODY), "more_body": False}
 
     async def send(self, message: Message) -> None:
         """A part of the answer."""

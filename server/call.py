@@ -1,7 +1,7 @@
 """A request and its answer, whatever brought the one and takes the other."""
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 from .departures import Receive
@@ -9,10 +9,20 @@ from .departures import Receive
 Headers = dict[bytes, bytes]
 
 
-class Call(NamedTuple):
-    """A request as its headers tell it, by lower-case name, and how to get the body, which may still be on its way.
+class Read(Protocol):
+    """How to get a body, which may still be on its way."""
 
-    `body` raises ClientGone if it never comes whole, TooLarge once it is over the limit it is given. `receive` tells when the
+    def __call__(self, limit: int, grow: Callable[[int], None] | None = None) -> Awaitable[bytes]:
+        """All of it; `grow` is told of its bytes as they come, where nothing else counts them, and may raise.
+
+        Raises ClientGone if it never comes whole, TooLarge once it is over `limit`.
+        """
+
+
+class Call(NamedTuple):
+    """A request as its headers tell it, by lower-case name, and how to get the body.
+
+    `received` says how much of it came, where `body` tells of no parts. `receive` tells when the
     client goes away, as ASGI's does; None where whoever calls cancels the call instead. `client` is an address and a port.
     """
 
@@ -20,9 +30,10 @@ class Call(NamedTuple):
     raw_path: bytes
     query: bytes
     headers: Headers
-    body: Callable[[int], Awaitable[bytes]]
+    body: Read
     receive: Receive | None
     client: tuple[str, int] | None
+    received: Callable[[], int] | None = None
 
     @property
     def path(self) -> str:

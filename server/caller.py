@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from .body import Uploads
 from .config import TenantConfig
 from .errors import Unauthorized
 from .runtime import Runtime
@@ -32,6 +33,17 @@ def tenant(request: Request) -> Tenant:
 def asker(request: Request) -> TenantConfig:
     """Whose request this is, wherever they are served. Raises Unauthorized."""
     return service(request).tenancy.identify(*_named(request))
+
+
+def uploads(request: Request) -> Uploads:
+    """Where the body of this request counts while it is on its way: its tenant's, unless it is an administrator's."""
+    found = service(request)
+    if request.url.path.startswith("/admin"):
+        return found.uploads
+    try:
+        return found.tenants[found.tenancy.identify(*_named(request)).name].uploads
+    except (Unauthorized, KeyError):
+        return found.uploads
 
 
 def _named(request: Request) -> tuple[str | None, str | None]:

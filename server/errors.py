@@ -43,6 +43,10 @@ class TooLarge(RequestError):
     """A body, or what it unpacks to, is over a limit."""
 
 
+class TooSlow(RequestError):
+    """A body took too long to come."""
+
+
 class UnsupportedEncoding(RequestError):
     """A Content-Encoding that is not spoken here."""
 
@@ -91,9 +95,11 @@ class Answer:
 _STATUSES: dict[type[Exception], int] = {
     BadRequest: 400,
     TensorMismatch: 400,
+    ClientGone: 400,
     Unauthorized: 401,
     NotFound: 404,
     WrongMethod: 405,
+    TooSlow: 408,
     Conflict: 409,
     DoesNotFit: 409,
     TooLarge: 413,
@@ -110,6 +116,7 @@ _STATUSES: dict[type[Exception], int] = {
 
 _HEADERS: dict[int, dict[str, str]] = {
     401: {"www-authenticate": "Bearer"},
+    408: {"connection": "close"},
     415: {"accept-encoding": "gzip, deflate"},
     421: {"connection": "close"},
     429: {"retry-after": "1"},

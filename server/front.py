@@ -18,10 +18,10 @@ from uvicorn.server import ServerState
 from . import asgi
 from .body import SPARED, Linger, Uploads, hang_up
 from .call import Call, Reply
-from .errors import ClientGone, Unavailable
+from .errors import ClientGone, RequestError, Unavailable
 from .head import METHODS, Head
 from .infer import Infer
-from .inference import CLOSE, Inference, Outcome, refusal, success
+from .inference import CLOSE, Inference, Outcome, Target, refusal, success
 from .uvicorn_protocol import JsonHttpToolsProtocol
 
 MOST_HEADERS = 64 * 1024
@@ -96,6 +96,8 @@ class Front(asyncio.Protocol):
             self._inference.cancel(ClientGone("the client closed its connection"))
         elif self._task:
             self._task.cancel()
+        # These know this connection, or are large: they are not left to the garbage collector.
+        self._buffer, self._take, self._task = bytearray(), None, None
 
     def data_received(self, data: bytes) -> None:
         self._active = True
@@ -129,14 +131,17 @@ class Front(asyncio.Protocol):
         self._closing = True
         if self._head is None:
             hang_up(self._transport)
-        self.refuse("the server is stopping")
+        self.refuse(Unavailable("the server is stopping"))
 
-    def refuse(self, reason: str) -> None:
+    def received(self) -> int:
+        """How many bytes of the body that is on its way came so far."""
+        return len(self._buffer) - self._start
+
+    def refuse(self, error: RequestError) -> None:
         """Nothing will come of a body that is still on its way: say so."""
         if self._head is None or self._taken:
             return
         self._expect_no_more()
-        error = Unavailable(reason)
         if self._inference:
             self._inference.cancel(error)
         elif self._task:
@@ -206,8 +211,7 @@ class Front(asyncio.Protocol):
             self._answer_call(head)
         self._take_body()
         if self._inference and not self._taken and head.target:
-            self._uploads = head.target.tenant.uploads
-            self._uploads.add(self)
+            self._wait_for_body(head.target)
         return True
 
     def _read(self, data: bytes) -> Head:
@@ -215,6 +219,14 @@ class Front(asyncio.Protocol):
         if self._last is None or self._last.data != data:
             self._last = Head(data)
         return self._last
+
+    def _wait_for_body(self, target: Target) -> None:
+        """The body of this inference is on its way, if its tenant has memory for it."""
+        try:
+            target.tenant.uploads.add(self, self._head.length if self._head else 0)
+            self._uploads = target.tenant.uploads
+        except RequestError as error:
+            self.refuse(error)
 
     def _take_body(self) -> None:
         """Once the body is whole, give it to whoever answers."""
@@ -261,11 +273,11 @@ class Front(asyncio.Protocol):
         """As a call of a coroutine, in a task of its own."""
         body: asyncio.Future[bytes] = self._loop.create_future()
 
-        async def whole(_: int) -> bytes:
+        async def whole(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
             return await body
 
         client = self._transport.get_extra_info("peername")
-        call = Call(head.method, head.path, head.query, head.headers, whole, None, client and client[:2])
+        call = Call(head.method, head.path, head.query, head.headers, whole, None, client and client[:2], self.received)
         task = self._loop.create_task(self._respond(head, call))
         self._server_state.tasks.add(task)
         task.add_done_callback(self._server_state.tasks.discard)

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from . import compression
-from .body import Body
+from .body import Body, told
 from .call import Call, Headers, Reply
 from .departures import Departures, Receive
 from .errors import ClientGone, NotFound, WrongMethod
@@ -54,7 +54,7 @@ class Infer:
         try:
             target = self.find(call.method, call.raw_path, call.headers)
             inference = Inference(target)
-            inference.expect(int(call.headers.get(b"content-length", 0)))
+            inference.expect(told(call.headers.get(b"content-length")))
             outcome = await self._infer(inference, call, target)
             return await _packed(outcome, call.headers)
         except ClientGone:
@@ -70,20 +70,24 @@ class Infer:
             raise
         future: asyncio.Future[Success] = asyncio.get_running_loop().create_future()
         inference.begin(body, call.headers, partial(_resolve, future))
+        del body  # It is in the tenant's slot by now.
         try:
             return await self._wait(future, call.receive)
         except (ClientGone, CancelledError) as error:
             inference.cancel(error)
             raise
+        finally:
+            del future  # Its error knows this frame, and the two would be left to the garbage collector.
 
     async def _wait(self, future: "asyncio.Future[Success]", receive: Receive | None) -> "Success":
-        if receive is None:
-            return await future
-        self._departures.note(future, receive)
+        if receive is not None:
+            self._departures.note(future, receive)
         try:
             return await future
         finally:
-            self._departures.forget(future)
+            if receive is not None:
+                self._departures.forget(future)
+            del future  # As above.
 
 
 def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
@@ -118,11 +122,13 @@ def _text(headers: Headers, name: bytes) -> str | None:
 
 
 async def _unpacked(call: Call, target: Target) -> bytes:
-    """The whole body, unpacked. Raises TooLarge or Unavailable as soon as that is known, ClientGone if the rest never comes."""
-    body = await target.tenant.uploads.wait(call.body(target.max_body))
-    if (encoding := call.headers.get(b"content-encoding")) is not None:
-        body = await compression.unpack(body, encoding.decode("latin-1").lower(), target.max_body)
-    return body
+    """The whole body, unpacked. Raises TooLarge, QueueFull, TooSlow or Unavailable as soon as that is known, ClientGone."""
+    with target.tenant.uploads.expect(told(call.headers.get(b"content-length")), call.received) as upload:
+        body = await call.body(target.max_body, upload.grow)
+        upload.whole()
+        if (encoding := call.headers.get(b"content-encoding")) is not None:
+            body = await compression.unpack(body, encoding.decode("latin-1").lower(), target.max_body, upload.swell)
+        return body
 
 
 async def _packed(outcome: Success, headers: Headers) -> Reply:

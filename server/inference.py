@@ -145,15 +145,19 @@ class Inference:
             may = f"{most} may (tenants.{tenant.name}.queue + in_flight)"
             raise tenant.lane.reject(f"Exceeds maximum queue size: {len(turns)} large requests wait for their turns, and {may}")
         row = cut(data := body[:size])
+        tenant.uploads.take(len(body))
         timeout = row.timeout if row else None
         timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout) if timeout else None
-        turns.add(self._parse(parse_slices(data, row), partial(self.begin, body, headers, heard), timer))
+        turns.add(self._parse(parse_slices(data, row), partial(self.begin, body, headers, heard), timer, len(body)))
         return True
 
-    def _parse(self, steps: Steps[Object], begin: Callable[[Object], None], timer: asyncio.TimerHandle | None) -> Steps[None]:
+    def _parse(
+        self, steps: Steps[Object], begin: Callable[[Object], None], timer: asyncio.TimerHandle | None, nbytes: int
+    ) -> Steps[None]:
         try:
             yield from self._go_on(steps, begin)
         finally:
+            self._target.tenant.uploads.give(nbytes)
             if timer:
                 timer.cancel()
 

@@ -5,14 +5,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
 
 from engines import TensorSpec
 
 from . import __version__
-from .caller import TheService, TheTenant
+from .body import told
+from .caller import TheService, TheTenant, uploads
 from .catalog import Served
 from .config import TenantConfig
-from .errors import NotFound, TooLarge, Unavailable
+from .errors import ClientGone, NotFound, TooLarge, Unavailable
 from .protocol.document import Object, flag, parse, short
 from .repository import Repository
 from .service import Tenant
@@ -108,12 +110,18 @@ async def document(request: Request) -> Object:
 
 
 async def body_of(request: Request) -> bytes:
-    """A request's body. Raises TooLarge over 1 MiB."""
+    """A request's body. Raises TooLarge over 1 MiB, QueueFull, TooSlow or Unavailable while it is on its way, ClientGone."""
+    length = told(request.headers.get("content-length"))
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY:
-            raise TooLarge(f"a body of more than {_MAX_BODY} bytes, which is the limit here")
+    with uploads(request).expect(min(length, _MAX_BODY)) as upload:
+        try:
+            async for chunk in request.stream():
+                upload.grow(len(chunk))
+                body += chunk
+                if max(length, len(body)) > _MAX_BODY:
+                    raise TooLarge(f"a body of more than {_MAX_BODY} bytes, which is the limit here")
+        except ClientDisconnect:
+            raise ClientGone("the client closed its connection before the body was whole") from None
     return bytes(body)
 
 

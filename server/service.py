@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from . import link as links
 from .body import Uploads
@@ -24,6 +24,8 @@ log = logging.getLogger("greenlane")
 
 HORIZON = 200_000
 """Nanoseconds of short works that may be handed to a worker ahead: a few times what the way there and back takes."""
+NOBODYS = 4 << 20
+"""Bytes of bodies that may be on their way at a time to what is no tenant's: administrators', of which each has up to 1 MiB."""
 SPARE = 256
 """Slots beyond those of a full queue: for what is in flight, being decoded, and being encoded."""
 
@@ -35,7 +37,7 @@ class Tenant:
     config: TenantConfig
     catalog: Catalog
     lane: Lane
-    uploads: Uploads = field(default_factory=Uploads)
+    uploads: Uploads
 
     @property
     def name(self) -> str:
@@ -55,6 +57,7 @@ class Service:
         self.limits = Limits(config.server.max_json_tensor, config.server.max_body, config.server.nonfinite_json)
         self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
         self.tenants = {tenant.name: tenant for tenant in tenants}
+        self.uploads = Uploads(NOBODYS)
         self.state: State = "starting"
         self._patience = config.server.watchdog / 4 or float("inf")
         self._heard = float("inf")
@@ -98,7 +101,9 @@ class Service:
 def open_tenant(config: TenantConfig, link: Link, control: Control) -> Tenant:
     """A tenant that is served nothing yet."""
     scheduler = Scheduler(config.queue, config.in_flight, HORIZON, dotted(("tenants", config.name, "queue")))
-    return Tenant(config, Catalog(), Lane(config.name, scheduler, link, control))
+    lane = Lane(config.name, scheduler, link, control)
+    memory = dotted(("tenants", config.name, "memory"))
+    return Tenant(config, Catalog(), lane, Uploads(config.memory, lambda text: lane.reject(f"{text} ({memory})")))
 
 
 def slots(config: TenantConfig) -> int:

@@ -55,7 +55,7 @@ async def forward(ask: TheAsk, request: Request) -> Response:
 async def answer(application: asgi.Application, asked: Forwarded) -> Reply:
     """What the application that holds the device says to a forwarded request."""
 
-    async def body(_: int) -> bytes:
+    async def body(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
         return asked.body
 
     call = Call(asked.method, asked.raw_path, asked.query, asked.headers, body, None, asked.client)

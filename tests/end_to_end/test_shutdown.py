@@ -178,7 +178,7 @@ def test_an_upload_that_is_unfinished_when_new_work_is_refused_is_refused_at_onc
     with Connection(drained) as connection:
         uploads = drained.service.tenants["acme"].uploads
         connection.send(begun)
-        until(lambda: repr(uploads) != "<Uploads 0 waited for by tasks, 0 by connections>")
+        until(lambda: repr(uploads).startswith("<Uploads 1 on their way"))
         drained.call(drained.runtime.drain(0))
         refused = connection.answer()
         assert (refused.status, refused.json) == (503, {"error": "the server is draining"})

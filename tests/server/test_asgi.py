@@ -13,7 +13,7 @@ Start = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"b"),
 
 
 def call(content: bytes = b"") -> Call:
-    async def body(limit: int) -> bytes:
+    async def body(limit: int, grow: object = None) -> bytes:
         assert limit == MOST_BODY
         return content
 

@@ -6,11 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.compression import choose, pack, unpack
-from server.errors import BadRequest, TooLarge, UnsupportedEncoding
+from server import compression
+from server.compression import choose, pack
+from server.errors import BadRequest, QueueFull, TooLarge, UnsupportedEncoding
 
 LARGE = b"0123456789abcdef" * 40_000
 """More than what is packed on the event loop."""
+
+
+async def unpack(body: bytes, encoding: str, limit: int) -> bytes:
+    """With memory for everything."""
+    return await compression.unpack(body, encoding, limit, lambda _: None)
+
+
+async def test_what_a_body_unpacks_to_is_asked_for_as_it_grows() -> None:
+    asked: list[int] = []
+
+    def swell(nbytes: int) -> None:
+        asked.append(nbytes)
+        if sum(asked) > 10 << 20:
+            raise QueueFull("no more")
+
+    bomb = await pack(b"\0" * (64 << 20), "gzip")
+    with pytest.raises(QueueFull, match="no more"):
+        await compression.unpack(bomb, "gzip", 64 << 20, swell)
+    assert sum(asked) <= 11 << 20
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])

@@ -7,7 +7,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from server.errors import Misdirected, Unauthorized
+from server.errors import Misdirected, Unauthorized, Unavailable
 from server.front import AT_ONCE, MOST_AHEAD, MOST_HEADERS, Front, PassOn
 from server.infer import Infer
 
@@ -183,9 +183,9 @@ async def test_a_server_that_stops_does_not_wait_for_the_rest_of_a_body() -> Non
 
 async def test_a_connection_whose_body_is_whole_or_absent_is_not_refused() -> None:
     bench = Bench()
-    bench.front.refuse("the server is draining")
+    bench.front.refuse(Unavailable("the server is draining"))
     bench.front.data_received(REQUEST)
-    bench.front.refuse("the server is draining")
+    bench.front.refuse(Unavailable("the server is draining"))
     bench.answers.let.set()
     await bench.settle()
     assert bench.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")

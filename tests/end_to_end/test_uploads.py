@@ -1,0 +1,200 @@
+"""Bodies on their way over real sockets: what they may take, how long, and what is left of those that are given up."""
+
+import gc
+import gzip
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from server import body
+from server.body import Uploads
+from server.config import TenantConfig
+from server.tenancy import digest
+
+from .harness import Served, configuration, serving
+from .virtual import VirtualDevice
+from .wire import SMALL, Connection, post, posted, until
+
+MIB = 1 << 20
+PATH = "/v2/models/identity/infer"
+INDEX = "/v2/repository/index"
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """Both ways of one process to read bodies."""
+    with serving(configuration(standard), front=request.param) as served:
+        yield served
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector: what is freed in here is freed by nothing but its last reference."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextmanager
+def traced() -> Iterator[None]:
+    """Count what Python's objects take."""
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+def in_chunks(nbytes: int) -> bytes:
+    """The head of a request in chunks, and the first of them."""
+    return b"POST %b HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (
+        PATH.encode(),
+        nbytes,
+        bytes(nbytes),
+    )
+
+
+GIVEN_UP = {
+    "an inference": post(PATH, bytes(4 * MIB), length=5 * MIB),
+    "a packed one": post(PATH, bytes(4 * MIB), "Content-Encoding: gzip", length=5 * MIB),
+    "one in chunks": in_chunks(4 * MIB),
+    "anything else": post(INDEX, bytes(MIB - 1), length=MIB),
+}
+
+
+@pytest.mark.parametrize("data", GIVEN_UP.values(), ids=GIVEN_UP.keys())
+def test_of_a_body_that_is_given_up_nothing_is_left(served: Served, data: bytes) -> None:
+    with traced(), uncollected():
+        before = tracemalloc.get_traced_memory()[0]
+
+        def taken() -> int:
+            return tracemalloc.get_traced_memory()[0] - before
+
+        for _ in range(3):
+            with ExitStack() as stack:
+                for _ in range(3):
+                    stack.enter_context(Connection(served)).send(data)
+                until(lambda: taken() > 2 * len(data))
+            until(lambda: taken() < len(data) // 2)
+
+
+REFUSED = {
+    "a tenant that does not exist": (post(INDEX, b"{", "X-Tenant: nobody", length=1000), 401),
+    "a load by nobody": (post("/v2/repository/models/identity/load", b"{", "X-Tenant: nobody", length=1000), 401),
+    "an inference by nobody": (post(PATH, b"{", "X-Tenant: nobody", length=1000), 401),
+    "a packed one": (post(PATH, b"x", "X-Tenant: nobody", "Content-Encoding: gzip", length=1000), 401),
+    "one in chunks": (in_chunks(10).replace(b"Host: test", b"Host: test\r\nX-Tenant: nobody"), 401),
+    "a key that nobody has": (post(INDEX, b"{", "Authorization: Bearer wrong", length=1000), 401),
+    "administration through a proxy": (post("/admin/drain", b"{", "Forwarded: for=1.2.3.4", length=1000), 401),
+    "a plan through a proxy": (b"PUT" + post("/admin/partitions", b"{", "Forwarded: for=1.2.3.4", length=1000)[4:], 401),
+    "an unknown path": (post("/v2/nothing", b"{", length=1000), 404),
+    "an unknown model": (post("/v2/models/nothing/infer", b"{", length=1000), 404),
+    "an unknown model, packed": (post("/v2/models/nothing/infer", b"x", "Content-Encoding: gzip", length=1000), 404),
+    "another method": (post("/v2/health/live", b"{", length=1000), 405),
+}
+
+
+@pytest.mark.parametrize(("data", "status"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_the_headers_decide_is_answered_before_the_body_came(served: Served, data: bytes, status: int) -> None:
+    with Connection(served) as connection:
+        connection.send(data)
+        answer = connection.answer()
+        assert answer.status == status
+        assert answer.json["error"]
+
+
+MEMORY = 16 * MIB
+KEY = "Authorization: Bearer globex-key"
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+def small(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """Two tenants that may have 16 MiB of bodies on their way each."""
+    acme = TenantConfig(name="acme", granules=1, models=("*",), memory=MEMORY)
+    globex = TenantConfig(name="globex", granules=1, models=("*",), memory=MEMORY, keys_sha256=(digest("globex-key"),))
+    with serving(configuration(standard, acme, globex), VirtualDevice(2), front=request.param) as served:
+        yield served
+
+
+def uploads(served: Served, tenant: str = "acme") -> Uploads:
+    return served.service.tenants[tenant].uploads
+
+
+def idle(counted: Uploads) -> bool:
+    return repr(counted).startswith("<Uploads 0 on their way, 0 of")
+
+
+PLAIN, PACKED = (post(PATH, b"{", *fields, length=6 * MIB) for fields in ([], ["Content-Encoding: gzip"]))
+
+
+@pytest.mark.parametrize("data", [PLAIN, PACKED, in_chunks(6 * MIB)], ids=["plain", "packed", "in chunks"])
+def test_bodies_on_their_way_take_as_much_as_the_tenants_memory_and_what_is_more_is_429(small: Served, data: bytes) -> None:
+    with ExitStack() as stack:
+        for count in (1, 2):
+            stack.enter_context(Connection(small)).send(data)
+            until(lambda count=count: f", {6 * count * MIB} of {MEMORY} bytes" in repr(uploads(small)))  # type: ignore[misc]
+        third = stack.enter_context(Connection(small))
+        third.send(data)
+        refused = third.answer()
+        assert refused.status == 429
+        assert f"together they may have {MEMORY} (tenants.acme.memory)" in refused.json["error"]
+        with Connection(small) as other:
+            other.send(posted("identity", SMALL))
+            assert other.answer().status == 200, "what comes in one piece waits for nothing"
+            other.send(posted("identity", SMALL, KEY))
+            assert other.answer().status == 200
+            other.send(PLAIN.replace(b"Host: test", f"Host: test\r\n{KEY}".encode()))
+            until(lambda: ", 6291456 of" in repr(uploads(small, "globex")))
+    until(lambda: idle(uploads(small)) and idle(uploads(small, "globex")))
+
+
+def test_what_packed_bodies_unpack_to_counts_too(small: Served) -> None:
+    bomb = gzip.compress(bytes(14 * MIB))
+    with Connection(small) as first, Connection(small) as second:
+        first.send(PLAIN)
+        until(lambda: f", {6 * MIB} of" in repr(uploads(small)))
+        second.send(post(PATH, bomb, "Content-Encoding: gzip"))
+        refused = second.answer()
+        assert refused.status == 429
+        assert f"while {6 * MIB} bytes of others are on their way" in refused.json["error"]
+    until(lambda: idle(uploads(small)))
+    with Connection(small) as alone:
+        alone.send(post(PATH, bomb, "Content-Encoding: gzip"))
+        assert alone.answer().status == 413, "it is larger than JSON may be, but it was unpacked"
+    assert idle(uploads(small))
+
+
+def test_bodies_of_administrators_have_a_few_mebibytes_of_their_own(small: Served) -> None:
+    plan = b"PUT" + post("/admin/partitions", b"{", length=MIB)[4:]
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(Connection(small)).send(plan)
+        until(lambda: repr(small.service.uploads) == f"<Uploads 4 on their way, {4 * MIB} of {4 * MIB} bytes>")
+        with Connection(small) as fifth:
+            fifth.send(plan)
+            assert fifth.answer().status == 503
+            fifth.send(b" " * (MIB - 1))
+            fifth.send(b"GET /admin/partitions HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert fifth.answer().status == 200
+    until(lambda: idle(small.service.uploads))
+
+
+@pytest.mark.parametrize(
+    "data", [PLAIN, PACKED, in_chunks(10), post(INDEX, b"{", length=100)], ids=["plain", "packed", "in chunks", "not inference"]
+)
+def test_a_body_that_does_not_come_is_given_up(small: Served, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "GRACE", 0.05)
+    monkeypatch.setattr(body, "LOOK", 0.05)
+    with Connection(small) as connection:
+        connection.send(data)
+        answer = connection.answer()
+        assert answer.status == 408
+        assert "expected 16384 a second" in answer.json["error"]
+        assert answer.headers.get_all("connection") == ["close"]
+    assert idle(uploads(small))
