@@ -1,12 +1,16 @@
 """A request and its answer, whatever brought the one and takes the other."""
 
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
 
 from .departures import Receive
 
 Headers = dict[bytes, bytes]
+
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+"""What answers begin with."""
 
 
 class Read(Protocol):

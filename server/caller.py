@@ -5,6 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from . import strict
 from .body import Uploads
 from .config import TenantConfig
 from .errors import Unauthorized
@@ -26,12 +27,12 @@ def service(request: Request) -> Service:
 
 
 def tenant(request: Request) -> Tenant:
-    """The tenant of this request, who is served here. Raises Unauthorized, Misdirected."""
+    """The tenant of this request, who is served here. Raises Unauthorized, Ambiguous, Misdirected."""
     return service(request).tenant(*_named(request))
 
 
 def asker(request: Request) -> TenantConfig:
-    """Whose request this is, wherever they are served. Raises Unauthorized."""
+    """Whose request this is, wherever they are served. Raises Unauthorized, Ambiguous."""
     return service(request).tenancy.identify(*_named(request))
 
 
@@ -47,14 +48,21 @@ def uploads(request: Request) -> Uploads:
 
 
 def _named(request: Request) -> tuple[str | None, str | None]:
+    _unambiguous(request)
     return request.headers.get("authorization"), request.headers.get("x-tenant")
+
+
+def _unambiguous(request: Request) -> None:
+    """Raises Ambiguous for two keys or two names of tenants."""
+    strict.headers(request.headers.raw)
 
 
 def admin(request: Request) -> None:
     """Let administrators pass: those with the admin key, or, where none is configured, those on this machine.
 
-    Raises Unauthorized.
+    Raises Unauthorized, Ambiguous.
     """
+    _unambiguous(request)
     expected = service(request).config.server.admin_key_sha256
     if expected is None:
         if not _is_local(request):

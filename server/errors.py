@@ -15,6 +15,10 @@ class BadRequest(RequestError):
     """The request is wrong; the text names the field, what came and what was expected."""
 
 
+class Ambiguous(BadRequest):
+    """The headers say two things at once, so that nothing that follows on the connection is trusted either."""
+
+
 class Unauthorized(RequestError):
     """No key, a wrong key, or no such tenant."""
 
@@ -39,12 +43,12 @@ class Misdirected(RequestError):
     """The request is another tenant's than the connection it came on."""
 
 
+class TooSlow(RequestError):
+    """Headers or a body took too long to come."""
+
+
 class TooLarge(RequestError):
     """A body, or what it unpacks to, is over a limit."""
-
-
-class TooSlow(RequestError):
-    """A body took too long to come."""
 
 
 class UnsupportedEncoding(RequestError):
@@ -133,6 +137,8 @@ def answer(error: Exception, request_id: str) -> Answer:
     """What to tell the client about this exception. Strangers keep their text to themselves: it goes to the log."""
     status = status_of(error)
     headers = dict(_HEADERS.get(status, {}))
+    if isinstance(error, Ambiguous):
+        headers["connection"] = "close"
     if isinstance(error, WrongMethod):
         headers["allow"] = error.allowed
     text = str(error) if isinstance(error, RequestError | EngineError | PartitionError) else "internal error"

@@ -9,7 +9,6 @@ of that request; the answers there are the same.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from uvicorn.config import Config
@@ -17,11 +16,12 @@ from uvicorn.server import ServerState
 
 from . import asgi
 from .body import SPARED, Linger, Uploads, hang_up
-from .call import Call, Reply
-from .errors import ClientGone, RequestError, Unavailable
-from .head import METHODS, Head
+from .call import STATUS_LINES, Call, Reply
+from .errors import ClientGone, RequestError, TooSlow, Unavailable
+from .head import Head, may_be_plain
 from .infer import Infer
 from .inference import CLOSE, Inference, Outcome, Target, refusal, success
+from .strict import HEADERS_WITHIN, TOO_SLOW
 from .uvicorn_protocol import JsonHttpToolsProtocol
 
 MOST_HEADERS = 64 * 1024
@@ -32,9 +32,6 @@ AT_ONCE = 16
 """Requests of one connection that are answered in one turn of the event loop, if none has to wait."""
 
 PassOn = Callable[[Head, asyncio.BaseTransport, bytes | bytearray], bool]
-
-_BEGINNINGS = [f"{method} /".encode() for method in METHODS]
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 class Front(asyncio.Protocol):
@@ -79,6 +76,8 @@ class Front(asyncio.Protocol):
         self._writable = True
         self._closing = False
         self._active = True
+        self._said_all = False
+        self._deadline: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<Front {'answering' if self._head else 'idle'}, {len(self._buffer)} bytes ahead>"
@@ -91,6 +90,7 @@ class Front(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
         self._closing = True
+        self._expect_no_headers()
         self._expect_no_more()
         if self._inference:
             self._inference.cancel(ClientGone("the client closed its connection"))
@@ -115,8 +115,9 @@ class Front(asyncio.Protocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """A client that says no more has gone, unless it has not been told all that it could be told at once."""
-        return self._resting
+        """A client that says no more has gone, unless it can be told more at once, or waits for an answer to no inference."""
+        self._said_all = self._resting or bool(self._task and self._taken and self._head and not self._head.is_infer)
+        return self._said_all
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -163,6 +164,8 @@ class Front(asyncio.Protocol):
             self._loop.call_soon(self._rested)
         if self._head is None and len(self._buffer) > MOST_AHEAD:
             self._transport.pause_reading()
+        if self._said_all and self._head is None and not self._resting and not self._closing:
+            hang_up(self._transport)
 
     def _has_next(self) -> bool:
         return bool(self._head is None and self._buffer) and self._may_answer()
@@ -194,11 +197,14 @@ class Front(asyncio.Protocol):
         """Begin to answer the next request; False if its headers are not there yet, or the connection is another's now."""
         end = self._buffer.find(b"\r\n\r\n") + 4
         if end < 4:
-            if len(self._buffer) > MOST_HEADERS or not _may_be_ours(self._buffer):
+            if len(self._buffer) > MOST_HEADERS or not may_be_plain(self._buffer):
                 self._hand_over()
+            elif self._deadline is None:
+                self._deadline = self._loop.call_later(HEADERS_WITHIN, self._give_up)
             return False
+        self._expect_no_headers()
         head = self._read(bytes(self._buffer[:end]))
-        if self._pass_on and head.is_complete and self._pass_on(head, self._transport, self._buffer):
+        if self._pass_on and head.is_complete and not head.is_ambiguous and self._pass_on(head, self._transport, self._buffer):
             self._leave()
             return False
         if not head.is_ours:
@@ -213,6 +219,20 @@ class Front(asyncio.Protocol):
         if self._inference and not self._taken and head.target:
             self._wait_for_body(head.target)
         return True
+
+    def _expect_no_headers(self) -> None:
+        """None are on their way."""
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        """The headers of a request did not come in time."""
+        self._deadline = None
+        if self._head is None and self._buffer and self._may_answer():
+            self._closing, self._discard = True, MOST_HEADERS
+            self._write(refusal(TooSlow(TOO_SLOW), None), None)
+            self._part()
 
     def _read(self, data: bytes) -> Head:
         """The request line and headers; those that a connection repeats, as most do, are not parsed again."""
@@ -300,19 +320,22 @@ class Front(asyncio.Protocol):
             self._skip_body(head)
         if reply.status >= 400 and CLOSE in reply.fields:
             self._closing = True
-        self._write(reply)
+        self._write(reply, head)
         if self._closing:
             self._part()
-        elif self._buffer:
+        elif self._buffer or self._said_all:
             self._transport.resume_reading()
             self._go_on()
 
-    def _write(self, reply: Reply) -> None:
-        parts = [_STATUS_LINES[reply.status], self._defaults()]
+    def _write(self, reply: Reply, head: Head | None) -> None:
+        parts = [STATUS_LINES[reply.status], self._defaults()]
         for name, value in reply.fields:
             parts += (name, b": ", value, b"\r\n")
-        if self._closing and CLOSE not in reply.fields:
-            parts.append(b"connection: close\r\n")
+        if self._closing:
+            if CLOSE not in reply.fields:
+                parts.append(b"connection: close\r\n")
+        elif head and head.is_old:
+            parts.append(b"connection: keep-alive\r\n")
         parts += (b"content-length: %d\r\n\r\n" % len(reply.body), reply.body)
         self._transport.write(b"".join(parts))
 
@@ -347,6 +370,7 @@ class Front(asyncio.Protocol):
     def _hand_over(self) -> None:
         """Leave this connection to uvicorn, from the first byte of the request that is not ours."""
         self._server_state.connections.discard(self)
+        self._expect_no_headers()
         rest, data, self._buffer = self._make_rest(), bytes(self._buffer), bytearray()
         self._closing = True
         rest.connection_made(self._transport)
@@ -366,11 +390,6 @@ class Front(asyncio.Protocol):
             return
         self._active = False
         self._loop.call_later(self._keep_alive, self._close_if_idle)
-
-
-def _may_be_ours(data: bytearray) -> bool:
-    """Whether these first bytes of a request could become a plain one's."""
-    return any(begin.startswith(data[: len(begin)]) for begin in _BEGINNINGS)
 
 
 def _resolve(future: "asyncio.Future[bytes]", body: bytes) -> None:

@@ -1,5 +1,6 @@
 """The request line and headers of one request, and whether it is one of those that `server.front` answers itself."""
 
+import re
 from typing import Any
 
 import httptools
@@ -7,16 +8,20 @@ import httptools
 from .asgi import MOST_BODY
 from .infer import is_infer
 from .inference import Target
+from .strict import ONCE, fault
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
+_BEGINNINGS = [f"{method} /".encode() for method in METHODS]
+_LINE_FEED_ALONE = re.compile(rb"(?<!\r)\n")
 
 
 class Head:
     """The request line and headers of one request, as httptools calls them out.
 
-    `is_complete` is whether it is HTTP at all; `is_ours` whether this is a plain request, and, unless it is an inference, a
-    small one; `is_plain_infer` whether it is an inference whose body is not, nor its answer may be, compressed; `length` is
-    the bytes of the body. `target` is what `Infer.find` makes of it, once it did.
+    `is_complete` is whether it is HTTP at all; `is_ambiguous` whether it names two tenants or keys; `is_old` whether it is
+    of HTTP/1.0, whose clients have to be told that a connection is kept; `is_ours` whether this is a plain request, and,
+    unless it is an inference, a small one; `is_plain_infer` whether it is an inference whose body is not, nor its answer may
+    be, compressed; `length` is the bytes of the body. `target` is what `Infer.find` makes of it, once it did.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -25,7 +30,7 @@ class Head:
         self.headers: dict[bytes, bytes] = {}
         self.target: Target | None = None
         self._plain = True
-        self._keeps = self.is_complete = False
+        self._keeps = self.is_complete = self.is_ambiguous = False
         self._parser: Any = httptools.HttpRequestParser(self)
         parser = self._parser
         try:
@@ -37,6 +42,9 @@ class Head:
         self._parser = None  # It has this object, and the two would be left to the garbage collector.
         self.path, _, self.query = self.path.partition(b"?")
         self.method = parser.get_method().decode("latin-1")
+        self.is_old = parser.get_http_version() == "1.0"
+        fields = self.headers.items()
+        self._plain = self._plain and fault(parser.get_http_version(), self.path + self.query, fields) is None
         self.length = int(self.headers.get(b"content-length", 0)) if self._plain else 0
         self.is_infer = self.method == "POST" and is_infer(self.path.decode("latin-1"))
         negotiates = b"content-encoding" in self.headers or b"accept-encoding" in self.headers
@@ -52,9 +60,11 @@ class Head:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name in self.headers or name in (b"expect", b"transfer-encoding"):
+        if name in self.headers:
+            self._plain, self.is_ambiguous = False, self.is_ambiguous or name in ONCE
+        if name in (b"expect", b"transfer-encoding"):
             self._plain = False
-        self.headers[name] = value
+        self.headers[name] = value.strip(b" \t")
 
     def on_headers_complete(self) -> None:
         self.is_complete = True
@@ -64,9 +74,18 @@ class Head:
         return (
             self._plain
             and self.is_complete
-            and parser.get_http_version() == "1.1"
             and self._keeps
             and (b"content-length" in self.headers or self.method == "GET")
             and self.path.startswith(b"/")
             and (self.is_infer or (self.method in METHODS and self.length <= MOST_BODY))
         )
+
+
+def may_be_plain(data: bytearray) -> bool:
+    """Whether these first bytes of a request, whose headers have not ended yet, could become a plain one's."""
+    return any(begin.startswith(data[: len(begin)]) for begin in _BEGINNINGS) and not is_damaged(data)
+
+
+def is_damaged(data: bytes | bytearray) -> bool:
+    """Whether a line of these headers ends in a line feed alone: it is no HTTP, and an end that is one may never come."""
+    return _LINE_FEED_ALONE.search(data) is not None

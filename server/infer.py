@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from . import compression
+from . import compression, strict
 from .body import Body, told
 from .call import Call, Headers, Reply
 from .departures import Departures, Receive
-from .errors import ClientGone, NotFound, WrongMethod
+from .errors import Ambiguous, ClientGone, NotFound, WrongMethod
 from .inference import CLOSE, Inference, Outcome, Success, Target, refusal, success
 from .service import Service
 
@@ -33,7 +33,11 @@ class Infer:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request as an ASGI application."""
-        headers: Headers = dict(scope["headers"])
+        try:
+            headers = strict.headers(scope["headers"])
+        except Ambiguous as error:
+            await _send(refusal(error, None), Body(dict(scope["headers"]), receive), send)
+            return
         body = Body(headers, receive)
         query, client = scope["query_string"], scope.get("client")
         call = Call(scope["method"], scope["raw_path"], query, headers, body.read, receive, client)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
 from starlette.requests import ClientDisconnect
 
 from engines import TensorSpec
@@ -29,21 +30,32 @@ EXTENSIONS = [
     "statistics",
 ]
 _MAX_BODY = 1 << 20
+_GLANCE = ["GET", "HEAD"]
+"""The methods of what load balancers and `curl -I` look at."""
 
 router = APIRouter()
 
 
-@router.get("/v2")
+@router.api_route("/", methods=_GLANCE, response_class=HTMLResponse)
+async def status_page(service: TheService) -> str:
+    """For people who open the address in a browser; it says nothing that health does not say to everybody."""
+    links = "".join(f'<li><a href="{path}">{path}</a></li>' for path in ("/v2", "/v2/health/live", "/v2/health/ready"))
+    title, state = f"Greenlane {__version__}", service.unready or "the server is ready"
+    return f"<!doctype html><html lang=en><title>{title}</title><h1>{title}</h1><p>{state}.</p><ul>{links}</ul></html>\n"
+
+
+@router.api_route("/v2", methods=_GLANCE)
+@router.api_route("/v2/", methods=_GLANCE)
 async def server_metadata() -> Object:
     return {"name": "greenlane", "version": __version__, "extensions": EXTENSIONS}
 
 
-@router.get("/v2/health/live")
+@router.api_route("/v2/health/live", methods=_GLANCE)
 async def live() -> Object:
     return {"live": True}
 
 
-@router.get("/v2/health/ready")
+@router.api_route("/v2/health/ready", methods=_GLANCE)
 async def ready(service: TheService) -> Object:
     if why := service.unready:
         raise Unavailable(why)
@@ -68,8 +80,8 @@ async def metadata(tenant: TheTenant, name: str, version: str | None = None) -> 
     }
 
 
-@router.get("/v2/models/{name}/ready")
-@router.get("/v2/models/{name}/versions/{version}/ready")
+@router.api_route("/v2/models/{name}/ready", methods=_GLANCE)
+@router.api_route("/v2/models/{name}/versions/{version}/ready", methods=_GLANCE)
 async def model_ready(tenant: TheTenant, name: str, version: str | None = None) -> Object:
     return {"name": _find(tenant, name, version).name, "ready": True}
 

@@ -22,9 +22,9 @@ class Tenancy:
         """The tenant of a request with these values of Authorization and X-Tenant.
 
         Raises Unauthorized for a key that nobody has, a tenant that does not exist, one that wants its key, and a key and
-        a name that disagree.
+        a name that disagree. Where no tenant has a key, Authorization is not for this server, but for a proxy in front of it.
         """
-        if authorization:
+        if authorization and self._by_key:
             return self._by_bearer(authorization, name)
         tenant = self.tenants.get(name or self._default or "")
         if tenant is None:

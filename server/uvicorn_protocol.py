@@ -5,13 +5,16 @@ httptools and uvicorn keep the request line, headers and trailers until they are
 that never ends them would fill the memory of all. What is bounded is the bytes that come without bringing a request forward.
 """
 
+import asyncio
 from typing import Any
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from .body import hang_up
+from .body import MOST_DROPPED, Linger, hang_up
+from .infer import is_infer
 from .parser import Parser
+from .strict import HEADERS_WITHIN, TOO_SLOW, Fault, fault
 
 MOST_HEADERS = 64 * 1024
 """Bytes of request line and headers, of trailers, or between two chunks, beyond which a request is refused."""
@@ -20,39 +23,69 @@ MOST_HEADERS = 64 * 1024
 class JsonHttpToolsProtocol(HttpToolsProtocol):
     """One connection. Belongs to the event loop."""
 
-    _pending = 0
-
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.parser: Any = Parser(self)
+        self._pending = 0
+        self._fault: Fault | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._between = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._expect_nothing()
         self.parser.close()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client that says no more has gone, unless it waits for an answer that is no inference's."""
+        waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        if waits and not is_infer(self.scope["path"]):
+            self.cycle.keep_alive = False
+            return True
+        return False
+
     def data_received(self, data: bytes) -> None:
+        if self._fault:
+            return
         self._pending += len(data)
         super().data_received(data)
-        if self._pending > MOST_HEADERS and not self.transport.is_closing():
-            self._refuse(
-                b"431 Request Header Fields Too Large", f"more than {MOST_HEADERS} bytes of headers, which is the limit"
-            )
+        if self.transport.is_closing() or self._fault:
+            return
+        if self._pending > MOST_HEADERS:
+            text = f"more than {MOST_HEADERS} bytes of headers, which is the limit"
+            self._refuse(Fault(b"431 Request Header Fields Too Large", text))
+        elif self._pending and self._between and not self._deadline:
+            self._expect_headers()
 
-    def on_message_begin(self) -> None:
-        self._pending = 0
-        super().on_message_begin()
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
-        self._pending = 0
+        self._pending, self._between = 0, False
+        self._expect_nothing()
+        if found := fault(self.parser.get_http_version(), self.url, self.headers):
+            self._fault = found
+            raise ValueError(found.text)  # Has the parser read no further, and `send_400_response` called.
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0" and self.parser.should_keep_alive():
+            _keep(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._pending = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._pending = 0
+        self._pending, self._between = 0, True
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._fault and self.cycle.response_complete and not self.transport.is_closing():
+            self._refuse(self._fault)
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -60,18 +93,57 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
             hang_up(self.transport)
 
     def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls when something is no HTTP."""
-        self._refuse(b"400 Bad Request", f"the request is not HTTP: {msg}")
+        """What uvicorn calls when something is no HTTP, or none that is served here."""
+        dropped = MOST_DROPPED if self._fault else MOST_HEADERS
+        self._fault = self._fault or Fault(b"400 Bad Request", f"the request is not HTTP: {msg}")
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            self._refuse(self._fault, dropped)  # Else those before it are to be answered first.
 
-    def _refuse(self, status: bytes, text: str) -> None:
-        """Say in `{"error": ...}` what is wrong with what came, and hang up."""
-        body = orjson.dumps({"error": text})
-        parts = [b"HTTP/1.1 ", status, b"\r\n"]
+    def _refuse(self, found: Fault, left: int = MOST_HEADERS) -> None:
+        """Say in `{"error": ...}` what is wrong with what came, and hang up, at the latest after so many bytes more."""
+        self._fault = found
+        body = orjson.dumps({"error": found.text})
+        parts = [b"HTTP/1.1 ", found.status, b"\r\n"]
         for name, value in self.server_state.default_headers:
             parts += [name, b": ", value, b"\r\n"]
         parts.append(b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body))
         self.transport.write(b"".join([*parts, body]))
-        self.transport.close()
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():  # What nobody reads would take the answer along.
+            self.connection_lost(ConnectionAbortedError())
+            Linger(self.transport, left, self.connections).begin()
+        else:
+            self.transport.close()
+
+    def _expect_headers(self) -> None:
+        """Give those of the next request, or of the first, so much time."""
+        self._deadline = self.loop.call_later(HEADERS_WITHIN, self._give_up)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._expect_headers()  # Nothing more may be read before those before it are answered.
+        elif self._pending:
+            self._refuse(Fault(b"408 Request Timeout", TOO_SLOW))
+        else:
+            self.transport.close()
+
+
+def _keep(cycle: RequestResponseCycle) -> None:
+    """Keep the connection of a client of HTTP/1.0 that asked for it, and tell it so; uvicorn keeps none of those."""
+    send, cycle.keep_alive = cycle.send, True
+
+    async def tell(message: Any) -> None:
+        if message["type"] == "http.response.start" and all(name != b"connection" for name, _ in message.get("headers", ())):
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"keep-alive")]}
+        await send(message)
+
+    cycle.send = tell  # type: ignore[method-assign]
 
 
 def install() -> None:

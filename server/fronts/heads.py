@@ -1,6 +1,8 @@
 """Whose connection is this? From the first headers on it, without reading the body, to the process that is to have it."""
 
-from ..errors import Unauthorized
+from ..errors import Ambiguous, Unauthorized
+from ..head import is_damaged
+from ..strict import headers
 from ..tenancy import Tenancy
 
 HOUSE = "(house)"
@@ -22,9 +24,12 @@ def destination(data: bytes, tenancy: Tenancy) -> str | None:
         return STRANGERS  # Not HTTP, and may wait for an answer before it says more: TLS, for one.
     end = data.find(b"\r\n\r\n")
     if end < 0:
-        return STRANGERS if whole else None
+        return STRANGERS if whole or is_damaged(data) else None
     first, *lines = data[:end].split(b"\r\n")
-    fields = dict(map(_field, lines))
+    try:
+        fields = headers(map(_field, lines))
+    except Ambiguous:
+        return STRANGERS
     return belongs(_path(first), fields.get(b"authorization"), fields.get(b"x-tenant"), tenancy)
 
 

@@ -16,23 +16,29 @@ NO_HTTP = "the request is not HTTP: Invalid HTTP request received."
 
 
 class Answer(NamedTuple):
-    """A status and, of an error, its whole text; of another answer, something that its body contains."""
+    """A status and, of an error, its whole text; of another answer, something that its body contains.
+
+    `field` is a header that it has, in lower case; `bare` is whether it has no body, though a length.
+    """
 
     status: int
     text: str = ""
+    field: str = ""
+    bare: bool = False
 
 
 class Row(NamedTuple):
     """What is sent: pieces, of which each has been read when the next is sent. What is answered, and whether that is all.
 
     `ends` is whether the server closes the connection after the last answer; if not, it answers one more request on it.
-    `keys` is whether the server's tenants have keys.
+    `keys` is whether the server's tenants have keys; `shuts` is whether the client says, once all is sent, that it is.
     """
 
     sent: tuple[bytes, ...]
     answers: tuple[Answer, ...]
     ends: bool = False
     keys: bool = False
+    shuts: bool = False
 
 
 OK = Answer(200, RIGHT)
@@ -94,4 +100,155 @@ UPGRADE = {
 }
 """A request that offers an upgrade is a request like any other, and its body is its body."""
 
-GOLDEN = {**UPGRADE}
+
+def twice(field: str, count: int = 2) -> Answer:
+    """What a request is told that has a field twice which it must have once."""
+    return Answer(400, f"{field}: stands {count} times; expected once", "connection: close")
+
+
+BASIC = "Authorization: Basic dXNlcjpwdw=="
+TENANT = {
+    "two tenants": Row((infer("X-Tenant: acme", "X-Tenant: globex"),), (twice("X-Tenant"),), ends=True),
+    "the same tenant twice": Row((infer("X-Tenant: acme", "x-tenant: acme"),), (twice("X-Tenant"),), ends=True),
+    "no tenant and a tenant": Row((infer("X-Tenant:", "X-Tenant: acme"),), (twice("X-Tenant"),), ends=True),
+    "two tenants for metadata": Row(
+        (get("/v2/models/identity", "X-Tenant: acme", "X-Tenant: globex"),), (twice("X-Tenant"),), ends=True
+    ),
+    "two tenants after one": Row((infer() + infer("X-Tenant: acme", "X-Tenant: globex"),), (OK, twice("X-Tenant")), ends=True),
+    "two tenants, and a body that is still to come": Row(
+        (split(infer("X-Tenant: acme", "X-Tenant: globex"))[0],), (twice("X-Tenant"),), ends=True
+    ),
+    "two keys": Row(
+        (infer("Authorization: Bearer secret", "Authorization: Bearer wrong"),), (twice("Authorization"),), ends=True, keys=True
+    ),
+    "two keys for administration": Row(
+        (get("/admin/tenants", "Authorization: Bearer a", "Authorization: Bearer b"),), (twice("Authorization"),), ends=True
+    ),
+    "two lengths of the JSON": Row(
+        (infer("Inference-Header-Content-Length: 4", f"Inference-Header-Content-Length: {len(BODY)}"),),
+        (twice("Inference-Header-Content-Length"),),
+        ends=True,
+    ),
+    "a field that may stand twice": Row((infer("X-Forwarded-For: a", "X-Forwarded-For: b"),), (OK,)),
+    "a tenant and blanks": Row((infer("X-Tenant: \t acme \t "),), (OK,)),
+    "a length of the JSON and a blank": Row((infer(f"Inference-Header-Content-Length: {len(BODY)} "),), (OK,)),
+    "a length of the JSON and a tab, in chunks": Row(
+        (
+            post(PATH, CHUNKED, f"Inference-Header-Content-Length: {len(BODY)}\t").replace(
+                b"Content-Length: %d\r" % len(CHUNKED), b"Transfer-Encoding: chunked\r"
+            ),
+        ),
+        (OK,),
+    ),
+    "a proxy's user where no tenant has keys": Row((infer(BASIC),), (OK,)),
+    "a mesh's token where no tenant has keys": Row((infer("Authorization: Bearer eyJhbGciOiJub25lIn0.e30."),), (OK,)),
+    "a proxy's user and a tenant": Row((infer(BASIC, "X-Tenant: acme"),), (OK,)),
+    "a proxy's user and no such tenant": Row(
+        (infer(BASIC, "X-Tenant: nobody"),), (Answer(401, "X-Tenant: there is no tenant 'nobody'"),)
+    ),
+    "a proxy's user where tenants have keys": Row(
+        (infer(BASIC),), (Answer(401, "Authorization: expected 'Bearer KEY'", "www-authenticate: bearer"),), keys=True
+    ),
+    "a key that nobody has": Row(
+        (infer("Authorization: Bearer wrong"),), (Answer(401, "Authorization: no tenant has this key"),), keys=True
+    ),
+    "a key and a blank": Row((infer("Authorization: Bearer secret "),), (OK,), keys=True),
+}
+"""Whose a request is."""
+
+
+def line(version: str, *headers: str, target: str = PATH) -> bytes:
+    """The bytes of an inference with another version, and with these headers alone."""
+    lines = [f"POST {target} HTTP/{version}", f"Content-Length: {len(BODY)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + BODY
+
+
+def coded(coding: str, version: str = "1.1") -> bytes:
+    """The bytes of an inference in chunks, with this for its Transfer-Encoding."""
+    return f"POST {PATH} HTTP/{version}\r\nHost: test\r\nTransfer-Encoding: {coding}\r\n\r\n".encode() + CHUNKED
+
+
+def no_coding(coding: str) -> Answer:
+    """What such a request is told."""
+    return Answer(501, f"Transfer-Encoding: '{coding}'; expected 'chunked' alone")
+
+
+DAMAGED = Answer(400, NO_HTTP, "connection: close")
+KEPT = Answer(200, RIGHT, "connection: keep-alive")
+FRAGMENT = "the path has a fragment, '#frag'; a '#' in a name is written %23"
+STRICT = {
+    "no host": Row((line("1.1"),), (Answer(400, "Host: missing; expected it once, as HTTP/1.1 has it"),), ends=True),
+    "two hosts": Row(
+        (line("1.1", "Host: a", "Host: b"),),
+        (Answer(400, "Host: stands 2 times; expected it once, as HTTP/1.1 has it"),),
+        ends=True,
+    ),
+    "no host, and a body that comes later": Row(
+        split(line("1.1")), (Answer(400, "Host: missing; expected it once, as HTTP/1.1 has it"),), ends=True
+    ),
+    "HTTP/2.0": Row((line("2.0", "Host: a"),), (Answer(505, "HTTP/2.0: expected HTTP/1.1 or HTTP/1.0"),), ends=True),
+    "HTTP/0.9": Row((line("0.9", "Host: a"),), (Answer(505, "HTTP/0.9: expected HTTP/1.1 or HTTP/1.0"),), ends=True),
+    "HTTP/3.1": Row((line("3.1", "Host: a"),), (DAMAGED,), ends=True),
+    "the preface of HTTP/2": Row((b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",), (DAMAGED,), ends=True),
+    "HTTP/1.0": Row((line("1.0"),), (OK,), ends=True),
+    "HTTP/1.0 that keeps": Row((line("1.0", "Connection: Keep-Alive") * 2,), (KEPT, KEPT)),
+    "HTTP/1.0 that keeps, compressed": Row((line("1.0", "Connection: keep-alive", "Accept-Encoding: identity"),), (KEPT,)),
+    "HTTP/1.0 that keeps, metadata": Row(
+        (b"GET /v2 HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",), (Answer(200, "greenlane", "connection: keep-alive"),)
+    ),
+    "HTTP/1.0 that keeps and expects": Row((line("1.0", "Connection: keep-alive", "Expect: x"),), (KEPT,)),
+    "chunks": Row((coded("chunked"),), (OK,)),
+    "chunks, written otherwise": Row((coded("Chunked "),), (OK,)),
+    "chunks of HTTP/1.0": Row(
+        (coded("chunked", "1.0"),),
+        (Answer(400, "Transfer-Encoding: given with HTTP/1.0, which has none; expected Content-Length"),),
+        ends=True,
+    ),
+    "gzip and chunks": Row((coded("gzip, chunked"),), (no_coding("gzip, chunked"),), ends=True),
+    "gzip": Row((coded("gzip"),), (no_coding("gzip"),), ends=True),
+    "identity": Row((coded("identity"),), (no_coding("identity"),), ends=True),
+    "chunks and a length": Row((infer("Transfer-Encoding: chunked"),), (DAMAGED,), ends=True),
+    "two lengths": Row((infer("Content-Length: 1"),), (DAMAGED,), ends=True),
+    "lines that end in LF alone": Row((get("/v2").replace(b"\r\n", b"\n"),), (DAMAGED,), ends=True),
+    "an empty line that ends in LF alone": Row((get("/v2")[:-2] + b"\n",), (DAMAGED,), ends=True),
+    "LF alone, after a request": Row((infer() + get("/v2").replace(b"\r\n", b"\n"),), (OK, DAMAGED), ends=True),
+    "LF alone behind the first line": Row((infer().replace(b"HTTP/1.1\r\n", b"HTTP/1.1\n"),), (DAMAGED,), ends=True),
+    "CR alone": Row((infer("X: a\rb"),), (DAMAGED,), ends=True),
+    "a folded header": Row((infer("X: a\r\n b"),), (DAMAGED,), ends=True),
+    "no version": Row((b"GET v2\r\n\r\n",), (DAMAGED,), ends=True),
+    "no method": Row((b"hello\r\n\r\n",), (DAMAGED,), ends=True),
+    "a blank before the colon": Row((infer("X-Tenant : acme"),), (DAMAGED,), ends=True),
+    "a fragment": Row((get("/v2/models/identity#frag"),), (Answer(400, FRAGMENT),), ends=True),
+    "a fragment of an inference": Row((line("1.1", "Host: a", target=f"{PATH}#frag"),), (Answer(400, FRAGMENT),), ends=True),
+    "a whole address": Row((get("http://test/v2/models/identity/ready"),), (Answer(200, "identity"),)),
+    "too many headers": Row(
+        (b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: ", *[b"a" * 8192] * 9),
+        (Answer(431, "more than 65536 bytes of headers, which is the limit", "connection: close"),),
+        ends=True,
+    ),
+}
+"""What two readers could take for two requests is refused by both forms, in the same words."""
+
+
+def head(path: str) -> bytes:
+    """The bytes of a HEAD."""
+    return get(path).replace(b"GET", b"HEAD")
+
+
+NOTHING = Answer(200, "", bare=True)
+GLANCE = {
+    "HEAD of liveness": Row((head("/v2/health/live"),), (NOTHING,)),
+    "HEAD of readiness": Row((head("/v2/health/ready"),), (NOTHING,)),
+    "HEAD of a model's readiness": Row((head("/v2/models/identity/ready"),), (NOTHING,)),
+    "HEAD of the server": Row((head("/v2"),), (NOTHING,)),
+    "the server, with a slash": Row((get("/v2/"),), (Answer(200, '"name":"greenlane"'),)),
+    "the status page": Row(
+        (get("/"),), (Answer(200, "<p>the server is ready.</p>", "content-type: text/html; charset=utf-8"),)
+    ),
+    "a client that says it has said all": Row((get("/v2"),), (Answer(200, "greenlane"),), ends=True, shuts=True),
+    "two requests, and that was all": Row((get("/v2") * 2,), (Answer(200, "greenlane"),) * 2, ends=True, shuts=True),
+    "one slash more": Row((get("/v2/models/identity/"),), (Answer(404, "there is nothing at /v2/models/identity/"),)),
+}
+"""What load balancers, browsers and people look at."""
+
+GOLDEN = UPGRADE | TENANT | STRICT | GLANCE

@@ -53,6 +53,8 @@ def test_both_forms_answer_a_request_the_same(start: Start, form: str, row: Row)
         for piece in rest:
             check(server, row)  # Whatever came before has been read by now.
             connection.send(piece)
+        if row.shuts:
+            connection.shut()
         for expected in row.answers:
             hear(connection, expected)
         if row.ends:
@@ -75,10 +77,12 @@ def asked(row: Row) -> bytes:
 
 def hear(connection: Connection, expected: Answer) -> None:
     """The next answer is the expected one."""
-    answer = connection.answer()
+    answer = connection.answer(bare=expected.bare)
+    if expected.field:
+        assert expected.field in f"{answer.headers}".lower().splitlines()
     if answer.status < 400:
         assert answer.status == expected.status
         assert expected.text in answer.body.decode()
     else:
-        assert Answer(answer.status, json.loads(answer.body)["error"]) == expected
+        assert (answer.status, json.loads(answer.body)["error"]) == (expected.status, expected.text)
         assert answer.headers["content-type"] == "application/json"

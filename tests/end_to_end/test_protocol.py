@@ -255,7 +255,6 @@ def test_a_models_name_may_be_percent_encoded(http: httpx.Client, path: str) -> 
 @pytest.mark.parametrize(
     "path",
     [
-        "/v2/",
         "/v3",
         "/v2/models",
         "/v2/models/",
@@ -304,13 +303,13 @@ def test_an_unknown_model_or_version_is_named(http: httpx.Client, suffix: str) -
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("POST", "/v2", {"GET"}),
-        ("DELETE", "/v2/health/live", {"GET"}),
+        ("POST", "/v2", {"GET", "HEAD"}),
+        ("DELETE", "/v2/health/live", {"GET", "HEAD"}),
         ("PUT", "/v2/models/add/config", {"GET"}),
         ("GET", "/v2/models/add/infer", {"POST"}),
         ("HEAD", "/v2/models/add/infer", {"POST"}),
         ("OPTIONS", "/v2/models/add/versions/1/infer", {"POST"}),
-        ("OPTIONS", "/v2", {"GET"}),
+        ("OPTIONS", "/v2", {"GET", "HEAD"}),
         ("GET", "/v2/repository/index", {"POST"}),
         ("GET", "/v2/repository/models/add/load", {"POST"}),
         ("DELETE", "/admin/partitions", {"GET", "PUT"}),

@@ -121,12 +121,16 @@ class Connection:
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
-    def answer(self) -> Answer:
-        """The next response, whole."""
+    def shut(self) -> None:
+        """Say that nothing more is sent."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def answer(self, bare: bool = False) -> Answer:
+        """The next response, whole; `bare` is whether it has no body, whatever its length says, as that to a HEAD."""
         status = self._file.readline().split()
         assert status, "the connection was closed instead of an answer"
         headers = parse_headers(self._file)
-        return Answer(int(status[1]), headers, self._file.read(int(headers.get("content-length", 0))))
+        return Answer(int(status[1]), headers, b"" if bare else self._file.read(int(headers.get("content-length", 0))))
 
     def ended(self) -> bool:
         """Whether the server closed the connection with nothing left to say."""

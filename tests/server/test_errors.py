@@ -3,6 +3,7 @@ import pytest
 from engines import EngineError, ExecutionFailed, ModelRefused, TensorMismatch
 from partitions import DoesNotFit, PartitionError
 from server.errors import (
+    Ambiguous,
     BadRequest,
     ClientGone,
     Conflict,
@@ -32,6 +33,7 @@ SAID: list[tuple[Exception, int, dict[str, str]]] = [
     (TooSlow("said"), 408, {"connection": "close"}),
     (Conflict("said"), 409, {}),
     (DoesNotFit("said"), 409, {}),
+    (Ambiguous("said"), 400, {"connection": "close"}),
     (TooLarge("said"), 413, {}),
     (UnsupportedEncoding("said"), 415, {"accept-encoding": "gzip, deflate"}),
     (QueueFull("said"), 429, {"retry-after": "1"}),

@@ -11,8 +11,8 @@ from server.errors import Misdirected, Unauthorized, Unavailable
 from server.front import AT_ONCE, MOST_AHEAD, MOST_HEADERS, Front, PassOn
 from server.infer import Infer
 
-REQUEST = b"POST /v2/repository/index HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
-INFER = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+REQUEST = b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+INFER = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
 
 
 class Transport(asyncio.Transport):
@@ -37,6 +37,9 @@ class Transport(asyncio.Transport):
 
     def write_eof(self) -> None:
         self.ended = True
+
+    def can_write_eof(self) -> bool:
+        return True
 
     def is_closing(self) -> bool:
         return self.closed
@@ -211,15 +214,15 @@ async def test_a_connection_that_says_nothing_for_long_is_closed_and_one_that_do
     [
         b"PATCH /v2",
         b"POST /v2/models/m/infer HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}",
-        b"POST /v2/models/m/infer HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
-        b"POST /v2/repository/index HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
-        b"GET /v2/health/ready HTTP/1.1\r\nConnection: close\r\n\r\n",
-        b"POST /v2/models/m/infer HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
-        b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
-        b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+        b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
         b"POST /v2/models/m/infer HTTP/1.1\r\nnonsense\r\n\r\n",
         b"POST /v2/models/m/infer HTTP/1.1\r\nA: " + b"a" * MOST_HEADERS,
-        b"POST /v2/repository/index HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n",
+        b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n",
     ],
 )
 async def test_every_other_request_goes_to_uvicorn_with_all_its_bytes(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,3 +388,56 @@ async def test_a_server_that_stops_between_two_turns_answers_nothing_more() -> N
     bench.front.shutdown()
     await bench.settle()
     assert (bench.transport.closed, bench.answers.found) == (True, AT_ONCE)
+
+
+async def test_headers_that_never_end_are_given_up_and_those_that_come_are_not() -> None:
+    slow, quick = Bench(), Bench()
+    for bench in (slow, quick):
+        bench.answers.let.set()
+        bench.front.data_received(REQUEST + REQUEST[:-30])
+        await bench.settle()
+        assert bench.front._deadline is not None
+    quick.front.data_received(REQUEST[-30:])
+    await quick.settle()
+    assert quick.front._deadline is None
+    assert quick.transport.written.count(b"HTTP/1.1 200 OK\r\n") == 2
+    slow.front._give_up()
+    head, body = slow.transport.written.split(b"\r\n\r\n")[-2:]
+    assert head.startswith(b"okHTTP/1.1 408 Request Timeout\r\n")
+    assert b"connection: close" in head
+    assert body == b'{"error":"the headers did not come within 30 s"}'
+    assert slow.transport.ended, "it lingers, for more may be on its way"
+
+
+@pytest.mark.parametrize("leave", ["lost", "handed over"])
+async def test_nothing_waits_for_headers_on_a_connection_that_is_gone(leave: str) -> None:
+    bench = Bench()
+    bench.front.data_received(REQUEST[:30])
+    if leave == "lost":
+        bench.front.connection_lost(None)
+    else:
+        bench.front.data_received(b"\n")
+        assert bench.transport.protocol is not None
+    assert bench.front._deadline is None
+
+
+async def test_a_client_that_has_said_all_is_answered_and_hung_up_on_but_not_for_an_inference() -> None:
+    asked, inferred = Bench(), Bench()
+    asked.front.data_received(REQUEST * 2)
+    await asked.settle()
+    assert asked.front.eof_received()
+    asked.answers.let.set()
+    await asked.settle()
+    assert asked.transport.written.count(b"HTTP/1.1 200 OK\r\n") == 2
+    assert asked.transport.closed
+    inferred.front.data_received(INFER[:-1])
+    assert not inferred.front.eof_received()
+
+
+async def test_a_client_of_http_1_0_that_keeps_is_told_that_it_may() -> None:
+    bench = Bench()
+    bench.answers.let.set()
+    bench.front.data_received(REQUEST.replace(b"HTTP/1.1\r\nHost: a", b"HTTP/1.0\r\nConnection: keep-alive") * 2)
+    await bench.settle()
+    assert bench.transport.written.count(b"connection: keep-alive\r\n") == 2
+    assert bench.transport.protocol is None, "uvicorn's protocol does not have it"
