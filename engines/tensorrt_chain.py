@@ -41,6 +41,8 @@ class ChainedPlan(LoadedPlan):
         super().__init__(name, first.device, first.api, library, wiring.signature, whole, settings, Situation(), key)
         self.plans = tuple(plans)
         self.wiring = wiring
+        self.names = [label or part.path.name for label, part in zip(wiring.labels, plans, strict=True)]
+        """What errors call each of them."""
 
     def usual(self, profile: int) -> list[tuple[Shape, ...]]:
         """As for any plan. Where a dimension has no name, a later step may allow less than is known here: `opt` alone."""
@@ -62,7 +64,8 @@ class ChainedPlan(LoadedPlan):
 
     def hindrance(self) -> str:
         """Which engine cannot be captured, and why; empty where it may be tried."""
-        found = ((part.path.name, obstacle(part.settings, part.situation)) for part in self.plans)
+        named = zip(self.names, self.plans, strict=True)
+        found = ((name, obstacle(part.settings, part.situation)) for name, part in named)
         return next((f"{name}: {why}" for name, why in found if why), "")
 
 
@@ -123,9 +126,9 @@ class ChainedContext(Context):
                 context.set_addresses(own)
 
     def execute(self, stream: Stream, captured: bool = False, then: Stream | None = None) -> str:
-        for context, part in zip(self._set, self._chain.plans, strict=True):
+        for context, name in zip(self._set, self._chain.names, strict=True):
             if refused := context.execute(stream, captured, then):
-                return f"{part.path.name}: {refused}"
+                return f"{name}: {refused}"
         if not captured and self.shapes:
             self.compiled.add(self.shapes)
         return ""
@@ -225,11 +228,11 @@ def open_chain(loaded: LoadedPlan, way: Way, profiles: Sequence[int], stream: St
         loaded.warn_once(way.notice)
     with ExitStack() as made:
         instances = []
-        for part in loaded.plans:
+        for part, called in zip(loaded.plans, loaded.names, strict=True):
             instances.append(open_instance(part, NOTHING_OF_ITS_OWN, part.usable, stream))
             made.callback(instances[-1].close)
             if surprising := instances[-1].unsized:
-                raise ModelRefused(f"{loaded.path}: the size of output {surprising[0]!r} of {part.path.name} depends on data")
+                raise ModelRefused(f"{loaded.path}: the size of output {surprising[0]!r} of {called} depends on data")
         return ChainedInstance(loaded, way, instances, _connect(loaded, instances), stream, made)
 
 

@@ -36,6 +36,8 @@ class Wiring:
     signature: Signature
     takes: tuple[tuple[str, ...], ...]
     gives: tuple[tuple[str | None, ...], ...]
+    labels: tuple[str, ...]
+    """What errors call the steps, empty where nothing was said."""
 
 
 def wire(steps: Sequence[Step], outputs: Sequence[str]) -> Wiring:
@@ -54,7 +56,9 @@ def wire(steps: Sequence[Step], outputs: Sequence[str]) -> Wiring:
         raise ModelRefused("a chain without outputs; expected one or more")
     takes = tuple(tuple(step.inputs[spec.name] for spec in step.engine.signature.inputs) for step in steps)
     gives = tuple(tuple(step.outputs.get(spec.name) for spec in step.engine.signature.outputs) for step in steps)
-    return Wiring(tuple(step.engine for step in steps), tensors.signature(outputs), takes, gives)
+    return Wiring(
+        tuple(step.engine for step in steps), tensors.signature(outputs), takes, gives, tuple(step.label for step in steps)
+    )
 
 
 class _Tensors:

@@ -206,8 +206,10 @@ class _Check:
         try:
             with closing(device.carve(granules)) as partition:
                 self._cores[tenant] = partition.host_cores
-                for name in names:
-                    loaded = fit(library.attempt(name, partition), self._config.tenants[tenant])
+                models: dict[str, Loaded] = {}
+                for name in library.in_order(names):
+                    found = library.attempt(name, partition, among=models)
+                    loaded = models[name] = fit(found, self._config.tenants[tenant])
                     self._tell(loaded)
                     for executor in loaded.executors.values():
                         executor.close()

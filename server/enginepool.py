@@ -7,7 +7,7 @@ stays: loading the same file again finds it with everything compiled. It is free
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from threading import Lock
 
 from engines import Engine, EngineError
@@ -32,16 +32,18 @@ class EnginePool:
         self._engines: dict[Hashable, Engine] = {}
         self._used: dict[Hashable, float] = {}
         self._held: Counter[int] = Counter()
+        self._parts: dict[int, tuple[Engine, ...]] = {}
         self._lock = Lock()
         self._freeing = Lock()
 
     def __len__(self) -> int:
         return len(self._engines)
 
-    def hold(self, key: Hashable, read: Callable[[], Engine]) -> Engine:
+    def hold(self, key: Hashable, read: Callable[[], Engine], parts: Sequence[Engine] = ()) -> Engine:
         """The engine of this key, from `read` if there is none. It is not freed before `let_go` of it, until when it is bound.
 
-        Two threads that ask at once may both read; the first to end counts. Blocks as `read` does, and raises what that does.
+        `parts` are engines of the pool that it is made of, and that are in use now: they are not freed before it either. Two
+        threads that ask at once may both read; the first to end counts. Blocks as `read` does, and raises what that does.
         """
         with self._lock:
             if engine := self._engines.get(key):
@@ -49,6 +51,9 @@ class EnginePool:
                 return engine
         fresh = read()
         with self._lock:
+            if key not in self._engines and parts:
+                self._parts[id(fresh)] = tuple(parts)
+                self._held.update(map(id, parts))
             engine = self._engines.setdefault(key, fresh)
             self._used.setdefault(key, self._clock())
             self._held[id(engine)] += 1
@@ -57,9 +62,7 @@ class EnginePool:
     def let_go(self, engine: Engine) -> None:
         """It has been bound, or will not be."""
         with self._lock:
-            self._held[id(engine)] -= 1
-            for key in [key for key, each in self._engines.items() if each is engine]:
-                self._used[key] = self._clock()
+            self._let_go(engine)
 
     def release(self, in_use: Iterable[Engine], quiet: bool) -> bool:
         """Free one engine that is in nobody's use, if there is one to be freed now; whether it did.
@@ -71,6 +74,9 @@ class EnginePool:
             return False
         begun = self._clock()
         self._free(engine)
+        with self._lock:
+            for part in self._parts.pop(id(engine), ()):
+                self._let_go(part)
         if not quiet:
             held = (self._clock() - begun) * 1000
             log.warning("%d unloaded engines were kept, so one was freed while requests wait, which took %.0f ms", unused, held)
@@ -80,10 +86,15 @@ class EnginePool:
         """Free all of them, whatever fails, and wait for one that is being freed; no executor may be left. Blocks."""
         with self._lock:
             engines, self._engines = self._engines, {}
-        for engine in engines.values():
+        for engine in reversed(engines.values()):  # What is made of others came after them.
             self._free(engine)
         with self._freeing:  # That of `release`, on another thread, too.
             pass
+
+    def _let_go(self, engine: Engine) -> None:
+        self._held[id(engine)] -= 1
+        for key in [key for key, each in self._engines.items() if each is engine]:
+            self._used[key] = self._clock()
 
     def _free(self, engine: Engine) -> None:
         """What goes wrong is a warning: where one cannot be freed, as on a device that is lost, the others are all the same."""

@@ -13,9 +13,21 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import NamedTuple
 
-from engines import Builds, Engine, EngineError, Executor, ModelRefused, RuntimeSettings, Signature, load_engine, unsupported
+from engines import (
+    Builds,
+    Engine,
+    EngineError,
+    Executor,
+    ModelRefused,
+    RuntimeSettings,
+    Signature,
+    chain,
+    load_engine,
+    unsupported,
+)
 from engines.settings import Sample
 from partitions import Device, Partition
 
@@ -24,11 +36,12 @@ from .catalog import Entry, Served
 from .config import Config, ServerConfig
 from .description import describe
 from .enginepool import EnginePool
+from .ensemble import NOT_ITS_OWN, PLATFORM, SETTINGS, EnsembleStep, Part, chained, identity, notes, shown
 from .instances import bind_in_turn
 from .modelconfig import apply, batching
 from .modelsettings import Settled, Unsupported, settle, usual
 from .protocol.classes import Labels
-from .repository import ModelFile, Repository
+from .repository import Listing, ModelFile, Repository
 from .ticket import ModelKey
 
 log = logging.getLogger("greenlane.models")
@@ -51,6 +64,11 @@ class Loaded:
     problems: list[Entry]
     executors: dict[ModelKey, Executor]
     warnings: list[str] = field(default_factory=list)
+    engines: dict[ModelKey, Engine] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
+    """The models that it runs, where it is an ensemble: without one of them it is not served."""
+    override: str | None = None
+    """The configuration that it was loaded with, where that is not the file's."""
 
     def told(self, kept: bool = False) -> tuple[str, ...]:
         """What people should hear about it, a line each; `kept` is whether what was served before goes on being served."""
@@ -63,11 +81,19 @@ class Loaded:
         others = len(reasons) - _MOST_REASONS
         return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {others} more" if others > 0 else "")
 
+    def stopped(self, reason: str) -> "Loaded":
+        """The same ensemble, served no more for this reason, until its steps are loaded again."""
+        problems = [Entry(self.name, "", "UNAVAILABLE", reason)]
+        return Loaded(self.name, [], problems, {}, steps=self.steps, override=self.override)
+
     def give_up(self) -> "Loaded":
         """The same with nothing to serve: its executors are closed. Blocks."""
         for executor in self.executors.values():
             executor.close()
         return replace(self, served=[], executors={})
+
+
+NOTHING: Mapping[str, Loaded] = MappingProxyType({})
 
 
 class Version(NamedTuple):
@@ -123,6 +149,14 @@ class Library:
             log.error("the model repository cannot be read, so it counts as empty: %s", error)
             return []
 
+    def steps(self, name: str, override: str | None = None) -> tuple[str, ...]:
+        """The models that an ensemble runs, each once; none of a model that is no ensemble, or cannot be read."""
+        return _steps(self._repository.read(name, override))
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """The same names, those of ensembles after all others, as their steps have to be loaded before them."""
+        return sorted(names, key=lambda name: bool(self.steps(name)))
+
     def load(self, name: str, partition: Partition, override: str | None = None) -> Loaded:
         """Load every version of a model that its policy selects and bind it to the partition; what fails is a problem.
 
@@ -130,20 +164,27 @@ class Library:
         """
         return self.bind(self.prepare(name, override), partition)
 
-    def attempt(self, name: str, partition: Partition, override: str | None = None) -> Loaded:
-        """As `load`, but what goes wrong is left to the caller to tell."""
-        return self._bind(self.prepare(name, override), partition)
+    def attempt(
+        self, name: str, partition: Partition, override: str | None = None, among: Mapping[str, Loaded] = NOTHING
+    ) -> Loaded:
+        """As `load`, but what goes wrong is left to the caller to tell. `among` is as in `prepare`."""
+        return self._bind(self.prepare(name, override, among), partition)
 
-    def prepare(self, name: str, override: str | None = None) -> Prepared:
-        """The part of `load` that needs no partition, and takes as long as builds do."""
+    def prepare(self, name: str, override: str | None = None, among: Mapping[str, Loaded] = NOTHING) -> Prepared:
+        """The part of `load` that needs no partition, and takes as long as builds do.
+
+        `among` are the tenant's other models, of which ensembles are made; their engines may not be released meanwhile.
+        """
         listing = self._repository.read(name, override)
         problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
-        prepared = Prepared(Loaded(name, [], problems, {}, list(listing.warnings)))
+        steps = _steps(listing)
+        prepared = Prepared(Loaded(name, [], problems, {}, list(listing.warnings), steps=steps, override=override))
         for file in listing.files:
             settled = self._settle(file, prepared.loaded)
             if not settled.problems:
                 with _noting(file, prepared.loaded):
-                    prepared.versions.append(Version(file, settled, self._engine(file, settled.settings)))
+                    engine = self._chain(file, settled, among, prepared.loaded) if steps else self._engine(file, settled)
+                    prepared.versions.append(Version(file, settled, engine))
         return prepared
 
     def bind(self, prepared: Prepared, partition: Partition, whole: bool = False, kept: bool = False) -> Loaded:
@@ -177,7 +218,8 @@ class Library:
     def _settle(self, file: ModelFile, loaded: Loaded) -> Settled:
         """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
         try:
-            settled = settle(file.config.settings, self._base, self._unsupported)
+            lacking = _of_steps(self._unsupported) if file.config.steps else self._unsupported
+            settled = settle(file.config.settings, self._base, lacking)
         except EngineError as error:
             settled = Settled(self._base, problems=(str(error),))
         found = [Entry(file.name, "", "UNAVAILABLE", problem) for problem in settled.problems]
@@ -204,20 +246,15 @@ class Library:
         notes = [why_not] if why_not else []
         notes += _notes(execution)
         loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
-        config = describe(
-            file.name,
-            file.config,
-            signature,
-            engine.platform,
-            file.filename.partition("/")[0],
-            how,
-            execution,
-            settled.instances,
-        )
+        platform = PLATFORM if file.config.steps else engine.platform
+        folder = file.filename.partition("/")[0]
+        config = describe(file.name, file.config, signature, platform, folder, how, execution, settled.instances)
+        config = shown(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
-        served = Served(file.name, number, key, signature, engine.platform, config, how, Labels(file.labels))
+        served = Served(file.name, number, key, signature, platform, config, how, Labels(file.labels))
         loaded.served.append(served)
         loaded.executors[key] = executor
+        loaded.engines[key] = engine
 
     def _check_warm_up(self, file: ModelFile, settings: RuntimeSettings, signature: Signature) -> None:
         """Raise ModelRefused for something to be ready for that is larger than any request there may be."""
@@ -230,11 +267,39 @@ class Library:
                 text = f"inputs of {nbytes} bytes, but the server takes bodies of up to {self._max_body}"
                 raise ModelRefused(f"{where}: {text}; leave it out, or raise server.max_body")
 
-    def _engine(self, file: ModelFile, settings: RuntimeSettings) -> Engine:
+    def _engine(self, file: ModelFile, settled: Settled) -> Engine:
         """The engine of a file as it is now, for these settings, held until it is let go of."""
-        max_batch, found = file.config.max_batch or None, os.stat(file.path)
+        settings, max_batch, found = settled.settings, file.config.max_batch or None, os.stat(file.path)
         key = (file.path, max_batch, settings, found.st_ino, found.st_mtime_ns, found.st_size)
         return self._engines.hold(key, lambda: self._read(file.path, max_batch, settings))
+
+    def _chain(self, file: ModelFile, settled: Settled, among: Mapping[str, Loaded], loaded: Loaded) -> Engine:
+        """The engine of an ensemble, of the engines that the tenant's models have now, held until it is let go of."""
+        steps = file.config.steps
+        parts = [self._part(step, among) for step in steps]
+        links = chained(steps, parts, file.config.max_batch or 0)
+        loaded.warnings.extend(f"model {file.name} {file.version}: {note}" for note in notes(steps, parts))
+        outputs = tuple(tensor.name for tensor in file.config.outputs)
+        key = (PLATFORM, identity(links), outputs, settled.settings)
+        return self._engines.hold(key, lambda: chain(links, outputs, settled.settings), [part.engine for part in parts])
+
+    def _part(self, step: EnsembleStep, among: Mapping[str, Loaded]) -> Part:
+        """The tenant's model that serves a step. Raises ModelRefused."""
+        model = among.get(step.model)
+        if model is None:
+            known = self.names()
+            hint = "is not a model of this tenant's" if step.model in known else "is not in the repository"
+            raise ModelRefused(f"{step.where} {hint}")
+        if model.steps:
+            raise ModelRefused(f"{step.where} is an ensemble itself; name its steps instead")
+        if not model.served:
+            raise ModelRefused(f"{step.where} is unavailable: {model.why() or 'it is not loaded'}")
+        versions = {int(served.version): served for served in model.served}
+        if step.version and step.version not in versions:
+            there = ", ".join(map(str, sorted(versions)))
+            raise ModelRefused(f"{step.where} has no version {step.version} that is served; there is {there}")
+        served = versions[step.version or max(versions)]
+        return Part(served, model.engines[served.key])
 
 
 @contextmanager
@@ -247,7 +312,9 @@ def _noting(file: ModelFile, loaded: Loaded) -> Iterator[None]:
         if not isinstance(error, EngineError):
             log.exception("model %s %s: the library went wrong", file.name, version)
         # Clients read this, and where the repository lies is not theirs to know.
-        reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.filename}")
+        reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.filename}".rstrip("/"))
+        if file.config.steps:  # Whose errors may name their files.
+            reason = reason.replace(f"{file.path.parent.parent}/", "")
         loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
 
 
@@ -276,6 +343,15 @@ def _nbytes(sample: Sample, signature: Signature) -> int:
             shape = (sample, *shape[1:])
         total += spec.nbytes(shape) or math.prod(shape)
     return total
+
+
+def _steps(listing: Listing) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(step.model for file in listing.files for step in file.config.steps))
+
+
+def _of_steps(unsupported: Unsupported) -> Unsupported:
+    """What an ensemble cannot honour: what its steps were loaded with besides."""
+    return lambda asked: {**unsupported(asked), **{field: NOT_ITS_OWN for field in asked if field not in SETTINGS}}
 
 
 def _notes(execution: Mapping[str, object]) -> list[str]:

@@ -13,6 +13,7 @@ from engines.errors import ModelRefused
 from engines.signature import Form, Signature, TensorSpec, obstacle
 
 from .batches import Batching, most_rows
+from .ensemble import PLATFORM, EnsembleStep, read_steps
 from .modelsettings import Sayings, from_parameters
 from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .protocol.document import short, show
@@ -37,6 +38,7 @@ _FILENAMES = {
     "onnxruntime_onnx": ("model.onnx",),
     "tensorrt": ("model.plan",),
     "tensorrt_plan": ("model.plan",),
+    PLATFORM: (),
 }
 
 
@@ -79,9 +81,9 @@ class ModelConfig:
     `max_batch` is what counts, None where nothing is said, and `max_batch_key` the file and key that said it.
     `stated_max_batch` is what this file says, which another setting may have overruled; dims in the file leave the batch
     out if that is above 0. `batch_delay` is in seconds, `preferred_batches` are ascending. Of `filenames` the first one
-    present is the model. `settings` are what is said of how it runs, see `server.modelsettings`. `unread`
-    names the fields that were ignored, nested ones as `input.reshape`. `message` is all that is configured, as of
-    `server.tritonschema`. `labels` are the names of label files in the model's directory, by output.
+    present is the model; an ensemble, which has `steps`, has none. `settings` are what is said of how it runs, see
+    `server.modelsettings`. `unread` names the fields that were ignored, nested ones as `input.reshape`. `message` is all that
+    is configured, as of `server.tritonschema`. `labels` are the names of label files in the model's directory, by output.
     """
 
     name: str = ""
@@ -94,6 +96,7 @@ class ModelConfig:
     preferred_batches: tuple[int, ...] = ()
     versions: VersionPolicy = VersionPolicy()
     filenames: tuple[str, ...] = _FILENAMES[""]
+    steps: tuple[EnsembleStep, ...] = ()
     settings: Sayings = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
@@ -163,6 +166,7 @@ class _Reader:
         if why := unserved(message):
             self._refuse(why)
         settings, others = self._settings(message, max_batch or 0)
+        filenames = self._filenames(message)
         return ModelConfig(
             name=message.name,
             max_batch=max_batch,
@@ -173,7 +177,8 @@ class _Reader:
             batch_delay=message.dynamic_batching.max_queue_delay_microseconds / 1e6,
             preferred_batches=self._preferred(message.dynamic_batching, max_batch),
             versions=self._versions(message.version_policy),
-            filenames=self._filenames(message),
+            filenames=filenames,
+            steps=self._steps(message),
             settings=settings,
             labels=self._labels(message.output),
             unread=(*reading.unread, *(f"parameters.{short(name)}" for name in others)),
@@ -249,6 +254,12 @@ class _Reader:
         if not versions or min(versions) < 1:
             self._refuse(f"version_policy.specific.versions is {show(list(versions))}; expected one or more, each 1 or above")
         return VersionPolicy(latest=0, specific=tuple(sorted(set(versions))))
+
+    def _steps(self, message: Any) -> tuple[EnsembleStep, ...]:
+        try:
+            return read_steps(message)
+        except ValueError as error:
+            self._refuse(str(error))
 
     def _filenames(self, message: Any) -> tuple[str, ...]:
         for key in ("platform", "backend"):

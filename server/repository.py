@@ -30,7 +30,10 @@ _MOST_LABELS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One version of a model that is to be served; `labels` are the contents of its label files, by output."""
+    """One version of a model that is to be served; `path` is its directory where it is an ensemble.
+
+    `labels` are the contents of its label files, by output.
+    """
 
     name: str
     version: int
@@ -40,7 +43,9 @@ class ModelFile:
 
     @property
     def filename(self) -> str:
-        """What `path` is from the version's directory on: a name, or that of a directory and the file in it."""
+        """What `path` is from the version's directory on: a name, or that of a directory and the file in it; or nothing."""
+        if self.config.steps:
+            return ""
         return f"{self.path.parent.name}/{self.path.name}" if self.path.parent.name != str(self.version) else self.path.name
 
 
@@ -167,11 +172,14 @@ class Repository:
             these = f"version {missing[0]}, which is" if len(missing) == 1 else f"versions {some(missing)}, which are"
             problems.append(Problem(str(missing[0]), f"{config.source}: version_policy names {these} not there"))
         if not found:
-            problems.append(Problem("", f"no version in it; expected {name}/1/{config.filenames[0]}"))
+            file = "".join(config.filenames[:1])  # An ensemble's directory may be empty.
+            problems.append(Problem("", f"no version in it; expected {name}/1/{file}"))
         return Listing(name, tuple(files[number] for number in config.versions.select(list(files))), tuple(problems))
 
     def _version(self, name: str, number: int, config: ModelConfig, labels: Mapping[str, bytes]) -> ModelFile | Problem:
         version = str(number)
+        if config.steps:
+            return ModelFile(name, number, self._root / name / version, config, labels)
         try:
             path = _model_file(self._root / name / version, config.filenames)
             if not path:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -170,9 +170,10 @@ class Runtime:
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """Load or reload a model for one tenant, all versions or none; other tenants keep what they have.
 
-        What served before goes on serving until the new is ready, and if that fails. Raises NotFound for a model that is not
-        the tenant's, BadRequest when a version cannot be served, with the reason. Cancelled before its turn nothing is
-        loaded, cancelled later it goes on to its end.
+        An ensemble's steps are loaded before it if they are not, and ensembles that run the model are made again. What served
+        before goes on serving until the new is ready, and if that fails. Raises NotFound for a model that is not the tenant's,
+        BadRequest when a version cannot be served, with the reason. Cancelled before its turn nothing is loaded, cancelled
+        later it goes on to its end.
         """
         self._check_may_call(tenant, name)
         await self._in_turn(tenant, partial(self._load, tenant, name, override))
@@ -180,7 +181,8 @@ class Runtime:
     async def unload(self, tenant: str, name: str) -> None:
         """Stop serving a model to one tenant: requests that are in are finished, new ones are told it is unavailable.
 
-        Raises NotFound for a model that is not the tenant's. Cancelled as `load` is.
+        So are those for ensembles that run it, until it is loaded again. Raises NotFound for a model that is not the tenant's.
+        Cancelled as `load` is.
         """
         self._check_may_call(tenant, name)
         await self._in_turn(tenant, partial(self._unload, tenant, name))
@@ -196,21 +198,45 @@ class Runtime:
         await asyncio.shield(changing)
 
     async def _load(self, tenant: str, name: str, override: str | None) -> None:
-        if name not in await asyncio.to_thread(self.library.names):
+        there = await asyncio.to_thread(self.library.names)
+        if name not in there:
             raise BadRequest(f"failed to load {name!r}: not in the repository")
+        steps = await asyncio.to_thread(self.library.steps, name, override)
+        allowed = [step for step in steps if step in there and self.config.tenants[tenant].may_call(step)]
+        missing = [step for step in allowed if not self._serves(tenant, step)]
+        changed = {step for step in missing if (await self._load_alone(tenant, step, None)).served}
+        loaded = await self._load_alone(tenant, name, override)
+        await self._renew_ensembles(tenant, {*changed, name} if loaded.served else changed, name)
+        if not loaded.served:
+            raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
+        log.info("loaded for %s: %s", tenant, _names(loaded))
+
+    async def _load_alone(self, tenant: str, name: str, override: str | None) -> Loaded:
         kept = self._serves(tenant, name)
         prepared = await self._read_model(tenant, name, override)
         async with self._changing[tenant]:
             loaded = await self._bind(tenant, prepared, whole=True, kept=kept)
             if loaded.served or not kept:
                 await self._put(tenant, loaded)
-        if not loaded.served:
-            raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
-        log.info("loaded for %s: %s", tenant, _names(loaded))
+        return loaded
+
+    async def _renew_ensembles(self, tenant: str, changed: Collection[str], name: str) -> None:
+        """Make those that run one of these models again, of what it is now; but for the one of this name, which is new.
+
+        One that cannot be made of it is unavailable, with the reason, as it is in Triton.
+        """
+        for ensemble in self._ensembles(tenant, changed):
+            if ensemble.name != name:
+                prepared = await self._read_model(tenant, ensemble.name, ensemble.override)
+                async with self._changing[tenant]:
+                    await self._put(tenant, await self._bind(tenant, prepared, whole=True))
 
     async def _unload(self, tenant: str, name: str) -> None:
         async with self._changing[tenant]:
             if name in self._served[tenant]:
+                for ensemble in self._ensembles(tenant, [name]):
+                    await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
+                    log.info("unavailable for %s: %s, as its step %s is unloaded", tenant, ensemble.name, name)
                 await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", "unloaded")], {}))
                 log.info("unloaded for %s: %s", tenant, name)
 
@@ -368,7 +394,7 @@ class Runtime:
         names = [name for name in dict.fromkeys([*tenant.models, *known]) if name != "*" and tenant.may_call(name)]
         for name in names:
             self.desks[tenant.name].announce(name)
-        for name in names:
+        for name in await asyncio.to_thread(self.library.in_order, names):
             if self.state != "starting":
                 return
             async with self._ordering[tenant.name]:
@@ -385,7 +411,8 @@ class Runtime:
         on threads that nothing else waits for. A tenant has one at a time.
         """
         self.desks[tenant].announce(name)
-        return await asyncio.get_running_loop().run_in_executor(self._loaders, self.library.prepare, name, override)
+        loop, among = asyncio.get_running_loop(), self._served[tenant]
+        return await loop.run_in_executor(self._loaders, self.library.prepare, name, override, among)
 
     async def _bind(self, tenant: str, prepared: Prepared, whole: bool = False, kept: bool = False) -> Loaded:
         """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory.
@@ -426,6 +453,10 @@ class Runtime:
     def _serves(self, tenant: str, name: str) -> bool:
         loaded = self._served[tenant].get(name)
         return bool(loaded and loaded.served)
+
+    def _ensembles(self, tenant: str, models: Collection[str]) -> list[Loaded]:
+        """Those that run one of these models, or would if it were served."""
+        return [loaded for loaded in self._served[tenant].values() if not set(loaded.steps).isdisjoint(models)]
 
     def _check_may_call(self, tenant: str, name: str) -> None:
         if not self.config.tenants[tenant].may_call(name):

@@ -228,9 +228,10 @@ _MESSAGES = {
 
 _IGNORED = {
     "ModelConfig": (
-        "runtime ensemble_scheduling cc_model_filenames metric_tags model_operations model_repository_agents response_cache "
-        "model_metrics"
+        "runtime cc_model_filenames metric_tags model_operations model_repository_agents response_cache model_metrics"
     ),
+    "ModelEnsembling": "max_inflight_requests",
+    "Step": "model_namespace",
     "ModelDynamicBatching": (
         "preserve_ordering priority_levels default_priority_level default_queue_policy priority_queue_policy"
     ),

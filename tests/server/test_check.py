@@ -410,3 +410,47 @@ def test_models_are_tried_as_they_would_be_served(told: Told, monkeypatch: pytes
     monkeypatch.setattr("server.library.load_engine", remember)
     assert told.check(('backend = "cpu"', 'backend = "cpu"\ncopies = "engine"')) == 0
     assert tried == [RuntimeSettings(copies="engine", warm_up="usual", batch_padding=True)]
+
+
+ENSEMBLE = """
+platform: "ensemble" max_batch_size: 2 output { name: "OUT" data_type: TYPE_FP32 dims: 3 }
+ensemble_scheduling { step { model_name: "rows" input_map { key: "x" value: "IN" } output_map { key: "y" value: "OUT" } } }
+"""
+
+
+def ensemble(folder: Path, config: str = ENSEMBLE) -> None:
+    """Called `all`, which is before its step in the alphabet."""
+    (folder / "models" / "all" / "1").mkdir(parents=True, exist_ok=True)
+    (folder / "models" / "all" / "config.pbtxt").write_text(config)
+
+
+def test_an_ensemble_is_tried_after_its_steps(told: Told) -> None:
+    ensemble(told.folder)
+    assert told.check(('["rows"]', '["all", "rows"]')) == 0
+    assert told.out[4] == "  all 1: IN FP32[-1, 3] -> OUT FP32[-1, 3], batches of up to 2 (ensemble)"
+    assert told.err == []
+
+
+def test_an_ensemble_that_cannot_be_is_told_with_the_names(told: Told) -> None:
+    ensemble(told.folder, ENSEMBLE.replace('"rows"', '"raws"'))
+    assert told.check(('["rows"]', '["all", "rows"]')) == 1
+    step = "model all 1 is unavailable: ensemble_scheduling.step[0] (raws)"
+    assert told.err[1:] == [f"{step} is not in the repository"]
+    ensemble(told.folder)
+    assert told.check(('["all", "rows"]', '["all"]')) == 1
+    assert told.err[1:] == [f"{step.replace('raws', 'rows')} is not a model of this tenant's"]
+
+
+def test_a_setting_that_an_ensemble_s_steps_have_is_refused_of_it_or_ignored(told: Told) -> None:
+    ensemble(told.folder, ENSEMBLE + "instance_group { count: 1 profile: '0' }")
+    assert told.check(('["rows"]', '["all", "rows"]'), more='[models.all]\nstrategy = "lazy"\n') == 1
+    why = "cannot be honoured: an ensemble has none of its own, its steps do: say it of them"
+    assert f"model all is unavailable: greenlane.toml: models.all.strategy: 'lazy' {why}; leave it out" in told.err
+    assert f"all/config.pbtxt: instance_group.profile: 0 {why}; it is ignored" in told.err
+
+
+def test_a_delay_of_an_ensemble_s_step_is_said_to_mean_nothing_within_it(told: Told) -> None:
+    ensemble(told.folder)
+    assert told.check(('["rows"]', '["all", "rows"]'), ("max_batch = 2", 'max_batch = 2\nbatch_delay = "1ms"')) == 0
+    (line,) = told.err[1:]
+    assert line.startswith("model all 1: ensemble_scheduling.step[0] (rows) has a batch delay or preferred batches, which hold")

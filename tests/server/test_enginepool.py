@@ -144,3 +144,37 @@ def test_what_cannot_be_freed_is_a_warning_and_the_others_are_freed(
     clock.now += KEEP_SECONDS
     assert pool.release([], quiet=True)
     assert len(pool) == 0
+
+
+def test_what_an_engine_is_made_of_is_freed_after_it_though_nothing_else_uses_it(pool: EnginePool, clock: Clock) -> None:
+    part = pool.hold("part", fake)
+    whole = pool.hold("whole", fake, [part])
+    assert pool.hold("whole", fake, [part]) is whole
+    for engine in (part, whole, whole):
+        pool.let_go(engine)
+    clock.now += KEEP_SECONDS
+    assert not pool.release([whole], quiet=True), "the part is in the whole"
+    assert pool.release([], quiet=True)
+    assert (whole.closed, part.closed) == (True, False)  # type: ignore[attr-defined]
+    assert not pool.release([], quiet=True), "it was in use until now"
+    clock.now += KEEP_SECONDS
+    assert pool.release([], quiet=True)
+    assert part.closed  # type: ignore[attr-defined]
+    assert len(pool) == 0
+
+
+def test_in_the_end_what_is_made_of_others_is_freed_before_them(pool: EnginePool) -> None:
+    closed: list[str] = []
+
+    class Noting(FakeEngine):
+        def __init__(self, name: str) -> None:
+            super().__init__(SIGNATURE, Script())
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    part = pool.hold("part", lambda: Noting("part"))
+    pool.hold("whole", lambda: Noting("whole"), [part])
+    pool.close()
+    assert closed == ["whole", "part"]
