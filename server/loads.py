@@ -1,43 +1,95 @@
-"""Loading and unloading models while serving: what a tenant may ask of the device side."""
+"""Loading and unloading models while serving: what a tenant may ask of the device side.
+
+What a request says is checked in the process that speaks HTTP with the tenant, at its expense: in the device's process all
+tenants share an interpreter.
+"""
 
 import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from .caller import TheAsker, TheRuntime
-from .config import ModelOptions
-from .errors import BadRequest
+from .caller import TheAsker, TheRuntime, TheService
+from .config import ModelOptions, TenantConfig
+from .errors import BadRequest, NotFound
 from .modelconfig import ConfigRefused, from_json
-from .protocol.document import field, parameters, short
+from .protocol.document import Object, field, parameters, short
 from .routes import document
+from .runtime import Runtime
+from .service import Tenant
 from .tables import dotted
+from .web import while_there
 
 router = APIRouter()
 
 
 @router.post("/v2/repository/models/{name}/load")
-async def load(asker: TheAsker, runtime: TheRuntime, request: Request, name: str) -> Response:
-    values = parameters(await document(request))
-    if unserved := [key for key in values if key != "config"]:
-        where = f"parameters.{short(unserved[0])}"
-        raise BadRequest(f"{where}: failed to load: put files into the repository; only 'config' is taken")
-    config = field(values, "config", str, "parameters.")
-    options = runtime.config.models.options.get(name)
-    if config is not None and options and asker.may_call(name):
-        await asyncio.to_thread(_check, name, config, options)
-    await runtime.load(asker.name, name, config)
-    return Response(status_code=200)
+async def load(asker: TheAsker, service: TheService, runtime: TheRuntime, request: Request, name: str) -> Response:
+    tenant = service.tenants.get(asker.name)
+    if tenant is None:  # The tenant's own process sent it when its turn had come, and has checked it.
+        return await _load(runtime, asker.name, name, _config(await document(request)))
+    with tenant.changes.place():
+        config = await config_of(request, asker, name, runtime.config.models.options)
+        return await in_turn(tenant, request, lambda: _load(runtime, asker.name, name, config))
 
 
 @router.post("/v2/repository/models/{name}/unload")
-async def unload(asker: TheAsker, runtime: TheRuntime, request: Request, name: str) -> Response:
-    parameters(await document(request))
-    await runtime.unload(asker.name, name)
+async def unload(asker: TheAsker, service: TheService, runtime: TheRuntime, request: Request, name: str) -> Response:
+    tenant = service.tenants.get(asker.name)
+    if tenant is None:
+        return await _unload(runtime, asker.name, name)
+    with tenant.changes.place():
+        parameters(await document(request))
+        return await in_turn(tenant, request, lambda: _unload(runtime, asker.name, name))
+
+
+async def config_of(request: Request, tenant: TenantConfig, name: str, options: Mapping[str, ModelOptions]) -> str | None:
+    """The configuration that a request to load a model brings, if it does. `options` are the server's own, by model.
+
+    It is checked as far as that can be done without the model. Raises NotFound for a model that is not the tenant's, BadRequest
+    for a configuration that cannot be followed, that says what the server's own overrules, or that is too large.
+    """
+    config = _config(await document(request))
+    if not tenant.may_call(name):
+        raise NotFound(f"Request for unknown model: {name!r} is not found")
+    if config is not None:
+        await asyncio.to_thread(_check, name, config, options.get(name, ModelOptions()))
+    return config
+
+
+async def in_turn(tenant: Tenant, request: Request, change: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+    """Make a change when its turn has come, unless the client goes away before."""
+
+    async def wait() -> Response:
+        async with tenant.changes.turn():
+            return await change()
+
+    return await while_there(request, wait())
+
+
+async def _load(runtime: Runtime, tenant: str, name: str, config: str | None) -> Response:
+    await runtime.load(tenant, name, config)
     return Response(status_code=200)
 
 
+async def _unload(runtime: Runtime, tenant: str, name: str) -> Response:
+    await runtime.unload(tenant, name)
+    return Response(status_code=200)
+
+
+def _config(asked: Object) -> str | None:
+    """The configuration in a request's body. Raises BadRequest, also for parameters that are not served."""
+    values = parameters(asked)
+    if unserved := [key for key in values if key != "config"]:
+        where = f"parameters.{short(unserved[0])}"
+        raise BadRequest(f"{where}: failed to load: put files into the repository; only 'config' is taken")
+    config: str | None = field(values, "config", str, "parameters.")
+    return config
+
+
 def _check(name: str, config: str, options: ModelOptions) -> None:
-    """Raise BadRequest where a configuration says what the server's own overrules, so that it would mean nothing. Blocks."""
+    """Raise BadRequest for a configuration that cannot be followed, or says what the server's own overrules. Blocks."""
     try:
         stated = from_json(config)
     except ConfigRefused as error:

@@ -4,6 +4,7 @@ Only what decides how a model is served here is read; `server.pbtxt` tolerates t
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, NoReturn
@@ -200,8 +201,8 @@ class _Reader:
 
     def _tensors(self, field: str, messages: Any) -> tuple[StatedTensor, ...]:
         tensors = tuple(self._tensor(field, index, message) for index, message in enumerate(messages))
-        names = [tensor.name for tensor in tensors]
-        if repeated := [name for name in names if names.count(name) > 1]:
+        repeated = [name for name, count in Counter(tensor.name for tensor in tensors).items() if count > 1]
+        if repeated:
             self._refuse(f"{field} {_name(repeated[0])} is listed twice")
         return tensors
 

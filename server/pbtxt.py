@@ -7,6 +7,7 @@ those that Triton has not are set aside, and taken for misspelt.
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,6 +20,13 @@ from .tritonschema import MESSAGE, ignored
 
 # Strings, comments, words and numbers, and all else by character.
 _TOKEN = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*|[\w.+-]+|[^\s\w]""")
+
+MOST_BYTES = 64 * 1024
+"""Bytes of a configuration that comes with a request: the device's process reads it too, with an interpreter that all share."""
+MOST_VALUES = 1024
+"""Values in it, objects and arrays included: some eighty tensors with all that Triton says of each, and 10 to 20 ms to read."""
+_SUGGESTIONS = 4
+"""Unknown fields of which it is looked up what may have been meant, which takes a millisecond each."""
 
 Words = Iterator[tuple[tuple[str, int], tuple[str, int]]]
 """Each word and where it ends, with the one that follows."""
@@ -50,10 +58,14 @@ def read_text(text: str, source: str) -> Reading:
 
 
 def read_json(text: str, source: str) -> Reading:
-    """Read the JSON form; `source` is what errors call it. Raises ConfigRefused."""
+    """Read the JSON form; `source` is what errors call it. Raises ConfigRefused, for one that is too large, too."""
     message, unread = MESSAGE(), list[str]()
     try:
-        known = _known(orjson.loads(text), message.DESCRIPTOR, "", unread)
+        if (nbytes := len(data := text.encode("utf-8", "surrogatepass"))) > MOST_BYTES:
+            raise ValueError(f"{nbytes} bytes; expected at most {MOST_BYTES}")
+        document = orjson.loads(data)
+        _check_count(document)
+        known = _known(document, message.DESCRIPTOR, "", unread)
         json_format.ParseDict(known, message)
     except (json_format.ParseError, ValueError) as error:
         raise ConfigRefused(f"{source}: {_tidy(str(error))}") from error
@@ -73,17 +85,20 @@ def _blank_unread(text: str, schema: Descriptor, source: str) -> tuple[str, list
     """
     tokens = [token for token in _TOKEN.finditer(text) if not token[0].startswith("#")]
     words = pairwise([*((token[0], token.end()) for token in tokens), ("", len(text))])
-    unread = list(_unread_fields(words, schema, ""))
-    for name, start, end in unread:
+    unread, parts, kept = list[str](), list[str](), 0
+    for prefix, word, kind, start, end in _unread_fields(words, schema, ""):
+        name = prefix + _judged(word, kind, len(unread) < _SUGGESTIONS)
         if end < start:
             line = text.count("\n", 0, start) + 1
             raise ConfigRefused(f"{source}:{line}: {name} has no value, or a bracket in it is not closed")
-        text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
-    return text, [name for name, _, _ in unread]
+        unread.append(name)
+        parts += (text[kept:start], re.sub(r"[^\n]", " ", text[start:end]))
+        kept = end
+    return "".join((*parts, text[kept:])), unread
 
 
-def _unread_fields(words: Words, kind: Descriptor, prefix: str) -> Iterator[tuple[str, int, int]]:
-    """Name, start and end of each field, up to the closing bracket, that `kind` does not have.
+def _unread_fields(words: Words, kind: Descriptor, prefix: str) -> Iterator[tuple[str, str, Descriptor, int, int]]:
+    """Each field that `kind` does not have, up to the closing bracket: what it is in, its name, the kind, start and end.
 
     A word is a field's name if a colon or an opening bracket follows: no value has one after it.
     """
@@ -98,7 +113,7 @@ def _unread_fields(words: Words, kind: Descriptor, prefix: str) -> Iterator[tupl
             if field:
                 inner, path = field.message_type, f"{prefix}{word}."
             else:
-                yield prefix + _judged(word, kind), end - len(word), _skip_value(words)
+                yield prefix, word, kind, end - len(word), _skip_value(words)
 
 
 def _skip_value(words: Words) -> int:
@@ -111,9 +126,23 @@ def _skip_value(words: Words) -> int:
     return -1
 
 
-def _judged(name: str, kind: Descriptor) -> str:
-    """The name of a field that `kind` does not have, with the one that was meant."""
-    near = get_close_matches(name, list(kind.fields_by_name), n=1)
+def _check_count(document: object) -> None:
+    """Raise ValueError for a document of too many values."""
+    count, left = 0, [document]
+    while left:
+        value = left.pop()
+        count += 1
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        if count + len(left) > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES} values, objects and arrays included; expected at most so many")
+
+
+def _judged(name: str, kind: Descriptor, suggest: bool) -> str:
+    """The name of a field that `kind` does not have, with the one that was meant if that is to be looked up."""
+    near = get_close_matches(name, list(kind.fields_by_name), n=1) if suggest else None
     return f"{short(name)} ({f'did you mean {near[0]}?' if near else 'there is no such field'})"
 
 
@@ -121,11 +150,19 @@ def _known(document: object, kind: Descriptor, path: str, unread: list[str]) -> 
     """The object without the fields that `kind` does not have, whose names go to `unread`; ValueError for what is none."""
     if not isinstance(document, dict):
         raise ValueError(_mistaken(path, document, "an object"))
-    fields = {name: field for field in kind.fields for name in (field.name, field.json_name)}
+    fields = _fields(kind)
     where = re.sub(r"\[\d+\]", "", path) + "." * bool(path)
-    unread += [where + _judged(name, kind) for name in document if name not in fields]
+    for name in document:
+        if name not in fields:
+            unread.append(where + _judged(name, kind, len(unread) < _SUGGESTIONS))
     values = {name: value for name, value in document.items() if name in fields and value is not None}
     return {name: _known_field(value, fields[name], f"{path}{path and '.'}{name}", unread) for name, value in values.items()}
+
+
+@cache
+def _fields(kind: Descriptor) -> dict[str, FieldDescriptor]:
+    """By both names that the JSON form may have for each."""
+    return {name: field for field in kind.fields for name in (field.name, field.json_name)}
 
 
 def _known_field(value: object, field: FieldDescriptor, path: str, unread: list[str]) -> Any:

@@ -5,11 +5,12 @@ import logging
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import link as links
 from .body import Uploads
 from .catalog import Catalog, Entry, Served
+from .changes import Changes
 from .config import Config, TenantConfig
 from .desk import Counted, DeviceSide, Report, State
 from .errors import Misdirected
@@ -32,12 +33,15 @@ SPARE = 256
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant that is served here: what is configured, what it is served, its way to the worker, and what comes for it."""
+    """A tenant that is served here: what is configured, what it is served, its way to the worker, what comes for it, and the
+    loads and unloads that it asked for.
+    """
 
     config: TenantConfig
     catalog: Catalog
     lane: Lane
     uploads: Uploads
+    changes: Changes = field(default_factory=Changes)
 
     @property
     def name(self) -> str:

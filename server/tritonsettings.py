@@ -40,7 +40,7 @@ def _instances(groups: Any) -> int:
     """Of all groups: here they are all on the tenant's partition."""
     counts = [group.count or 1 for group in groups]
     if min(counts) < 1 or sum(counts) > MOST_INSTANCES:
-        came = " + ".join(map(str, counts))
+        came = " + ".join(map(str, counts)) if len(counts) <= MOST_INSTANCES else f"{sum(counts)}, of {len(counts)} groups"
         raise ValueError(f"instance_group.count is {came}; expected 1 to {MOST_INSTANCES} in all")
     return sum(counts)
 

@@ -1,11 +1,12 @@
 """The framework, for everything but inference: routes to an application, and errors to answers."""
 
+import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -19,6 +20,9 @@ from .errors import BadRequest, NotFound, RequestError, WrongMethod, answer
 
 log = logging.getLogger("greenlane")
 
+_CLIENT_GONE = 499
+"""As in the logs of many servers: nobody is there to be told."""
+
 
 def build(routers: Sequence[APIRouter], lifespan: Lifespan[FastAPI] | None = None, **state: Any) -> FastAPI:
     """An application of these routers, which find `state` as `request.app.state`; its errors are answered as ours."""
@@ -31,6 +35,22 @@ def build(routers: Sequence[APIRouter], lifespan: Lifespan[FastAPI] | None = Non
     for kind in (RequestError, EngineError, PartitionError, HTTPException, RequestValidationError, Exception):
         web.add_exception_handler(kind, _on_error)
     return web
+
+
+async def while_there(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """The answer that comes of some work, which is cancelled when the client goes away; the body has been received."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else Response(status_code=_CLIENT_GONE)
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _on_error(request: Request, error: Exception) -> JSONResponse:

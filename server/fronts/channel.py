@@ -14,6 +14,8 @@ from ..errors import Failed, Unavailable
 
 log = logging.getLogger("greenlane.fronts")
 
+_CANCEL = ""
+"""The name of the note that a question is asked no more; no handler is called so."""
 _LENGTH = 4
 _GONE = "the other process is gone"
 
@@ -29,7 +31,8 @@ class Message(NamedTuple):
 class Channel:
     """One end. `handlers` by name are called, and awaited if need be, for what the other end says.
 
-    Belongs to the event loop. Notes are handled in the order in which they were sent, and before later questions.
+    Belongs to the event loop. Notes are handled in the order in which they were sent, and before later questions. A question
+    whose future is cancelled is cancelled at the other end.
     """
 
     def __init__(self, handlers: Mapping[str, Callable[..., Any]]) -> None:
@@ -37,7 +40,7 @@ class Channel:
         self._handlers = handlers
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._answering: set[asyncio.Task[None]] = set()
+        self._answering: dict[int, asyncio.Task[None]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -65,7 +68,7 @@ class Channel:
         number = next(self._numbers)
         self._send(Message(number, name, arguments))
         self._asked[number] = answer
-        answer.add_done_callback(lambda _: self._asked.pop(number, None))
+        answer.add_done_callback(partial(self._answered, number))
         return answer
 
     def close(self) -> None:
@@ -73,6 +76,11 @@ class Channel:
         if self._running:
             self._running.cancel()
         self._end()
+
+    def _answered(self, number: int, answer: "asyncio.Future[Any]") -> None:
+        self._asked.pop(number, None)
+        if answer.cancelled():
+            self.tell(_CANCEL, number)
 
     def _send(self, message: Message) -> None:
         if self._writer and not self.closed.is_set():
@@ -96,8 +104,11 @@ class Channel:
                 _settle(answer, *message.content)
         elif message.number:
             task = asyncio.ensure_future(self._answer(message.number, message.name, message.content))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+            self._answering[message.number] = task
+            task.add_done_callback(lambda _: self._answering.pop(message.number))
+        elif message.name == _CANCEL:
+            if answering := self._answering.get(*message.content):
+                answering.cancel()
         else:
             self._take_note(partial(self._handlers[message.name], *message.content))
 

@@ -3,12 +3,16 @@
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, NamedTuple
 
+import orjson
 from fastapi import APIRouter, Depends, Request, Response
 
 from .. import asgi
 from ..call import Call, Headers, Reply
-from ..caller import IsAdmin, tenant
-from ..routes import body_of
+from ..caller import IsAdmin, TheService, TheTenant
+from ..loads import config_of, in_turn
+from ..protocol.document import parameters
+from ..routes import body_of, document
+from ..web import while_there
 
 router = APIRouter()
 
@@ -17,7 +21,7 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 class Forwarded(NamedTuple):
-    """A whole request, to be sent as it is."""
+    """A whole request; its body is what is left of it when it was checked."""
 
     method: str
     raw_path: bytes
@@ -41,11 +45,28 @@ TheAsk = Annotated[Ask, Depends(ask)]
 
 @router.api_route("/admin/{_:path}", methods=_METHODS, dependencies=[IsAdmin])
 @router.get("/metrics", dependencies=[IsAdmin])
-@router.post("/v2/repository/models/{_}/load", dependencies=[Depends(tenant)])
-@router.post("/v2/repository/models/{_}/unload", dependencies=[Depends(tenant)])
 async def forward(ask: TheAsk, request: Request) -> Response:
-    scope, body = request.scope, await body_of(request)
-    headers = dict(scope["headers"])
+    return await while_there(request, _forwarded(ask, request, await body_of(request)))
+
+
+@router.post("/v2/repository/models/{name}/load")
+async def load(tenant: TheTenant, service: TheService, ask: TheAsk, request: Request, name: str) -> Response:
+    with tenant.changes.place():
+        config = await config_of(request, tenant.config, name, service.config.models.options)
+        body = b"" if config is None else orjson.dumps({"parameters": {"config": config}})
+        return await in_turn(tenant, request, lambda: _forwarded(ask, request, body))
+
+
+@router.post("/v2/repository/models/{_}/unload")
+async def unload(tenant: TheTenant, ask: TheAsk, request: Request) -> Response:
+    with tenant.changes.place():
+        parameters(await document(request))
+        return await in_turn(tenant, request, lambda: _forwarded(ask, request, b""))
+
+
+async def _forwarded(ask: Ask, request: Request, body: bytes) -> Response:
+    scope = request.scope
+    headers = {**dict(scope["headers"]), b"content-length": b"%d" % len(body)}
     reply = await ask(Forwarded(scope["method"], scope["raw_path"], scope["query_string"], headers, body, scope["client"]))
     response = Response(reply.body, reply.status)
     response.raw_headers = [*reply.fields, (b"content-length", b"%d" % len(reply.body))]

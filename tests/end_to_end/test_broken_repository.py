@@ -177,7 +177,8 @@ BAD_LOAD = [
     ('{"parameters": {"config": 1}}', "parameters.config: 1 is an integer; expected a string"),
     ('{"parameters": {"config": "{"}}', "failed to load 'whole': the config parameter: "),
     ('{"parameters": {"config": "[]"}}', "failed to load 'whole': the config parameter: []; expected an object"),
-    (json.dumps({"parameters": {"config": "[" * 250_000}}), "failed to load 'whole': the config parameter: depth limit"),
+    (json.dumps({"parameters": {"config": "[" * 60_000}}), "failed to load 'whole': the config parameter: depth limit"),
+    (json.dumps({"parameters": {"config": "[" * 250_000}}), "failed to load 'whole': the config parameter: 250000 bytes"),
     ('{"parameters": {"file:1/model.onnx": "aGVsbG8="}}', "parameters.file:1/model.onnx: failed to load: put files into"),
     (json.dumps({"parameters": {"file:" + "a" * 256: ""}}), "parameters.file:aaaa"),
 ]

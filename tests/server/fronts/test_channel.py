@@ -66,6 +66,40 @@ async def test_notes_and_questions_are_heard_in_order() -> None:
         assert await one.ask("count") == list(range(1000))
 
 
+async def test_a_question_that_is_given_up_is_given_up_at_the_other_end_and_no_other() -> None:
+    ended: list[str] = []
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def wait(name: str) -> str:
+        try:
+            begun.set()
+            await gate.wait()
+        except asyncio.CancelledError:
+            ended.append(name)
+            raise
+        return name
+
+    async with channels(wait=wait, begun=begun.wait, ok=lambda: list(ended)) as (one, other):
+        first, second = one.ask("wait", "first"), one.ask("wait", "second")
+        await one.ask("begun")
+        first.cancel()
+        assert await one.ask("ok") in ([], ["first"])
+        while not ended:
+            await asyncio.sleep(0)
+        assert repr(other) == "<Channel 0 asked, 1 to answer>"
+        gate.set()
+        assert await second == "second"
+        assert ended == ["first"]
+
+
+async def test_a_question_that_is_given_up_after_its_answer_was_sent_harms_nothing() -> None:
+    async with channels(ok=lambda: 1) as (one, _):
+        asked = one.ask("ok")
+        assert await one.ask("ok") == 1  # So the first is answered by now.
+        asked.cancel()
+        assert await one.ask("ok") == 1
+
+
 async def test_long_messages_come_whole() -> None:
     async with channels(echo=lambda data: data) as (one, _):
         data = bytes(10_000_000)

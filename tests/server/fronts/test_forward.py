@@ -1,5 +1,8 @@
 """A request through two applications: one that asks, and one that is asked."""
 
+import asyncio
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +11,18 @@ import pytest
 from fastapi import APIRouter, Request
 
 from server import web
-from server.config import Config, ModelsConfig, TenantConfig
+from server.call import Reply
+from server.config import Config, ModelOptions, ModelsConfig, TenantConfig
 from server.errors import Unavailable
 from server.fronts import forward
 from server.fronts.forward import Forwarded, answer
-from server.service import Service
+from server.service import Service, Tenant, open_tenant
+from tests.memory import linked
 
 ACME = TenantConfig(name="acme", granules=1, models=("*",))
-CONFIG = Config(models=ModelsConfig(repository=Path()), tenants={"acme": ACME}, source="test")
+CONFIG = Config(
+    models=ModelsConfig(repository=Path(), options={"m": ModelOptions(max_batch=4)}), tenants={"acme": ACME}, source="test"
+)
 far = APIRouter()
 
 
@@ -29,8 +36,8 @@ async def ask(asked: Forwarded) -> Any:
     return await answer(web.build((far,)), asked)
 
 
-def near(asking: Any = ask, client: str = "127.0.0.1") -> httpx.AsyncClient:
-    service = Service(CONFIG, [])
+def near(asking: Any = ask, client: str = "127.0.0.1", *tenants: Tenant) -> httpx.AsyncClient:
+    service = Service(CONFIG, tenants)
     application = web.build((forward.router,), service=lambda: service, ask=asking)
     return httpx.AsyncClient(transport=httpx.ASGITransport(application, client=(client, 7)), base_url="http://test")
 
@@ -71,3 +78,105 @@ async def test_a_side_that_is_gone_is_unavailable() -> None:
 
     async with near(gone) as http:
         assert (await http.get("/metrics")).status_code == 503
+
+
+class Far:
+    """Answers what is forwarded once it is let, and remembers it."""
+
+    def __init__(self) -> None:
+        self.asked: list[Forwarded] = []
+        self.cancelled = 0
+        self.gate = asyncio.Event()
+
+    async def __call__(self, asked: Forwarded) -> Reply:
+        self.asked.append(asked)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return Reply(200, [], b"")
+
+
+class Nobody:
+    def cancel(self, slot: int, serial: int) -> None:
+        raise AssertionError
+
+
+@pytest.fixture
+def acme() -> Iterator[Tenant]:
+    with linked() as link:
+        yield open_tenant(ACME, link, Nobody())
+
+
+AS_ACME = {"X-Tenant": "acme"}
+LOAD, UNLOAD = "/v2/repository/models/m/load", "/v2/repository/models/m/unload"
+
+
+def loading(config: Any) -> dict[str, Any]:
+    return {"parameters": {"config": config if isinstance(config, str) else json.dumps(config)}}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"[]", "the request body is an array; expected an object"),
+        (json.dumps(loading("[" * 300_000)).encode(), "failed to load 'm': the config parameter: 300000 bytes"),
+        (
+            json.dumps(loading({"version_policy": {"specific": {"versions": list(range(1, 5000))}}})).encode(),
+            "more than 1024 val",
+        ),
+        (json.dumps(loading({f"k{number}": 1 for number in range(1000)})).encode(), "the config parameter: k0 (there is no"),
+        (json.dumps(loading({"max_batch_size": 9})).encode(), "models.m.max_batch in the server's configuration overrules it"),
+        (json.dumps({"parameters": {"file:1/model.onnx": "x" * 500_000}}).encode(), "put files into the repository"),
+    ],
+)
+async def test_what_a_load_says_is_refused_before_the_other_side_is_asked(acme: Tenant, body: bytes, text: str) -> None:
+    far = Far()
+    async with near(far, "127.0.0.1", acme) as http:
+        told = await http.post(LOAD, content=body, headers=AS_ACME)
+    assert told.status_code == 400
+    assert text in told.json()["error"]
+    assert (len(told.content) < 500, far.asked) == (True, [])
+
+
+async def test_of_a_load_nothing_is_forwarded_but_what_was_checked(acme: Tenant) -> None:
+    far = Far()
+    far.gate.set()
+    config = {"max_batch_size": 4}
+    body = {"padding": "x" * 500_000, **loading(config)}
+    async with near(far, "127.0.0.1", acme) as http:
+        for path, content in ((LOAD, body), (LOAD, {}), (UNLOAD, {"padding": "x" * 500_000})):
+            assert (await http.post(path, json=content, headers=AS_ACME)).status_code == 200
+    assert [json.loads(asked.body or "null") for asked in far.asked] == [loading(config), None, None]
+    assert [int(asked.headers[b"content-length"]) for asked in far.asked] == [len(asked.body) for asked in far.asked]
+
+
+async def test_a_tenants_changes_come_one_at_a_time_and_more_than_may_wait_are_429(acme: Tenant) -> None:
+    far = Far()
+    async with near(far, "127.0.0.1", acme) as http:
+        posts = [asyncio.ensure_future(http.post(path, headers=AS_ACME)) for path in (LOAD, UNLOAD, LOAD, LOAD, UNLOAD)]
+        while repr(acme.changes) != "<Changes 5 asked for>" or not far.asked:
+            await asyncio.sleep(0)
+        for path in (LOAD, UNLOAD):
+            refused = await http.post(path, headers=AS_ACME)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"].startswith("4 loads and unloads wait already")
+        assert len(far.asked) == 1
+        far.gate.set()
+        assert [told.status_code for told in await asyncio.gather(*posts)] == [200] * 5
+    assert len(far.asked) == 5
+    assert repr(acme.changes) == "<Changes 0 asked for>"
+
+
+async def test_a_change_is_given_up_with_its_client_and_the_next_has_its_turn(acme: Tenant) -> None:
+    far = Far()
+    async with near(far, "127.0.0.1", acme) as http:
+        posts = [asyncio.ensure_future(http.post(LOAD, headers=AS_ACME)) for _ in range(3)]
+        while not far.asked:
+            await asyncio.sleep(0)
+        for post in posts[:2]:
+            post.cancel()
+        far.gate.set()
+        assert (await posts[2]).status_code == 200
+    assert (len(far.asked), far.cancelled) == (2, 1), "one that waited was never asked for"

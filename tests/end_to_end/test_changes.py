@@ -1,0 +1,72 @@
+"""Loads and unloads of a tenant that asks for too many, or goes away before their turn, in every form of the server."""
+
+import select
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from . import repository
+from .harness import PATIENCE, Served, configuration, serving
+from .processes import Running, configure, running
+from .wire import FOREVER, SMALL, Connection, infer, lane, post, posted, spin, until
+
+UNLOAD_SPIN, UNLOAD = (post(f"/v2/repository/models/{name}/unload") for name in ("spin", "identity"))
+
+
+@pytest.fixture(params=["asgi", "front", "fronts"])
+def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served | Running]:
+    root = tmp_path / "models"
+    repository.write(root, "identity", repository.IDENTITY)
+    repository.write(root, "spin", repository.SPIN)
+    if request.param == "fronts":
+        tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
+        with running(configure(tmp_path / "c.toml", root, tenants, default_tenant='"acme"')) as server:
+            yield server
+    else:
+        with serving(configuration(root), front=request.param == "front") as server:
+            yield server
+
+
+@pytest.fixture
+def http(served: Served | Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=PATIENCE) as client:
+        yield client
+
+
+def state(http: httpx.Client, name: str) -> str:
+    (found,) = [entry["state"] for entry in http.post("/v2/repository/index").json() if entry["name"] == name]
+    return str(found)
+
+
+def first_answered(connections: list[Connection]) -> Connection:
+    ready, _, _ = select.select([connection._socket for connection in connections], [], [], PATIENCE)
+    return next(connection for connection in connections if connection._socket in ready)
+
+
+def test_more_changes_than_may_wait_are_429_and_those_whose_client_leaves_are_not_made(
+    served: Served | Running, http: httpx.Client
+) -> None:
+    with ExitStack() as stack:
+        spinning, first = (stack.enter_context(Connection(served)) for _ in range(2))
+        spinning.send(posted("spin", spin(FOREVER)))
+        until(lambda: lane(http)["in_flight"] == 1)
+        first.send(UNLOAD_SPIN)  # It waits for what is in flight.
+        until(lambda: state(http, "spin") == "UNAVAILABLE")
+        waiting = [stack.enter_context(Connection(served)) for _ in range(6)]
+        for connection in waiting:
+            connection.send(UNLOAD)
+        for _ in range(2):
+            refused = first_answered(waiting)
+            answer = refused.answer()
+            assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+            waiting.remove(refused)
+        for connection in waiting:
+            connection.close()
+        spinning.close()
+        assert first.answer().status == 200
+    assert http.post("/v2/repository/models/spin/load").status_code == 200
+    assert (state(http, "spin"), state(http, "identity")) == ("READY", "READY")
+    assert infer(http, "identity", SMALL).status_code == 200
