@@ -4,7 +4,7 @@ Source: https://github.com/triton-inference-server/server/blob/main/docs/protoco
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _LENGTH = struct.Struct("<I")
 
@@ -27,14 +27,31 @@ def split(data: "bytes | memoryview", count: int) -> tuple[list[bytes], int]:
     elements: list[bytes] = []
     at, size = 0, len(data)
     while len(elements) < count:
-        if at + 4 > size:
-            raise ValueError(f"element {len(elements)} of {count} has no length: the data ends at byte {size}")
-        (length,) = _LENGTH.unpack_from(data, at)
-        if at + 4 + length > size:
-            raise ValueError(f"element {len(elements)} claims {length} bytes, but {size - at - 4} are left")
+        if at + 4 > size or at + 4 + (length := _LENGTH.unpack_from(data, at)[0]) > size:
+            raise _missing(data, at, len(elements), count)
         elements.append(bytes(data[at + 4 : at + 4 + length]))
         at += 4 + length
     return elements, at
+
+
+def starts(data: "bytes | memoryview", count: int) -> Iterator[int]:
+    """Where each of exactly `count` elements begins, one after another. Raises ValueError as `unpack`, when it gets there."""
+    at, size, unpack = 0, len(data), _LENGTH.unpack_from
+    for index in range(count):
+        if at + 4 > size or at + 4 + (length := unpack(data, at)[0]) > size:
+            raise _missing(data, at, index, count)
+        yield at
+        at += 4 + length
+    if at != size:
+        raise ValueError(f"{size - at} bytes left after {count} elements")
+
+
+def _missing(data: "bytes | memoryview", at: int, index: int, count: int) -> ValueError:
+    """What is wrong with the element that begins there."""
+    left = len(data) - at - 4
+    if left < 0:
+        return ValueError(f"element {index} of {count} has no length: the data ends at byte {len(data)}")
+    return ValueError(f"element {index} claims {_LENGTH.unpack_from(data, at)[0]} bytes, but {left} are left")
 
 
 def texts(elements: Sequence[bytes]) -> list[str]:
