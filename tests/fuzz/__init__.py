@@ -1,0 +1,1 @@
+"""Requests made at random, whole and damaged, to a real server, whose answers ONNX Runtime computes as well."""

@@ -1,0 +1,99 @@
+"""`python -m tests.fuzz`: requests made at random against both forms of the server, for as long as one likes.
+
+Every status from 500 on, an answer that does not come, a process that ends, a traceback in the log and an answer that is
+not ONNX Runtime's is a finding; the exit status is 1 if there was one. The seed is printed: with it the same requests are
+made again, though not at the same time.
+"""
+
+import argparse
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+
+from tests.end_to_end.processes import Running, configure, running, running_plain
+
+from .attack import Attack, Found
+from .cases import Maker
+from .models import Oracle, repository
+
+FORMS = {"module": running, "uvicorn": running_plain}
+TENANTS = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit status."""
+    options = _parser().parse_args(arguments)
+    print(f"seed: {options.seed}", flush=True)
+    failed = False
+    for form in FORMS if options.form == "both" else [options.form]:
+        with tempfile.TemporaryDirectory(prefix="greenlane-fuzz-") as folder:
+            found = fuzz(form, Path(folder), options.seed, options.seconds, options.threads)
+        failed = failed or bool(found.findings)
+        print(f"{form}: {table(found)}", flush=True)
+        print(*found.findings, sep="\n")
+    return int(failed)
+
+
+def fuzz(
+    form: str,
+    folder: Path,
+    seed: str,
+    seconds: float,
+    threads: int = 2,
+    most: int | None = None,
+    make_oracle: Callable[[Path], Oracle] = Oracle,
+) -> Found:
+    """Attack a server of this form for so long, or with so many requests a thread; what came of it. Blocks.
+
+    `make_oracle` gives each thread what answers are compared with.
+    """
+    root = repository(folder / "models")
+    config = configure(folder / "c.toml", root, TENANTS, default_tenant='"acme"')
+    found = Found()
+    with FORMS[form](config) as server:
+        before = {process.pid for process in server.family()}
+        until = monotonic() + seconds
+        attacks = []
+        for number in range(threads):
+            oracle = make_oracle(root)
+            attacks.append(Attack(server.port, Maker(oracle, f"{seed}/{number}"), oracle, found, until, most))
+            attacks[-1].start()
+        for attack in attacks:
+            attack.join()
+        found.findings += _what_ended(server, before)
+        found.findings += [f"in the log: {line}" for line in list(server.log) if "Traceback" in line]
+    return found
+
+
+def _what_ended(server: Running, before: set[int]) -> list[str]:
+    """Processes that were there and are not any more, and an end of the server."""
+    gone = before - {process.pid for process in server.family()}
+    ended = [f"process {pid} has ended" for pid in sorted(gone)]
+    return ended + ([f"the server ended with {server.popen.poll()}"] if server.popen.poll() is not None else [])
+
+
+def table(found: Found) -> str:
+    """Answers by what was done to the requests."""
+    damages = sorted({damage for damage, _ in found.answers})
+    lines = [f"{found.answers.total()} requests, {len(found.findings)} findings"]
+    for damage in damages:
+        counts = {status: count for (what, status), count in sorted(found.answers.items()) if what == damage}
+        told = ", ".join(f"{status or 'closed'}: {count}" for status, count in counts.items())
+        lines.append(f"  {damage or 'whole':20} {told}")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Requests made at random, against a real server.")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each form; default: 60")
+    parser.add_argument("--seed", default=secrets.token_hex(4), help="default: a new one")
+    parser.add_argument("--threads", type=int, default=2, help="connections at a time; default: 2")
+    parser.add_argument("--form", choices=("both", *FORMS), default="both", help="default: both")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

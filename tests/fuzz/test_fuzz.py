@@ -1,0 +1,42 @@
+"""The fuzz for a while, and whether it would find something."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .__main__ import fuzz, main, table
+from .models import Arrays, Oracle
+
+SECONDS = 25.0
+"""For each form. By hand `python -m tests.fuzz` goes on for longer, and with other seeds."""
+
+
+class Liar(Oracle):
+    """Says that numbers are greater by one than they are."""
+
+    def outputs(self, model: str, inputs: Mapping[str, Any]) -> Arrays:
+        return {
+            name: values + 1 if values.dtype.kind == "i" else values for name, values in super().outputs(model, inputs).items()
+        }
+
+
+@pytest.mark.parametrize("form", ["module", "uvicorn"])
+def test_no_request_gets_a_wrong_answer_a_server_s_error_or_none(tmp_path: Path, form: str) -> None:
+    found = fuzz(form, tmp_path, "every run", SECONDS)
+
+    assert found.findings == [], table(found)
+    assert found.answers["", 200] > 200, table(found)
+    assert sum(count for (damage, status), count in found.answers.items() if damage and status == 400) > 100, table(found)
+
+
+def test_answers_that_are_not_the_oracle_s_are_found(tmp_path: Path) -> None:
+    found = fuzz("module", tmp_path, "liar", 60, most=100, make_oracle=Liar)
+
+    assert any("of ONNX Runtime" in finding for finding in found.findings), table(found)
+
+
+def test_the_seed_is_told_and_findings_are_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seconds", "1", "--seed", "abc", "--form", "module"]) == 0
+    assert "seed: abc" in capsys.readouterr().out
