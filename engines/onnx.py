@@ -27,6 +27,7 @@ from .datatypes import DATATYPES
 from .errors import Cancelled, ExecutionFailed, ModelRefused
 from .memory import SMALL
 from .modelcopy import ModelCopy, copy_model
+from .onnxdefaults import with_default
 from .onnxerrors import is_wrong_shape, tidy
 from .onnxfile import blame
 from .onnxoutputs import Outputs
@@ -289,12 +290,15 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     options = _options(1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = _session(model, path, options)
-    inputs = tuple(_spec(path, value) for value in session.get_inputs())
+    inputs = [_spec(path, value) for value in session.get_inputs()]
+    weights = [value for value in session.get_overridable_initializers() if value.name in settings.optional_inputs]
+    for spec in [_spec(path, value) for value in weights]:
+        inputs.append(with_default(spec, _NUMBERS[spec.datatype.name], model.view(), path))
     outputs = tuple(_spec(path, value) for value in session.get_outputs())
     types = {spec.datatype.name for spec in (*inputs, *outputs)}
     if {"BYTES", "BF16"} <= types:
         raise ModelRefused(f"{path}: ONNX Runtime cannot serve BYTES and BF16 tensors in one model")
-    signature = Signature(inputs, outputs)
+    signature = Signature(tuple(inputs), outputs)
     try:
         return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings))
     except ModelRefused as error:

@@ -6,6 +6,7 @@ floats; and a file may keep its weights in others. Field numbers are from https:
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -59,6 +60,16 @@ def source_digest(data: bytes, folder: Path) -> str:
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
+
+
+def initializer(data: bytes | memoryview, name: str) -> memoryview | None:
+    """The TensorProto of the weight of this name, as it stands in the file; None if there is none."""
+    with suppress(ValueError, IndexError):
+        for graph in _messages(_message(memoryview(data)), 7):
+            for tensor in graph.get(5, ()):
+                if isinstance(tensor, memoryview) and _text(_message(tensor), 8) == name:
+                    return tensor
+    return None
 
 
 def _declared(value: Message) -> Declared:

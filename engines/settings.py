@@ -86,6 +86,8 @@ class RuntimeSettings:
       beyond being the memory's last content. Only for models whose rows do not depend on each other; `pads` says where it
       holds. Libraries that need no shape to be ready, as ONNX Runtime, run each batch as it is.
     - `profile`: the one optimization profile to run with; None takes for each shape one that fits.
+    - `optional_inputs`: names of weights that may be given as inputs, where the model file lets them: its overridable
+      initializers. Only ONNX Runtime has them.
     - `weight_streaming_budget`: bytes of weights to keep on the GPU where the engine can stream them; None is what the
       engine was built with, or asks the library.
     """
@@ -100,6 +102,7 @@ class RuntimeSettings:
     profile: int | None = None
     weight_streaming_budget: int | None = None
     batch_padding: bool = False
+    optional_inputs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -114,6 +117,8 @@ class RuntimeSettings:
             )
         if not isinstance(self.batch_padding, bool):
             raise ValueError(f"batch_padding is {self.batch_padding!r}; expected True or False")
+        if not (isinstance(self.optional_inputs, tuple) and all(isinstance(name, str) for name in self.optional_inputs)):
+            raise ValueError(f"optional_inputs is {self.optional_inputs!r}; expected a tuple of names")
         for name, expected in _COUNTS.items():
             if not _is_count(value := getattr(self, name)):
                 raise ValueError(f"{name} is {value!r}; expected {expected}, or None")

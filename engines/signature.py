@@ -46,6 +46,13 @@ class Form(NamedTuple):
         return _change(shape, self.inner, self.outer)
 
 
+class Default(NamedTuple):
+    """What a model has for an input that a request leaves out: its shape in the model, and its bytes in wire form."""
+
+    shape: Shape
+    data: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output of a model.
@@ -53,7 +60,8 @@ class TensorSpec:
     `dims` are sizes, or names for dynamic ones: the same name is the same size throughout a request, and the empty
     name is a size of its own each time. Batch dimensions are included. `limits` are the least and the most that each
     dimension may be, where an engine was built for a range. With a `form` callers see the tensor in another shape; `dims`,
-    `limits` and all that is asked of them are the model's.
+    `limits` and all that is asked of them are the model's. An executor needs every input; who has none of one with a
+    `default` gives it that.
     """
 
     name: str
@@ -61,6 +69,7 @@ class TensorSpec:
     dims: tuple[int | str, ...]
     limits: tuple[tuple[int, int], ...] = ()
     form: Form | None = None
+    default: Default | None = None
 
     @property
     def shape(self) -> Shape:

@@ -38,7 +38,7 @@ from .description import describe
 from .enginepool import EnginePool
 from .ensemble import NOT_ITS_OWN, PLATFORM, SETTINGS, EnsembleStep, Part, chained, identity, notes, shown
 from .instances import bind_in_turn
-from .modelconfig import apply, batching
+from .modelconfig import ModelConfig, apply, batching
 from .modelsettings import Settled, Unsupported, settle, usual
 from .protocol.classes import Labels
 from .repository import Listing, ModelFile, Repository
@@ -225,7 +225,11 @@ class Library:
         found = [Entry(file.name, "", "UNAVAILABLE", problem) for problem in settled.problems]
         loaded.problems.extend(entry for entry in found if entry not in loaded.problems)
         loaded.warnings.extend(warning for warning in settled.warnings if warning not in loaded.warnings)
-        return replace(settled, settings=settled.settings.merge(batch_padding=bool(file.config.max_batch)))
+        padding, optional = (
+            bool(file.config.max_batch),
+            tuple(sorted(each.name for each in file.config.inputs if each.optional)),
+        )
+        return replace(settled, settings=settled.settings.merge(batch_padding=padding, optional_inputs=optional))
 
     def _tell(self, loaded: Loaded, kept: bool) -> None:
         """Each line once, though every tenant loads the model, until a load goes otherwise."""
@@ -244,7 +248,7 @@ class Library:
         how, why_not = batching(file.config, signature)
         execution = executor.describe()
         notes = [why_not] if why_not else []
-        notes += _notes(execution)
+        notes += [*_required(file.config, signature), *_notes(execution)]
         loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
         platform = PLATFORM if file.config.steps else engine.platform
         folder = file.filename.partition("/")[0]
@@ -352,6 +356,14 @@ def _steps(listing: Listing) -> tuple[str, ...]:
 def _of_steps(unsupported: Unsupported) -> Unsupported:
     """What an ensemble cannot honour: what its steps were loaded with besides."""
     return lambda asked: {**unsupported(asked), **{field: NOT_ITS_OWN for field in asked if field not in SETTINGS}}
+
+
+def _required(config: ModelConfig, signature: Signature) -> Iterator[str]:
+    """What to say of inputs that are configured as optional and are not."""
+    optional = [each.name for each in config.inputs if each.optional]
+    for spec in signature.inputs:
+        if spec.name in optional and spec.default is None:
+            yield f"input {spec.name!r} is optional in {config.source}, but the model has nothing to take in its place: send it"
 
 
 def _notes(execution: Mapping[str, object]) -> list[str]:

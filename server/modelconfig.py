@@ -67,12 +67,14 @@ class StatedTensor(NamedTuple):
     """An input or output as configured: its protocol data type, and sizes or -1, without the batch if there is one.
 
     `dims` are for callers. `reshape` are the model's where they are others, of as many elements; see `signature.Form`.
+    Requests may leave an `optional` input out, if the model has something of its own for it.
     """
 
     name: str
     datatype: str
     dims: tuple[int, ...]
     reshape: tuple[int, ...] | None = None
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,8 @@ class _Reader:
         reshape = self._dims(f"{where}: ", "reshape.shape", message.reshape.shape) if message.HasField("reshape") else None
         if reshape is not None and (why := Form(dims, reshape).obstacle()):
             self._refuse(f"{where} cannot be reshaped from dims to reshape.shape: {why}")
-        return StatedTensor(message.name, datatypes[config_name], dims, reshape)
+        optional = field == "input" and message.optional
+        return StatedTensor(message.name, datatypes[config_name], dims, reshape, optional)
 
     def _dims(self, where: str, key: str, values: Any) -> tuple[int, ...]:
         if wrong := [dim for dim in values if dim < 1 and dim != -1]:

@@ -241,7 +241,7 @@ _IGNORED = {
     "GraphSpec": "graph_lower_bound",
     "ModelWarmup": "count",
     "WarmupInput": "random_data input_data_file",
-    "ModelInput": "is_shape_tensor optional is_non_linear_format_io",
+    "ModelInput": "is_shape_tensor is_non_linear_format_io",
     "ModelOutput": "is_shape_tensor is_non_linear_format_io",
 }
 """Fields that are read and mean nothing here, by message."""

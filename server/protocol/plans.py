@@ -113,7 +113,7 @@ class Plans:
 
     def _consider(self, head: bytes, body: bytes, request: InferRequest, signature: Signature, slot: Slot) -> None:
         entries = parse(head)["inputs"]
-        if all(entry.get("data") is None for entry in entries):
+        if len(entries) == len(signature.inputs) and all(entry.get("data") is None for entry in entries):
             self._remember(head, _plan(entries, len(head), body, request, signature, slot))
 
     def _remember(self, head: bytes, plan: Plan) -> None:

@@ -151,9 +151,22 @@ def _inputs(body: Body, signature: Signature, limits: Limits) -> list[Input]:
     if left := len(body.binary) - body.taken:
         more = count(left, "byte")
         raise BadRequest(f"the body has {more} more than its JSON and parameters.binary_data_size of its inputs say")
-    if missing := [name for name in specs if name not in found]:
-        raise BadRequest(f"inputs: {_quote(missing)} missing; the model takes {_quote(specs)}")
+    if len(found) < len(specs):
+        _fill(found, specs)
     return [found[name] for name in specs]
+
+
+def _fill(found: dict[str, Input], specs: dict[str, TensorSpec]) -> None:
+    """Put what the model has itself in the place of inputs that were left out. Raises BadRequest if it has nothing."""
+    missing = []
+    for name, spec in specs.items():
+        if name not in found:
+            if spec.default is None:
+                missing.append(name)
+            else:
+                found[name] = Input(spec.default.shape, spec.default.data)
+    if missing:
+        raise BadRequest(f"inputs: {_quote(missing)} missing; the model takes {_quote(specs)}")
 
 
 def _name(entry: Any, known: "dict[str, Any]", where: str, what: str) -> str:

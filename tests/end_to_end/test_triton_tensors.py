@@ -124,6 +124,23 @@ def write_scalar(root: Path, name: str, dims: str) -> None:
     (root / name / "config.pbtxt").write_text(text)
 
 
+OPTIONAL = 'input [ {{ name: "{}" data_type: TYPE_{} dims: [ {} ] optional: true }} ]\n'
+
+
+def write_with_initializer(root: Path, datatype: str) -> None:
+    """INPUT + INITIALIZER, which is all ones, or all "z", where it is not given."""
+    names, kind = ("INPUT", "INITIALIZER", "OUTPUT"), ONNX[datatype]
+    *given, taken = (helper.make_tensor_value_info(name, kind, [5, 5]) for name in names)
+    value = helper.make_tensor("INITIALIZER", kind, [5, 5], [1.0] * 25 if datatype == "FP32" else [b"z"] * 25)
+    operator = "Add" if datatype == "FP32" else "StringConcat"
+    graph = helper.make_graph([helper.make_node(operator, names[:2], names[2:])], "add", given, [taken], [value])
+    path = root / f"with_initializer_{datatype}" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8).SerializeToString())
+    text = stated("input", "INPUT", datatype, (5, 5), (5, 5)) + OPTIONAL.format("INITIALIZER", datatype, "5, 5")
+    (path.parent.parent / "config.pbtxt").write_text(text + stated("output", "OUTPUT", datatype, (5, 5), (5, 5)))
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("models")
@@ -134,6 +151,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ZEROS:
         for batch in (True, False):
             write_zero(root, name, batch)
+    for name in ("FP32", "STRING"):
+        write_with_initializer(root, name)
+    repository.write(root, "needed", repository.IDENTITY, config=OPTIONAL.format("x", "FP32", "-1, -1"))
     for name, dims in (("onnx_scalar_1dim", "[ 1 ]"), ("onnx_scalar_2dim", "[ 1, 1 ]"), ("onnx_scalar_wrong", "[ 2 ]")):
         write_scalar(root, name, dims)
     return root
@@ -272,6 +292,35 @@ class TestScalarIO:
         index = httpx.post(f"{triton_served.url}/v2/repository/index").json()
         (entry,) = [entry for entry in index if entry["name"] == "onnx_scalar_wrong"]
         assert (entry["state"], "'INPUT' is [2], but [] in the model" in entry["reason"]) == ("UNAVAILABLE", True)
+
+
+class TestInitializerAsInput:
+    """L0_initializer_as_input."""
+
+    @pytest.mark.parametrize("binary", [False, True])
+    @pytest.mark.parametrize("name", ["FP32", "STRING"])
+    def test_without_and_with_the_optional_input(self, client: triton.InferenceServerClient, name: str, binary: bool) -> None:
+        one, other = (np.array([f"{letter}{n}".encode() for n in range(25)], object).reshape(5, 5) for letter in "ab")
+        if name == "FP32":
+            one, other = np.zeros((5, 5), np.float32), np.full((5, 5), 7, np.float32)
+        given_one = given("INPUT", WIRE[name][0], one, binary)
+        for _ in range(2):
+            answered = client.infer(f"with_initializer_{name}", [given_one]).as_numpy("OUTPUT")
+            assert answered.tolist() == (one + (1 if name == "FP32" else b"z")).tolist()
+            inputs = [given("INITIALIZER", WIRE[name][0], other, binary), given_one]
+            answered = client.infer(f"with_initializer_{name}", inputs).as_numpy("OUTPUT")
+            assert answered.tolist() == (one + other).tolist()
+
+    def test_metadata_lists_the_optional_input(self, client: triton.InferenceServerClient) -> None:
+        assert [entry["name"] for entry in client.get_model_metadata("with_initializer_FP32")["inputs"]] == [
+            "INPUT",
+            "INITIALIZER",
+        ]
+        assert [entry["optional"] for entry in client.get_model_config("with_initializer_FP32")["input"]] == [False, True]
+
+    def test_an_input_that_the_model_needs_is_missed_though_it_is_configured_as_optional(self, triton_served: Served) -> None:
+        response = post(triton_served, "needed", inputs=[])
+        assert (response.status_code, response.json()["error"]) == (400, "inputs: 'x' missing; the model takes 'x'")
 
 
 class TestNanInf:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engines import (
+    DATATYPES,
     Engine,
     ExecutionFailed,
     Executor,
@@ -26,11 +27,13 @@ from engines import (
     RuntimeSettings,
     Tensor,
     TensorMismatch,
+    TensorSpec,
     load_engine,
 )
 from engines.base import NO_ROOM
 from engines.onnx import OnnxExecutor, OnnxWork
 from engines.onnxerrors import tidy
+from engines.signature import Default
 from partitions.cpu import CpuDevice, CpuPartition
 from tests import models
 from tests.engines.tensors import Array, Memory, array, packed, run, unpacked
@@ -261,6 +264,29 @@ def test_weights_in_a_file_of_their_own_are_found_beside_the_model(load: Loader,
     (load.folder / "weights.bin").unlink()
     with pytest.raises(ModelRefused, match=r"external\.onnx: failed to load: .*weights\.bin"):
         load_engine(path)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_weight_that_is_an_input_is_one_where_it_is_asked_for_with_its_own_value_for_default(
+    load: Loader, partition: CpuPartition, external: bool
+) -> None:
+    path = load.folder / "scaled.onnx"
+    model = onnx.load(models.save(path, "scaled (float[n] x) => (float[n] y) <float[2] w = {2, 3}> { y = Mul(x, w) }"))
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array([2, 3], np.float32), "w"))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [2]))
+    onnx.save_model(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+    ones = np.ones(2, np.float32)
+    with closing(load_engine(path).bind(partition)) as executor:
+        assert [spec.name for spec in executor.engine.signature.inputs] == ["x"]
+        assert run(executor, ones)[0].tolist() == [2, 3]
+    engine = load_engine(path, settings=RuntimeSettings(optional_inputs=("w", "x", "nothing")))
+    x, w = engine.signature.inputs
+    default = Default((2,), np.array([2, 3], np.float32).tobytes())
+    assert (x.default, w) == (None, TensorSpec("w", DATATYPES["FP32"], (2,), default=default))
+    with closing(engine.bind(partition)) as executor:
+        memory = Memory(4096)
+        for _ in range(2):
+            assert run(executor, ones, np.array([5, 7], np.float32), room=memory.room)[0].tolist() == [5, 7]
 
 
 def test_an_engine_is_bound_after_its_file_is_gone(load: Loader, partition: CpuPartition) -> None:

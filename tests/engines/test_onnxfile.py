@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.onnxfile import Declared, OnnxFile, blame, read_onnx, source_digest
+from engines.onnxfile import Declared, OnnxFile, blame, initializer, read_onnx, source_digest
 
 from .small import IMAGES, model
 
@@ -43,6 +43,17 @@ def test_no_damage_makes_it_raise(at: int, byte: int) -> None:
     data = bytearray(model(IMAGES))
     data[at % len(data)] = byte
     read_onnx(bytes(data))
+
+
+def test_a_weight_is_found_by_its_name() -> None:
+    other, value = (numpy_helper.from_array(np.arange(300.0), name) for name in "vw")
+    graph = helper.make_graph([], "g", [], [], [other, value])
+    assert initializer(helper.make_model(graph).SerializeToString(), "w") == value.SerializeToString()
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x3a\xff", b"\x3a\x03\x2a\x01\xff", model(IMAGES)])
+def test_a_weight_that_is_not_there_is_none(data: bytes) -> None:
+    assert initializer(data, "nothing") is None
 
 
 def test_a_library_s_words_about_bytes_follow_whether_those_are_onnx() -> None:

@@ -55,6 +55,8 @@ def test_the_defaults_are_what_is_best_to_serve_with() -> None:
         ("warm_up", ((("x", (0, 3)),),), "shapes by input"),
         ("warm_up", ((("x", [1, 3]),),), "shapes by input"),
         ("batch_padding", 1, "True or False"),
+        ("optional_inputs", "x", "a tuple of names"),
+        ("optional_inputs", (1,), "a tuple of names"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_field_the_value_and_the_choices(name: str, value: object, choice: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature, TensorSpec
+from engines.signature import Default
 from partitions import Partition
 from server.batches import Batching
 from server.catalog import Entry
@@ -201,6 +202,24 @@ def test_padding_is_asked_for_where_the_configuration_says_that_rows_are_a_batch
     read = Reader()
     open_library(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
     assert [each.batch_padding for each in read.settings] == [padding]
+
+
+def test_inputs_that_are_configured_as_optional_are_asked_for_and_told_where_they_are_not(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = 'input { name: "%s" data_type: TYPE_FP32 dims: [-1] optional: true }'
+    add(tmp_path, "m", entry % "x" + entry % "k")
+    asked: list[RuntimeSettings] = []
+    own = TensorSpec("k", DATATYPES["FP32"], ("m",), default=Default((0,), b""))
+
+    def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        asked.append(settings)
+        return FakeEngine(Signature((*SIGNATURE.inputs, own), ()), Script())
+
+    assert library(tmp_path, read).load("m", partitions[0]).served
+    assert [settings.optional_inputs for settings in asked] == [("k", "x")]
+    why = "the model has nothing to take in its place: send it"
+    assert messages(caplog) == [f"model m 1: input 'x' is optional in m/config.pbtxt, but {why}"]
 
 
 def test_everything_that_cannot_be_honoured_is_a_problem_with_its_key_and_nothing_is_loaded(

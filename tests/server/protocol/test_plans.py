@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engines import DATATYPES, Signature, TensorMismatch, TensorSpec
 from engines.memory import view
-from engines.signature import Form
+from engines.signature import Default, Form
 from server.errors import BadRequest, Failed, RequestError, TooLarge
 from server.protocol.plans import Plans
 from server.protocol.request import InferRequest, Limits, Wanted, decode
@@ -82,6 +82,21 @@ def test_reshaped_tensors_are_remembered_in_the_model_s_shapes() -> None:
         TensorMismatch,
         "input 'x': shape [2, 2]; expected one as in [-1, 2, 1]",
     )
+
+
+def test_what_a_request_leaves_out_is_what_the_model_has_and_is_not_remembered_from_another() -> None:
+    inputs = (spec("x", "FP32", "n"), TensorSpec("k", DATATYPES["INT16"], ("m",), default=Default((2,), HALVES)))
+    signature, plans = Signature(inputs, ()), Plans()
+    without, whole = request(binary(4)), request(binary(4), binary(2, "INT16", name="k"))
+    for _ in range(3):
+        check(plans, without, floats([1]), signature)
+        check(plans, whole, floats([2]) + b"ab", signature)
+    slot = slot_of()
+    taken = plans.decode(body_of(without) + floats([3]), len(body_of(without)), signature, slot, LIMITS)
+    assert (taken.shapes, content(taken, slot, signature)) == (((1,), (2,)), [floats([3]), HALVES])
+    assert repr(plans) == "<Plans 1>"
+    refused = outcome(plans.decode, body_of(request()), None, signature)
+    assert refused == (BadRequest, "inputs: 'x' missing; the model takes 'x', 'k'")
 
 
 def test_an_output_that_has_no_shape_for_callers_is_the_model_s_failure() -> None:
