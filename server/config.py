@@ -54,6 +54,8 @@ class ConfigError(Exception):
 class ServerConfig:
     """The HTTP side. `max_body` and `max_json_tensor` are bytes.
 
+    `max_string_elements` is how many elements all BYTES tensors of one request may have: on a core ONNX Runtime takes a
+    microsecond and 100 bytes or more for each, however short it is.
     `nonfinite_json` is what JSON has for NaN and infinity that a model computed: the words that Triton writes, or null.
     `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that holds the device.
     `front_cores` is whether such processes get cores of their own where the device has none for tenants, or run on any.
@@ -66,6 +68,7 @@ class ServerConfig:
     port: Annotated[int, whole(0, 65535)] = 8000
     max_body: Annotated[int, SIZE] = 64 * 2**20
     max_json_tensor: Annotated[int, SIZE] = 2**20
+    max_string_elements: Annotated[int, whole(1)] = 2**18
     nonfinite_json: Annotated[str, one_of("literal", "null")] = "literal"
     admin_key_sha256: Annotated[str | None, DIGEST] = None
     default_tenant: Annotated[str | None, TEXT] = None

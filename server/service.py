@@ -58,7 +58,12 @@ class Service:
 
     def __init__(self, config: Config, tenants: Iterable[Tenant]) -> None:
         self.config = config
-        self.limits = Limits(config.server.max_json_tensor, config.server.max_body, config.server.nonfinite_json)
+        self.limits = Limits(
+            config.server.max_json_tensor,
+            config.server.max_body,
+            config.server.nonfinite_json,
+            config.server.max_string_elements,
+        )
         self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self.uploads = Uploads(NOBODYS)

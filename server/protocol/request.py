@@ -38,12 +38,14 @@ class Wanted(NamedTuple):
 class Limits:
     """Bytes of JSON that one request may have, elements that one tensor may claim, and what JSON has for NaN and infinity.
 
+    `texts` is how many elements all BYTES tensors of one request may have: each costs many times its bytes where it is run.
     `nonfinite` is "literal" for `NaN`, `Infinity` and `-Infinity`, or "null".
     """
 
     json: int
     elements: int
     nonfinite: str = "literal"
+    texts: int = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,14 @@ class Body:
         self.binary = binary
         self.is_all_json = is_all_json
         self.taken = 0
+        self.texts = 0
+
+    def count_texts(self, elements: int, where: str, limits: Limits) -> None:
+        """There are so many texts in the input at this path. Raises TooLarge for more than a request may have."""
+        self.texts += elements
+        if self.texts > limits.texts:
+            text = f"{where}shape: {self.texts} elements of BYTES in one request"
+            raise TooLarge(f"{text}; the limit is {limits.texts} (server.max_string_elements)")
 
     def take(self, size: int, where: str) -> memoryview:
         """The next binary tensor, that of the input at this path."""
@@ -190,6 +200,8 @@ def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limi
     if (size is None) == (entry.get("data") is None):
         how = "missing; expected an array, or" if size is None else "given; expected either this or"
         raise BadRequest(f"{where}data: {how} parameters.binary_data_size")
+    if not spec.datatype.size:
+        body.count_texts(math.prod(shape), where, limits)
     declared = Declared(where, spec, shape)
     inner = spec.inward(shape) if spec.form else shape
     if size is None:

@@ -23,6 +23,7 @@ host = "0.0.0.0"
 port = 0
 max_body = "10MB"
 max_json_tensor = 4096
+max_string_elements = 1000
 nonfinite_json = "null"
 admin_key_sha256 = "{"AB" * 32}"
 default_tenant = "globex"
@@ -92,6 +93,7 @@ def test_a_complete_file_becomes_a_configuration(folder: Path) -> None:
             port=0,
             max_body=10_000_000,
             max_json_tensor=4096,
+            max_string_elements=1000,
             nonfinite_json="null",
             admin_key_sha256="ab" * 32,
             default_tenant="globex",
@@ -125,6 +127,7 @@ def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
     assert (config.server.max_body, config.server.max_json_tensor) == (67_108_864, 1_048_576)
     assert config.server.nonfinite_json == "literal"
+    assert config.server.max_string_elements == 262_144
     assert (config.server.admin_key_sha256, config.server.default_tenant) == (None, None)
     assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("per-tenant", "text", "info")
     assert (config.server.drain_grace, config.server.front_cores) == (1.0, "auto")

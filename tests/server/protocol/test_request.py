@@ -13,6 +13,7 @@ from tests.memory import slot_of
 from .messages import (
     LIMITS,
     PAIR,
+    Document,
     binary,
     body_of,
     elements,
@@ -165,6 +166,28 @@ def test_more_json_than_the_limit_is_too_large_and_told_of_binary_tensors() -> N
     assert "binary tensors" in told
     assert "Inference-Header-Content-Length" in told
     assert take(document, model(), limits=Limits(json=len(document), elements=100)).tensors
+
+
+TEXTS = Signature((spec("x", "BYTES", "n"), spec("z", "BYTES", "m"), spec("number", "INT32", "k")), (spec("y", "INT32", 1),))
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_more_texts_than_a_request_may_have_are_too_large_whatever_the_tensors(as_json: bool) -> None:
+    limits = Limits(json=1 << 20, elements=1 << 20, texts=5)
+
+    def texts(count: int, name: str) -> Document:
+        if as_json:
+            return tensor([""] * count, "BYTES", name=name)
+        return {"name": name, "datatype": "BYTES", "shape": [count], "parameters": {"binary_data_size": 4 * count}}
+
+    numbers = tensor([1] * 9, "INT32", name="number")
+    few, many = ({"inputs": [numbers, texts(3, "x"), texts(count, "z")]} for count in (2, 3))
+    data = b"" if as_json else b"\0" * 20
+    assert take(few, TEXTS, data, limits=limits).tensors
+    with pytest.raises(TooLarge) as caught:
+        take(many, TEXTS, data + data[:4], limits=limits)
+    expected = "inputs[2].shape: 6 elements of BYTES in one request; the limit is 5 (server.max_string_elements)"
+    assert str(caught.value) == expected
 
 
 def test_binary_tensors_do_not_count_as_json() -> None:
