@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from partitions.current import restored
+
 from .artifact import PORTABLE, Artifact, read_plan, this_platform
 from .errors import Cancelled, ModelRefused
 from .files import replace_file
@@ -83,12 +85,13 @@ def build(
     """Build a model and return the engine file's bytes. Blocks, seconds to minutes, without the GIL; one build a thread.
 
     `path` is where the model came from: weights in files of their own are looked for beside it. What is made up for want
-    of options is logged. Raises ModelRefused with the first thing the library said, Cancelled, or what `progress` raised.
+    of options is logged. The context that is current in the calling thread stays so, though the library asks the GPU. Raises
+    ModelRefused with the first thing the library said, Cancelled, or what `progress` raised.
     """
     where = path or "the model"
     job = _Job(api or find_tensorrt(), onnx, options, path, stream_for, Watch(progress or (lambda step: True)))
     try:
-        with listening() as heard:
+        with restored(), listening() as heard:
             return job.run(heard)
     except ModelRefused as error:
         if job.watch.cancelled:

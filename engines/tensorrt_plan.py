@@ -9,6 +9,7 @@ from typing import Any
 from cuda.core import Device, Kernel
 
 from partitions.cuda import CudaDevice, CudaPartition
+from partitions.current import restored
 
 from .cache import CacheKey, RuntimeCache, open_cache
 from .copies import compile_kernels
@@ -134,5 +135,6 @@ class LoadedPlan:
             log.warning(text, self.path, profile, how, sms, partition.size, partition, partition.size)
 
     def close(self) -> None:
-        """Free the weights; everything that was made of it has to be gone."""
-        self.plan = self._copying = None
+        """Free the weights; everything that was made of it has to be gone. What is current in the thread stays so."""
+        with restored():
+            self.plan = self._copying = None

@@ -20,6 +20,7 @@ from cuda.bindings import driver
 from cuda.core import Device, Stream
 from cuda.core._utils.cuda_utils import CUDAError, handle_return
 
+from .current import restored
 from .errors import DeviceUnavailable, PartitionError
 from .faults import translated
 from .green import NONBLOCKING, SM, Green, Split, split
@@ -216,7 +217,7 @@ class CudaDevice:
     @contextmanager
     def current(self) -> Iterator[Device]:
         """The primary context current in the block, and after it what was current before. As `make_current` otherwise."""
-        with _restored():
+        with restored():
             yield self.make_current()
 
     def carve(self, granules: Sequence[int]) -> CudaPartition:
@@ -354,24 +355,13 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
         raise ValueError(f"granules of {granule_sms} SMs; expected 1 or more")
     try:
         device = Device(index)
-        with _restored():
+        with restored():
             device.set_current()
             smallest = device.resources.sm.min_partition_size
             clusters = granule_sms is None or granule_sms >= smallest
             return CudaDevice(index, device.name, split(device, granule_sms), clusters)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
-
-
-@contextmanager
-def _restored() -> Iterator[None]:
-    """Leave the context that is current in the calling thread so. Never fails of itself."""
-    _, before = driver.cuCtxGetCurrent()  # NULL where there is none; None where it cannot be asked.
-    try:
-        yield
-    finally:
-        if before is not None:
-            driver.cuCtxSetCurrent(before)  # NULL takes away what the block has made current.
 
 
 def _shares(sizes: Sequence[int]) -> str:

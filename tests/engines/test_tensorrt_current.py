@@ -1,5 +1,6 @@
 """F08: the context that is current in a thread is the caller's. Every call leaves it as it found it, whatever it was."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,16 @@ from typing import Any
 import pytest
 
 from engines import ExecutionFailed, ModelRefused
+from engines.builder import BuildOptions, build
+from engines.tensorrt_api import find_tensorrt
 from partitions import PartitionError
 from tests.contract import in_a_thread
 from tests.engines.simulated import Bench, affine, opened, rows
+from tests.engines.small import ADD, model
 from tests.engines.tensors import Memory, run
+from tests.simulation import Gpu
+from tests.simulation.building import building
+from tests.simulation.tensorrt import library
 
 ELSEWHERE = 0x77
 """Some context that is not the device's primary one."""
@@ -116,6 +123,36 @@ def test_f08_every_call_leaves_current_what_was(bench: Bench, before: int) -> No
         return calls()
 
     assert in_a_thread(body)[1].result(60) == []
+
+
+@pytest.mark.parametrize("before", [ELSEWHERE, 0], ids=["another context", "none"])
+def test_f08_a_build_leaves_current_what_was_though_the_library_uses_the_gpu(tmp_path: Path, before: int) -> None:
+    try:
+        real = find_tensorrt(["tensorrt_rtx"]).module
+    except ModelRefused as refusal:
+        pytest.skip(str(refusal))
+    gpu = Gpu()
+    with opened(tmp_path, library(gpu, **building(gpu, real)), gpu) as bench:
+
+        def body() -> int:
+            gpu.here.pushed = [before] if before else []
+            build(model(ADD), BuildOptions())
+            return gpu.current()
+
+        assert in_a_thread(body)[1].result(60) == before
+        bench.close()
+
+
+@pytest.mark.parametrize("before", [ELSEWHERE, 0], ids=["another context", "none"])
+def test_f08_so_does_the_collector_that_frees_an_engine(bench: Bench, before: int) -> None:
+    def body() -> int:
+        bench.gpu.here.pushed = [before] if before else []
+        bench.load(bench.plan()).bind(bench.partition).close()
+        bench.engines.clear()
+        gc.collect()
+        return bench.gpu.current()
+
+    assert in_a_thread(body)[1].result(60) == before
 
 
 def test_f08_a_thread_that_attaches_keeps_the_primary_context(bench: Bench) -> None:

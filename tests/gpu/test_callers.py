@@ -80,9 +80,10 @@ def test_a_context_of_the_caller_s_stays_current(device: Any, tmp_path: Path) ->
     cuda = handle_return(driver.cuDeviceGet(0))
     theirs = handle_return(driver.cuDevicePrimaryCtxRetain(cuda))
     network = mlp()
-    path = plan(tmp_path, network)  # A build in this process is not held to it: it asks the library about the plan.
     for before in (0, int(theirs)):
         handle_return(driver.cuCtxSetCurrent(before))
+        path = plan(tmp_path, network)
+        assert current() == before, "a build asks the library about the plan, which makes the primary context current"
         with closing(device.carve([2])) as partition, closing(load_engine(path, device)) as engine:
             assert current() == before
             with closing(engine.bind(partition)) as executor:

@@ -34,6 +34,7 @@ def building(gpu: Gpu, real: Any) -> dict[str, Any]:
             return getattr(self._real, name)
 
         def build_serialized_network(self, network: Any, config: Any) -> Any:
+            gpu.use_runtime()
             gpu.building += 1
             try:
                 plan = self._real.build_serialized_network(network, config)

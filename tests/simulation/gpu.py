@@ -229,6 +229,10 @@ class Gpu:
             self.here.current = context == self.primary.handle
             self.here.pushed = [context] if context and not self.here.current else []
 
+    def use_runtime(self) -> None:
+        """As libraries that are made with the CUDA runtime: the primary context is current in the thread from then on."""
+        self.set_current(self.primary.handle)
+
     def destroy_stream(self, stream: Stream) -> None:
         if stream.closed or stream.context.closed:
             raise Misuse("a stream was destroyed twice, or after its context")

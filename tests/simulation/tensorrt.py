@@ -100,6 +100,7 @@ class Runtime:
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> "ICudaEngine | None":
         try:
             self._gpu.enter("Runtime.deserialize_cuda_engine", current=True)
+            self._gpu.use_runtime()
             kind = self._gpu.kinds["ICudaEngine"]
             return kind(self._gpu, self._logger, *unpack(bytes(serialized_engine), self._gpu.plans))  # type: ignore[no-any-return]
         except (CUDAError, ValueError) as error:
@@ -127,6 +128,9 @@ class ICudaEngine:
         self._budget = int(facts["streamable"])
         self._contexts: WeakSet[IExecutionContext] = WeakSet()
         self._shapes: dict[tuple[Shape, ...], dict[str, Shape]] = {}
+
+    def __del__(self) -> None:
+        self._gpu.use_runtime()
 
     @property
     def _aliases(self) -> Mapping[str, str]:
