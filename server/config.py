@@ -20,6 +20,7 @@ from .units import (
     DIGEST,
     DIGESTS,
     DURATION,
+    FLAG,
     NAMES,
     SIZE,
     TEXT,
@@ -59,6 +60,7 @@ class ServerConfig:
     `nonfinite_json` is what JSON has for NaN and infinity that a model computed: the words that Triton writes, or null.
     `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that holds the device.
     `front_cores` is whether such processes get cores of their own where the device has none for tenants, or run on any.
+    `strict_readiness` is whether the server is ready only while no model is unavailable, but for those that were unloaded.
     `drain_grace` is the seconds between readiness turning 503 and the refusal of new work. `watchdog` is the seconds for
     which the event loop of the device's process may not turn before that process is ended, 0 for ever; after a quarter of
     them the server is not ready.
@@ -76,6 +78,7 @@ class ServerConfig:
     front_cores: Annotated[str, one_of("auto", "any")] = "auto"
     log_format: Annotated[str, one_of("text", "json")] = "text"
     log_level: Annotated[str, one_of("debug", "info", "warning", "error")] = "info"
+    strict_readiness: Annotated[bool, FLAG] = False
     drain_grace: Annotated[float, DURATION] = 1.0
     watchdog: Annotated[float, DURATION] = 20.0
 

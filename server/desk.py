@@ -13,7 +13,8 @@ from .link import Link
 from .pool import SlotStatistics
 from .statistics import ModelStatistics
 
-State = Literal["starting", "serving", "draining", "lost", "closed"]
+State = Literal["starting", "serving", "incomplete", "draining", "lost", "closed"]
+"""Of the server. It is incomplete when it serves, but not every model, and `server.strict_readiness` asks for all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ from .worker import Seat, Worker
 
 log = logging.getLogger("greenlane.runtime")
 
+UNLOADED = "unloaded"
+"""Why a model is not there that was asked to go: that makes no server unready, however strict it is."""
 LOOK = 1.0
 """Seconds between two looks for engines that can be freed."""
 
@@ -97,7 +99,7 @@ class Runtime:
 
     @property
     def ready(self) -> bool:
-        """Whether new work is welcome: every model was tried, and nobody asked the server to stop."""
+        """Whether new work is welcome: every model was tried, or loaded if that is asked for, and nobody asked for the end."""
         return self.state == "serving"
 
     async def start(self) -> None:
@@ -237,7 +239,7 @@ class Runtime:
                 for ensemble in self._ensembles(tenant, [name]):
                     await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
                     log.info("unavailable for %s: %s, as its step %s is unloaded", tenant, ensemble.name, name)
-                await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", "unloaded")], {}))
+                await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", UNLOADED)], {}))
                 log.info("unloaded for %s: %s", tenant, name)
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
@@ -373,8 +375,9 @@ class Runtime:
         """Load what every tenant may call, all tenants at once; ready when the last model is."""
         await asyncio.gather(*(self._load_tenant(tenant) for tenant in self.config.tenants.values()))
         if self.state == "starting":
-            self._become("serving")
-            log.info("ready: %s", "; ".join(f"{name} is served {self._models(name)}" for name in self.desks))
+            self._become(self._serving_state())
+            ready = "ready" if self.ready else "for server.strict_readiness, which asks for every model, not ready"
+            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._models(name)}" for name in self.desks))
 
     async def _free_engines(self) -> None:
         """Free what was unloaded, an engine at a time, when no inference has run or waited for two looks in a row."""
@@ -442,6 +445,16 @@ class Runtime:
             await asyncio.to_thread(_close, left)
         elif left:  # Its process died: what that had asked for may still be running.
             await self._close_halted(tenant, left)
+        if self.state in ("serving", "incomplete") and self._serving_state() != self.state:
+            self._become(self._serving_state())
+
+    def _serving_state(self) -> State:
+        """The state once every model was tried."""
+        if not self.config.server.strict_readiness:
+            return "serving"
+        loaded = [each for served in self._served.values() for each in served.values()]
+        failed = any(problem.reason != UNLOADED for each in loaded for problem in each.problems)
+        return "incomplete" if failed else "serving"
 
     async def _close_halted(self, tenant: str, left: Iterable[Executor]) -> None:
         try:

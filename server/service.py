@@ -76,9 +76,11 @@ class Service:
 
     @property
     def unready(self) -> str | None:
-        """Why new work is not welcome; None when every model was tried, nobody asked the server to stop, and the device's
-        process, if that is another, was heard of a moment ago.
+        """Why new work is not welcome; None when every model was tried, or loaded if that is asked for, nobody asked the server
+        to stop, and the device's process, if that is another, was heard of a moment ago.
         """
+        if self.state == "incomplete":
+            return "not every model could be loaded, and server.strict_readiness asks for all of them"
         if self.state != "serving":
             return f"the server is {self.state}"
         silence = time.monotonic() - self._heard

@@ -87,6 +87,12 @@ def _whole(value: object) -> int:
     return value
 
 
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError
@@ -175,6 +181,7 @@ def _list(value: object) -> list[object]:
     return value
 
 
+FLAG = Kind("true or false", _flag)
 TEXT = Kind("a text of at least one character", _text)
 SIZE = Kind("a size: bytes as a whole number, or a text such as '64MiB' or '10MB'", _size)
 DURATION = Kind("a duration: a text such as '500us', '10ms', '1.5s' or '15min'", _duration)

@@ -230,8 +230,9 @@ class Process:
             log.warning("the HTTP process cannot run on cores %s: %s", sorted(cores), error.strerror)
 
     def _become(self, state: State) -> None:
+        loaded = self._service.state == "starting" and state in ("serving", "incomplete")
         self._service.become(state)
-        if state == "serving":
+        if loaded:
             gc.collect()
             gc.freeze()
 

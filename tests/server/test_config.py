@@ -30,6 +30,7 @@ default_tenant = "globex"
 fronts = "inline"
 log_format = "json"
 log_level = "debug"
+strict_readiness = true
 drain_grace = "250ms"
 
 [device]
@@ -100,6 +101,7 @@ def test_a_complete_file_becomes_a_configuration(folder: Path) -> None:
             fronts="inline",
             log_format="json",
             log_level="debug",
+            strict_readiness=True,
             drain_grace=0.25,
         ),
         device=DeviceConfig(backend="cpu", index=1, cores=(0, 2, 3), copies="engine"),
@@ -131,6 +133,7 @@ def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
     assert (config.server.admin_key_sha256, config.server.default_tenant) == (None, None)
     assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("per-tenant", "text", "info")
     assert (config.server.drain_grace, config.server.front_cores) == (1.0, "auto")
+    assert config.server.strict_readiness is False
     assert config.device == DeviceConfig(backend="auto", index=0, cores=None, copies="auto")
     acme = config.tenants["acme"]
     assert (acme.name, acme.sms, acme.queue, acme.in_flight, acme.keys_sha256) == ("acme", 48, 64, 2, ())
@@ -247,6 +250,8 @@ def test_a_misspelt_key_is_not_said_to_be_missing_as_well(folder: Path, text: st
         (sections(server="default_tenant = 1"), "server.default_tenant: 1 is not a text"),
         (sections(server="log_format = 'xml'"), "server.log_format: 'xml' is not 'text' or 'json'"),
         (sections(server="log_level = 'INFO'"), "server.log_level: 'INFO' is not 'debug' or 'info' or "),
+        (sections(server="strict_readiness = 1"), "server.strict_readiness: 1 is not true or false"),
+        (sections(server="strict_readiness = 'yes'"), "server.strict_readiness: 'yes' is not true or false"),
         (sections(server="drain_grace = 1"), "server.drain_grace: 1 is not a duration: "),
         (sections(device="backend = 'gpu'"), "device.backend: 'gpu' is not 'auto' or 'cpu' or 'cuda'"),
         (sections(device="index = -1"), "device.index: -1 is not a whole number of 0 or more"),

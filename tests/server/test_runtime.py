@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,14 +59,14 @@ class WatchedDesk(LocalDesk):
 class Site:
     """A runtime of two tenants on a fake device of eight granules, with every engine that it read."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, **server: Any) -> None:
         self.script = Script()
         self.engines: list[FakeEngine] = []
         self.settings: list[RuntimeSettings] = []
         self.device = FakeDevice((1,) * 8, self.script)
         tenants = [TenantConfig(name="acme", granules=2, models=("*",)), TenantConfig(name="globex", granules=2, models=("b",))]
         config = Config(
-            server=ServerConfig(default_tenant="acme"),
+            server=ServerConfig(default_tenant="acme", **server),
             device=DeviceConfig(copies="engine"),
             models=ModelsConfig(repository=root),
             tenants={tenant.name: tenant for tenant in tenants},
@@ -116,8 +117,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def serving(root: Path) -> AsyncIterator[Site]:
-    site = Site(root)
+async def serving(root: Path, **server: Any) -> AsyncIterator[Site]:
+    site = Site(root, **server)
     await site.runtime.start()
     await site.runtime.loaded()
     yield site
@@ -619,6 +620,40 @@ async def test_a_reload_that_fails_is_told_as_such_in_the_log(root: Path, caplog
         told = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
         text = "model a 1 could not be loaded, and what was served before goes on: told to fail at bind"
         assert [line for line in told if line.startswith("model a")] == [text]
+
+
+async def test_with_strict_readiness_the_server_is_ready_only_while_no_model_failed(root: Path) -> None:
+    (root / "a" / "config.pbtxt").write_text("max_batch_size: -1")
+    async with serving(root, strict_readiness=True) as site:
+        assert (site.runtime.ready, site.states) == (False, ["incomplete"])
+        (root / "a" / "config.pbtxt").write_text("")
+        await site.runtime.load("acme", "a")
+        assert site.runtime.ready
+        site.script.fail("bind")
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "a")
+        assert site.runtime.ready, "what was served before goes on"
+        (root / "c" / "1").mkdir(parents=True)
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "c")
+        assert not site.runtime.ready
+        for name in ("c", "a"):
+            await site.runtime.unload("acme", name)
+        assert site.states == ["incomplete", "serving", "incomplete", "serving"], "what was asked to go is not missed"
+        await site.runtime.drain(0)
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "c")
+        assert site.runtime.state == "draining"
+
+
+async def test_without_it_the_server_is_ready_when_every_model_was_tried(root: Path) -> None:
+    (root / "a" / "config.pbtxt").write_text("max_batch_size: -1")
+    async with serving(root) as site:
+        assert (site.runtime.ready, site.states) == (True, ["serving"])
+        (root / "c" / "1").mkdir(parents=True)
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "c")
+        assert (site.runtime.ready, site.states) == (True, ["serving"])
 
 
 def held_builds(site: Site) -> tuple[threading.Event, threading.Event]:

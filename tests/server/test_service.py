@@ -227,5 +227,7 @@ def test_a_server_whose_device_is_another_process_is_ready_only_while_that_is_he
     assert [service.unready for service in (*services, alone)] == ["the device's process has been silent for 6 s", None, None]
     services[0].heard()
     assert services[0].ready
+    services[0].become("incomplete")
+    assert services[0].unready == "not every model could be loaded, and server.strict_readiness asks for all of them"
     services[0].become("draining")
     assert services[0].unready == "the server is draining"
