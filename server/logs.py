@@ -1,11 +1,15 @@
-"""Log records as text for people or as JSON for machines, with the tenant and the request where there are any."""
+"""Log records as text for people or as JSON for machines, with the tenant and the request where there are any, and with how
+many like it were left out before.
+"""
 
 import json
 import logging
 import sys
 import time
 
-_EXTRAS = ("tenant", "request_id")
+from .logwriter import Limit, Writer
+
+_EXTRAS = ("tenant", "request_id", "left_out")
 
 
 class TextFormatter(logging.Formatter):
@@ -30,8 +34,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(style: str, level: str) -> None:
-    """Send Greenlane's records and uvicorn's to standard error, as `text` or `json`, from this level on."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send Greenlane's records and uvicorn's to standard error, as `text` or `json`, from this level on.
+
+    Of records that come too often some are left out, and none is waited for.
+    """
+    handler = Writer(sys.stderr)
+    handler.addFilter(Limit())
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     for name in ("greenlane", "uvicorn"):
         logger = logging.getLogger(name)
