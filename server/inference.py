@@ -113,7 +113,7 @@ class Inference:
             lane, priority, timeout = tenant.lane, request.priority, request.timeout
             if document is not None and timeout is not None:
                 timeout = self._left(timeout)
-            lane.begin(slot, served.key, request.shapes, self._end, priority, timeout, served.batching)
+            lane.begin(slot, served.key, request.shapes, self._end, priority, timeout, served.batching, served.queues)
         except MemoryFull as error:
             self._fail(self._target.tenant.lane.reject(str(error)))
         except Exception as error:

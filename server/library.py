@@ -255,7 +255,8 @@ class Library:
         config = describe(file.name, file.config, signature, platform, folder, how, execution, settled.instances)
         config = shown(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
-        served = Served(file.name, number, key, signature, platform, config, how, Labels(file.labels))
+        labels, queues = Labels(file.labels), file.config.queues
+        served = Served(file.name, number, key, signature, platform, config, how, labels, queues)
         loaded.served.append(served)
         loaded.executors[key] = executor
         loaded.engines[key] = engine
