@@ -160,6 +160,10 @@ def _names(value: object) -> tuple[str, ...]:
     return names
 
 
+def _hosts(value: object) -> tuple[str, ...]:
+    return tuple(_match(r"[0-9A-Za-z_](?:[0-9A-Za-z_.-]*[0-9A-Za-z_])?", each)[0].lower() for each in _list(value))
+
+
 def _batches(value: object) -> tuple[int, ...]:
     sizes = tuple(map(whole(1).parse, _list(value)))
     if sizes != tuple(sorted(set(sizes))):
@@ -192,4 +196,5 @@ BATCHES = Kind("a list of batch sizes, each 1 or more and above the one before i
 WARM_UP = Kind(
     "'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, as in [1, 4, 32]", _warm_up
 )
+HOSTS = Kind("a list of host names, each without a port, as in ['gpu1.example.com']", _hosts)
 NAMES = Kind("a list of one or more model names, or ['*'] alone for all", _names)
