@@ -151,6 +151,8 @@ class Library:
 
     def steps(self, name: str, override: str | None = None) -> tuple[str, ...]:
         """The models that an ensemble runs, each once; none of a model that is no ensemble, or cannot be read."""
+        if override is not None and PLATFORM not in override and "\\" not in override:
+            return ()  # It says nothing of an ensemble, so that a tenant's large configuration is read once, by `prepare`.
         return _steps(self._repository.read(name, override))
 
     def in_order(self, names: Iterable[str]) -> list[str]:

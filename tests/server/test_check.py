@@ -171,6 +171,16 @@ def test_a_problem_of_several_tenants_is_told_once(told: Told) -> None:
     assert ignored in told.err
 
 
+def test_directories_that_are_no_versions_are_no_failure(told: Told) -> None:
+    for name in ("configs", "warmup", "01", "notes"):
+        (told.folder / "models" / "rows" / name).mkdir()
+    assert told.check() == 0
+    assert told.err == [
+        "greenlane: this may not be meant so:",
+        "rows: not looked into: 01, notes; a version is a number above 0 without leading zeros",
+    ]
+
+
 def test_fields_that_are_ignored_are_told_and_no_failure(told: Told) -> None:
     (told.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group { gpus: 0 }")
     assert told.check() == 0
