@@ -77,7 +77,7 @@ def _load(
     _check_tensors(path, plan)
     streaming = _stream_weights(path, plan, api, settings, file)
     key = CacheKey(digest, f"{api.library} {api.version}", device.name)
-    return _engine(path, device, api, plan, file, settings, streaming, key)
+    return _engine(path, device, api, plan, file, settings, streaming, key, builds)
 
 
 def _engine(
@@ -89,6 +89,7 @@ def _engine(
     settings: RuntimeSettings,
     streaming: bool,
     key: CacheKey,
+    builds: Builds,
 ) -> TensorRTEngine:
     signature = file.artifact.signature if file.artifact else _signature(plan, api)
     profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
@@ -98,7 +99,7 @@ def _engine(
     usable = profiles if pinned is None else profiles[pinned : pinned + 1]
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
     situation = Situation(dynamic, streaming, native="cuda_graph_strategy" in api.features)
-    loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, key)
+    loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, key, builds)
     return TensorRTEngine(loaded)
 
 
