@@ -40,8 +40,8 @@ log = logging.getLogger("greenlane.infer")
 CLOSE = (b"connection", b"close")
 """The field of an answer that is the connection's last."""
 
-_INVALID = (400, 413, 415)
-"""Statuses of requests that never were inferences, by what they say themselves; Triton counts none of them for the model."""
+_INVALID = (400, 408, 413, 415)
+"""Statuses of requests that were wrong themselves, or never came whole; Triton counts none of them for the model."""
 _SPARE = 8
 """What part of a tenant's memory may be left for outputs of one request whose size is not known: one in so many."""
 
