@@ -23,6 +23,7 @@ from .units import (
     FLAG,
     HOSTS,
     NAMES,
+    PROFILES,
     SIZE,
     TEXT,
     WARM_UP,
@@ -110,6 +111,7 @@ class ModelOptions:
 
     The rest says how the model runs, see `engines.RuntimeSettings`: `strategy` is when kernels for new shapes are compiled,
     `cuda_graphs` whether the library's own graphs are used, `allocation` who gives an execution context its memory,
+    `profiles` the optimization profiles that an ONNX file is built with, as `RuntimeSettings.build_profiles` has them,
     `weight_budget` the bytes of weights to keep on the GPU. `instances` is how many executors each tenant binds, which
     take turns.
     """
@@ -122,6 +124,7 @@ class ModelOptions:
     cuda_graphs: Annotated[str | None, one_of("on", "off")] = None
     allocation: Annotated[str | None, one_of("static", "on_profile_change", "user_managed")] = None
     profile: Annotated[int | None, whole(0)] = None
+    profiles: Annotated[tuple[Any, ...] | None, PROFILES] = None
     instances: Annotated[int | None, whole(1, MOST_INSTANCES)] = None
     weight_budget: Annotated[int | None, SIZE] = None
     copies: Annotated[str | None, one_of("auto", "sm", "engine")] = None
