@@ -23,7 +23,7 @@ from .exits import NEEDS_RESTART
 log = logging.getLogger("greenlane.watchdog")
 
 STACKS = signal.SIGUSR1
-"""What makes a process that is watched write its stacks."""
+"""What makes a thread of a process that is watched write its stack."""
 
 _BEATS = 8
 """Beats in the time after which their absence is too long, at least; there is one a second in any case."""
@@ -31,6 +31,8 @@ _PAUSE = 3.0
 """Seconds between two looks after which this process was not run itself."""
 _WRITING = 1.0
 """Seconds that the stacks may take."""
+_WRITING_ONE = 0.1
+"""Seconds that one of them may take."""
 _ENDING = 5.0
 """Seconds that an exit may take before the kernel is asked instead."""
 
@@ -90,6 +92,46 @@ def main() -> int:
     return 0
 
 
+def write_stacks(pid: int, until: float) -> None:
+    """Have the threads of a process write their stacks to standard error, one after another, until this time.
+
+    Each writes its own: a thread that walks through another's frames while that one runs crashes the process once in some
+    hundred dumps, as faulthandler's of all threads does (Python 3.11). One that was interrupted while it entered a function
+    still may, so each is waited for to sleep, and those that never do come last. Threads of libraries have none to write.
+    """
+    libc = ctypes.CDLL(None)
+    for thread in sorted(_threads(pid), key=lambda thread: not _sleeps(pid, thread)):
+        if time.monotonic() < until and not _is_busy_with_signal(pid, thread):
+            with suppress(OSError):
+                os.write(2, f"Thread {thread} ({Path(f'/proc/{pid}/task/{thread}/comm').read_text().strip()}):\n".encode())
+            end = min(until, time.monotonic() + _WRITING_ONE)
+            while not _sleeps(pid, thread) and time.monotonic() < end - _WRITING_ONE / 2:
+                time.sleep(0.0005)
+            libc.tgkill(pid, thread, STACKS)
+            while _is_busy_with_signal(pid, thread) and time.monotonic() < end:
+                time.sleep(0.0005)
+
+
+def _threads(pid: int) -> list[int]:
+    """Its threads, the first one first; none once it has ended."""
+    with suppress(OSError):
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    return []
+
+
+def _sleeps(pid: int, thread: int) -> bool:
+    return _state(Path(f"/proc/{pid}/task/{thread}/stat")) != "R"
+
+
+def _is_busy_with_signal(pid: int, thread: int) -> bool:
+    """Whether STACKS waits for a thread, or is held back from it, as while its handler runs: see proc(5)."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/task/{thread}/status").read_text().splitlines()
+        masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "SigBlk:"))]
+        return any(mask >> (STACKS - 1) & 1 for mask in masks)
+    return False
+
+
 def _listen(seconds: float) -> bool | None:
     """Whether the other process said something, None if it was silent for so long, False once it has ended."""
     if not select.select([0], [], [], seconds)[0]:
@@ -98,10 +140,15 @@ def _listen(seconds: float) -> bool | None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether the kernel does not run it, as it was told not to: field 3 of /proc/PID/stat."""
+    """Whether the kernel does not run it, as it was told not to."""
+    return _state(Path(f"/proc/{pid}/stat")) in ("T", "t")
+
+
+def _state(stat: Path) -> str:
+    """Field 3 of /proc/PID/stat, or of a thread's; nothing once it has ended."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    return False
+        return stat.read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def _end(watched: Watched) -> bool:
@@ -113,9 +160,9 @@ def _end(watched: Watched) -> bool:
         watched.limit,
         NEEDS_RESTART,
     )
-    with suppress(ProcessLookupError):
-        os.kill(watched.pid, STACKS)
-    if _listen(_WRITING):
+    begun = time.monotonic()
+    write_stacks(watched.pid, begun + _WRITING)
+    if _listen(max(0.0, begun + _WRITING - time.monotonic())):
         log.error("process %d turns again, so it goes on", watched.pid)
         return False
     if watched.queue >= 0:

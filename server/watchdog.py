@@ -1,8 +1,8 @@
 """Has a process of its own (`server.watch`) notice when the event loop of this one stops turning, and end this one then.
 
 Three things are ready for that, none of which needs the interpreter or a turn of the loop: a pipe that the loop writes to
-as long as it turns, a C handler that writes all stacks (faulthandler; it has SIGUSR1 for itself), and a POSIX message queue
-whose first message has libc call `_exit` on a thread of its own (mq_notify with SIGEV_THREAD). A signal could end the
+as long as it turns, a C handler with which a thread that gets SIGUSR1 writes its own stack (faulthandler), and a POSIX message
+queue whose first message has libc call `_exit` on a thread of its own (mq_notify with SIGEV_THREAD). A signal could end the
 process too, but not with a status that says what supervises it may start another.
 
 Why no timer in this process, which needs no other: it would go off during SIGSTOP as well, as CLOCK_MONOTONIC goes on, and
@@ -48,7 +48,7 @@ class Watchdog:
     def start(self) -> None:
         """Begin. The process that watches is started on the side."""
         if self._config.watchdog:
-            faulthandler.register(STACKS, file=2, all_threads=True)
+            faulthandler.register(STACKS, file=2, all_threads=False)
             self._queue = open_exit(NEEDS_RESTART)
             self._task = asyncio.create_task(self._run())
 

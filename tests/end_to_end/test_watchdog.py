@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from server.exits import NEEDS_RESTART
+from server.watch import write_stacks
 
 from .harness import cores
 from .processes import Running, Standing, alive, client, configure, running
@@ -19,7 +20,30 @@ from .wire import until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
-KEEPS_THE_INTERPRETER = "ctypes.PyDLL(None).sleep(600)"
+BUSY = """
+import asyncio, json, threading
+from server.config import ServerConfig
+from server.watchdog import Watchdog
+
+def deep(left):
+    return deep(left - 1) + 1 if left else len(str(left))
+
+def busy():
+    while True:
+        deep(3)
+        json.loads(json.dumps([1, 2, 3]))
+
+async def main():
+    Watchdog(ServerConfig(watchdog=600.0)).start()
+    for _ in range(6):
+        threading.Thread(target=busy, daemon=True).start()
+    print("busy", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+KEEPS_THE_INTERPRETER = "mutex = ctypes.create_string_buffer(64); [ctypes.PyDLL(None).pthread_mutex_lock(mutex) for _ in '12']"
+"""The second time for ever, and no signal ends that."""
 BLOCKS_THE_LOOP = "loops[0].call_soon_threadsafe(time.sleep, 600)"
 
 SERVER = """
@@ -165,3 +189,22 @@ def test_a_server_that_ends_in_order_is_not_held_up_by_who_watches(standard: Pat
         assert server.wait() == 0
         until(lambda: not alive(family))
         assert not any("watchdog" in line for line in server.log)
+
+
+def test_the_stacks_of_threads_that_run_are_written_again_and_again_and_the_process_goes_on(tmp_path: Path) -> None:
+    """faulthandler's own dump of all threads crashed such a process once in a hundred times."""
+    words = [sys.executable, "-c", BUSY]
+    with (
+        open(tmp_path / "stacks", "wb") as stacks,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stacks, text=True) as popen,
+    ):
+        try:
+            assert popen.stdout
+            assert popen.stdout.readline() == "busy\n"
+            for _ in range(400):
+                write_stacks(popen.pid, time.monotonic() + 30)
+            assert popen.poll() is None
+        finally:
+            popen.kill()
+    written = (tmp_path / "stacks").read_text()
+    assert written.count("in busy") == 6 * 400, "each thread once a time"
