@@ -8,7 +8,7 @@ from fastapi import APIRouter, BackgroundTasks, Request
 from partitions.probe import overlaps
 
 from .caller import IsAdmin, TheRuntime
-from .errors import BadRequest, WrongMethod
+from .errors import BadRequest
 from .protocol.document import Object
 from .routes import document
 from .runtime import Runtime
@@ -29,17 +29,12 @@ async def device(runtime: TheRuntime) -> Object:
 
 @router.get("/partitions")
 async def partitions(runtime: TheRuntime, probe: bool = False) -> Object:
-    if probe:  # As it once was. It runs work, which a link or a picture of a web page could ask for.
-        raise WrongMethod("GET with 'probe'", "POST", "/admin/partitions/probe")
-    return _plan(runtime)
-
-
-@router.post("/partitions/probe")
-async def probe(runtime: TheRuntime) -> Object:
-    plan, placements = _plan(runtime), await runtime.probe()
-    for name, units in placements.items():
-        plan["partitions"][name]["located"] = sorted(units)
-    plan["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
+    plan = _plan(runtime)
+    if probe:
+        placements = await runtime.probe()
+        for name, units in placements.items():
+            plan["partitions"][name]["located"] = sorted(units)
+        plan["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
     return plan
 
 
@@ -63,6 +58,7 @@ async def tenants(runtime: TheRuntime) -> Object:
                 "credits": tenant.in_flight,
                 "models": [entry.as_json() for entry in report.index],
                 **report.lane._asdict(),
+                "age_seconds": round(report.age, 3),
             }
             for tenant, report in await runtime.reports()
         ]

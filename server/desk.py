@@ -29,12 +29,13 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a tenant's HTTP side has counted so far, and its index."""
+    """What a tenant's HTTP side has counted so far, and its index; `age` seconds ago, as it does not answer now, or 0."""
 
     served: Sequence[Counted]
     index: Sequence[Entry]
     lane: LaneStatistics
     slots: SlotStatistics
+    age: float = 0.0
 
 
 class DeviceSide(Protocol):
@@ -67,7 +68,7 @@ class Desk(Protocol):
         """These of the host's cores are the tenant's own now; None if the hardware does not say."""
 
     async def report(self) -> Report:
-        """What was counted."""
+        """What was counted; within a second or so, though that may be what was known before."""
 
     def refuse(self, reason: str) -> None:
         """Take no more requests."""

@@ -103,8 +103,12 @@ class RuntimeCollector(Collector):
         invalid = CounterMetricFamily("greenlane_invalid_requests", "Refused for what they say themselves", labels=["tenant"])
         memory = GaugeMetricFamily("greenlane_slot_bytes", "Bytes of its memory that requests hold", labels=["tenant"])
         limit = GaugeMetricFamily("greenlane_memory_bytes", "Bytes that requests may hold", labels=["tenant"])
+        ages = GaugeMetricFamily(
+            "greenlane_report_age_seconds", "0, or since when the tenant's process says nothing", labels=["tenant"]
+        )
         for tenant, report in self._reports:
             counts = report.lane
+            ages.add_metric([tenant.name], report.age)
             waiting.add_metric([tenant.name], counts.waiting)
             flying.add_metric([tenant.name], counts.in_flight)
             rejected.add_metric([tenant.name], counts.rejected)
@@ -112,7 +116,7 @@ class RuntimeCollector(Collector):
             invalid.add_metric([tenant.name], counts.invalid)
             memory.add_metric([tenant.name], report.slots.nbytes)
             limit.add_metric([tenant.name], tenant.memory)
-        yield from (waiting, flying, rejected, expired, invalid, memory, limit)
+        yield from (waiting, flying, rejected, expired, invalid, memory, limit, ages)
 
     def _granules(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])

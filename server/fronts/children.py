@@ -1,8 +1,10 @@
 """Processes as they are started and ended: forked off a small one that has the modules, and neither threads nor a device."""
 
 import asyncio
+import logging
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing import forkserver, reduction
@@ -12,6 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from ..link import Descriptors
+from .pulse import observe
+
+log = logging.getLogger("greenlane.fronts")
+
+_UNKNOWN = 255
+"""What multiprocessing says of a process when the one that it was forked off has ended."""
+STOPPED = 2.0
+"""Seconds for which what processes are forked off may be stopped."""
 
 
 def _read_only(items: dict[str, Any]) -> MappingProxyType[str, Any]:
@@ -50,7 +60,7 @@ def prepare() -> None:
 
 
 async def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """A process that runs this function with these arguments, which may be sockets."""
+    """A process that runs this function with these arguments, which may be sockets. Raises OSError or EOFError."""
     process = _context().Process(target=target, args=arguments, daemon=True)
     await asyncio.to_thread(process.start)
     return process
@@ -74,14 +84,51 @@ def end(process: BaseProcess, patience: float) -> None:
     """Wait for this process, and kill it if it takes more than so many seconds. Blocks."""
     process.join(patience)
     if process.exitcode is None:
-        process.kill()
+        kill(process)
         process.join()
+
+
+def kill(process: BaseProcess) -> None:
+    """End this process at once, unless it is known to have ended. Of one whose origin is gone that is never known."""
+    if process.pid and process.exitcode in (None, _UNKNOWN):
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def manner(process: BaseProcess) -> str:
     """How it ended."""
     status = process.exitcode or 0
     return f"signal {-status}" if status < 0 else f"status {status}"
+
+
+class Origin:
+    """What processes are forked off, which also tells when one of them has ended: it is killed where it is stopped.
+
+    `start` then raises EOFError, and the next begins with another. `look` belongs to one thread.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Origin {server()}>"
+
+    def look(self, now: float) -> None:
+        """Kill it if it has been stopped for too long at this time, in seconds."""
+        pid = server()
+        if pid is None or not observe(pid).stopped:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since > STOPPED:
+            log.error("what processes are forked off has been stopped for %.1f s; killing it", now - self._since)
+            os.kill(pid, signal.SIGKILL)
+
+
+def server() -> int | None:
+    """Its process, which multiprocessing does not tell by any public name; None if there is none."""
+    found: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return found
 
 
 def _context() -> ForkServerContext:

@@ -4,8 +4,10 @@ What was said to the process is kept, to be said again to the one that takes its
 """
 
 import asyncio
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from .. import link as links
@@ -19,6 +21,8 @@ from ..pool import SlotStatistics
 from ..service import slots
 from .channel import Channel
 
+PATIENCE = 1.0
+"""Seconds that a report may take; who asks for it asks every tenant's process."""
 _NOTHING = Report((), (), LaneStatistics(0, 0, 0, 0), SlotStatistics(0, 0, 0))
 
 
@@ -34,6 +38,7 @@ class RemoteDesk:
         self._catalog = Catalog()
         self._state: State = "starting"
         self._refusing = ""
+        self._reported, self._reported_at = _NOTHING, time.monotonic()
         self._cores: frozenset[int] | None = None
         self._assigned: frozenset[int] | None = None
 
@@ -100,8 +105,15 @@ class RemoteDesk:
         self._place()
 
     async def report(self) -> Report:
-        found = await self._ask("report")
-        return _NOTHING if found is None else found
+        found = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                found = await self._ask("report")
+        now = time.monotonic()
+        if found is None:  # The process hangs, is busy, or another is about to take its place.
+            return replace(self._reported, age=now - self._reported_at)
+        self._reported, self._reported_at = found, now
+        return self._reported
 
     def refuse(self, reason: str) -> None:
         self._refusing = reason

@@ -32,6 +32,8 @@ MOST_WAITING = 4096
 """Connections that may be without headers at a time; one more, and the oldest is hung up on."""
 MOST_QUEUED = 1024
 """Connections that may wait for one process to take them; one more is hung up on."""
+ASK, ANSWER = b"?", b"!"
+"""What the doorman is asked and answers, over `control`, to show that it turns: no process has such a name."""
 _BREATH = 0.1
 """Seconds without new connections once there is nothing left to hold them with."""
 _AT_ONCE = 64
@@ -157,10 +159,14 @@ class Doorman:
             self._welcome()
 
     def _on_control(self, _: int) -> None:
-        """A new process takes this name's place, or everything ends."""
+        """A new process takes this name's place, it is asked whether it turns, or everything ends."""
         name, descriptors, _flags, _address = socket.recv_fds(self._control, _NAME, 1)
         if not name:
             self._open = False
+            return
+        if name == ASK:
+            with suppress(OSError):
+                self._control.send(ANSWER)
             return
         end, way = socket.socket(fileno=descriptors[0]), self._doors[name.decode()]
         self._shut(way)

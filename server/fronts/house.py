@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, repeat
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -20,6 +20,7 @@ from .desk import RemoteDesk
 from .forward import Forwarded, answer
 from .heads import HOUSE, STRANGERS
 from .process import Outfit
+from .pulse import INTERVAL, Pulse, observe
 from .restarts import Restarts
 
 log = logging.getLogger("greenlane.fronts")
@@ -41,6 +42,7 @@ class Front:
         self.process: BaseProcess | None = None
         self.door: socket.socket | None = None
         self.restarts = Restarts()
+        self.pulse = Pulse()
 
     def __repr__(self) -> str:
         return f"<Front {self.name}, {self.process!r}>"
@@ -79,6 +81,7 @@ class House:
         self._doorman: BaseProcess | None = None
         self._control: socket.socket | None = None
         self._doorman_restarts = Restarts()
+        self._doorman_pulse = Pulse()
         self._state: State = "starting"
         self._cores: frozenset[int] = frozenset()
         self._watching: set[asyncio.Task[None]] = set()
@@ -140,7 +143,7 @@ class House:
             self._control.close()
         for child in (self._doorman, *(front.process for front in self._fronts.values())):
             if child:
-                child.kill()
+                children.kill(child)
                 child.join()
 
     async def _start(self, front: Front) -> None:
@@ -148,7 +151,9 @@ class House:
         ours, other = socket.socketpair()
         link = children.inherited(front.desk.descriptors) if front.desk else None
         outfit = Outfit(front.name, self._config, theirs, other, link, front.listeners)
-        front.channel = Channel({"forward": self._forward, **(front.desk.handlers() if front.desk else {})})
+        front.pulse = Pulse()
+        handlers: dict[str, Callable[..., Any]] = {"forward": self._forward, "turns": front.pulse.answered}
+        front.channel = Channel({**handlers, **(front.desk.handlers() if front.desk else {})})
         front.restarts.started(time.monotonic())
         try:
             front.process = await children.start(process.main, outfit)
@@ -156,18 +161,19 @@ class House:
             theirs.close()
             other.close()
         await front.channel.open(ours)
-        self._let_in(front)
         if front.desk:
             await front.desk.connect(front.channel)
         else:
             self._pin(front.process)
             front.channel.tell("become", self._state)
+        self._let_in(front)  # Now that it knows its models: else whoever comes first is told that there are none.
         if self._closing.is_set():
             front.channel.tell("leave")
 
     async def _start_doorman(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
+        self._doorman_pulse = Pulse()
         self._doorman_restarts.started(time.monotonic())
         try:
             self._doorman = await children.start(doorman.main, self._config, self._listeners, theirs)
@@ -195,7 +201,7 @@ class House:
             if self._closing.is_set():
                 return
             front.shut()
-            await self._buried(front.process, f"the HTTP process of {front.name}", front.restarts)
+            await self._buried(front.process, _http(front), front.restarts)
             if front.desk:
                 left = front.desk.renew()
                 await self._reopened(front.name)  # Before another process may write where the worker still reads.
@@ -203,17 +209,43 @@ class House:
             await self._insist(lambda: self._start(front))
 
     async def _beat(self) -> None:
-        """Tell every process that this one still turns: one that is not told says that the server is not ready."""
+        """Tell every process that this one still turns: one that is not told says that the server is not ready.
+
+        They say the same of themselves; one that does not for too long is killed, and followed by another as any that ends.
+        """
+        origin = children.Origin()
         while not self._closing.is_set() and self._config.server.watchdog:
+            now = time.monotonic()
             for front in self._fronts.values():
                 front.channel.tell("beat")
-            await self._rest(interval(self._config.server.watchdog))
+                if front.process and not front.channel.closed.is_set():
+                    self._look(_http(front), front.process, front.pulse, now)
+            origin.look(now)
+            if self._doorman:
+                if self._doorman_pulse.due:
+                    self._ask_doorman()
+                self._look("the doorman", self._doorman, self._doorman_pulse, now)
+            await self._rest(min(INTERVAL, interval(self._config.server.watchdog)))
+
+    def _look(self, what: str, process: BaseProcess, pulse: Pulse, now: float) -> None:
+        """Kill this process, which was asked just now, if it has not answered for too long."""
+        if pulse.due:
+            pulse.asked(now)
+        elif process.pid and pulse.hangs(now, activity := observe(process.pid)):
+            log.error("%s has not answered for %.1f s: %s; killing it", what, pulse.silent, activity)
+            children.kill(process)
+
+    def _ask_doorman(self) -> None:
+        if self._control:
+            with suppress(OSError):
+                self._control.send(doorman.ASK)
 
     async def _mind_doorman(self) -> None:
         while True:
             assert self._control
             with suppress(OSError):
-                await asyncio.get_running_loop().sock_recv(self._control, 1)
+                while await asyncio.get_running_loop().sock_recv(self._control, len(doorman.ANSWER)):
+                    self._doorman_pulse.answered()
             if self._closing.is_set():
                 return
             self._control.close()
@@ -229,14 +261,17 @@ class House:
         await self._rest(pause)
 
     async def _insist(self, start: Callable[[], Awaitable[None]]) -> None:
-        """Start something, as often as it takes."""
-        while not self._closing.is_set():
+        """Start something, as often as it takes: first again at once, for what it was to be forked off may just have ended."""
+        for pause in chain((0.0,), repeat(_LONGEST_PAUSE)):
+            if self._closing.is_set():
+                return
             try:
                 await start()
                 return
             except (OSError, EOFError) as error:  # There may be no memory, descriptors or processes to be had.
-                log.error("no process can be started now (%s); trying again in %g s", error, _LONGEST_PAUSE)
-                await self._rest(_LONGEST_PAUSE)
+                when = f"in {pause:g} s" if pause else "at once"
+                log.error("no process can be started now (%s); trying again %s", error, when)
+                await self._rest(pause)
 
     async def _rest(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -249,6 +284,10 @@ class House:
 
     async def _forward(self, asked: Forwarded) -> Any:
         return await answer(self._application, asked)
+
+
+def _http(front: Front) -> str:
+    return f"the HTTP process of {front.name}"
 
 
 def _tell(task: "asyncio.Task[None]") -> None:

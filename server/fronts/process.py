@@ -238,6 +238,7 @@ class Process:
 
     def _beat(self) -> None:
         self._service.heard()
+        self._channel.tell("turns")
 
     def _refuse(self, reason: str) -> None:
         if self._tenant:

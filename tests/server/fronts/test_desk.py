@@ -100,6 +100,23 @@ async def test_without_a_process_nothing_is_waited_for(desk: RemoteDesk) -> None
     channel.close()
 
 
+async def test_what_a_process_said_last_is_told_where_it_does_not_answer(
+    desk: RemoteDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process()
+    channel = await process.meet(desk)
+    process.answers["report"] = counted = Report((), (PROBLEM,), LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
+    assert (await desk.report()).age == 0
+    monkeypatch.setattr("server.fronts.desk.PATIENCE", 0.01)
+    process.answers["report"] = never = asyncio.sleep(600)
+    stale = await desk.report()
+    assert (stale.index, stale.lane, stale.age > 0) == (counted.index, counted.lane, True)
+    process.channel.close()
+    assert (await desk.report()).index == counted.index, "nor where it is gone"
+    never.close()
+    channel.close()
+
+
 async def test_what_the_process_asks_reaches_the_device(desk: RemoteDesk) -> None:
     device, process = Device(), Process()
     desk.open(device)

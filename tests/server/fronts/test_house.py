@@ -60,3 +60,24 @@ async def test_a_process_has_the_memory_of_the_one_before_only_once_the_worker_h
     assert house.told == ["buried", ("reopened", now), ("started", now)]
     assert now != before
     house.desk.close()
+
+
+class Unlucky(Staged):
+    """Its processes can be started the second time only."""
+
+    async def _start(self, front: Front) -> None:
+        if "failed" not in self.told:
+            self.told.append("failed")
+            raise EOFError("unexpected EOF")
+        await super()._start(front)
+
+    async def _rest(self, seconds: float) -> None:
+        self.told.append(("rest", seconds))
+
+
+async def test_what_cannot_be_started_is_tried_again_at_once_first() -> None:
+    """What it was to be forked off ended at that moment, and the next try begins with another."""
+    house = Unlucky(TenantConfig(name="acme", granules=1, models=("*",)))
+    await house._insist(lambda: house._start(house._fronts["acme"]))
+    assert house.told == ["failed", ("rest", 0.0), ("started", house.desk.descriptors)]
+    house.desk.close()
