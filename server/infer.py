@@ -75,23 +75,17 @@ class Infer:
         future: asyncio.Future[Success] = asyncio.get_running_loop().create_future()
         inference.begin(body, call.headers, partial(_resolve, future))
         del body  # It is in the tenant's slot by now.
+        if call.receive is not None:
+            self._departures.note(future, call.receive)
         try:
-            return await self._wait(future, call.receive)
+            return await future
         except (ClientGone, CancelledError) as error:
             inference.cancel(error)
             raise
         finally:
-            del future  # Its error knows this frame, and the two would be left to the garbage collector.
-
-    async def _wait(self, future: "asyncio.Future[Success]", receive: Receive | None) -> "Success":
-        if receive is not None:
-            self._departures.note(future, receive)
-        try:
-            return await future
-        finally:
-            if receive is not None:
+            if call.receive is not None:
                 self._departures.forget(future)
-            del future  # As above.
+            del future  # Its error knows this frame, and the two would be left to the garbage collector.
 
 
 def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
