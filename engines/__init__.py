@@ -62,7 +62,8 @@ def load_engine(
     to `max_batch` rows, or of as many as `engines.build` takes; `builds` says where that is kept, by default beside the
     model, and raises Cancelled once it is closed. `.plan` is
     what `engines.build` makes, or a bare TensorRT plan, and needs a GPU. What of `settings` a library cannot honour is a
-    UserWarning, but that graphs are `required`, which ONNX Runtime refuses.
+    UserWarning, but for what is refused: a cache of kernels that it lacks, weights that cannot be streamed, profiles for what
+    is not built here, and graphs that are `required` where there are none.
     """
     path = Path(path)
     if path.suffix not in (".onnx", ".plan"):
@@ -94,8 +95,14 @@ def has_tensorrt() -> bool:
 
 def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
     """The one place where ONNX Runtime is imported, and only when there is a model for it."""
-    if settings and settings.effective("ONNX Runtime", ()).graphs == "required":
+    try:
+        held = (settings or RuntimeSettings()).effective("ONNX Runtime", ())
+    except ModelRefused as error:
+        raise ModelRefused(f"{path}: {error}") from error
+    if held.graphs == "required":
         raise ModelRefused(f"{path}: graphs are required, but ONNX Runtime on a CPU has none; leave graphs 'on'")
+    if held.build_profiles:
+        raise ModelRefused(f"{path}: build_profiles are for TensorRT, and ONNX Runtime runs any shape; leave them out")
     try:
         from .onnx import load_onnx
     except ImportError as error:

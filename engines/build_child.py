@@ -1,5 +1,6 @@
-"""`python -m engines.build_child`: one build for a process that serves, which started this one; see `engines.building`.
+"""`python -m engines.build_child`: one build, or kernels compiled, for a process that serves, which started this one.
 
+See `engines.building`.
 The order comes on standard input, what becomes of it goes to standard output, a line of JSON each. Whatever a library
 prints goes to standard error.
 """
@@ -15,8 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 
-from .builder import build, kept
-from .building import Order, encode
+from partitions import PartitionError
+
+from .builder import Wanted, build, kept
+from .building import encode
+from .compiling import Kernels, compile_kernels
 from .errors import EngineError
 from .progress import Progress, Step
 from .tensorrt_api import TensorRT, find_tensorrt
@@ -40,7 +44,9 @@ def main() -> int:
     logging.getLogger("greenlane").addHandler(Relay(say))
     logging.getLogger("greenlane").setLevel(logging.INFO)
     give_way(order.cores)
-    return answer(order, say)
+    if isinstance(order.want, Kernels):
+        return answer_kernels(order.want, order.gpu, say)
+    return answer(order.want, order.gpu, say)
 
 
 def end_with(parent: int) -> None:
@@ -81,16 +87,34 @@ def idle() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def answer(order: Order, say: Say) -> int:
+def answer_kernels(want: Kernels, gpu: int, say: Say) -> int:
+    """Compile the kernels, and say that they are kept or why not.
+
+    This thread is only nicer than others (`give_way`) and does not take idle time alone: it holds locks of the GPU's driver.
+    """
+    say(encode("begun", process=os.getpid()))
+    try:
+        compile_kernels(want, gpu)
+    except (EngineError, PartitionError) as error:
+        say(encode("refused", text=f"{want.plan_path}: its kernels were not compiled: {error}"))
+    except Exception as error:
+        log.exception("the compilation failed")
+        say(encode("refused", text=f"{want.plan_path}: its kernels were not compiled: {error!r}"))
+    else:
+        say(encode("built", path=str(want.plan_path), anew=True))
+    return 0
+
+
+def answer(want: Wanted, gpu: int | None, say: Say) -> int:
     """Find or build the plan, and say where it is or why there is none."""
-    want, anew = order.want, False
+    anew = False
 
     def make(onnx: bytes) -> bytes:
         nonlocal anew
         anew = True
         idle()
         say(encode("begun", process=os.getpid()))
-        return build(onnx, want.options, _report(say), api=_library(order), path=want.onnx_path)
+        return build(onnx, want.options, _report(say), api=_library(want, gpu), path=want.onnx_path)
 
     try:
         path = kept(want, make)
@@ -104,13 +128,12 @@ def answer(order: Order, say: Say) -> int:
     return 0
 
 
-def _library(order: Order) -> TensorRT:
+def _library(want: Wanted, gpu: int | None) -> TensorRT:
     """The library that the order names, with the GPU that it measures on current in this thread, if it does."""
-    want = order.want
-    if order.gpu is not None:
+    if gpu is not None:
         from cuda.core import Device  # Only libraries that measure need a GPU, and then this package.
 
-        Device(order.gpu).set_current()
+        Device(gpu).set_current()
     api = find_tensorrt([want.library])
     if api.version != want.version:
         raise EngineError(f"{want.onnx_path}: {api} builds it, but {want.version} would load it; restart the server")

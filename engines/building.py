@@ -1,4 +1,4 @@
-"""ONNX files built while others are served: each build in a child process of its own.
+"""ONNX files built, and kernels compiled, while others are served: each in a child process of its own.
 
 A build in the process that serves would keep everyone waiting. TensorRT builds under a mutex of its own and calls Python
 loggers and progress monitors meanwhile, which wait for the interpreter; a thread that holds the interpreter in a binding
@@ -23,17 +23,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from .artifact import PORTABLE
 from .builder import BuildOptions, Wanted
 from .cachefolder import CacheFolder
+from .compiling import Kernels
 from .errors import Cancelled, EngineError, ModelRefused
 
 log = logging.getLogger("greenlane.engines")
 
 COMMAND = (sys.executable, "-P", "-m", "engines.build_child")
-"""Starts the child. -P: what lies in the working directory is not ours."""
+"""Starts a child. -P: what lies in the working directory is not ours."""
 
 TIME_LIMIT = 900.0
 """Seconds a build may take unless somebody says otherwise."""
@@ -53,23 +54,34 @@ class Order:
     for those of its parent, whose process id is `parent`.
     """
 
-    want: Wanted
+    want: Wanted | Kernels
     gpu: int | None
     cores: frozenset[int]
     parent: int
+
+    @property
+    def path(self) -> Path:
+        """The file that is worked on."""
+        return self.want.onnx_path if isinstance(self.want, Wanted) else self.want.plan_path
 
 
 class Builds:
     """Builds for loads, side by side; those of the same file and options once, for all that ask. Any thread may call.
 
     `cache` is where plans and compiled kernels are kept; without one, beside each model. `time_limit` is in seconds, 0 for
-    none. `command` starts the child. Children end with this process, however that ends.
+    none. `command` starts the child. Children end with this process, however that ends. `compiles` is whether kernels are
+    compiled in children, too, where the library compiles at run time; else the process that binds an engine does.
     """
 
     def __init__(
-        self, cache: CacheFolder | None = None, time_limit: float = TIME_LIMIT, command: Sequence[str] = COMMAND
+        self,
+        cache: CacheFolder | None = None,
+        time_limit: float = TIME_LIMIT,
+        command: Sequence[str] = COMMAND,
+        compiles: bool = False,
     ) -> None:
         self.cache = cache
+        self.compiles = compiles
         self._time_limit = time_limit
         self._command = tuple(command)
         self._cores: frozenset[int] = frozenset()
@@ -94,13 +106,14 @@ class Builds:
         """
         folder = self.cache.path() if self.cache else path.parent / ".greenlane"
         want = Wanted(path, folder, options, library, version, device)
-        future, is_first = self._ask(pickle.dumps((want, _stamp(path))))
-        if is_first:
-            self._settle(future, Order(want, None if library in PORTABLE else gpu, self._cores, os.getpid()))
-        try:
-            return future.result()
-        except EngineError as error:  # Several threads must not raise one object.
-            raise type(error)(*error.args) from None
+        return self._done(Order(want, None if library in PORTABLE else gpu, self._cores, os.getpid()))
+
+    def kernels(self, wanted: Kernels, gpu: int) -> None:
+        """Have kernels compiled and kept. Blocks, without the interpreter. Raises ModelRefused and Cancelled as `plan` does.
+
+        The child has a context of its own on the GPU, and the model's memory once more, until it has ended.
+        """
+        self._done(Order(wanted, gpu, self._cores, os.getpid()))
 
     def close(self) -> None:
         """Abandon every build and refuse new ones. Does not wait for the threads that ask for them."""
@@ -108,6 +121,15 @@ class Builds:
             self._closed = True
             for child in self._children:
                 _kill(child)
+
+    def _done(self, order: Order) -> Path:
+        future, is_first = self._ask(pickle.dumps((order.want, _stamp(order.path))))
+        if is_first:
+            self._settle(future, order)
+        try:
+            return future.result()
+        except EngineError as error:  # Several threads must not raise one object.
+            raise type(error)(*error.args) from None
 
     def _ask(self, key: bytes) -> tuple[Future[Path], bool]:
         """The answer to come, and whether it is for the caller to find."""
@@ -120,7 +142,7 @@ class Builds:
 
     def _settle(self, future: "Future[Path]", order: Order) -> None:
         """Find the answer. Others wait for it, so it has to come whatever happens here."""
-        path = order.want.onnx_path
+        path = order.path
         try:
             found = self._build(order)
         except EngineError as error:
@@ -133,14 +155,14 @@ class Builds:
 
     def _build(self, order: Order) -> Path:
         with self._child(order) as child:
-            watched = _Watched(order.want.onnx_path, self._time_limit)
+            watched = _Watched(order.path, self._time_limit, _BUILD if isinstance(order.want, Wanted) else _COMPILATION)
             watched.follow(child, pickle.dumps(order))
             return watched.verdict(child)
 
     @contextmanager
     def _child(self, order: Order) -> Iterator["subprocess.Popen[bytes]"]:
         """A child that has just been started; in the end there is none. Raises ModelRefused, Cancelled."""
-        path = order.want.onnx_path
+        path = order.path
         with self._changing:
             if self._closed:
                 raise Cancelled(f"{path}: {_ABANDONED}")
@@ -170,11 +192,26 @@ class Builds:
 _ABANDONED = "the build was abandoned, as this process is ending"
 
 
+class _Kind(NamedTuple):
+    """What is done, in the words of the log and of errors; `advice` is what to do where it fails."""
+
+    noun: str
+    doing: str
+    done: str
+    advice: str
+
+
+_APART = "build it apart, with python -m engines.build, and serve the .plan"
+_BUILD = _Kind("build", "building it", "built", _APART)
+_COMPILATION = _Kind("compilation", "compiling its kernels", "compiled its kernels", "they are compiled where it is served")
+
+
 class _Watched:
     """One build as its messages tell it: JSON, a line each. What else the child prints is kept as its last words."""
 
-    def __init__(self, path: Path, time_limit: float) -> None:
+    def __init__(self, path: Path, time_limit: float, kind: _Kind) -> None:
         self._path = path
+        self._kind = kind
         self._limit = time_limit or float("inf")
         self._begun = time.monotonic()
         self._said = (-1, 0.0)
@@ -209,8 +246,9 @@ class _Watched:
             raise ModelRefused(self._refused)
         if self._built is None or child.returncode:
             for line in self._words:
-                log.warning("%s: the builder: %s", self._path, line)
-            raise ModelRefused(f"{self._path}: the build {_manner(child.returncode)} {self._where}{self._last()}; {_APART}")
+                log.warning("%s: the %s: %s", self._path, self._kind.noun, line)
+            manner = f"the {self._kind.noun} {_manner(child.returncode)} {self._where}"
+            raise ModelRefused(f"{self._path}: {manner}{self._last()}; {self._kind.advice}")
         return self._built
 
     def _left(self) -> float:
@@ -218,8 +256,8 @@ class _Watched:
         left = self._begun + self._limit - time.monotonic()
         if left <= 0:
             raise ModelRefused(
-                f"{self._path}: the build took more than {self._limit:g} s and was ended {self._where}{self._last()}; "
-                f"allow it more (models.build_timeout), or {_APART}"
+                f"{self._path}: the {self._kind.noun} took more than {self._limit:g} s and was ended "
+                f"{self._where}{self._last()}; allow it more (models.build_timeout), or {self._kind.advice}"
             )
         return left
 
@@ -241,7 +279,7 @@ class _Watched:
         match message["kind"]:
             case "begun":  # What came before was waiting for others that build the same.
                 self._begun = time.monotonic()
-                log.info("%s: building it in process %s", self._path, message["process"])
+                log.info("%s: %s in process %s", self._path, self._kind.doing, message["process"])
             case "step":
                 self._where = f"at {message['share']:.0%} ({message['phase']})"
                 self._tell(message["share"])
@@ -253,7 +291,7 @@ class _Watched:
             case "built":
                 self._built = Path(message["path"])
                 if message["anew"]:
-                    log.info("%s: built in %.1f s", self._path, time.monotonic() - self._begun)
+                    log.info("%s: %s in %.1f s", self._path, self._kind.done, time.monotonic() - self._begun)
             case "refused":
                 self._refused = message["text"]
 
@@ -261,14 +299,11 @@ class _Watched:
         tenth, now = int(share * 10), time.monotonic()
         if tenth > self._said[0] or now - self._said[1] >= _EVERY:
             self._said = tenth, now
-            log.info("%s: building it: %s", self._path, self._where)
+            log.info("%s: %s: %s", self._path, self._kind.doing, self._where)
 
     def _last(self) -> str:
         words = " / ".join(map(str.strip, list(self._words)[-_LAST_WORDS:]))
         return f", with the words: {words}" if words else ""
-
-
-_APART = "build it apart, with python -m engines.build, and serve the .plan"
 
 
 def encode(kind: str, **content: Any) -> bytes:

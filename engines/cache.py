@@ -137,6 +137,11 @@ def open_cache(where: object, key: CacheKey, timeout: float = 10.0, warn: Warn =
     return RuntimeCache(store, store.read(), warn)
 
 
+def kept_kernels(path: Path, key: CacheKey) -> int:
+    """How many bytes of kernels a file keeps for this key. Blocks to read it. What is damaged counts as empty."""
+    return len(FileStore(path, key, warn=lambda _: None).read())
+
+
 def _store(where: object, key: CacheKey, timeout: float, warn: Warn) -> Store:
     if isinstance(where, (str, os.PathLike)):
         return FileStore(Path(where).expanduser(), key, timeout, warn=warn) if os.fspath(where) else MemoryStore()

@@ -18,6 +18,9 @@ from .signature import Signature, obstacle
 Sample = int | tuple[tuple[str, tuple[int, ...]], ...]
 """What to be ready for: a batch of so many rows, or a shape for inputs by their names, the others as they are usual."""
 
+Ranges = tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]], ...]
+"""An optimization profile: the smallest, the usual and the largest shape of inputs, by their names."""
+
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "cuda_graph_strategy": ("disabled", "whole_graph_capture"),
@@ -43,6 +46,9 @@ _NEEDS_THE_LIBRARY = (
     "weight_streaming_budget",
 )
 
+_REFUSED_IN_VAIN = ("cache_path", "weight_streaming_budget")
+"""Of these, what is asked for in vain is refused where others are warned of: memory and start-ups are planned by them."""
+
 _LACKING_ON_CPU: Mapping[str, str] = MappingProxyType(
     {
         "graphs": "has no CUDA graphs",
@@ -52,6 +58,7 @@ _LACKING_ON_CPU: Mapping[str, str] = MappingProxyType(
         "cache_path": "compiles no kernels that could be kept",
         "copies": "computes in the host's memory, so nothing is copied",
         "profile": "has no optimization profiles",
+        "build_profiles": "has no optimization profiles",
         "weight_streaming_budget": "streams no weights",
         "instances": "runs one inference at a time on a partition's cores",
     }
@@ -88,8 +95,10 @@ class RuntimeSettings:
     - `profile`: the one optimization profile to run with; None takes for each shape one that fits.
     - `optional_inputs`: names of weights that may be given as inputs, where the model file lets them: its overridable
       initializers. Only ONNX Runtime has them.
+    - `build_profiles`: the optimization profiles that an ONNX file is built with where that happens as it is loaded: of each
+      the smallest, the usual and the largest shape of inputs by their names. Without any, batches as `load_engine` says.
     - `weight_streaming_budget`: bytes of weights to keep on the GPU where the engine can stream them; None is what the
-      engine was built with, or asks the library.
+      engine was built with, or asks the library. An ONNX file is built so that its weights can be streamed.
     """
 
     graphs: str = "on"
@@ -100,6 +109,7 @@ class RuntimeSettings:
     copies: str = "sm"
     warm_up: str | tuple[Sample, ...] = "opt"
     profile: int | None = None
+    build_profiles: tuple[Ranges, ...] = ()
     weight_streaming_budget: int | None = None
     batch_padding: bool = False
     optional_inputs: tuple[str, ...] = ()
@@ -114,6 +124,11 @@ class RuntimeSettings:
             raise ValueError(
                 f"warm_up is {self.warm_up!r}; expected {' or '.join(map(repr, _WARM_UP))}, or a tuple of batch sizes from 1 "
                 'and of shapes by input, as in (1, 4) or ((("x", (8, 16)),),)'
+            )
+        if not isinstance(self.build_profiles, tuple) or not all(map(_is_ranges, self.build_profiles)):
+            raise ValueError(
+                f"build_profiles is {self.build_profiles!r}; expected a tuple, for each profile one with three shapes for "
+                'each input, as in ((("x", ((1, 16), (8, 16), (32, 16))),),)'
             )
         if not isinstance(self.batch_padding, bool):
             raise ValueError(f"batch_padding is {self.batch_padding!r}; expected True or False")
@@ -152,12 +167,15 @@ class RuntimeSettings:
     def effective(self, library: str, supported: Collection[str]) -> "RuntimeSettings":
         """What of them holds with a library that honours only the fields in `supported`: the others get their defaults.
 
-        `library` is its name in the UserWarning that every field gets which was set in vain.
+        `library` is its name in the UserWarning that every field gets which was set in vain. Raises ModelRefused for a cache
+        of kernels or a budget for weights that it lacks.
         """
         defaults = RuntimeSettings()
         lost = [name for name in _NEEDS_THE_LIBRARY if name not in supported]
         changed = {name: value for name in lost if (value := getattr(self, name)) != getattr(defaults, name) and value != ""}
         for name, why in lacking(library, supported, changed).items():
+            if name in _REFUSED_IN_VAIN:
+                raise ModelRefused(f"{why}, and {changed[name]!r} is asked for; leave it out")
             warnings.warn(f"{why}: {changed[name]!r} has no effect", UserWarning, stacklevel=2)
         kept = {name: getattr(defaults, name) for name in lost}
         return replace(self, **kept | ({"cache_path": ""} if "cache_path" in lost else {}))
@@ -197,6 +215,16 @@ def streaming_budget(asked: int | None, baked: int | None, streamable: int, auto
         return min(automatic() if budget is None else budget, streamable)
     except RuntimeError:
         return 0
+
+
+def _is_ranges(value: object) -> bool:
+    pairs = value if isinstance(value, tuple) and value else ((),)
+    return all(isinstance(pair, tuple) and len(pair) == 2 and _is_named_range(*pair) for pair in pairs)
+
+
+def _is_named_range(name: object, shapes: object) -> bool:
+    three = shapes if isinstance(shapes, tuple) and len(shapes) == 3 else (None,)
+    return isinstance(name, str) and all(isinstance(shape, tuple) and all(map(_is_count, shape)) for shape in three)
 
 
 def _is_warm_up(value: object) -> bool:

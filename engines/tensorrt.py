@@ -48,7 +48,10 @@ def load_tensorrt(
     """
     builds = builds or Builds()
     api = find_tensorrt()
-    settings = settings.effective(str(api), api.features)
+    try:
+        settings = settings.effective(str(api), api.features)
+    except ModelRefused as error:
+        raise ModelRefused(f"{path}: {error}") from error
     with ExitStack() as context:
         with refusing(f"loading {path}"):
             major, minor = context.enter_context(device.current()).compute_capability  # The library needs it to build or load.
@@ -66,8 +69,11 @@ def _load(
 ) -> TensorRTEngine:
     if path.suffix == ".onnx":
         measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
-        options = BuildOptions(max_batch=max_batch) if max_batch else BuildOptions()
-        path = builds.plan(path, options, api.library, api.version, measured, device.index)
+        path = builds.plan(path, _options(settings, max_batch), api.library, api.version, measured, device.index)
+    elif settings.build_profiles:
+        raise ModelRefused(
+            f"{path}: it is built already, so build_profiles are in vain; leave them out, or serve the ONNX file"
+        )
     file = read_plan(path)
     digest = hashlib.sha256(file.plan).hexdigest()
     if builds.cache and settings.cache_path is None:  # Named by what the plan is: models' files mostly have the same name.
@@ -77,7 +83,14 @@ def _load(
     _check_tensors(path, plan)
     streaming = _stream_weights(path, plan, api, settings, file)
     key = CacheKey(digest, f"{api.library} {api.version}", device.name)
-    return _engine(path, device, api, plan, file, settings, streaming, key)
+    return _engine(path, device, api, plan, file, settings, streaming, key, builds)
+
+
+def _options(settings: RuntimeSettings, max_batch: int | None) -> BuildOptions:
+    """How to build an ONNX file for these settings."""
+    profiles = tuple(Profile({name: Range(*shapes) for name, shapes in profile}) for profile in settings.build_profiles)
+    flags = () if settings.weight_streaming_budget is None else ("weight_streaming",)
+    return BuildOptions(profiles, max_batch or BuildOptions().max_batch, flags=flags)
 
 
 def _engine(
@@ -89,6 +102,7 @@ def _engine(
     settings: RuntimeSettings,
     streaming: bool,
     key: CacheKey,
+    builds: Builds,
 ) -> TensorRTEngine:
     signature = file.artifact.signature if file.artifact else _signature(plan, api)
     profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
@@ -98,7 +112,7 @@ def _engine(
     usable = profiles if pinned is None else profiles[pinned : pinned + 1]
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
     situation = Situation(dynamic, streaming, native="cuda_graph_strategy" in api.features)
-    loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, key)
+    loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, key, builds)
     return TensorRTEngine(loaded)
 
 
@@ -127,8 +141,9 @@ def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSetti
     """Set how many bytes of weights stay on the GPU, while there is no context yet; True if others are streamed."""
     streamable = plan.streamable_weights_size if "weight_streaming_budget" in api.features else 0
     if not streamable:
-        if settings.weight_streaming_budget is not None:
-            log.info("%s: it was not built to stream weights, so weight_streaming_budget has no effect", path)
+        if (budget := settings.weight_streaming_budget) is not None:
+            why = "it was not built to stream weights, or has none that could be (engines.build --flag weight_streaming)"
+            raise ModelRefused(f"{path}: a weight_streaming_budget of {budget} bytes is in vain: {why}; leave it out")
         return False
     baked = file.artifact.options.get("weight_streaming_budget") if file.artifact else None
     asked, automatic = settings.weight_streaming_budget, plan.get_weight_streaming_automatic_budget

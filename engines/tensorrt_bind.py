@@ -21,7 +21,11 @@ def open_executor(engine: "TensorRTEngine", partition: CudaPartition) -> TensorR
     loaded = engine.loaded
     profile = suited(loaded.profiles, loaded.usable, partition.size)
     others = [each for each in loaded.usable if each != profile]
-    instance = engine.pool.take() or engine.open_instance(loaded, _way(loaded), (profile, *others), partition.stream)
+    instance = engine.pool.take()
+    if instance is None:
+        way = _way(loaded)
+        loaded.have_kernels(partition)
+        instance = engine.open_instance(loaded, way, (profile, *others), partition.stream)
     executor = _on(instance, engine, partition)
     with ExitStack() as failed:
         failed.callback(executor.close)

@@ -11,9 +11,11 @@ from cuda.core import Device, Kernel
 from partitions.cuda import CudaDevice, CudaPartition
 from partitions.current import restored
 
-from .cache import CacheKey, RuntimeCache, open_cache
+from .building import Builds
+from .cache import CacheKey, RuntimeCache, kept_kernels, open_cache
+from .compiling import Kernels
 from .copies import compile_kernels
-from .errors import ExecutionFailed
+from .errors import ExecutionFailed, ModelRefused
 from .notice import StagingNotice
 from .profiles import Profile, choose, usual
 from .settings import RuntimeSettings
@@ -39,6 +41,7 @@ class LoadedPlan:
         settings: RuntimeSettings,
         situation: Situation,
         key: CacheKey,
+        builds: Builds | None = None,
     ) -> None:
         self.path = path
         self.device = device
@@ -50,6 +53,7 @@ class LoadedPlan:
         self.situation = situation
         self.notice = StagingNotice(path.name)
         self._key = key
+        self._builds = builds
         self._copying: tuple[Kernel, Kernel] | None = None
         self._compiling = Lock()
         self._said: set[str] = set()
@@ -118,6 +122,23 @@ class LoadedPlan:
         cache = open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once)
         cache.leave_to_owner()
         return cache
+
+    def have_kernels(self, partition: CudaPartition) -> None:
+        """Have another process compile for such a partition, where that is wanted and nothing is kept. Blocks, for seconds.
+
+        Where it fails that is a warning, and the kernels are compiled here. Raises Cancelled once builds are closed.
+        """
+        where = self.settings.cache_file(self.path)
+        if not (self._builds and self._builds.compiles and where and partition.granules):
+            return
+        if "cache_path" not in self.api.features or kept_kernels(where, self._key):
+            return
+        settings = self.settings.merge(cache_path=where.absolute())
+        wanted = Kernels(self.path.absolute(), settings, len(partition.granules), self.device.granules[0])
+        try:
+            self._builds.kernels(wanted, self.device.index)
+        except ModelRefused as refusal:
+            self.warn_once(str(refusal))
 
     def warn_once(self, text: str) -> None:
         """Log a warning about this engine, unless it was logged before."""

@@ -55,7 +55,7 @@ def _missing(data: "bytes | memoryview", at: int, index: int, count: int) -> Val
 
 
 def texts(elements: Sequence[bytes]) -> list[str]:
-    """Decode every element as UTF-8, which is what models take. Raises ValueError naming the first that is not."""
+    """Decode every element as UTF-8, which is what JSON carries. Raises ValueError naming the first that is not."""
     decoded = []
     for index, element in enumerate(elements):
         try:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, BackgroundTasks, Request
 from partitions.probe import overlaps
 
 from .caller import IsAdmin, TheRuntime
-from .errors import BadRequest
+from .errors import BadRequest, WrongMethod
 from .protocol.document import Object
 from .routes import document
 from .runtime import Runtime
@@ -29,12 +29,17 @@ async def device(runtime: TheRuntime) -> Object:
 
 @router.get("/partitions")
 async def partitions(runtime: TheRuntime, probe: bool = False) -> Object:
-    plan = _plan(runtime)
-    if probe:
-        placements = await runtime.probe()
-        for name, units in placements.items():
-            plan["partitions"][name]["located"] = sorted(units)
-        plan["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
+    if probe:  # As it once was. It runs work, which a link or a picture of a web page could ask for.
+        raise WrongMethod("GET with 'probe'", "POST", "/admin/partitions/probe")
+    return _plan(runtime)
+
+
+@router.post("/partitions/probe")
+async def probe(runtime: TheRuntime) -> Object:
+    plan, placements = _plan(runtime), await runtime.probe()
+    for name, units in placements.items():
+        plan["partitions"][name]["located"] = sorted(units)
+    plan["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
     return plan
 
 

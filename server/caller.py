@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from . import strict
+from . import pages, strict
 from .body import Uploads
 from .config import TenantConfig
 from .errors import Unauthorized
@@ -58,23 +58,43 @@ def _unambiguous(request: Request) -> None:
 
 
 def admin(request: Request) -> None:
-    """Let administrators pass: those with the admin key, or, where none is configured, those on this machine.
+    """Let administrators pass: those with the admin key, or, where none is configured, programs on this machine.
 
     Raises Unauthorized, Ambiguous.
     """
     _unambiguous(request)
-    expected = service(request).config.server.admin_key_sha256
+    server, headers = service(request).config.server, request.headers
+    expected = server.admin_key_sha256
     if expected is None:
+        without = "without server.admin_key_sha256 the admin API"
         if not _is_local(request):
-            raise Unauthorized("without server.admin_key_sha256 the admin API answers on the loopback interface only")
-        if "forwarded" in request.headers or "x-forwarded-for" in request.headers:  # A proxy here brings everybody.
-            raise Unauthorized("without server.admin_key_sha256 the admin API does not answer through a proxy")
-        if "origin" in request.headers:  # A web page that is open on this machine comes from the loopback interface, too.
-            raise Unauthorized("without server.admin_key_sha256 the admin API does not answer to web pages")
+            raise Unauthorized(f"{without} answers on the loopback interface only")
+        if shown := pages.proxied(headers):  # A proxy on this machine brings everybody.
+            raise Unauthorized(f"{without} does not answer through a proxy ({shown})")
+        if shown := pages.from_elsewhere(headers):  # A page that is open on this machine comes from the loopback interface.
+            raise Unauthorized(f"{without} does not answer to web pages ({shown})")
+        if shown := pages.foreign_host(headers, server.allowed_hosts):
+            raise Unauthorized(f"{without} answers under this machine's names and server.allowed_hosts only ({shown})")
         return
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or digest(key) != expected:
         raise Unauthorized("send Authorization: Bearer KEY with the admin key")
+
+
+def changer(request: Request) -> None:
+    """Let pass what changes a tenant's models: with its key, or, where it has none, unless a page of somebody else's sent it.
+
+    Raises Unauthorized, Ambiguous.
+    """
+    server, headers = service(request).config.server, request.headers
+    if asker(request).keys_sha256:  # Its key was sent, then, which no page knows.
+        return
+    without = "without a key of its tenant's a model is not loaded or unloaded"
+    if server.admin_key_sha256 is None and (shown := pages.proxied(headers)):
+        raise Unauthorized(f"{without} through a proxy ({shown}), unless there is a server.admin_key_sha256")
+    page = pages.from_elsewhere(headers) or (pages.is_page(headers) and pages.foreign_host(headers, server.allowed_hosts))
+    if page:
+        raise Unauthorized(f"{without} by web pages ({page})")
 
 
 def _is_local(request: Request) -> bool:
@@ -89,3 +109,4 @@ TheService = Annotated[Service, Depends(service)]
 TheAsker = Annotated[TenantConfig, Depends(asker)]
 TheTenant = Annotated[Tenant, Depends(tenant)]
 IsAdmin = Depends(admin)
+IsChanger = Depends(changer)

@@ -10,13 +10,18 @@ from .batches import Batching
 from .errors import NotFound, Unavailable
 from .protocol.classes import UNLABELLED, Labels
 from .protocol.plans import Plans
+from .queuepolicy import QueuePolicy
 from .statistics import ModelStatistics
 from .ticket import ModelKey
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model at one version, ready on this tenant's partition; `batching` is how its requests are joined, if they are."""
+    """One model at one version, ready on this tenant's partition; `batching` is how its requests are joined, if they are.
+
+    `labels` are what the classes of its outputs are called, `queues` how its requests may wait where its own configuration
+    says so.
+    """
 
     name: str
     version: str
@@ -26,13 +31,14 @@ class Served:
     config: dict[str, Any]
     batching: Batching | None = None
     labels: Labels = field(default=UNLABELLED, compare=False)
+    queues: QueuePolicy | None = None
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
     plans: Plans = field(default_factory=Plans, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What counts and remembers requests stays in the process that has them."""
-        said = self.name, self.version, self.key, self.signature, self.platform, self.config, self.batching, self.labels
-        return Served, said
+        said = self.name, self.version, self.key, self.signature, self.platform, self.config, self.batching
+        return Served, (*said, self.labels, self.queues)
 
 
 @dataclass(frozen=True, slots=True)

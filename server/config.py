@@ -21,7 +21,9 @@ from .units import (
     DIGESTS,
     DURATION,
     FLAG,
+    HOSTS,
     NAMES,
+    PROFILES,
     SIZE,
     TEXT,
     WARM_UP,
@@ -58,7 +60,9 @@ class ServerConfig:
     `max_string_elements` is how many elements all BYTES tensors of one request may have: on a core ONNX Runtime takes a
     microsecond and 100 bytes or more for each, however short it is.
     `nonfinite_json` is what JSON has for NaN and infinity that a model computed: the words that Triton writes, or null.
-    `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that holds the device.
+    `allowed_hosts` are names, without a port, under which the server is asked for what needs no key but is for this machine,
+    besides this machine's own. `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that
+    holds the device.
     `front_cores` is whether such processes get cores of their own where the device has none for tenants, or run on any.
     `strict_readiness` is whether the server is ready only while no model is unavailable, but for those that were unloaded.
     `drain_grace` is the seconds between readiness turning 503 and the refusal of new work. `watchdog` is the seconds for
@@ -73,6 +77,7 @@ class ServerConfig:
     max_string_elements: Annotated[int, whole(1)] = 2**18
     nonfinite_json: Annotated[str, one_of("literal", "null")] = "literal"
     admin_key_sha256: Annotated[str | None, DIGEST] = None
+    allowed_hosts: Annotated[tuple[str, ...], HOSTS] = ()
     default_tenant: Annotated[str | None, TEXT] = None
     fronts: Annotated[str, one_of("per-tenant", "inline")] = "per-tenant"
     front_cores: Annotated[str, one_of("auto", "any")] = "auto"
@@ -106,6 +111,7 @@ class ModelOptions:
 
     The rest says how the model runs, see `engines.RuntimeSettings`: `strategy` is when kernels for new shapes are compiled,
     `cuda_graphs` whether the library's own graphs are used, `allocation` who gives an execution context its memory,
+    `profiles` the optimization profiles that an ONNX file is built with, as `RuntimeSettings.build_profiles` has them,
     `weight_budget` the bytes of weights to keep on the GPU. `instances` is how many executors each tenant binds, which
     take turns.
     """
@@ -118,6 +124,7 @@ class ModelOptions:
     cuda_graphs: Annotated[str | None, one_of("on", "off")] = None
     allocation: Annotated[str | None, one_of("static", "on_profile_change", "user_managed")] = None
     profile: Annotated[int | None, whole(0)] = None
+    profiles: Annotated[tuple[Any, ...] | None, PROFILES] = None
     instances: Annotated[int | None, whole(1, MOST_INSTANCES)] = None
     weight_budget: Annotated[int | None, SIZE] = None
     copies: Annotated[str | None, one_of("auto", "sm", "engine")] = None

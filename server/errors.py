@@ -30,8 +30,8 @@ class NotFound(RequestError):
 class WrongMethod(RequestError):
     """The path exists, for another method."""
 
-    def __init__(self, method: str, allowed: str) -> None:
-        super().__init__(f"{method} is not possible here; use {allowed}")
+    def __init__(self, method: str, allowed: str, path: str = "") -> None:
+        super().__init__(f"{method} is not possible here; use {allowed}{path and f' {path}'}")
         self.allowed = allowed
 
 

@@ -40,8 +40,8 @@ log = logging.getLogger("greenlane.infer")
 CLOSE = (b"connection", b"close")
 """The field of an answer that is the connection's last."""
 
-_INVALID = (400, 413, 415)
-"""Statuses of requests that never were inferences, by what they say themselves; Triton counts none of them for the model."""
+_INVALID = (400, 408, 413, 415)
+"""Statuses of requests that were wrong themselves, or never came whole; Triton counts none of them for the model."""
 _SPARE = 8
 """What part of a tenant's memory may be left for outputs of one request whose size is not known: one in so many."""
 
@@ -113,7 +113,7 @@ class Inference:
             lane, priority, timeout = tenant.lane, request.priority, request.timeout
             if document is not None and timeout is not None:
                 timeout = self._left(timeout)
-            lane.begin(slot, served.key, request.shapes, self._end, priority, timeout, served.batching)
+            lane.begin(slot, served.key, request.shapes, self._end, priority, timeout, served.batching, served.queues)
         except MemoryFull as error:
             self._fail(self._target.tenant.lane.reject(str(error)))
         except Exception as error:

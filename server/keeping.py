@@ -19,4 +19,4 @@ def open_builds(models: ModelsConfig) -> Builds:
     """
     own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "greenlane")
     candidates = [models.cache] if models.cache else [models.repository / BESIDE, own]
-    return Builds(CacheFolder(candidates), models.build_timeout)
+    return Builds(CacheFolder(candidates), models.build_timeout, compiles=True)

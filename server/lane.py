@@ -25,6 +25,7 @@ from .gather import gather, split
 from .link import Link
 from .pending import Heard, Joint, Pending
 from .pool import SlotPool
+from .queuepolicy import QueueLimits, QueuePolicy
 from .scheduler import Scheduler
 from .slots import Slot
 from .tables import dotted
@@ -155,12 +156,15 @@ class Lane:
         priority: int = 0,
         timeout: float | None = None,
         batching: Batching | None = None,
+        queues: QueuePolicy | None = None,
     ) -> None:
         """Queue a decoded request, with `batching` to be joined with others; `timeout` is in seconds from now.
 
-        Outputs of one that was joined, whose completion has `rows`, lie in the completion's slot instead of its own.
-        A request that was told Outgrown may begin again, with a larger block. Raises QueueFull, BadRequest.
+        Outputs of one that was joined, whose completion has `rows`, lie in the completion's slot instead of its own. A request
+        told Outgrown may begin again, with a larger block. Raises QueueFull, BadRequest, and Unavailable for full `queues`.
         """
+        if queues is not None:
+            priority = self._check_queue(model, queues.priority(priority), queues)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._serial += 1
         ticket = Ticket(slot.index, self._serial, model, shapes, deadline, slot.capacity, slot.start)
@@ -173,13 +177,17 @@ class Lane:
         if timeout is not None:
             pending.timeout = timeout
             self.deadlines.add(deadline, ticket.serial, partial(self._expire, pending))
+        if queues is not None and (limits := queues.of(priority)).timeout:
+            pending.patience = time.monotonic() + limits.timeout
+            self.deadlines.add(pending.patience, -ticket.serial, partial(self._tire, pending, limits))
         self._launch()
 
     def release(self, slot: Slot) -> None:
         """The owner is no longer interested: withdraw, stop or forget the request, and free its slot when that is safe."""
         pending = self._pending.pop(slot.index, None)
-        if pending and pending.timeout < math.inf:
+        if pending and (pending.timeout < math.inf or pending.patience < math.inf):
             self.deadlines.remove(pending.ticket.deadline, pending.ticket.serial)
+            self.deadlines.remove(pending.patience, -pending.ticket.serial)
         if pending and pending.joint:
             self._leave(pending.joint, slot)  # Its own memory is not what runs.
         elif pending and not pending.ended and not self._scheduler.withdraw(slot.index):
@@ -232,6 +240,20 @@ class Lane:
         """Its time is over, whichever side saw that first."""
         if pending.heard:
             pending.tell(self.expire(pending.timeout))
+
+    def _check_queue(self, model: ModelKey, priority: int, queues: QueuePolicy) -> int:
+        """The priority. Raises Unavailable if as many requests wait for the model as may."""
+        limits = queues.of(priority)
+        if limits.size and self._scheduler.queued(model, priority if queues.levels else None) >= limits.size:
+            self._rejected += 1
+            raise Unavailable(limits.full)
+        return priority
+
+    def _tire(self, pending: Pending, limits: QueueLimits) -> None:
+        """It has waited for its turn as long as requests for its model may; one that has had it goes on."""
+        if pending.heard and self._scheduler.waits(pending.slot.index):
+            self._expired += 1
+            pending.tell(Unavailable(limits.over))
 
     def _end_joint(self, joint: Joint, done: Done) -> None:
         joint.ended = True

@@ -39,7 +39,7 @@ from .enginepool import EnginePool
 from .ensemble import NOT_ITS_OWN, PLATFORM, SETTINGS, EnsembleStep, Part, chained, identity, notes, shown
 from .instances import bind_in_turn
 from .modelconfig import ModelConfig, apply, batching
-from .modelsettings import Settled, Unsupported, settle, usual
+from .modelsettings import Sayings, Settled, Unsupported, settle, usual
 from .protocol.classes import Labels
 from .repository import Listing, ModelFile, Repository
 from .ticket import ModelKey
@@ -151,6 +151,8 @@ class Library:
 
     def steps(self, name: str, override: str | None = None) -> tuple[str, ...]:
         """The models that an ensemble runs, each once; none of a model that is no ensemble, or cannot be read."""
+        if override is not None and PLATFORM not in override and "\\" not in override:
+            return ()  # It says nothing of an ensemble, so that a tenant's large configuration is read once, by `prepare`.
         return _steps(self._repository.read(name, override))
 
     def in_order(self, names: Iterable[str]) -> list[str]:
@@ -255,7 +257,8 @@ class Library:
         config = describe(file.name, file.config, signature, platform, folder, how, execution, settled.instances)
         config = shown(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
-        served = Served(file.name, number, key, signature, platform, config, how, Labels(file.labels))
+        labels, queues = Labels(file.labels), file.config.queues
+        served = Served(file.name, number, key, signature, platform, config, how, labels, queues)
         loaded.served.append(served)
         loaded.executors[key] = executor
         loaded.engines[key] = engine
@@ -319,7 +322,7 @@ def _noting(file: ModelFile, loaded: Loaded) -> Iterator[None]:
         reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.filename}".rstrip("/"))
         if file.config.steps:  # Whose errors may name their files.
             reason = reason.replace(f"{file.path.parent.parent}/", "")
-        loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason))
+        loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason + _said(reason, file.config.settings)))
 
 
 def open_library(config: Config, device: Device | None, read: Read | None = None, builds: Builds | None = None) -> Library:
@@ -347,6 +350,13 @@ def _nbytes(sample: Sample, signature: Signature) -> int:
             shape = (sample, *shape[1:])
         total += spec.nbytes(shape) or math.prod(shape)
     return total
+
+
+def _said(reason: str, settings: Sayings) -> str:
+    """Where a setting was said that an error is about, which knows it by its name within the program."""
+    ours = {field: said.where for field, said in settings.items() if "_" in field and not said.foreign}
+    found = [where for field, where in ours.items() if field in reason and field not in where]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def _steps(listing: Listing) -> tuple[str, ...]:

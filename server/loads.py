@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from .caller import TheAsker, TheRuntime, TheService
+from .caller import IsChanger, TheAsker, TheRuntime, TheService
 from .config import ModelOptions, TenantConfig
 from .errors import BadRequest, NotFound
 from .modelconfig import ConfigRefused, from_json
@@ -24,7 +24,7 @@ from .web import while_there
 router = APIRouter()
 
 
-@router.post("/v2/repository/models/{name}/load")
+@router.post("/v2/repository/models/{name}/load", dependencies=[IsChanger])
 async def load(asker: TheAsker, service: TheService, runtime: TheRuntime, request: Request, name: str) -> Response:
     tenant = service.tenants.get(asker.name)
     if tenant is None:  # The tenant's own process sent it when its turn had come, and has checked it.
@@ -34,7 +34,7 @@ async def load(asker: TheAsker, service: TheService, runtime: TheRuntime, reques
         return await in_turn(tenant, request, lambda: _load(runtime, asker.name, name, config))
 
 
-@router.post("/v2/repository/models/{name}/unload")
+@router.post("/v2/repository/models/{name}/unload", dependencies=[IsChanger])
 async def unload(asker: TheAsker, service: TheService, runtime: TheRuntime, request: Request, name: str) -> Response:
     tenant = service.tenants.get(asker.name)
     if tenant is None:

@@ -18,6 +18,7 @@ from .ensemble import PLATFORM, EnsembleStep, read_steps
 from .modelsettings import Sayings, from_parameters
 from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .protocol.document import short, show
+from .queuepolicy import QueuePolicy, read_queues
 from .tritonschema import MESSAGE
 from .tritonsettings import from_triton
 from .unserved import instead, unserved
@@ -102,6 +103,7 @@ class ModelConfig:
     steps: tuple[EnsembleStep, ...] = ()
     settings: Sayings = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    queues: QueuePolicy | None = None
     unread: tuple[str, ...] = ()
     message: Any = field(default_factory=MESSAGE, repr=False)
     source: str = "config.pbtxt"
@@ -184,6 +186,7 @@ class _Reader:
             steps=self._steps(message),
             settings=settings,
             labels=self._labels(message.output),
+            queues=self._queues(message.dynamic_batching),
             unread=(*reading.unread, *(f"parameters.{short(name)}" for name in others)),
             message=message,
             source=self._source,
@@ -227,6 +230,12 @@ class _Reader:
         if wrong := [dim for dim in values if dim < 1 and dim != -1]:
             self._refuse(f"{where}{wrong[0]} in {key} {show(list(values))}; expected 1 or more, or -1")
         return tuple(values)
+
+    def _queues(self, message: Any) -> QueuePolicy | None:
+        try:
+            return read_queues(message)
+        except ValueError as error:
+            self._refuse(str(error))
 
     def _labels(self, outputs: Any) -> dict[str, str]:
         named = {output.name: output.label_filename for output in outputs if output.label_filename}

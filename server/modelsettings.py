@@ -4,8 +4,10 @@ One rule: what is said in our own words and cannot be honoured is refused; what 
 a repository made for Triton serves as it is.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -44,6 +46,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "cuda_graphs": "cuda_graph_strategy",
         "allocation": "allocation_strategy",
         "profile": "profile",
+        "profiles": "build_profiles",
         "instances": "instances",
         "weight_budget": "weight_streaming_budget",
         "copies": "copies",
@@ -154,7 +157,10 @@ def _readings(text: str) -> Iterator[object]:
         yield int(text)
     if re.fullmatch(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*", text):
         yield [int(number) for number in text.split(",")]
+    if text.lstrip().startswith("["):
+        with suppress(ValueError):
+            yield json.loads(text)
 
 
 def _shown(value: object) -> str:
-    return shown(list(value)) if isinstance(value, tuple) else shown(value)
+    return shown([{} if isinstance(item, tuple) else item for item in value]) if isinstance(value, tuple) else shown(value)

@@ -15,12 +15,16 @@ Heard = Callable[[Done | RequestError], None]
 
 @dataclass(slots=True)
 class Pending:
-    """A request whose inputs are in its slot; `ended` once nothing of it waits or runs, `heard` None once it was told."""
+    """A request whose inputs are in its slot; `ended` once nothing of it waits or runs, `heard` None once it was told.
+
+    `patience` is until when it may wait for its turn, on the clock of `time.monotonic`, infinity for ever.
+    """
 
     slot: Slot
     ticket: Ticket
     heard: Heard | None
     timeout: float = math.inf  # In seconds.
+    patience: float = math.inf
     ended: bool = False
     joint: "Joint | None" = None
 

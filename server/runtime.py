@@ -18,7 +18,7 @@ from partitions.base import Closing
 from .catalog import Entry
 from .config import Config, ConfigError, TenantConfig
 from .desk import Desk, Report, State
-from .errors import BadRequest, NotFound
+from .errors import BadRequest, NotFound, Unavailable
 from .keeping import open_builds
 from .library import Loaded, Prepared, Read, open_library
 from .needs import fit
@@ -190,9 +190,15 @@ class Runtime:
         await self._in_turn(tenant, partial(self._unload, tenant, name))
 
     async def _in_turn(self, tenant: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Change what a tenant is served once the changes before are made; not cancelled any more when its turn has come."""
+        """Change what a tenant is served once the changes before are made; not cancelled any more when its turn has come.
+
+        Raises Unavailable if the server was closed before that.
+        """
         ordering = self._ordering[tenant]
         await ordering.acquire()
+        if self.state == "closed":
+            ordering.release()
+            raise Unavailable("the server is stopping")
         changing = asyncio.ensure_future(change())
         self._changes.add(changing)
         changing.add_done_callback(self._changes.discard)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .batches import NOTHING, Choice, Part, Waiting, choose
 from .errors import QueueFull
-from .ticket import Ticket
+from .ticket import ModelKey, Ticket
 
 LAST = 1 << 64
 """Where a request without a priority stands: after all that have one, which is 64 bits (the protocol's 0)."""
@@ -122,6 +122,15 @@ class Scheduler:
         if took is not None:  # The longest of late: up at once, down slowly.
             self._longest = max(1, took, self._longest - (self._longest >> 3))
             self._ahead = max(self.credits, self.horizon // self._longest)
+
+    def queued(self, model: ModelKey, priority: int | None = None) -> int:
+        """How many tickets for a model wait here, or of those the ones of one priority."""
+        place = None if priority is None else priority or LAST
+        return len([1 for rank, _, ticket, _ in self._waiting if ticket.model == model and place in (None, rank)])
+
+    def waits(self, slot: int) -> bool:
+        """Whether the ticket of this slot waits here."""
+        return any(ticket.slot == slot for _, _, ticket, _ in self._waiting)
 
     def withdraw(self, slot: int) -> bool:
         """Take the ticket of this slot out of the queue; False if it does not wait there."""

@@ -232,9 +232,8 @@ _IGNORED = {
     ),
     "ModelEnsembling": "max_inflight_requests",
     "Step": "model_namespace",
-    "ModelDynamicBatching": (
-        "preserve_ordering priority_levels default_priority_level default_queue_policy priority_queue_policy"
-    ),
+    "ModelDynamicBatching": "preserve_ordering",
+    "ModelQueuePolicy": "timeout_action",
     "ModelInstanceGroup": "kind gpus rate_limiter secondary_devices passive host_policy",
     "ModelOptimizationPolicy": "graph priority execution_accelerators gather_kernel_buffer_threshold eager_batching",
     "Cuda": "busy_wait_events output_copy_stream",

@@ -14,6 +14,9 @@ T = TypeVar("T")
 MOST_WARM = 64
 """Shapes to be ready for: each is run before its model is served, and compiled first where that is what a GPU needs."""
 
+MOST_PROFILES = 16
+"""Optimization profiles that a model is built with: an executor has a context for each."""
+
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # as fractions, so that 500us is 0.0005
 _MOST_CORES = 2**16  # so that a slip such as "0-99999999999" is a message and not a full memory
@@ -160,6 +163,10 @@ def _names(value: object) -> tuple[str, ...]:
     return names
 
 
+def _hosts(value: object) -> tuple[str, ...]:
+    return tuple(_match(r"[0-9A-Za-z_](?:[0-9A-Za-z_.-]*[0-9A-Za-z_])?", each)[0].lower() for each in _list(value))
+
+
 def _batches(value: object) -> tuple[int, ...]:
     sizes = tuple(map(whole(1).parse, _list(value)))
     if sizes != tuple(sorted(set(sizes))):
@@ -173,6 +180,32 @@ def _warm_up(value: object) -> str | tuple[int, ...]:
     if not 0 < len(sizes := _batches(value)) <= MOST_WARM:
         raise ValueError
     return sizes
+
+
+def _profiles(value: object) -> tuple[object, ...]:
+    if not 0 < len(profiles := _list(value)) <= MOST_PROFILES:
+        raise ValueError
+    return tuple(tuple((name, _range(sizes)) for name, sizes in _table(profile).items()) for profile in profiles)
+
+
+def _range(value: object) -> tuple[tuple[int, ...], ...]:
+    """The smallest, the usual and the largest shape; what is not said is the next larger one that is, or the largest."""
+    said = {name: tuple(map(whole(0).parse, _list(shape))) for name, shape in _table(value).items()}
+    best = said.get("opt") or said.get("max") or said.get("min") or ()
+    shapes = said.get("min", best), best, said.get("max", best)
+    least, _, most = shapes
+    fits = len({len(shape) for shape in shapes}) == 1 and all(
+        low <= size <= high and high for low, size, high in zip(*shapes, strict=True)
+    )
+    if not set(said) <= {"min", "opt", "max"} or not (least and most and fits):
+        raise ValueError
+    return shapes
+
+
+def _table(value: object) -> dict[str, object]:
+    if not isinstance(value, dict) or not value:
+        raise ValueError
+    return value
 
 
 def _list(value: object) -> list[object]:
@@ -191,5 +224,11 @@ DIGESTS = Kind("a list of SHA-256 digests: each the 64 hexadecimal digits that s
 BATCHES = Kind("a list of batch sizes, each 1 or more and above the one before it, as in [4, 8]", _batches)
 WARM_UP = Kind(
     "'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, as in [1, 4, 32]", _warm_up
+)
+HOSTS = Kind("a list of host names, each without a port, as in ['gpu1.example.com']", _hosts)
+PROFILES = Kind(
+    f"a list of 1 to {MOST_PROFILES} optimization profiles, each a table with shapes for inputs by name, none smaller than the "
+    "one before it, as in [{ x = { min = [1, 16], opt = [8, 16], max = [32, 16] } }]",
+    _profiles,
 )
 NAMES = Kind("a list of one or more model names, or ['*'] alone for all", _names)

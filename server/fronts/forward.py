@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from .. import asgi
 from ..call import Call, Headers, Reply
-from ..caller import IsAdmin, TheService, TheTenant
+from ..caller import IsAdmin, IsChanger, TheService, TheTenant
 from ..loads import config_of, in_turn
 from ..protocol.document import parameters
 from ..routes import body_of, document
@@ -49,7 +49,7 @@ async def forward(ask: TheAsk, request: Request) -> Response:
     return await while_there(request, _forwarded(ask, request, await body_of(request)))
 
 
-@router.post("/v2/repository/models/{name}/load")
+@router.post("/v2/repository/models/{name}/load", dependencies=[IsChanger])
 async def load(tenant: TheTenant, service: TheService, ask: TheAsk, request: Request, name: str) -> Response:
     with tenant.changes.place():
         config = await config_of(request, tenant.config, name, service.config.models.options)
@@ -57,7 +57,7 @@ async def load(tenant: TheTenant, service: TheService, ask: TheAsk, request: Req
         return await in_turn(tenant, request, lambda: _forwarded(ask, request, body))
 
 
-@router.post("/v2/repository/models/{_}/unload")
+@router.post("/v2/repository/models/{_}/unload", dependencies=[IsChanger])
 async def unload(tenant: TheTenant, ask: TheAsk, request: Request) -> Response:
     with tenant.changes.place():
         parameters(await document(request))

@@ -1,6 +1,7 @@
 """An inference request from bytes into a slot: everything is checked before anything is written."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -235,15 +236,16 @@ def _checked(data: memoryview, declared: Declared) -> memoryview:
     """Binary data whose every element is one that the data type has."""
     kind = declared.spec.datatype.kind
     if kind == "bytes":
-        _check_texts(data, declared)
+        _check_elements(data, declared)
     elif kind == "bool" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
         raise BadRequest(f"{declared}: bytes other than 0 and 1 in its binary data; expected one of them for each element")
     return data
 
 
-def _check_texts(data: memoryview, declared: Declared) -> None:
+def _check_elements(data: memoryview, declared: Declared) -> None:
+    """Any bytes may be elements, each with its length before it, and all within the data."""
     try:
-        wire.texts(wire.unpack(data, math.prod(declared.shape)))
+        deque(wire.starts(data, math.prod(declared.shape)), maxlen=0)
     except ValueError as error:
         raise BadRequest(f"{declared}: {error}") from error
 

@@ -50,7 +50,7 @@ def test_keys_that_are_commented_out_are_shown_with_their_defaults(tmp_path: Pat
     _is_default(config.device, DeviceConfig(), "cores")
     options = config.models.options["resnet50"]
     held = settle(from_options(options, ()), usual(config.device), lambda _: {})
-    _is_default(held.settings, usual(config.device), "profile", "weight_streaming_budget")
+    _is_default(held.settings, usual(config.device), "profile", "build_profiles", "weight_streaming_budget")
     assert held.instances == 1
     plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
     _is_default(config.tenants["acme"], plain, "port", "front_cores")

@@ -267,8 +267,11 @@ BYTES = {
     ),
     "half of a length": Case(f"{NO_TEXT} of 1 has no length: the data ends at byte 2", packed(2), "text", (b"\1\0",)),
     "a text past the end": Case(f"{NO_TEXT} claims 4294967295 bytes, but 1", packed(5), "text", (b"\xff\xff\xff\xffa",)),
-    "a text that is no UTF-8": Case(
-        f"{NO_TEXT} is not UTF-8 (invalid start byte at byte 0)", packed(5), "text", (b"\1\0\0\0\xff",)
+    "bytes that are no text, asked for in JSON": Case(
+        "output 'same': element 0 is not UTF-8 (invalid start byte at byte 0), which JSON cannot carry; ask for",
+        packed(5),
+        "text",
+        (b"\1\0\0\0\xff",),
     ),
     "more than one text": Case("inputs[0] ('words'), BYTES [1]: 4 bytes left", packed(8), "text", (bytes(8),)),
     "2^26 texts in four bytes": Case(

@@ -25,7 +25,7 @@ GRANULES = 8
 PATHS = [
     ("GET", "/admin/device"),
     ("GET", "/admin/partitions"),
-    ("GET", "/admin/partitions?probe=1"),
+    ("POST", "/admin/partitions/probe"),
     ("PUT", "/admin/partitions"),
     ("GET", "/admin/tenants"),
     ("POST", "/admin/drain"),
@@ -87,9 +87,8 @@ def test_partitions_say_who_holds_what_and_what_is_free(admin: httpx.Client) -> 
     }
 
 
-@pytest.mark.parametrize("value", ["1", "true"])
-def test_a_probe_says_where_the_partitions_work_ran(admin: httpx.Client, value: str) -> None:
-    plain, probed = admin.get("/admin/partitions?probe=0").json(), admin.get(f"/admin/partitions?probe={value}").json()
+def test_a_probe_says_where_the_partitions_work_ran(admin: httpx.Client) -> None:
+    plain, probed = admin.get("/admin/partitions?probe=0").json(), admin.post("/admin/partitions/probe").json()
     assert {name: partition.pop("located") for name, partition in probed["partitions"].items()} == {
         "acme": [0, 1],
         "globex": [2, 3, 4],
@@ -98,13 +97,20 @@ def test_a_probe_says_where_the_partitions_work_ran(admin: httpx.Client, value: 
     assert probed == plain
 
 
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_a_get_runs_no_probe_and_is_told_how_to(admin: httpx.Client, value: str) -> None:
+    answer = admin.get(f"/admin/partitions?probe={value}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json() == {"error": "GET with 'probe' is not possible here; use POST /admin/partitions/probe"}
+
+
 def test_a_probe_tells_whose_work_ran_in_one_place(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=1, models=("identity",)) for name in ("one", "two")]
     device = VirtualDevice(2)
     with serving(configuration(standard, *tenants), device) as served, httpx.Client(base_url=served.url) as http:
         for partition in device.carved:
             partition.locate = lambda: frozenset({1})  # type: ignore[method-assign]
-        answer = http.get("/admin/partitions?probe=1").json()
+        answer = http.post("/admin/partitions/probe").json()
     assert answer["overlaps"] == [{"tenants": ["one", "two"], "units": [1]}]
 
 
@@ -290,7 +296,76 @@ def test_an_application_shows_both_its_sides(pair: Served) -> None:
     assert repr(Application(lambda: demo(None))) == "<Application None>"
 
 
-def test_a_web_page_on_this_machine_is_no_administrator(http: httpx.Client) -> None:
-    answer = http.post("/admin/drain", headers={"Origin": "https://elsewhere.example"})
-    assert answer.status_code == 401
+LOAD = "/v2/repository/models/identity/load"
+UNLOAD = LOAD.replace("load", "unload")
+ELSEWHERE = {
+    "a page": {"Origin": "https://elsewhere.example"},
+    "a page without an origin": {"Origin": "null"},
+    "a page on another port": {"Origin": "http://localhost:1"},
+    "a page behind a proxy's login": {"Origin": "https://elsewhere.example", "Authorization": "Basic dTpw"},
+    "a picture on a page": {"Sec-Fetch-Site": "cross-site"},
+    "a page of a neighbour": {"Sec-Fetch-Site": "same-site"},
+    "a page that was rebound": {"Host": "evil.example:8000", "Origin": "http://evil.example:8000"},
+    "a page that was rebound, in a newer browser": {"Host": "evil.example:8000", "Sec-Fetch-Site": "same-origin"},
+}
+PROXIES = {
+    name: {name: "1.1 proxy"}
+    for name in ("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "CF-Connecting-IP")
+}
+REBOUND = {"a name that was rebound": {"Host": "evil.example:8000"}}
+
+
+@pytest.mark.parametrize("headers", [pytest.param(value, id=key) for key, value in (ELSEWHERE | PROXIES | REBOUND).items()])
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_neither_pages_nor_proxies_administer_without_a_key(
+    http: httpx.Client, method: str, path: str, headers: dict[str, str]
+) -> None:
+    answer = http.request(method, path, headers=headers)
+    assert answer.status_code == 401, answer.text
+    assert answer.json()["error"].startswith("without server.admin_key_sha256 the admin API ")
     assert http.get("/v2/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize("headers", [pytest.param(value, id=key) for key, value in (ELSEWHERE | PROXIES).items()])
+@pytest.mark.parametrize("path", [LOAD, UNLOAD])
+def test_neither_pages_nor_proxies_change_the_models_of_who_has_no_key(
+    http: httpx.Client, path: str, headers: dict[str, str]
+) -> None:
+    answer = http.post(path, headers={"Content-Type": "text/plain", **headers})
+    assert answer.status_code == 401, answer.text
+    assert answer.json()["error"].startswith("without a key of its tenant's a model is not loaded or unloaded")
+    assert http.get("/v2/models/identity/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Origin": "http://localhost:8000", "Host": "localhost:8000"},
+    ],
+)
+def test_programs_and_the_servers_own_pages_may(http: httpx.Client, headers: dict[str, str]) -> None:
+    assert http.get("/admin/tenants", headers=headers).status_code == 200
+    assert http.post(LOAD, headers=headers).status_code == 200
+
+
+def test_a_program_may_load_models_under_whatever_name_it_knows_the_server(http: httpx.Client) -> None:
+    assert http.post(LOAD, headers={"Host": "greenlane.default.svc:8000"}).status_code == 200
+
+
+def test_with_keys_pages_and_proxies_are_not_looked_for(locked: httpx.Client) -> None:
+    for headers in (ELSEWHERE | PROXIES | REBOUND).values():
+        admin = {**headers, "Authorization": "Bearer the admin's"}
+        assert locked.get("/admin/tenants", headers=admin).status_code == 200
+        assert locked.post(LOAD, headers={**headers, "Authorization": "Bearer acme's"}).status_code == 200
+
+
+def test_allowed_hosts_are_names_of_the_server(standard: Path) -> None:
+    with (
+        serving(configuration(standard, allowed_hosts=("gpu1.example.com",))) as served,
+        httpx.Client(base_url=served.url, timeout=30) as http,
+    ):
+        assert http.get("/metrics", headers={"Host": "gpu1.example.com:8000"}).status_code == 200
+        assert http.get("/metrics", headers={"Host": "gpu2.example.com:8000"}).status_code == 401

@@ -35,16 +35,16 @@ front_cores = "{core}"
 KEY = {"Authorization": "Bearer secret"}
 ACME = "X-Tenant: acme"
 GLOBEX = "Authorization: Bearer secret"
-LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: test\r\n\r\n"
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def get(path: str, header: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: test\r\n{header}\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode()
 
 
 def chunked(header: str) -> bytes:
     body = json.dumps(SMALL).encode()
-    head = f"POST /v2/models/identity/infer HTTP/1.1\r\nHost: test\r\n{header}\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = f"POST /v2/models/identity/infer HTTP/1.1\r\nHost: localhost\r\n{header}\r\nTransfer-Encoding: chunked\r\n\r\n"
     return head.encode() + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
 
 

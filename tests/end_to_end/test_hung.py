@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .harness import cores
-from .processes import Load, Running, alive, client, configure, running
+from .processes import Load, Running, client, configure, running
 from .wire import SMALL, infer, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")

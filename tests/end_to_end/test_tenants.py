@@ -52,7 +52,7 @@ pytestmark = two_cores
 
 
 def test_the_probe_shows_disjoint_cores(acme: httpx.Client) -> None:
-    answer = acme.get("/admin/partitions", params={"probe": 1}).json()
+    answer = acme.post("/admin/partitions/probe").json()
     located = [set(partition["located"]) for partition in answer["partitions"].values()]
     assert all(located)
     assert not set.intersection(*located)

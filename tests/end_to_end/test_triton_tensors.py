@@ -1,6 +1,7 @@
 """What Triton's own tests of tensors ask of a server, over sockets, in both forms, with Triton's client.
 
-These are L0_infer_reshape, L0_infer_zero, L0_scalar_io and L0_nan_inf; their repositories are made as Triton's generators do.
+These are L0_infer_reshape, L0_infer_zero, L0_scalar_io, L0_string_io, L0_initializer_as_input and L0_nan_inf. The repositories
+are made as Triton's generators do.
 """
 
 import itertools
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from onnx import TensorProto, helper
+from tritonclient.utils import InferenceServerException
 
 from . import repository
 from .harness import Served, configuration, serving
@@ -151,6 +153,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ZEROS:
         for batch in (True, False):
             write_zero(root, name, batch)
+    repository.write(root, "string_identity", "i (string[n] INPUT0) => (string[n] OUTPUT0) { OUTPUT0 = Identity(INPUT0) }")
     for name in ("FP32", "STRING"):
         write_with_initializer(root, name)
     repository.write(root, "needed", repository.IDENTITY, config=OPTIONAL.format("x", "FP32", "-1, -1"))
@@ -321,6 +324,60 @@ class TestInitializerAsInput:
     def test_an_input_that_the_model_needs_is_missed_though_it_is_configured_as_optional(self, triton_served: Served) -> None:
         response = post(triton_served, "needed", inputs=[])
         assert (response.status_code, response.json()["error"]) == (400, "inputs: 'x' missing; the model takes 'x'")
+
+
+TEXTS = [
+    b"\nF\n'\n\x01a\x12\"\x1a\x1e\xfa\x03\x94\x01\x89\xcc=\n\xdf\\\xcb\xbf",
+    b"\xf6\xa2\xc5\x01",
+    b"\xff\xd8\xff\xe0JFIF\0",
+    b"\0\0",
+    b"",
+    b"plain",
+    "grün".encode(),
+    b"\xc3",
+]
+"""Some of the serialised messages of L0_string_io, the head of a JPEG, zeros, nothing, texts, and half a letter."""
+
+
+class TestStringIO:
+    """L0_string_io."""
+
+    @pytest.mark.parametrize("binary_in", [True, False])
+    @pytest.mark.parametrize("binary_out", [True, False])
+    @pytest.mark.parametrize("dtype", [np.object_, np.bytes_, np.str_])
+    def test_str_dtype(self, client: triton.InferenceServerClient, dtype: Any, binary_in: bool, binary_out: bool) -> None:
+        array = np.array([str(n) for n in range(10000, 10008)], dtype)
+        wanted = [triton.InferRequestedOutput("OUTPUT0", binary_data=binary_out)]
+        array = array.astype(np.object_) if dtype is np.str_ else array
+        found = client.infer("string_identity", [given("INPUT0", "BYTES", array, binary_in)], outputs=wanted)
+        assert found.as_numpy("OUTPUT0").astype(np.bytes_).tolist() == array.astype(np.bytes_).tolist()
+
+    @pytest.mark.parametrize("times", [1, 200], ids=["few", "many"])
+    def test_bytes_of_any_kind_in_binary(self, client: triton.InferenceServerClient, times: int) -> None:
+        array = np.array(TEXTS * times, object)
+        found = client.infer("string_identity", [given("INPUT0", "BYTES", array)])
+        assert found.as_numpy("OUTPUT0").tolist() == TEXTS * times
+
+    def test_bytes_that_are_no_text_asked_for_in_json(self, client: triton.InferenceServerClient) -> None:
+        wanted = [triton.InferRequestedOutput("OUTPUT0", binary_data=False)]
+        with pytest.raises(
+            InferenceServerException, match=r"output 'OUTPUT0': element 0 is not UTF-8 .*; ask for a binary tensor"
+        ):
+            client.infer("string_identity", [given("INPUT0", "BYTES", np.array(TEXTS, object))], outputs=wanted)
+
+    def test_requests_with_and_without_text_are_joined(self, triton_served: Served) -> None:
+        with triton.InferenceServerClient(triton_served.address, concurrency=16) as many:
+            inputs = [np.array([[TEXTS[n % len(TEXTS)]]], object) for n in range(32)]
+            pending = [many.async_infer("reshape_oo1", [given("INPUT0", "BYTES", array)]) for array in inputs]
+            for array, request in zip(inputs, pending, strict=True):
+                assert request.get_result().as_numpy("OUTPUT0").tolist() == array.tolist()
+
+    def test_a_picture_as_a_raw_body(self, triton_served: Served) -> None:
+        picture = bytes(range(256)) * 1000
+        path, head = f"{triton_served.url}/v2/models/reshape_oo1/infer", {"Inference-Header-Content-Length": "0"}
+        response = httpx.post(path, content=picture, headers=head)
+        assert response.status_code == 200
+        assert response.content.endswith(len(picture).to_bytes(4, "little") + picture)
 
 
 class TestNanInf:

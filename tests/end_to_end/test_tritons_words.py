@@ -12,8 +12,11 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from server.config import TenantConfig
+
 from . import repository
 from .harness import Served, configuration, serving
+from .wire import Connection, busy, infer, lane, posted, request, statistics, tensor, until
 
 SCORES = "scores (float[n, 4] x) => (float[n, 4] y) { y = Identity(x) }"
 FLAT = "flat (float[4] x) => (float[4] y, bool[4] b) { y = Identity(x)  b = Cast <to = 9> (x) }"
@@ -33,8 +36,16 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     (root / "scores/secret.txt").write_text("not for tenants\n")
     repository.write(root, "flat", FLAT)
     outside(root)
-    with serving(configuration(root), front=request.param) as served:
+    repository.write(root, "spin", repository.SPIN)
+    repository.write(root, "queued", FLAT, config=queue("max_queue_size: 1"))
+    repository.write(root, "hasty", FLAT, config=queue("default_timeout_microseconds: 1000"))
+    one_by_one = TenantConfig(name="acme", granules=1, models=("*",), in_flight=1)
+    with serving(configuration(root, one_by_one), front=request.param) as served:
         yield served
+
+
+def queue(policy: str) -> str:
+    return f"dynamic_batching {{ default_queue_policy {{ {policy} }} }}"
 
 
 def outside(root: Path) -> None:
@@ -122,6 +133,34 @@ def test_a_model_of_several_files_is_a_directory(client: triton.InferenceServerC
     given = triton.InferInput("x", [2], "FP32")
     given.set_data_from_numpy(np.array([1, 2], np.float32))
     assert client.infer("outside", [given]).as_numpy("y").tolist() == [10, 40]
+
+
+@pytest.fixture
+def http(served: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=served.url, timeout=30) as client:
+        yield client
+
+
+def test_a_full_queue_of_the_models_own_is_503_in_tritons_words(served: Served, http: httpx.Client) -> None:
+    """As Triton's L0_http, test_descriptive_status_code."""
+    body = request(tensor("x", "FP32", [4], [1, 2, 3, 4]))
+    with Connection(served) as waiting, busy(served, http):
+        waiting.send(posted("queued", body))
+        until(lambda: lane(http)["waiting"] == 1)
+        refused = infer(http, "queued", body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json()["error"].startswith("Exceeds maximum queue size: 1 may wait for this model")
+        assert statistics(http, "queued")["inference_stats"]["fail"]["count"] == 1
+    assert infer(http, "queued", body).status_code == 200
+
+
+def test_a_request_that_waited_too_long_is_503_in_tritons_words(served: Served, http: httpx.Client) -> None:
+    body = request(tensor("x", "FP32", [4], [1, 2, 3, 4]))
+    with busy(served, http):
+        refused = infer(http, "hasty", body)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert refused.json()["error"].startswith("Request timeout expired: 1000 microseconds in the queue")
+    assert infer(http, "hasty", body).status_code == 200
 
 
 def test_the_configuration_is_whole(client: triton.InferenceServerClient) -> None:

@@ -53,7 +53,7 @@ def traced() -> Iterator[None]:
 
 def in_chunks(nbytes: int) -> bytes:
     """The head of a request in chunks, and the first of them."""
-    return b"POST %b HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (
         PATH.encode(),
         nbytes,
         bytes(nbytes),
@@ -89,8 +89,7 @@ REFUSED = {
     "a load by nobody": (post("/v2/repository/models/identity/load", b"{", "X-Tenant: nobody", length=1000), 401),
     "an inference by nobody": (post(PATH, b"{", "X-Tenant: nobody", length=1000), 401),
     "a packed one": (post(PATH, b"x", "X-Tenant: nobody", "Content-Encoding: gzip", length=1000), 401),
-    "one in chunks": (in_chunks(10).replace(b"Host: test", b"Host: test\r\nX-Tenant: nobody"), 401),
-    "a key that nobody has": (post(INDEX, b"{", "Authorization: Bearer wrong", length=1000), 401),
+    "one in chunks": (in_chunks(10).replace(b"Host: localhost", b"Host: localhost\r\nX-Tenant: nobody"), 401),
     "administration through a proxy": (post("/admin/drain", b"{", "Forwarded: for=1.2.3.4", length=1000), 401),
     "a plan through a proxy": (b"PUT" + post("/admin/partitions", b"{", "Forwarded: for=1.2.3.4", length=1000)[4:], 401),
     "an unknown path": (post("/v2/nothing", b"{", length=1000), 404),
@@ -149,7 +148,7 @@ def test_bodies_on_their_way_take_as_much_as_the_tenants_memory_and_what_is_more
             assert other.answer().status == 200, "what comes in one piece waits for nothing"
             other.send(posted("identity", SMALL, KEY))
             assert other.answer().status == 200
-            other.send(PLAIN.replace(b"Host: test", f"Host: test\r\n{KEY}".encode()))
+            other.send(PLAIN.replace(b"Host: localhost", f"Host: localhost\r\n{KEY}".encode()))
             until(lambda: ", 6291456 of" in repr(uploads(small, "globex")))
     until(lambda: idle(uploads(small)) and idle(uploads(small, "globex")))
 

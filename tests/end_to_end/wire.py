@@ -143,7 +143,7 @@ class Connection:
 
 def post(path: str, body: bytes = b"", *headers: str, length: int | None = None) -> bytes:
     """The bytes of a POST; `length` is what Content-Length claims, if not the truth."""
-    lines = [f"POST {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body) if length is None else length}", *headers]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body) if length is None else length}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 

@@ -110,13 +110,17 @@ def test_kernels_are_kept_beside_the_plan_in_a_folder_in_a_file_or_nowhere(tmp_p
 
 
 @pytest.mark.parametrize(("name", "value"), EVERYTHING.items())
-def test_a_setting_that_the_library_lacks_warns_and_has_no_effect(name: str, value: Any) -> None:
+def test_a_setting_that_the_library_lacks_warns_and_has_no_effect_or_is_refused(name: str, value: Any) -> None:
     """F42."""
     asked = RuntimeSettings(copies="sm", **{name: value})
+    if name in ("cache_path", "weight_streaming_budget"):
+        with pytest.raises(ModelRefused, match=f"TensorRT 9 has no {name}, and {value!r} is asked for; leave it out"):
+            asked.effective("TensorRT 9", EVERYTHING.keys() - {name})
+        return
     with pytest.warns(UserWarning, match=f"TensorRT 9 has no {name}: {value!r} has no effect") as caught:
         settings = asked.effective("TensorRT 9", EVERYTHING.keys() - {name})
     assert len(caught) == 1
-    assert getattr(settings, name) == ("" if name == "cache_path" else getattr(RuntimeSettings(), name))
+    assert getattr(settings, name) == getattr(RuntimeSettings(), name)
     assert settings.copies == "sm"
 
 
@@ -162,6 +166,34 @@ def test_a_cpu_s_engine_takes_settings_with_a_warning_for_each_that_has_no_effec
     with pytest.warns(UserWarning, match="ONNX Runtime has no cuda_graph_strategy: 'whole_graph_capture' has no effect"):
         engine = load_engine(path, settings=RuntimeSettings(cuda_graph_strategy="whole_graph_capture"))
     assert engine.platform == "onnxruntime_onnx"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"cache_path": "kernels"}, "ONNX Runtime has no cache_path, and 'kernels' is asked for; leave it out"),
+        ({"weight_streaming_budget": 5}, "ONNX Runtime has no weight_streaming_budget, and 5 is asked for; leave it out"),
+        (
+            {"build_profiles": ((("x", ((1,), (2,), (3,))),),)},
+            "build_profiles are for TensorRT, and ONNX Runtime runs any shape",
+        ),
+    ],
+)
+def test_a_cpu_s_engine_has_no_kernels_to_keep_no_weights_to_stream_and_no_profiles(
+    tmp_path: Path, asked: dict[str, Any], why: str
+) -> None:
+    """F42."""
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    with pytest.raises(ModelRefused, match=rf"model\.onnx: {why}"):
+        load_engine(path, settings=RuntimeSettings(**asked))
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], ("x",), ((),), ((("x", ((1,), (2,))),),), ((("x", ((1,), (2,), ("a",))),),), ((("x", 1),),)]
+)
+def test_profiles_that_are_none_are_refused_with_what_was_expected(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="expected a tuple, for each profile one with three shapes for each input"):
+        RuntimeSettings(build_profiles=wrong)
 
 
 def test_a_cpu_s_engine_has_no_graphs_to_require(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from engines import Builds, CacheFolder, ModelRefused, RuntimeSettings, TensorMismatch, load_engine
 from engines.builder import BuildOptions, build_cached
+from engines.profiles import Profile, Range
 from engines.tensorrt_api import LIBRARIES, find_tensorrt
 from partitions import DeviceLost
 from partitions.cpu import open_cpu
@@ -435,6 +436,25 @@ def test_an_onnx_file_is_built_for_as_many_rows_as_are_asked_for(tmp_path: Path,
             known(path, options)
         engines = [load_engine(path, bench.device, max_batch=rows) for rows in (None, 32)]
         assert [engine.signature.inputs[0].limits for engine in engines] == [((1, 8), (3, 3)), ((1, 32), (3, 3))]
+        bench.close()
+
+
+def test_an_onnx_file_is_built_for_the_profiles_and_the_streamed_weights_that_are_asked_for(tmp_path: Path, rtx: Any) -> None:
+    """F74, and profiles."""
+    path, gpu = tmp_path / "double.onnx", Gpu()
+    path.write_bytes(model("double (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }"))
+    small, large = (((1, 3), (2, 3), (4, 3)), ((8, 3), (16, 3), (32, 3)))
+    settings = RuntimeSettings(build_profiles=((("x", small),), (("x", large),)))
+    with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
+        known(path, BuildOptions((Profile({"x": Range(*small)}), Profile({"x": Range(*large)})), max_batch=2))
+        engine = load_engine(path, bench.device, settings, max_batch=2)
+        assert engine.signature.inputs[0].limits == ((1, 32), (3, 3))
+        assert [profile.ranges["x"].max for profile in engine.loaded.profiles] == [(4, 3), (32, 3)]
+        known(path, BuildOptions(flags=("weight_streaming",)))
+        with pytest.raises(ModelRefused, match="a weight_streaming_budget of 9 bytes is in vain"):
+            load_engine(path, bench.device, RuntimeSettings(weight_streaming_budget=9))
+        with pytest.raises(ModelRefused, match=r"double\.onnx: profile 0: the model has no input 'z'"):
+            load_engine(path, bench.device, RuntimeSettings(build_profiles=((("z", small),),)))
         bench.close()
 
 

@@ -1,6 +1,5 @@
 """Profiles, auxiliary streams, memory and weights of engines on a simulated GPU."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -330,13 +329,16 @@ def test_a_budget_that_was_baked_in_holds_unless_another_is_asked_for(bench: Ben
     assert bench.load(path, weight_streaming_budget=200).plan.weight_streaming_budget_v2 == 200
 
 
-def test_a_budget_for_weights_that_cannot_be_streamed_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_budget_for_weights_that_cannot_be_streamed_is_refused(bench: Bench) -> None:
     """F74."""
-    caplog.set_level(logging.INFO, "greenlane.engines")
-    executor = bench.bind(weight_streaming_budget=5)
-    assert "affine1.plan: it was not built to stream weights, so weight_streaming_budget has no effect" in caplog.text
-    assert_right(executor, rows(4))
-    executor.close()
+    why = r"affine1\.plan: a weight_streaming_budget of 5 bytes is in vain: it was not built to stream weights"
+    with pytest.raises(ModelRefused, match=why):
+        bench.load(bench.plan(), weight_streaming_budget=5)
+
+
+def test_profiles_for_what_is_built_already_are_refused(bench: Bench) -> None:
+    with pytest.raises(ModelRefused, match=r"affine1\.plan: it is built already, so build_profiles are in vain"):
+        bench.load(bench.plan(), build_profiles=((("x", ((1, 3), (2, 3), (4, 3))),),))
 
 
 def test_a_library_that_streams_no_weights_is_not_asked_to(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_two_thousand_requests_of_random_shapes_while_two_hundred_repartitions(t
     plan(add(tmp_path, "several"), several())
     with server(tmp_path) as served:
         assert asyncio.run(moved_under_load(served)) >= 200
-        probe = httpx.get(f"{served.url}/admin/partitions?probe=1", timeout=60).json()
+        probe = httpx.post(f"{served.url}/admin/partitions/probe", timeout=60).json()
     assert probe["overlaps"] == []
     assert all(len(partition["located"]) == partition["size"] for partition in probe["partitions"].values())
 

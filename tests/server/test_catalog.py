@@ -6,6 +6,8 @@ from engines import DATATYPES, Signature, TensorSpec
 from server.batches import Batching
 from server.catalog import Catalog, Entry, Served
 from server.errors import NotFound, Unavailable
+from server.protocol.classes import Labels
+from server.queuepolicy import QueueLimits, QueuePolicy
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
 
@@ -176,9 +178,12 @@ def test_a_catalog_shows_how_much_is_ready() -> None:
 
 
 def test_another_process_is_told_what_is_served_and_nothing_of_what_was_counted() -> None:
-    model = Served("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", {}, Batching(SIGNATURE, 4, 0.5, (2,)))
+    queues = QueuePolicy(QueueLimits(1, 0.5, "k"), 2, 1, {2: QueueLimits(0, 0, "l")})
+    joined = Batching(SIGNATURE, 4, 0.5, (2,))
+    model = Served("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", {}, joined, Labels({"y": b"a"}), queues)
     model.statistics.failed(1, "OTHER")
     there = pickle.loads(pickle.dumps(model))
     assert there == model
+    assert list(there.labels.of("y")) == [b"a"]
     assert there.batching == model.batching
     assert there.statistics.failures == {}

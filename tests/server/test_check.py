@@ -171,6 +171,16 @@ def test_a_problem_of_several_tenants_is_told_once(told: Told) -> None:
     assert ignored in told.err
 
 
+def test_directories_that_are_no_versions_are_no_failure(told: Told) -> None:
+    for name in ("configs", "warmup", "01", "notes"):
+        (told.folder / "models" / "rows" / name).mkdir()
+    assert told.check() == 0
+    assert told.err == [
+        "greenlane: this may not be meant so:",
+        "rows: not looked into: 01, notes; a version is a number above 0 without leading zeros",
+    ]
+
+
 def test_fields_that_are_ignored_are_told_and_no_failure(told: Told) -> None:
     (told.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group { gpus: 0 }")
     assert told.check() == 0
@@ -375,11 +385,14 @@ def test_a_repository_that_vanished_is_told(told: Told, monkeypatch: pytest.Monk
 def test_settings_that_the_library_cannot_honour_are_all_refused_with_the_reason(told: Told) -> None:
     """Of ONNX Runtime on a CPU, where what is ready may be chosen, and graphs may be left out."""
     settings = 'max_batch = 2\nstrategy = "lazy"\nweight_budget = "1GiB"\ngraphs = "off"\nwarm_up = [1, 2]'
+    settings += "\nprofiles = [{ x = { max = [2, 3] } }]"
     assert told.check(("max_batch = 2", settings)) == 1
     assert told.err == [
         "greenlane: not all that is configured can be served:",
         "model rows is unavailable: greenlane.toml: models.rows.strategy: 'lazy' cannot be honoured: ONNX Runtime on a CPU "
         "compiles no kernels for shapes; leave it out",
+        "model rows is unavailable: greenlane.toml: models.rows.profiles: [a table] cannot be honoured: "
+        "ONNX Runtime on a CPU has no optimization profiles; leave it out",
         "model rows is unavailable: greenlane.toml: models.rows.weight_budget: 1073741824 cannot be honoured: ONNX Runtime on "
         "a CPU streams no weights; leave it out",
     ]

@@ -205,7 +205,7 @@ def test_a_file_in_another_encoding_is_told_with_its_line(folder: Path) -> None:
             sections(models="repository = 'models'\nmax = 1"),
             "models.max: unknown key; expected repository or cache or build_timeout",
         ),
-        (sections() + "[models.a.b]", "models.a.b: unknown key; expected max_batch"),
+        (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 13, such as max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
         (sections(server="priority = 1"), "server.priority: unknown key; expected one of "),
         (sections(server="front = 'inline'"), "server.front: unknown key; did you mean 'fronts'?"),
@@ -597,6 +597,7 @@ strategy = "lazy"
 cuda_graphs = "on"
 allocation = "on_profile_change"
 profile = 1
+profiles = [{ x = { min = [0, 3], opt = [4, 3], max = [8, 3] }, y = { max = [8] } }, { x = { opt = [16, 3] } }]
 instances = 2
 weight_budget = "1GiB"
 copies = "engine"
@@ -612,6 +613,10 @@ def test_how_a_model_runs_is_read_in_units(folder: Path) -> None:
         cuda_graphs="on",
         allocation="on_profile_change",
         profile=1,
+        profiles=(
+            (("x", ((0, 3), (4, 3), (8, 3))), ("y", ((8,), (8,), (8,)))),
+            (("x", ((16, 3), (16, 3), (16, 3))),),
+        ),
         instances=2,
         weight_budget=2**30,
         copies="engine",
@@ -647,6 +652,23 @@ graph = "on"
         "models.a.warm_up: [4, 1] is not 'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, "
         "as in [1, 4, 32]",
     ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "[]", "[{}]", "{ x = { max = [8] } }", "[{ x = [8] }]", "[{ x = {} }]", "[{ x = { max = [] } }]",
+        "[{ x = { most = [8] } }]",
+        "[{ x = { max = ['8'] } }]", "[{ x = { max = [0] } }]", "[{ x = { min = [4], max = [2] } }]",
+        "[{ x = { min = [1, 4], max = [2] } }]", "[{ x = { max = [-1] } }]",
+        "[" + "{ x = { max = [8] } }, " * 17 + "]",
+    ],
+)  # fmt: skip
+def test_profiles_that_are_none_are_refused_with_an_example(folder: Path, wrong: str) -> None:
+    (problem,) = problems(folder, sections() + f"[models.a]\nprofiles = {wrong}")
+    assert problem.startswith("models.a.profiles: ")
+    assert "is not a list of 1 to 16 optimization profiles, each a table with shapes for inputs by name" in problem
+    assert problem.endswith("as in [{ x = { min = [1, 16], opt = [8, 16], max = [32, 16] } }]")
 
 
 def test_a_batch_to_be_ready_for_above_the_largest_is_refused(folder: Path) -> None:

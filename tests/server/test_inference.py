@@ -12,7 +12,18 @@ from engines import DATATYPES, Signature, TensorSpec
 from server import link as links
 from server.catalog import Served
 from server.config import TenantConfig
-from server.errors import BadRequest, ClientGone, DeadlineExceeded, NotFound, QueueFull, TooLarge, Unavailable
+from server.errors import (
+    BadRequest,
+    ClientGone,
+    DeadlineExceeded,
+    Failed,
+    NotFound,
+    QueueFull,
+    TooLarge,
+    TooSlow,
+    Unavailable,
+    UnsupportedEncoding,
+)
 from server.inference import Inference, Outcome, Target
 from server.protocol.request import Limits
 from server.service import Tenant, open_tenant, slots
@@ -40,10 +51,11 @@ class Bench:
         self.tenant: Tenant = open_tenant(config, links.attach(descriptors), Nobody())
         self.served = Served("m", "1", "m/1#1", SIGNATURE, "onnx", {})
         self.tenant.catalog.put("m", [self.served], [])
+        self.target = Target(self.tenant, "m", None, Limits(1 << 20, 1 << 20), 1 << 20)
         self.outcomes: list[Outcome] = []
 
     def begin(self, data: bytes) -> Inference:
-        inference = Inference(Target(self.tenant, "m", None, Limits(1 << 20, 1 << 20), 1 << 20))
+        inference = Inference(self.target)
         inference.begin(data, {}, self.outcomes.append)
         return inference
 
@@ -287,3 +299,26 @@ async def test_what_runs_again_is_stopped_when_its_client_leaves(bench: Bench) -
     with pytest.raises(AssertionError):  # Nobody is asked for nothing else.
         inference.cancel(ClientGone("gone"))
     assert bench.tenant.lane.slots.at(ticket.slot).capacity == 3 << 20, "the device may still write there"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (BadRequest("no JSON"), None),
+        (TooSlow("its body never came"), None),
+        (TooLarge("its body"), None),
+        (UnsupportedEncoding("br"), None),
+        (QueueFull("64 wait"), "REJECTED"),
+        (DeadlineExceeded("1000 microseconds passed"), "REJECTED"),
+        (ClientGone("while it waited"), "CANCELED"),
+        (Failed("the model raised"), "BACKEND"),
+        (NotFound("it was unloaded meanwhile"), "OTHER"),
+    ],
+)
+def test_a_failure_has_tritons_reason_and_a_request_that_is_wrong_itself_is_none_of_its_model(
+    bench: Bench, error: Exception, reason: str | None
+) -> None:
+    Inference(bench.target).count(error)
+    assert bench.served.statistics.failures == ({reason: 1} if reason else {})
+    assert bench.served.statistics.fail.count == (reason is not None)
+    assert bench.tenant.lane.statistics().invalid == (reason is None)

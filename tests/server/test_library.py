@@ -252,6 +252,19 @@ def test_everything_that_cannot_be_honoured_is_a_problem_with_its_key_and_nothin
     assert (loaded.served, read.engines) == ([], [])
 
 
+def test_an_error_about_a_setting_says_where_it_was_said(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m", "parameters { key: 'greenlane.strategy' value { string_value: 'lazy' } }")
+
+    def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        raise ModelRefused(f"{path}: a weight_streaming_budget of {settings.weight_streaming_budget} bytes is in vain")
+
+    options = {"m": ModelOptions(weight_budget=5)}
+    (problem,) = Library(Repository(tmp_path, options, "greenlane.toml"), read).load("m", partitions[0]).problems
+    assert problem.reason == (
+        "m/1/model.onnx: a weight_streaming_budget of 5 bytes is in vain (greenlane.toml: models.m.weight_budget)"
+    )
+
+
 def test_what_triton_asks_for_and_cannot_be_honoured_is_a_warning(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m", "instance_group { count: 2 }")
     read = Reader()

@@ -127,7 +127,8 @@ def test_every_field_of_triton_is_known_in_either_form():
       cc_model_filenames { key: "7.5" value: "m.onnx" }
       optimization { execution_accelerators { gpu_execution_accelerator : [ {
         name : "tensorrt" parameters { key: "precision_mode" value: "FP16" } } ] } }
-      dynamic_batching { priority_queue_policy { key: 18446744073709551615 value { timeout_action: DELAY } } }
+      dynamic_batching { priority_levels: 18446744073709551615 default_priority_level: 1
+        priority_queue_policy { key: 18446744073709551615 value { timeout_action: DELAY } } }
       model_metrics { metric_control { metric_identifier { family: "f" } histogram_options { buckets: [ 0.5, 1 ] } } }
       instance_group { rate_limiter { resources { name: "R" global: True count: 2 } } secondary_devices { device_id: 1 } }
     """
@@ -136,7 +137,7 @@ def test_every_field_of_triton_is_known_in_either_form():
         again.unread
         == read(text).unread
         == (
-            *("optimization.execution_accelerators", "dynamic_batching.priority_queue_policy"),
+            *("optimization.execution_accelerators", "dynamic_batching.priority_queue_policy.value.timeout_action"),
             *("instance_group.rate_limiter", "instance_group.secondary_devices", "cc_model_filenames", "model_metrics"),
         )
     )

@@ -18,6 +18,7 @@ from server.config import Config, ConfigError, DeviceConfig, ModelsConfig, Serve
 from server.desk import State
 from server.errors import BadRequest, Failed, NotFound, Unavailable
 from server.metrics import COUNTED, RuntimeCollector
+from server.modelconfig import ModelConfig, from_json
 from server.runtime import Runtime
 from server.service import LocalDesk, Service, Tenant
 from server.ticket import Done
@@ -685,6 +686,38 @@ async def test_a_load_that_is_cancelled_before_its_turn_loads_nothing(root: Path
         await first
         assert len(site.engines) == engines + 1
         assert site.tenant("acme").catalog.find("b") is before
+
+
+async def test_a_load_whose_turn_comes_when_the_server_stops_is_refused(root: Path) -> None:
+    async with serving(root) as site:
+        building, built = held_builds(site)
+        (root / "a" / "1" / "model.onnx").write_text("another")
+        first = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        assert await asyncio.to_thread(building.wait, PATIENCE)
+        waiting = [asyncio.ensure_future(change("acme", "b")) for change in (site.runtime.load, site.runtime.unload)]
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(site.runtime.close())
+        await asyncio.sleep(0)
+        built.set()
+        await first
+        for each in waiting:
+            with pytest.raises(Unavailable, match="the server is stopping"):
+                await each
+        await closing
+
+
+async def test_a_configuration_of_a_request_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the device's process, whose interpreter every tenant shares."""
+    read: list[str] = []
+
+    def remember(text: str) -> ModelConfig:
+        read.append(text)
+        return from_json(text)
+
+    monkeypatch.setattr("server.repository.from_json", remember)
+    async with serving(root) as site:
+        await site.runtime.load("acme", "a", '{"max_batch_size": 0}')
+        assert read == ['{"max_batch_size": 0}']
 
 
 async def test_a_load_that_is_cancelled_later_goes_on_to_its_end_and_holds_no_engine(root: Path) -> None:

@@ -2,9 +2,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.units import BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, Kind, one_of, shown, size_from, whole
+from server.units import (
+    BATCHES,
+    CORES,
+    DIGEST,
+    DIGESTS,
+    DURATION,
+    HOSTS,
+    NAMES,
+    SIZE,
+    TEXT,
+    Kind,
+    one_of,
+    shown,
+    size_from,
+    whole,
+)
 
-ANY_KIND = [BATCHES, CORES, DIGEST, DIGESTS, DURATION, NAMES, SIZE, TEXT, one_of("a", "b"), size_from(2), whole(0), whole(1, 9)]
+ANY_KIND = [
+    BATCHES,
+    CORES,
+    DIGEST,
+    DIGESTS,
+    DURATION,
+    HOSTS,
+    NAMES,
+    SIZE,
+    TEXT,
+    one_of("a", "b"),
+    size_from(2),
+    whole(0),
+    whole(1, 9),
+]
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
@@ -116,6 +145,17 @@ def test_a_key_pasted_where_its_digest_belongs_is_not_shown() -> None:
         DIGEST.read("hunter2")
     with pytest.raises(ValueError, match=r"^\[<7 characters>, <1 character>, 3\] is not a list of SHA-256 digests"):
         DIGESTS.read(["hunter2", "x", 3])
+
+
+def test_hosts_are_a_list_of_names_without_ports() -> None:
+    assert HOSTS.read(["GPU1.example.com", "gpu2", "10.0.0.1"]) == ("gpu1.example.com", "gpu2", "10.0.0.1")
+    assert HOSTS.read([]) == ()
+
+
+@pytest.mark.parametrize("value", ["gpu1", [""], ["gpu1:8000"], ["http://gpu1"], ["a b"], ["gpu1."], ["*"], [1]])
+def test_hosts_that_are_no_names_are_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="a list of host names"):
+        HOSTS.read(value)
 
 
 def test_names_are_a_list_of_names_or_a_star_alone() -> None:

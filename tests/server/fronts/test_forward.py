@@ -39,7 +39,7 @@ async def ask(asked: Forwarded) -> Any:
 def near(asking: Any = ask, client: str = "127.0.0.1", *tenants: Tenant) -> httpx.AsyncClient:
     service = Service(CONFIG, tenants)
     application = web.build((forward.router,), service=lambda: service, ask=asking)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(application, client=(client, 7)), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(application, client=(client, 7)), base_url="http://localhost")
 
 
 async def test_a_request_is_forwarded_whole_and_its_answer_too() -> None:
