@@ -8,16 +8,23 @@ What `on_stream` promises of an inference that is enqueued inside it, whoever's 
 2. It runs on the partition's SMs. A stream of the partition's green context carries all of it: copies, engine, the event at
    its end. Any other stream of the device, whose work has other SMs, is ordered with the partition's by events on the device.
 3. Inferences of one executor follow each other in the order they were enqueued, whichever streams were chosen.
-4. What cannot be so is refused before anything is enqueued: a stream of another device, one that is being captured, or a
-   default stream while another context than the device's primary one is current.
+4. What cannot be so is refused before anything is enqueued: a stream of another device, one that is being captured and not
+   the engine's, or a default stream while another context than the device's primary one is current.
 
 To have all of an inference on a stream with other SMs than a partition's, of a green context that the caller made for
 instance, bind the engine to that stream: `partitions.cuda.CudaDevice.adopt`.
 
-An inference does not become part of a graph that the caller captures. The copies of an inference find its tensors by a
-count that the device and the host keep apart: a replay that the host does not know of would move the one and not the other,
-and every later inference would read and write at another one's addresses. The execution context has one set of addresses,
-too, that a replay at any time would share with the inferences of the executor. So it is refused.
+An engine that is bound to such a stream becomes part of a graph that the caller captures from it: `enqueue` within the
+capture runs nothing, and puts copies and engine into that graph, call by call. For the graph:
+
+- Its shapes are ready: they were run before, and were captured as a graph of ours. Inputs and the room for outputs lie where
+  the GPU reaches them, and are those of every launch. What cannot be so is refused, and nothing was put into the capture.
+- `Work.wait` gives the outputs' places at once. They are written when the graph was launched and has ended.
+- It uses the executor's memory on the device. So it is launched on that stream, or in order with it, and destroyed before
+  the executor is closed or moves.
+
+A stream that the engine is not bound to and that is captured is refused: the copies of an inference find its tensors by a
+count that the device and the host keep apart, and a replay that the host does not know of would move the one alone.
 """
 
 from collections.abc import Iterator

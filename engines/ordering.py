@@ -39,6 +39,10 @@ class Ordering:
         result, context = driver.cuCtxGetCurrent()
         return int(context) == self._primary if result == _SUCCESS else bool(handle_return((result, context)))
 
+    def is_capturing(self, handle: int) -> bool:
+        """Whether somebody captures this stream, which is of the device's. Raises CUDAError."""
+        return bool(handle_return(driver.cuStreamIsCapturing(handle)) != NOT_CAPTURED)
+
     @contextmanager
     def at_home(self) -> Iterator[None]:
         """The primary context, whatever is current in this thread; in the end that again. Raises CUDAError."""
@@ -93,10 +97,10 @@ class Ordering:
                 f"stream {handle:#x} is of device {device}, but the engine is bound to device {self._device}; "
                 f"select a stream of device {self._device}"
             )
-        if handle_return(driver.cuStreamIsCapturing(handle)) != NOT_CAPTURED:
+        if self.is_capturing(handle):
             raise ExecutionFailed(
-                f"stream {handle:#x} is being captured, and an inference cannot be part of another graph: it has its own, and "
-                "finds its tensors by a count that replays of another would disturb; end the capture first"
+                f"stream {handle:#x} is being captured, and the engine is bound to another one; end the capture first, or bind "
+                "the engine to that stream (CudaDevice.adopt), to have its inferences in the graph"
             )
 
     def _is_at_home(self, handle: int) -> bool:

@@ -61,6 +61,13 @@ def capture(partition: CudaPartition, submit: Callable[[SideStream], str]) -> Gr
         return graph
 
 
+@contextmanager
+def joining() -> Iterator[None]:
+    """Around what is put into a capture that somebody else began on this thread; waits as `capture` does."""
+    with EXECUTING, _uncollected():
+        yield
+
+
 def is_capturing() -> bool:
     """Whether the calling thread is capturing a graph, so that it must free nothing."""
     return getattr(_HERE, "capturing", False)

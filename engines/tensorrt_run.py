@@ -33,7 +33,7 @@ from .tensorrt_lifetime import Held
 from .tensorrt_routes import Route, Routes
 from .tensorrt_shapes import Fit, Override, Prepared, ReadyShapes
 from .tensorrt_staging import Staging
-from .tensorrt_work import Ended, Mark, TensorRTWork, failing, failure
+from .tensorrt_work import Ended, JoinedWork, Mark, TensorRTWork, failing, failure
 
 if TYPE_CHECKING:
     from .tensorrt_engine import TensorRTEngine
@@ -86,13 +86,16 @@ class TensorRTExecutor:
         captures = self._shapes.statistics().captures
         return f"<TensorRTExecutor {self.engine.path.name}, {self._runs} runs, {captures} captures{state}>"
 
-    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> TensorRTWork:
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> TensorRTWork | JoinedWork:
         with self._turn:
             self._check_open()
             try:
                 handle = selected()
                 if handle is None:
                     handle = self._own
+                if handle is not None and handle == self._own and self._ordering.is_capturing(handle):
+                    with self._ordering.at_home():
+                        return self._join(inputs, room)
                 if handle is None:
                     if self._ordering.is_primary_current:
                         return self._enqueue(inputs, room, self._stream)
@@ -259,6 +262,30 @@ class TensorRTExecutor:
         copies.take_out(stream)
         copies.count()
         return tensors
+
+    def _join(self, inputs: Sequence[Tensor], room: Room) -> JoinedWork:
+        """Put an inference into the graph that the caller captures from the stream that was adopted: see `engines.callers`."""
+        check_tensors(self.engine.signature, inputs)
+        shapes = tuple([tensor.shape for tensor in inputs])
+        self._loaded.signature.check(shapes)
+        fit = None if self.instance.unsized else self._shapes.find(shapes)
+        if fit is None or fit.prepared.graph is None:
+            without = self.instance.way.notice or "graphs of ours are off"
+            why = "run these shapes once before the capture, to be compiled for" if self._shapes.captures else without
+            raise ExecutionFailed(f"{self.engine.path.name} cannot be part of a graph that is being captured: {why}")
+        outputs, end = self._lay_out(fit.outputs, room.address)
+        specs = self.engine.signature.inputs
+        lacking = [spec.name for spec, tensor in zip(specs, inputs, strict=True) if not self._is_there(tensor)]
+        if lacking or end - room.address > room.nbytes or not self._staging.reaches(room.address):
+            what = f"input {lacking[0]!r} lies" if lacking else f"the {end - room.address} bytes of its outputs would lie"
+            raise ExecutionFailed(
+                f"{what} where the GPU cannot reach; give a graph that is captured pinned memory, or the GPU's"
+            )
+        self._shapes.join(fit.prepared, self._spans([tensor.address for tensor in inputs], inputs, outputs), self._stream)
+        return JoinedWork(outputs)
+
+    def _is_there(self, tensor: Tensor) -> bool:
+        return not tensor.nbytes or self._staging.reaches(tensor.address)
 
     def _open(self, place: int, inputs: Sequence[Tensor], room: Room, stream: Stream) -> Route:
         """The way from these inputs to this room, through pinned memory where it has to be; remembered where it has not."""

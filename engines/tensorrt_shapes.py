@@ -17,13 +17,13 @@ from cuda.core import Stream
 
 from partitions.cuda import CudaPartition, SideStream
 
-from .copies import Copies, by_sms
+from .copies import Copies, Span, by_sms
 from .errors import ExecutionFailed, TensorMismatch
 from .priority import give_way
 from .profiles import padded, suited
 from .settings import RuntimeSettings
 from .signature import Shape
-from .tensorrt_capture import Graph, capture
+from .tensorrt_capture import Graph, capture, joining
 from .tensorrt_context import Context
 from .tensorrt_graphs import fall_back, refusal
 from .tensorrt_instance import Instance
@@ -211,6 +211,22 @@ class ReadyShapes:
             context.use_streams(self._extra)
             context.set_shapes(prepared.shapes)
             return context.execute(stream, then=self._partition.stream)
+
+    def join(self, prepared: Prepared, spans: Sequence[Span], stream: Stream) -> None:
+        """Put an inference, with copies from and to these addresses, into what the caller captures from this stream.
+
+        Of shapes that have a graph, so that nothing of the context is in flight but graphs. Raises ExecutionFailed, CUDAError.
+        """
+        context, copies = prepared.context, self._instance.copies[False]
+        with joining(), context.lock:
+            context.use_streams(self._extra)
+            context.set_shapes(prepared.shapes)
+            context.set_addresses(self._instance.addresses)
+            copies.write(copies.table(spans))
+            copies.bring_in(stream)
+            refused = context.execute(stream, captured=True)
+            copies.take_out(stream)
+        self._loaded.check_execution(refused)
 
     def forget(self, prepared: Prepared) -> None:
         """Its shapes count as new. Nothing of it is in flight."""

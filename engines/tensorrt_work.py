@@ -71,6 +71,23 @@ class TensorRTWork:
         """Nothing: a graph that was launched runs to its end."""
 
 
+class JoinedWork:
+    """One inference in a graph that the caller captures: it runs whenever that is launched, so there is nothing to wait for."""
+
+    def __init__(self, outputs: tuple[Tensor, ...]) -> None:
+        self._outputs = outputs
+
+    def __repr__(self) -> str:
+        return "<JoinedWork>"
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """Where the outputs will lie, at once: when they do is for the caller to know, who launches the graph."""
+        return self._outputs
+
+    def cancel(self) -> None:
+        """Nothing: the graph is the caller's."""
+
+
 class StagedWork(TensorRTWork):
     """One whose outputs lie where a later inference's will, until they are collected."""
 

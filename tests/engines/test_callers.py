@@ -320,7 +320,7 @@ def test_a_stream_that_is_being_captured_is_refused(bench: Bench, executor: Any,
     """The capture is not disturbed."""
     settled(executor, bench)
     bench.gpu.begin_capture(plain, thread_local=False)
-    why = "is being captured, and an inference cannot be part of another graph"
+    why = "is being captured, and the engine is bound to another one"
     with pytest.raises(ExecutionFailed, match=why), on_stream(plain.handle):
         enqueue(executor, bench, rows(2))
     assert not bench.gpu.end_capture(plain).operations

@@ -1,13 +1,17 @@
-"""F02: engines bound to a stream that the caller made, of a green context of theirs or of none."""
+"""F02, F64: engines bound to a stream that the caller made, of a green context of theirs or of none, captured or not."""
 
+import importlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
-from engines import ExecutionFailed, Tensor, on_stream
+from engines import ExecutionFailed, Room, Tensor, TensorMismatch, on_stream
+from engines.base import NO_ROOM
 from partitions import PartitionError
-from tests.engines.simulated import Bench, affine, assert_right, never_captured, rows
+from tests.engines.simulated import Bench, affine, assert_right, rows
 from tests.engines.tensors import array
 from tests.simulation.gpu import Context
 from tests.simulation.streams import Stream
@@ -123,17 +127,124 @@ def test_streams_of_another_device_or_context_or_in_a_capture_are_refused(bench:
     bench.gpu.end_capture(plain)
 
 
-def test_f64_an_inference_inside_a_caller_s_capture_is_refused_with_the_reason(bench: Bench, plain: Stream) -> None:
-    """On an adopted stream too, where no guard says that it is the caller's."""
-    partition = bench.device.adopt(plain.handle)
-    executor: Any = bench.load(bench.plan()).bind(partition)
-    assert_right(executor, rows(2))
-    bench.gpu.begin_capture(plain, thread_local=False)
-    with pytest.raises(ExecutionFailed, match="is being captured, and an inference cannot be part of another graph"):
+class Adopted:
+    """An executor on a stream of the caller's, with memory that the GPU reaches."""
+
+    def __init__(self, bench: Bench, stream: Stream, **settings: Any) -> None:
+        self.bench = bench
+        self.stream = stream
+        self.partition = bench.device.adopt(stream.handle)
+        self.executor: Any = bench.load(bench.plan(), **settings).bind(self.partition)
+        self.input, self.room = bench.memory(96), bench.memory(4096)
+
+    def given(self, count: int) -> list[Tensor]:
+        return [Tensor((count, 3), self.input.room.address, 12 * count)]
+
+    def feed(self, data: Any) -> None:
+        self.input.bytes[: data.nbytes] = np.frombuffer(data.tobytes(), np.uint8)
+
+    @contextmanager
+    def capturing(self) -> Iterator[list[Any]]:
+        """Gives the graph of what was submitted in the block."""
+        driver = importlib.import_module("cuda.bindings.driver")
+        found: list[Any] = []
+        driver.cuStreamBeginCapture(self.stream.handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+        yield found
+        _, graph = driver.cuStreamEndCapture(self.stream.handle)
+        found.append(graph)
+
+    def close(self) -> None:
+        self.executor.close()
+        self.executor.engine.close()
+        self.partition.close()
+
+
+@pytest.fixture
+def adopted(bench: Bench, plain: Stream) -> Adopted:
+    return Adopted(bench, plain)
+
+
+def test_f64_an_inference_is_part_of_a_graph_that_the_caller_captures(bench: Bench, adopted: Adopted) -> None:
+    """Call by call: no graph is launched within it, and none of the inferences beside it finds another's tensors."""
+    assert_right(adopted.executor, rows(3))
+    log = len(bench.gpu.log)
+    with adopted.capturing() as graphs:
+        work = adopted.executor.enqueue(adopted.given(3), adopted.room.room)
+        (output,) = work.wait()
+    assert "cuGraphLaunch" not in bench.gpu.log[log:]
+    (graph,) = graphs
+    assert len(graph.operations) == 3
+    assert (output.shape, output.address) == ((3, 3), adopted.room.room.address)
+    for seed in range(4):
+        adopted.feed(rows(3, seed))
+        bench.gpu.launch_graph(graph, adopted.stream)
+        adopted.stream.wait()
+        assert array(output).tolist() == affine(rows(3, seed)).tolist()
+        assert_right(adopted.executor, rows(1 + seed, seed))
+    bench.gpu.destroy_graph(graph)
+    adopted.close()
+
+
+def test_f64_several_are_in_one_graph_one_after_another(bench: Bench, adopted: Adopted) -> None:
+    """The second takes what the first gives."""
+    for count in (2, 3):
+        assert_right(adopted.executor, rows(count))
+    with adopted.capturing() as graphs:
+        (first,) = adopted.executor.enqueue(adopted.given(3), adopted.room.room).wait()
+        room = Room(adopted.room.room.address + 1024, 1024)
+        (second,) = adopted.executor.enqueue([Tensor((2, 3), first.address, 24)], room).wait()
+    adopted.feed(rows(3))
+    bench.gpu.launch_graph(graphs[0], adopted.stream)
+    adopted.stream.wait()
+    assert array(second).tolist() == affine(affine(rows(3)[:2])).tolist()
+    bench.gpu.destroy_graph(graphs[0])
+    adopted.close()
+
+
+def test_f64_what_cannot_be_part_of_it_is_refused_and_leaves_the_capture_as_it_was(bench: Bench, adopted: Adopted) -> None:
+    assert_right(adopted.executor, rows(2))
+    given, room = adopted.given(2), adopted.room.room
+    wrong: list[tuple[list[Tensor], Room, type[Exception], str]] = [
+        (adopted.given(5), room, ExecutionFailed, "run these shapes once before the capture"),
+        ([Tensor.of(rows(2))], room, ExecutionFailed, "input 'x' lies where the GPU cannot reach"),
+        (given, NO_ROOM, ExecutionFailed, "the 24 bytes of its outputs would lie where the GPU cannot reach"),
+        (given, Room(room.address, 8), ExecutionFailed, "the 24 bytes of its outputs would lie where the GPU cannot reach"),
+        ([Tensor((9, 3), room.address, 108)], room, TensorMismatch, "dimension 0"),
+        ([], room, TensorMismatch, "0 tensors given"),
+    ]
+    with adopted.capturing() as graphs:
+        for tensors, where, kind, why in wrong:
+            with pytest.raises(kind, match=why):
+                adopted.executor.enqueue(tensors, where)
+        adopted.executor.enqueue(given, room)
+    assert len(graphs[0].operations) == 3
+    bench.gpu.destroy_graph(graphs[0])
+    assert_right(adopted.executor, rows(2, 1))
+    adopted.close()
+
+
+@pytest.mark.parametrize("settings", [{"graphs": "off"}, {"copies": "engine"}])
+def test_f64_an_executor_without_graphs_of_ours_is_no_part_of_one(
+    bench: Bench, plain: Stream, settings: dict[str, Any]
+) -> None:
+    """Its contexts have graphs of the library's own, or are in flight themselves."""
+    adopted = Adopted(bench, plain, **settings)
+    assert_right(adopted.executor, rows(2))
+    with (
+        adopted.capturing() as graphs,
+        pytest.raises(ExecutionFailed, match="cannot be part of a graph that is being captured"),
+    ):
+        adopted.executor.enqueue(adopted.given(2), adopted.room.room)
+    assert not graphs[0].operations
+    bench.gpu.destroy_graph(graphs[0])
+    adopted.close()
+
+
+def test_f64_where_the_engine_is_bound_to_another_stream_it_is_refused_with_what_to_do(bench: Bench, plain: Stream) -> None:
+    executor = bench.bind()
+    bench.gpu.begin_capture(plain, thread_local=True)
+    with on_stream(plain.handle), pytest.raises(ExecutionFailed, match=r"bind the engine to that stream \(CudaDevice.adopt\)"):
         executor.enqueue([Tensor.of(rows(2))])
     assert not bench.gpu.end_capture(plain).operations
     plain.capture = bench.gpu.here.capture = None
-    assert_right(executor, rows(2, 1))
     executor.close()
-    executor.engine.close()
-    never_captured(bench).close()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from ctypes import memmove
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -16,7 +17,7 @@ from engines import RuntimeSettings, Step, chain, load_engine
 from engines.base import Tensor
 from partitions import Partition
 
-from .bench import assert_close, assert_right, expected, feed, results, tensors
+from .bench import Pinned, assert_close, assert_right, expected, feed, results, tensors
 from .networks import mlp, plan, several
 
 pytestmark = pytest.mark.gpu
@@ -100,6 +101,46 @@ def test_an_engine_runs_on_a_stream_that_was_adopted(device: Any, engine: Any, p
     assert adopted.locate() <= partition.locate() or len(adopted.locate()) <= partition.size
     executor.close()
     engine.close()
+    adopted.close()
+
+
+def test_an_inference_is_part_of_a_graph_that_the_caller_captures(device: Any, engine: Any, green: int) -> None:
+    """F64: launched again and again with other inputs, with inferences of the executor in between."""
+    from cuda.bindings import driver
+    from cuda.core._utils.cuda_utils import handle_return
+
+    network = mlp()
+    shapes, wanted = network.tries[0], expected(network)
+    adopted = device.adopt(green)
+    executor = engine.bind(adopted)
+    pinned = Pinned(device, engine, network, feed(network, shapes, 0))
+    assert_right(network, executor, adopted, turns=1)
+
+    def captured() -> tuple[Any, tuple[Tensor, ...]]:
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+        handle_return(driver.cuStreamBeginCapture(green, mode))
+        outputs = executor.enqueue(pinned.inputs, pinned.room).wait()
+        graph = handle_return(driver.cuStreamEndCapture(green))
+        handle = handle_return(driver.cuGraphInstantiate(graph, 0))
+        handle_return(driver.cuGraphDestroy(graph))
+        return handle, outputs
+
+    def launch(graph: Any) -> None:
+        handle_return(driver.cuGraphLaunch(graph, green))
+        handle_return(driver.cuStreamSynchronize(green))
+
+    graph, outputs = adopted.run(captured)
+    for turn in range(4):
+        arrays = feed(network, shapes, turn)
+        for tensor, spec in zip(pinned.inputs, engine.signature.inputs, strict=True):
+            data = np.ascontiguousarray(arrays[spec.name])
+            memmove(tensor.address, data.ctypes.data, tensor.nbytes)
+        adopted.run(lambda: launch(graph))
+        assert_close(results(engine, outputs), wanted(arrays))
+        assert_right(network, executor, adopted, turns=1)
+    adopted.run(lambda: handle_return(driver.cuGraphExecDestroy(graph)))
+    executor.close()
+    pinned.close()
     adopted.close()
 
 
