@@ -15,7 +15,7 @@ from .callers import on_stream
 from .chain import chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
-from .settings import RuntimeSettings, lacking, lacking_on_cpu
+from .settings import ONNX_RUNTIMES, RuntimeSettings, lacking, lacking_on_cpu
 from .signature import Signature, TensorSpec
 from .tensorrt_api import LIBRARIES, find_tensorrt
 from .wiring import Step
@@ -96,7 +96,7 @@ def has_tensorrt() -> bool:
 def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
     """The one place where ONNX Runtime is imported, and only when there is a model for it."""
     try:
-        held = (settings or RuntimeSettings()).effective("ONNX Runtime", ())
+        held = (settings or RuntimeSettings()).effective("ONNX Runtime", ONNX_RUNTIMES)
     except ModelRefused as error:
         raise ModelRefused(f"{path}: {error}") from error
     if held.graphs == "required":

@@ -45,6 +45,7 @@ _TYPES = {
     "double": ("FP64", 11), "uint32": ("UINT32", 12), "uint64": ("UINT64", 13), "bfloat16": ("BF16", 16),
 }  # fmt: skip
 _NUMBERS = dict(_TYPES.values())
+_LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC", "none": "ORT_DISABLE_ALL"}
 
 Values = dict[str, Any]
 
@@ -56,8 +57,16 @@ class OnnxEngine:
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, path: Path, model: ModelCopy, signature: Signature, warm_up: Sequence[Sequence[Shape]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        model: ModelCopy,
+        signature: Signature,
+        warm_up: Sequence[Sequence[Shape]],
+        settings: RuntimeSettings = DEFAULTS,
+    ) -> None:
         self.path = path
+        self.settings = settings
         self.signature = signature
         self.warm_up = tuple(map(tuple, warm_up))
         """Shapes of the inputs to run before an executor is bound, a set a run."""
@@ -70,7 +79,7 @@ class OnnxEngine:
     def bind(self, partition: Partition) -> "OnnxExecutor":
         if not isinstance(partition, CpuPartition):
             raise ModelRefused(f"{self.path}: ONNX Runtime serves partitions of CPU cores, not {partition!r}")
-        session = partition.run(lambda: _session(self._model, self.path, _options(partition.size)))
+        session = partition.run(lambda: _session(self._model, self.path, _options(self.settings, partition.size)))
         executor = OnnxExecutor(self, session, partition)
         self._warm_up(executor)
         return executor
@@ -156,9 +165,11 @@ class OnnxExecutor:
         yield
 
     def describe(self) -> Mapping[str, object]:
-        """No graphs, and as many threads as the partition has cores."""
+        """No graphs, and threads on the partition's cores: within an operator, and of operators beside each other."""
         warm = [[list(shape) for shape in shapes] for shapes in self.engine.warm_up]
-        return {"graphs": "none", "threads": self._size, "shapes": warm}
+        within, beside = self.engine.settings.threads(self._size)
+        parallel = {"parallel": beside} if self.engine.settings.execution_mode == "parallel" else {}
+        return {"graphs": "none", "threads": within, **parallel, "shapes": warm}
 
     def close(self) -> None:
         if not self._closed:
@@ -281,13 +292,14 @@ class OnnxWork:
 def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
     """Read an ONNX file and its signature. Blocks. Raises ModelRefused with what the library said.
 
-    Of the settings `warm_up` is honoured: memory for each shape that is run once is allocated before it is served.
+    Of the settings those of ONNX Runtime are honoured, and `warm_up`: memory for each shape that is run once is allocated
+    before it is served.
     """
     try:
         model = copy_model(path)
     except OSError as error:
         raise ModelRefused(f"{path}: {error.strerror}") from error
-    options = _options(1)
+    options = _options(DEFAULTS, 1)
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = _session(model, path, options)
     inputs = [_spec(path, value) for value in session.get_inputs()]
@@ -300,7 +312,7 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
         raise ModelRefused(f"{path}: ONNX Runtime cannot serve BYTES and BF16 tensors in one model")
     signature = Signature(tuple(inputs), outputs)
     try:
-        return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings))
+        return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings), settings)
     except ModelRefused as error:
         raise ModelRefused(f"{path}: {error}") from error
 
@@ -314,12 +326,16 @@ def _session(model: ModelCopy, path: Path, options: ort.SessionOptions) -> ort.I
         raise ModelRefused(f"{path}: failed to load: {blame(model.view(), tidy(error, path.parent))}") from error
 
 
-def _options(threads: int) -> ort.SessionOptions:
+def _options(settings: RuntimeSettings, cores: int) -> ort.SessionOptions:
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = settings.threads(cores)
+    if settings.execution_mode == "parallel":
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[settings.graph_optimization])
+    options.enable_cpu_mem_arena, options.enable_mem_pattern = settings.memory_arena, settings.memory_pattern
     options.log_severity_level = 4  # What goes wrong is raised; the library would print it as well.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for pool in ("intra", "inter"):
+        options.add_session_config_entry(f"session.{pool}_op.allow_spinning", "0")
     return options
 
 

@@ -28,6 +28,8 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "allocation_strategy": ("static", "on_profile_change", "user_managed"),
         "graphs": ("on", "off", "required"),
         "copies": ("sm", "engine", "auto"),
+        "execution_mode": ("sequential", "parallel"),
+        "graph_optimization": ("all", "extended", "basic", "none"),
     }
 )
 
@@ -37,8 +39,19 @@ _COUNTS: Mapping[str, str] = MappingProxyType(
     {"profile": "a profile's number from 0", "weight_streaming_budget": "a number of bytes from 0"}
 )
 
+ONNX_RUNTIMES = (
+    "intra_op_threads",
+    "inter_op_threads",
+    "execution_mode",
+    "graph_optimization",
+    "memory_arena",
+    "memory_pattern",
+)
+"""The fields of RuntimeSettings that only ONNX Runtime honours."""
+
 # The others are ours: no library has a part in them.
 _NEEDS_THE_LIBRARY = (
+    *ONNX_RUNTIMES,
     "cuda_graph_strategy",
     "dynamic_shapes_kernel_specialization_strategy",
     "allocation_strategy",
@@ -65,7 +78,11 @@ _LACKING_ON_CPU: Mapping[str, str] = MappingProxyType(
 )
 """Why a setting means nothing where ONNX Runtime serves; what is not named here it honours."""
 
-_MEANS_NOTHING_SPECIAL = (("graphs", "on"), ("graphs", "off"), ("cuda_graph_strategy", "disabled"), ("instances", 1))
+_MEANS_NOTHING_SPECIAL = (
+    *(("graphs", "on"), ("graphs", "off"), ("cuda_graph_strategy", "disabled"), ("instances", 1)),
+    *(("intra_op_threads", 0), ("inter_op_threads", 0), ("execution_mode", "sequential"), ("graph_optimization", "all")),
+    *(("memory_arena", True), ("memory_pattern", True)),
+)
 """Settings that hold anywhere: they ask for nothing that a library could lack."""
 
 
@@ -99,6 +116,10 @@ class RuntimeSettings:
       the smallest, the usual and the largest shape of inputs by their names. Without any, batches as `load_engine` says.
     - `weight_streaming_budget`: bytes of weights to keep on the GPU where the engine can stream them; None is what the
       engine was built with, or asks the library. An ONNX file is built so that its weights can be streamed.
+    - `intra_op_threads`, `inter_op_threads`: threads within an operator, and operators beside each other; the latter only
+      where `execution_mode` is `parallel`. 0 is as many as there are cores, and there are never more, see `threads`.
+    - `graph_optimization`: which of ONNX Runtime's optimizations are made of the graph. `memory_arena`, `memory_pattern`:
+      whether it keeps memory that it has used, and plans what a run takes.
     """
 
     graphs: str = "on"
@@ -113,6 +134,12 @@ class RuntimeSettings:
     weight_streaming_budget: int | None = None
     batch_padding: bool = False
     optional_inputs: tuple[str, ...] = ()
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+    execution_mode: str = "sequential"
+    graph_optimization: str = "all"
+    memory_arena: bool = True
+    memory_pattern: bool = True
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -130,8 +157,12 @@ class RuntimeSettings:
                 f"build_profiles is {self.build_profiles!r}; expected a tuple, for each profile one with three shapes for "
                 'each input, as in ((("x", ((1, 16), (8, 16), (32, 16))),),)'
             )
-        if not isinstance(self.batch_padding, bool):
-            raise ValueError(f"batch_padding is {self.batch_padding!r}; expected True or False")
+        for name in ("batch_padding", "memory_arena", "memory_pattern"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} is {value!r}; expected True or False")
+        for name in ("intra_op_threads", "inter_op_threads"):
+            if (value := getattr(self, name)) is None or not _is_count(value):
+                raise ValueError(f"{name} is {value!r}; expected a number of threads, or 0 for one a core")
         if not (isinstance(self.optional_inputs, tuple) and all(isinstance(name, str) for name in self.optional_inputs)):
             raise ValueError(f"optional_inputs is {self.optional_inputs!r}; expected a tuple of names")
         for name, expected in _COUNTS.items():
@@ -154,6 +185,14 @@ class RuntimeSettings:
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 raise TypeError(f"no setting is called {name!r}; {hint}there are {', '.join(known)}")
         return replace(self, **changes)
+
+    def threads(self, cores: int) -> tuple[int, int]:
+        """Threads within an operator and operators beside each other on so many cores, which share one thread: no more
+        than there are cores in all. Where operators run in parallel they have them first.
+        """
+        beside = min(self.inter_op_threads or cores, cores) if self.execution_mode == "parallel" else 1
+        within = cores - beside + 1
+        return min(self.intra_op_threads or within, within), beside
 
     def pads(self, signature: Signature) -> bool:
         """Whether inferences are padded, of a model with this signature: where that is asked for, every tensor can carry

@@ -20,7 +20,7 @@ from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .protocol.document import short, show
 from .queuepolicy import QueuePolicy, read_queues
 from .tritonschema import MESSAGE
-from .tritonsettings import from_triton
+from .tritonsettings import PARAMETERS, from_triton
 from .unserved import instead, unserved
 
 __all__ = [
@@ -187,7 +187,7 @@ class _Reader:
             settings=settings,
             labels=self._labels(message.output),
             queues=self._queues(message.dynamic_batching),
-            unread=(*reading.unread, *(f"parameters.{short(name)}" for name in others)),
+            unread=(*reading.unread, *(f"parameters.{short(name)}" for name in others if name not in PARAMETERS)),
             message=message,
             source=self._source,
         )

@@ -235,7 +235,7 @@ _IGNORED = {
     "ModelDynamicBatching": "preserve_ordering",
     "ModelQueuePolicy": "timeout_action",
     "ModelInstanceGroup": "kind gpus rate_limiter secondary_devices passive host_policy",
-    "ModelOptimizationPolicy": "graph priority execution_accelerators gather_kernel_buffer_threshold eager_batching",
+    "ModelOptimizationPolicy": "priority execution_accelerators gather_kernel_buffer_threshold eager_batching",
     "Cuda": "busy_wait_events output_copy_stream",
     "GraphSpec": "graph_lower_bound",
     "ModelWarmup": "count",

@@ -5,7 +5,9 @@
 its works goes first the requests': `kind`, `gpus` and `priority` are among what is ignored.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from engines.settings import Sample
@@ -14,6 +16,24 @@ from engines.signature import Form
 from .modelsettings import MOST_INSTANCES, Said
 from .protocol.document import short, show
 from .units import MOST_WARM
+
+_SWITCH: Mapping[str, object] = MappingProxyType({"0": False, "1": True, "false": False, "true": True})
+_PARAMETERS: Mapping[str, tuple[str, Mapping[str, object]]] = MappingProxyType(
+    {
+        "intra_op_thread_count": ("intra_op_threads", {}),
+        "inter_op_thread_count": ("inter_op_threads", {}),
+        "execution_mode": ("execution_mode", {"0": "sequential", "1": "parallel"}),
+        "enable_mem_arena": ("memory_arena", _SWITCH),
+        "enable_mem_pattern": ("memory_pattern", _SWITCH),
+    }
+)
+"""The parameters of Triton's ONNX Runtime backend that mean the same here: our fields, and what they may be if no number."""
+
+_LEVELS: Mapping[int, str] = MappingProxyType({-1: "basic", 1: "extended", 2: "none"})
+"""Which of ONNX Runtime's optimizations a level of `optimization.graph` stands for in Triton; others are all of them."""
+
+PARAMETERS = frozenset(_PARAMETERS)
+"""The names of parameters that are read here."""
 
 
 def from_triton(message: Any, max_batch: int, source: str) -> dict[str, Said]:
@@ -29,11 +49,27 @@ def from_triton(message: Any, max_batch: int, source: str) -> dict[str, Said]:
         raise ValueError(f"{named} samples to warm up; expected at most {MOST_WARM}")
     if samples := tuple(dict.fromkeys(_samples(message, max_batch))):
         said["warm_up"] = samples, "model_warmup" if message.model_warmup else "optimization.cuda.graph_spec"
+    if level := message.optimization.graph.level:
+        said["graph_optimization"] = _LEVELS.get(level, "all"), "optimization.graph.level"
+    for name in sorted(PARAMETERS.intersection(message.parameters)):
+        said[_PARAMETERS[name][0]] = _parameter(name, message.parameters[name].string_value), f"parameters {name}"
     if message.instance_group:
         said["instances"] = _instances(message.instance_group), "instance_group.count"
     if (profile := _profile(message.instance_group)) is not None:
         said["profile"] = profile, "instance_group.profile"
     return {field: Said(value, value, source, key, foreign=True) for field, (value, key) in said.items()}
+
+
+def _parameter(name: str, text: str) -> object:
+    """A parameter of the ONNX Runtime backend, which are all texts."""
+    choices = _PARAMETERS[name][1]
+    word = text.strip().lower()
+    if word in choices:
+        return choices[word]
+    if not choices and re.fullmatch(r"[0-9]{1,4}", word, re.ASCII):
+        return int(word)
+    expected = " or ".join(choices) if choices else "a number of threads, or 0 for one a core"
+    raise ValueError(f"parameters {name}: {short(repr(text))}; expected {expected}")
 
 
 def _instances(groups: Any) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -60,8 +61,8 @@ class Loader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, source: str) -> Engine:
-        return load_engine(models.save(self.folder / f"{len(list(self.folder.iterdir()))}.onnx", source))
+    def __call__(self, source: str, settings: RuntimeSettings | None = None) -> Engine:
+        return load_engine(models.save(self.folder / f"{len(list(self.folder.iterdir()))}.onnx", source), settings=settings)
 
 
 def _extremes(dtype: type[np.generic]) -> Array:
@@ -464,6 +465,21 @@ def _added(before: dict[str, str], count: int) -> dict[str, str]:
     return added
 
 
+def _sessions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Those that are made from now on."""
+    import onnxruntime
+
+    made = []
+    plain = onnxruntime.InferenceSession
+
+    def remember(*arguments: object, **options: object) -> object:
+        made.append(plain(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", remember)
+    return made
+
+
 @pytest.fixture
 def twice(device: CpuDevice) -> Iterator[CpuPartition]:
     """A partition that counts one core twice, so that its session has a thread more and every machine can tell where."""
@@ -476,6 +492,47 @@ def test_a_session_s_threads_are_on_the_partition_s_cores(load: Loader, twice: C
     before = _threads()
     with closing(load(models.identity()).bind(twice)):
         assert set(_added(before, 1).values()) == {str(twice.cores[0])}
+
+
+@pytest.mark.parametrize(
+    ("settings", "threads"),
+    [
+        ({}, 4),
+        ({"intra_op_threads": 2}, 2),
+        ({"intra_op_threads": 64, "inter_op_threads": 64}, 4),
+        ({"execution_mode": "parallel"}, 4),
+        ({"execution_mode": "parallel", "inter_op_threads": 2}, 4),
+        ({"execution_mode": "parallel", "inter_op_threads": 2, "intra_op_threads": 2}, 3),
+    ],
+)
+def test_a_session_has_no_more_threads_than_its_partition_has_cores(
+    load: Loader, device: CpuDevice, settings: dict[str, Any], threads: int
+) -> None:
+    core = device.cores[-1]
+    with closing(CpuPartition([0, 1, 2, 3], [core] * 4, threading.local())) as partition:
+        run(bound := load(models.identity()).bind(partition), np.zeros((1, 1), np.float32))
+        bound.close()
+        before = _threads()
+        with closing(load(models.identity(), RuntimeSettings(**settings)).bind(partition)) as executor:
+            run(executor, np.zeros((1, 1), np.float32))
+            assert set(_added(before, threads - 1).values()) == {str(core)}, "beside the thread that calls"
+
+
+def test_the_settings_of_a_session_are_those_that_were_asked_for(
+    load: Loader, twice: CpuPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _sessions(monkeypatch)
+    asked = RuntimeSettings(
+        execution_mode="parallel", graph_optimization="basic", memory_arena=False, memory_pattern=False, intra_op_threads=1
+    )
+    executor = load(models.identity(), asked).bind(twice)
+    options = made[-1].get_session_options()
+    assert options.execution_mode.name == "ORT_PARALLEL"
+    assert options.graph_optimization_level.name == "ORT_ENABLE_BASIC"
+    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, False)
+    assert executor.describe()["parallel"] == 2
+    executor.close()
+    assert options.get_session_config_entry("session.inter_op.allow_spinning") == "0"
 
 
 def test_closing_an_executor_ends_its_threads(load: Loader, twice: CpuPartition) -> None:
@@ -499,16 +556,7 @@ def test_onnx_runtime_reports_nothing_to_its_makers(tmp_path: Path) -> None:
 
 
 def test_a_session_s_threads_do_not_spin(load: Loader, twice: CpuPartition, monkeypatch: pytest.MonkeyPatch) -> None:
-    import onnxruntime
-
-    made = []
-    plain = onnxruntime.InferenceSession
-
-    def remember(*arguments: object, **options: object) -> object:
-        made.append(plain(*arguments, **options))
-        return made[-1]
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", remember)
+    made = _sessions(monkeypatch)
     load(models.identity()).bind(twice).close()
     assert [session.get_session_options().intra_op_num_threads for session in made] == [1, 2]
     for session in made:

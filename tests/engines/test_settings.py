@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import DATATYPES, ModelRefused, Signature, TensorSpec, load_engine, unsupported
-from engines.settings import RuntimeSettings, lacking, streaming_budget
+from engines.settings import ONNX_RUNTIMES, RuntimeSettings, lacking, streaming_budget
 from tests import models
 
 PLAN = Path("folder/model.plan")
@@ -17,6 +17,12 @@ EVERYTHING = {
     "allocation_strategy": "user_managed",
     "cache_path": "kernels",
     "weight_streaming_budget": 1,
+    "intra_op_threads": 2,
+    "inter_op_threads": 2,
+    "execution_mode": "parallel",
+    "graph_optimization": "none",
+    "memory_arena": False,
+    "memory_pattern": False,
 }
 """Every setting that a library has a part in, changed from its default."""
 
@@ -55,6 +61,11 @@ def test_the_defaults_are_what_is_best_to_serve_with() -> None:
         ("warm_up", ((("x", (0, 3)),),), "shapes by input"),
         ("warm_up", ((("x", [1, 3]),),), "shapes by input"),
         ("batch_padding", 1, "True or False"),
+        ("memory_arena", 0, "True or False"),
+        ("intra_op_threads", -1, "a number of threads"),
+        ("inter_op_threads", None, "a number of threads"),
+        ("execution_mode", "both", "'parallel'"),
+        ("graph_optimization", 99, "'extended'"),
         ("optional_inputs", "x", "a tuple of names"),
         ("optional_inputs", (1,), "a tuple of names"),
     ],
@@ -233,7 +244,7 @@ ASKED = {"graphs": "on", "copies": "sm", "warm_up": (1, 4), "instances": 2, **EV
 
 
 def test_what_a_library_lacks_is_known_before_anything_is_loaded() -> None:
-    assert lacking("TensorRT 10.11", ("cache_path", "allocation_strategy"), ASKED) == {
+    assert lacking("TensorRT 10.11", ("cache_path", "allocation_strategy", *ONNX_RUNTIMES), ASKED) == {
         name: f"TensorRT 10.11 has no {name}"
         for name in ("cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy", "weight_streaming_budget")
     }
@@ -242,7 +253,34 @@ def test_what_a_library_lacks_is_known_before_anything_is_loaded() -> None:
 
 def test_onnx_runtime_lacks_whatever_is_a_gpus_and_is_ready_for_what_it_is_told() -> None:
     found = unsupported(None, ASKED)
-    assert found.keys() == {"copies", "instances", *EVERYTHING}
+    assert found.keys() == {"copies", "instances", *EVERYTHING} - set(ONNX_RUNTIMES)
     assert found["allocation_strategy"] == "ONNX Runtime on a CPU allocates its memory itself"
     assert unsupported(None, {"graphs": "off", "instances": 1, "cuda_graph_strategy": "disabled", "warm_up": "opt"}) == {}
     assert unsupported(None, {"graphs": "required"}) == {"graphs": "ONNX Runtime on a CPU has no CUDA graphs"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "threads"),
+    [
+        ({}, 4, (4, 1)),
+        ({"intra_op_threads": 2, "inter_op_threads": 3}, 4, (2, 1)),
+        ({"intra_op_threads": 99}, 4, (4, 1)),
+        ({"execution_mode": "parallel"}, 4, (1, 4)),
+        ({"execution_mode": "parallel", "inter_op_threads": 2}, 4, (3, 2)),
+        ({"execution_mode": "parallel", "inter_op_threads": 2, "intra_op_threads": 2}, 4, (2, 2)),
+        ({"execution_mode": "parallel", "inter_op_threads": 9, "intra_op_threads": 9}, 4, (1, 4)),
+        ({"execution_mode": "parallel"}, 1, (1, 1)),
+    ],
+)
+def test_there_are_never_more_threads_than_cores(asked: dict[str, Any], cores: int, threads: tuple[int, int]) -> None:
+    assert RuntimeSettings(**asked).threads(cores) == threads
+    assert sum(threads) - 1 <= cores
+
+
+def test_onnx_runtime_honours_its_own_settings_and_tensorrt_none_of_them() -> None:
+    asked: dict[str, object] = {"intra_op_threads": 2, "execution_mode": "parallel", "memory_arena": True}
+    assert unsupported(None, asked) == {}
+    assert lacking("TensorRT 9", (), asked) == {
+        "intra_op_threads": "TensorRT 9 has no intra_op_threads",
+        "execution_mode": "TensorRT 9 has no execution_mode",
+    }

@@ -10,6 +10,14 @@ BATCHED = "max_batch_size: 8\n"
 SAMPLE = 'inputs { key: "x" value { data_type: TYPE_FP32 dims: [ 3, 4 ] zero_data: true } }'
 
 
+THREADS = {"intra_op_threads": 4, "inter_op_threads": 0}
+MEMORY = {"memory_arena": False, "memory_pattern": True}
+
+
+def parameter(name: str, value: str) -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n'
+
+
 def read(text: str) -> ModelConfig:
     return parse(text, "m/config.pbtxt")
 
@@ -45,6 +53,13 @@ def said(text: str) -> dict[str, object]:
             {"warm_up": ((("x", (2, 5)),), 8)},
         ),
         ("parameters { key: 'greenlane.copies' value { string_value: 'sm' } }", {"copies": "sm"}),
+        (parameter("intra_op_thread_count", "4") + parameter("inter_op_thread_count", "0"), THREADS),
+        (parameter("execution_mode", "1"), {"execution_mode": "parallel"}),
+        (parameter("enable_mem_arena", "False") + parameter("enable_mem_pattern", "1"), MEMORY),
+        ("optimization { graph { level: -1 } }", {"graph_optimization": "basic"}),
+        ("optimization { graph { level: 1 } }", {"graph_optimization": "extended"}),
+        ("optimization { graph { level: 2 } }", {"graph_optimization": "none"}),
+        ("optimization { graph { level: 0 } }", {}),
     ],
 )
 def test_what_means_something_here_is_a_setting(text: str, settings: dict[str, object]) -> None:
@@ -79,12 +94,13 @@ def test_what_is_not_honoured_is_ignored_by_name() -> None:
       instance_group { kind: KIND_GPU gpus: [ 0, 1 ] }
       optimization { priority: PRIORITY_MAX cuda { output_copy_stream: true graph_spec { graph_lower_bound {} } } }
       model_warmup { count: 3 inputs { key: "x" value { data_type: TYPE_FP32 dims: 1 random_data: true } } }
-      parameters { key: "execution_mode" value { string_value: "0" } }
+      parameters { key: "session.use_device_allocator_for_initializers" value { string_value: "0" } }
     """
     assert read(text).unread == (
         *("optimization.priority", "optimization.cuda.graph_spec.graph_lower_bound", "optimization.cuda.output_copy_stream"),
         *("instance_group.kind", "instance_group.gpus"),
-        *("model_warmup.inputs.value.random_data", "model_warmup.count", "parameters.execution_mode"),
+        *("model_warmup.inputs.value.random_data", "model_warmup.count"),
+        "parameters.session.use_device_allocator_for_initial...",
     )
 
 
@@ -111,6 +127,12 @@ def test_what_is_not_honoured_is_ignored_by_name() -> None:
         (
             "parameters { key: 'greenlane.graphs' value { string_value: 'no' } }",
             "parameters 'greenlane.graphs': 'no' is not 'on' or 'off' or 'required'",
+        ),
+        (parameter("execution_mode", "2"), "parameters execution_mode: '2'; expected 0 or 1"),
+        (parameter("enable_mem_arena", "yes"), "parameters enable_mem_arena: 'yes'; expected 0 or 1 or false or true"),
+        (
+            parameter("intra_op_thread_count", "-1"),
+            "parameters intra_op_thread_count: '-1'; expected a number of threads, or 0 for one a core",
         ),
     ],
 )
