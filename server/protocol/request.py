@@ -140,7 +140,8 @@ def _take_apart(body: bytes, header_length: int | None, limits: Limits, document
     if size > len(body):
         raise BadRequest(f"Inference-Header-Content-Length: {size}; expected at most {len(body)}, the bytes of the body")
     if size > limits.json:
-        raise TooLarge(f"{size} bytes of JSON; the limit is {limits.json}. Send large tensors as binary tensors: {_HINT}")
+        limit = f"the limit is {limits.json} (server.max_json_tensor)"
+        raise TooLarge(f"{size} bytes of JSON; {limit}. Send large tensors as binary tensors: {_HINT}")
     if document is None:
         document = parse(body if size == len(body) else body[:size])
     return Body(document, memoryview(body)[size:], header_length is None)

@@ -162,7 +162,7 @@ def test_nesting_is_refused_in_every_field_however_deep_it_is(body: str, levels:
 def test_more_json_than_the_limit_is_too_large_and_told_of_binary_tensors() -> None:
     document = body_of(request(tensor([1.0] * 20)))
     told = refusal(document, kind=TooLarge, limits=Limits(json=len(document) - 1, elements=100))
-    assert told.startswith(f"{len(document)} bytes of JSON; the limit is {len(document) - 1}. ")
+    assert told.startswith(f"{len(document)} bytes of JSON; the limit is {len(document) - 1} (server.max_json_tensor). ")
     assert "binary tensors" in told
     assert "Inference-Header-Content-Length" in told
     assert take(document, model(), limits=Limits(json=len(document), elements=100)).tensors
