@@ -25,7 +25,7 @@ from server.repository import Problem, Repository
         ),
         (
             'backend: "python"',
-            "backend is 'python'; served here are onnxruntime, onnxruntime_onnx, tensorrt, tensorrt_plan; export",
+            "backend is 'python'; served here are onnxruntime, onnxruntime_onnx, tensorrt, tensorrt_plan, ensemble; export",
         ),
         ('platform: "pytorch_libtorch"', "platform is 'pytorch_libtorch'; served here are "),
         ('platform: "tensorflow_savedmodel"', "platform is 'tensorflow_savedmodel'; served here are "),
