@@ -190,6 +190,16 @@ class Preparing(Executor, Protocol):
         """
 
 
+class Trimming(Executor, Protocol):
+    """An executor that keeps memory of one inference for the next. One that keeps none need not have the method."""
+
+    def trim(self, after: float, idle: bool) -> None:
+        """Give back what no inference has needed for so many seconds. Any thread; neither while it is closed nor after.
+
+        Where it is `idle`, at once, which blocks for as long as its smallest inference takes; else with the next inference.
+        """
+
+
 class Engine(Protocol):
     """A model loaded once, from which executors are bound."""
 

@@ -113,6 +113,12 @@ class SequenceExecutor:
     def describe(self) -> Mapping[str, object]:
         return {"graphs": "none", "why": "its models run in turn", "steps": [dict(each.describe()) for each in self._executors]}
 
+    def trim(self, after: float, idle: bool) -> None:
+        """Each."""
+        for executor in self._executors:
+            if (trim := getattr(executor, "trim", None)) is not None:
+                trim(after, idle)
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True

@@ -4,16 +4,14 @@ A session's threads inherit the cores of the thread that makes it, so sessions a
 not spin while idle: a spinning thread would be felt by whoever shares the machine.
 """
 
-import ctypes
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # Read at the import; else 1.29 and later report models to their makers.
 # isort: split
@@ -30,11 +28,11 @@ from .modelcopy import ModelCopy, copy_model
 from .onnxdefaults import with_default
 from .onnxerrors import is_wrong_shape, tidy
 from .onnxfile import blame
-from .onnxoutputs import Outputs
-from .onnxtexts import FEW, of_array, of_wire, to_array, to_value, to_wire
+from .onnxoutputs import Outputs, to_tensor
+from .onnxtexts import FEW, of_array, to_array, to_value
 from .settings import RuntimeSettings, overridden
 from .signature import Shape, Signature, TensorSpec
-from .warmup import shape_sets
+from .warmup import blank, shape_sets
 
 log = logging.getLogger("greenlane.engines")
 
@@ -88,12 +86,16 @@ class OnnxEngine:
         """Free the copy of the file; executors have what they need of it."""
         self._model.close()
 
+    def blank(self, shapes: Sequence[Shape], value: int = 0) -> list[Tensor]:
+        """Inputs of these shapes that are nothing but zeros, or another value."""
+        return [blank(spec, shape, value) for spec, shape in zip(self.signature.inputs, shapes, strict=True)]
+
     def _warm_up(self, executor: "OnnxExecutor") -> None:
         """A model may refuse shapes and values that were made up, so failing here is worth a word and no more."""
         try:
             for shapes in self.warm_up:
-                inputs = [_blank(spec, shape) for spec, shape in zip(self.signature.inputs, shapes, strict=True)]
-                executor.enqueue(inputs, Room(0, 0)).wait()
+                if not _nbytes(executor.enqueue(self.blank(shapes)).wait()):
+                    executor.enqueue(self.blank(shapes, 1)).wait()  # Its first piece of memory a session never gives back.
         except ExecutionFailed as error:
             if self._warned:  # By the first of the partitions it is bound to.
                 return
@@ -113,6 +115,7 @@ class Kept(NamedTuple):
 
     binding: ort.IOBinding
     outputs: tuple[Tensor, ...]
+    large: bool
 
 
 Key = tuple[object, ...]
@@ -122,6 +125,9 @@ Sizes = tuple[object, ...]
 """Each input's shape and bytes, None for what is no tensor."""
 
 MOST_KEPT = 64
+
+LARGE = 16 << 20
+"""Bytes of inputs and outputs from which on an inference makes the session take memory that is worth giving back."""
 
 
 class OnnxExecutor:
@@ -138,6 +144,8 @@ class OnnxExecutor:
         self._texts = any(spec.datatype.kind == "bytes" for spec in (*self._signature.inputs, *self._signature.outputs))
         self._outputs = Outputs(engine.signature)
         self._runs = 0
+        self._large = math.inf
+        self._shrinks = False
         self._closed = False
 
     def __repr__(self) -> str:
@@ -171,6 +179,20 @@ class OnnxExecutor:
         parallel = {"parallel": beside} if self.engine.settings.execution_mode == "parallel" else {}
         return {"graphs": "none", "threads": within, **parallel, "shapes": warm}
 
+    def trim(self, after: float, idle: bool) -> None:
+        """The session gives memory back at the end of a run that is told to: the next, or one with zeros if it is idle.
+
+        It is kept for a while because to take it anew costs three times as much as to use it again, where it is much.
+        """
+        if time.monotonic() - self._large < after:
+            return
+        self._large, self._shrinks = math.inf, True
+        if idle and not self._closed:
+            ways = [self.engine.blank(shapes) for shapes in self.engine.warm_up]
+            with suppress(ExecutionFailed):  # A model may refuse zeros; the memory is given back all the same.
+                OnnxWork(self._stream, min(ways, key=_nbytes), NO_ROOM, self._run).wait()
+            self._large = math.inf
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
@@ -186,6 +208,9 @@ class OnnxExecutor:
 
     def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
         self._runs += 1
+        if self._shrinks:
+            self._shrinks = False
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
         if self._texts and self._are_few(inputs):
             with suppress(UnicodeDecodeError):  # Texts that are none go the other way.
                 return self._run_values(inputs, options)
@@ -201,7 +226,11 @@ class OnnxExecutor:
             self._kept.clear()
             bound = self._bind(inputs, room)
             self._session.run_with_iobinding(bound.binding, options)
-        return bound.outputs if isinstance(bound, Kept) else self._collect(key, inputs, bound)
+        if not isinstance(bound, Kept):
+            return self._collect(key, inputs, bound)
+        if bound.large:
+            self._large = time.monotonic()
+        return bound.outputs
 
     def _bind(self, inputs: Sequence[Tensor], room: Room) -> Bound:
         """Tell the session where tensors are."""
@@ -229,14 +258,16 @@ class OnnxExecutor:
         Of an output that is one of the inputs the session writes nothing: it gives the input. Slots are used again and again,
         so a binding is kept where everything was written as it was told.
         """
-        values = bound.binding.get_outputs()
+        values, given = bound.binding.get_outputs(), {tensor.address for tensor in inputs}
         if not self._texts and [value.data_ptr() for value in values] == [tensor and tensor.address for tensor in bound.placed]:
-            kept = Kept(bound.binding, tuple([tensor for tensor in bound.placed if tensor]))
-            self._keep(key, kept)
-            return kept.outputs
-        given = {tensor.address for tensor in inputs}
-        outputs = zip(self._signature.outputs, values, bound.placed, strict=True)
-        return tuple([_output(spec, value, placed, given) for spec, value, placed in outputs])
+            outputs = tuple([tensor for tensor in bound.placed if tensor])
+            self._keep(key, Kept(bound.binding, outputs, _nbytes((*inputs, *outputs)) >= LARGE))
+        else:
+            found = zip(self._signature.outputs, values, bound.placed, strict=True)
+            outputs = tuple([to_tensor(spec, value, placed, given) for spec, value, placed in found])
+        if _nbytes((*inputs, *outputs)) >= LARGE:
+            self._large = time.monotonic()
+        return outputs
 
     def _keep(self, key: Key, kept: Kept) -> None:
         if len(self._kept) >= MOST_KEPT:
@@ -354,22 +385,8 @@ def _spec(path: Path, value: Any) -> TensorSpec:
     return TensorSpec(value.name, DATATYPES[_TYPES[inner][0]], dims)
 
 
-def _output(spec: TensorSpec, value: Any, placed: Tensor | None, given: set[int]) -> Tensor:
-    """An output of a run: in its place, in the session's memory, or, where it lies in an input, as a copy of that."""
-    shape = tuple(value.shape())
-    if not spec.datatype.size:
-        return of_wire(shape, to_wire(value))
-    address = value.data_ptr()
-    if placed is not None and address == placed.address:
-        return placed
-    nbytes = spec.nbytes(shape)
-    if address not in given:
-        return Tensor(shape, address, nbytes, value)
-    if placed is None:
-        memory = np.empty(nbytes, np.uint8)
-        placed = Tensor(shape, memory.ctypes.data, nbytes, memory)
-    ctypes.memmove(placed.address, address, nbytes)  # Without the interpreter.
-    return placed
+def _nbytes(tensors: Sequence[Tensor]) -> int:
+    return sum([tensor.nbytes for tensor in tensors])
 
 
 def _sizes(inputs: Sequence[Tensor]) -> Sizes:
@@ -380,10 +397,3 @@ def _shapes_to_warm(signature: Signature, settings: RuntimeSettings) -> list[tup
     """Dynamic dimensions are 1 where nothing else is asked for. Raises ModelRefused."""
     ones = tuple(tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims) for spec in signature.inputs)
     return [ones] if isinstance(settings.warm_up, str) else shape_sets(settings.warm_up, signature, ones)
-
-
-def _blank(spec: TensorSpec, shape: Shape) -> Tensor:
-    """A tensor of zeros, or of empty strings."""
-    size = spec.datatype.size or 4  # An empty string in wire form is its length alone: four zero bytes.
-    blank = np.zeros(math.prod(shape) * size, np.uint8)
-    return Tensor(shape, blank.ctypes.data, blank.nbytes, blank)

@@ -1,13 +1,15 @@
-"""What the shapes of inputs tell of a model's outputs before it runs: their sizes, and where in a room they go."""
+"""A model's outputs: their sizes and places as far as the shapes of inputs tell them, and where they are after a run."""
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .base import Room
-from .memory import SMALL
-from .onnxtexts import FEW
-from .signature import Shape, Signature, align
+import numpy as np
+
+from .base import Room, Tensor
+from .memory import SMALL, copy
+from .onnxtexts import FEW, of_wire, to_wire
+from .signature import Shape, Signature, TensorSpec, align
 
 _MOST_KEPT = 64
 
@@ -68,3 +70,21 @@ def _are_few(signature: Signature, shapes: Sequence[Shape | None]) -> bool:
     return all(
         shape is not None and math.prod(shape) * (spec.datatype.size or SMALL // FEW) <= SMALL for spec, shape in outputs
     )
+
+
+def to_tensor(spec: TensorSpec, value: Any, placed: Tensor | None, given: set[int]) -> Tensor:
+    """An output of a run: in its place, in the session's memory, or, where it lies in an input, as a copy of that."""
+    shape = tuple(value.shape())
+    if not spec.datatype.size:
+        return of_wire(shape, to_wire(value))
+    address = value.data_ptr()
+    if placed is not None and address == placed.address:
+        return placed
+    nbytes = spec.nbytes(shape)
+    if address not in given:
+        return Tensor(shape, address, nbytes, value)
+    if placed is None:
+        memory = np.empty(nbytes, np.uint8)
+        placed = Tensor(shape, memory.ctypes.data, nbytes, memory)
+    copy(placed.address, address, nbytes)
+    return placed

@@ -1,7 +1,11 @@
 """Which shapes to run before an executor is bound, where `RuntimeSettings.warm_up` names them; pure."""
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
+
+from .base import Tensor
 from .errors import ModelRefused, TensorMismatch
 from .profiles import dimensions
 from .settings import Sample
@@ -39,3 +43,10 @@ def _of_rows(rows: int, inputs: Sequence[TensorSpec], usual: Sequence[Shape]) ->
         there = ", ".join(f"{spec.name} {dimensions(spec.dims)}" for spec in inputs) or "none"
         raise ModelRefused(f"warm_up: a batch of {rows}, but no input has a first dimension that varies; there is {there}")
     return tuple((rows, *shape[1:]) if varies else shape for varies, shape in zip(dynamic, usual, strict=True))
+
+
+def blank(spec: TensorSpec, shape: Shape, value: int = 0) -> Tensor:
+    """A tensor of zeros, or of another value, or of empty strings: in wire form a string's length alone, four zero bytes."""
+    count = math.prod(shape)
+    array = np.full(count, value, spec.datatype.numpy) if spec.datatype.size else np.zeros(count, np.uint32)
+    return Tensor(shape, array.ctypes.data, array.nbytes, array)

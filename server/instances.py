@@ -60,6 +60,12 @@ class InTurn:
                 counts[name] = counts.get(name, 0) + count
         return {**each[0], "instances": len(each), **({"counts": counts} if counts else {})}
 
+    def trim(self, after: float, idle: bool) -> None:
+        """Each."""
+        for executor in self._executors:
+            if (trim := getattr(executor, "trim", None)) is not None:
+                trim(after, idle)
+
     def close(self) -> None:
         """Each, whatever becomes of the others; raises the first error."""
         errors: list[Exception] = []

@@ -32,6 +32,8 @@ log = logging.getLogger("greenlane.runtime")
 
 UNLOADED = "unloaded"
 """Why a model is not there that was asked to go: that makes no server unready, however strict it is."""
+KEPT = 5.0
+"""Seconds after a large inference for which what it took of the process's memory is kept for the next."""
 LOOK = 1.0
 """Seconds between two looks for engines that can be freed."""
 
@@ -393,6 +395,15 @@ class Runtime:
             quiet = all(worker.idle for worker in self._workers.values())
             await asyncio.to_thread(self._release_unused, quiet and before)
             before = quiet
+            await self._trim()
+
+    async def _trim(self) -> None:
+        """Have every tenant's executors give back memory that was not needed lately, but for those that are being changed."""
+        for name, changing in self._changing.items():
+            if not changing.locked():
+                async with changing:
+                    if worker := self._workers.get(name):
+                        await asyncio.to_thread(worker.trim, KEPT)
 
     def _release_unused(self, quiet: bool) -> None:
         executors = [executor for worker in list(self._workers.values()) for executor in list(worker.executors.values())]

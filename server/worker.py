@@ -183,6 +183,13 @@ class Worker:
             executor.close()
         self.partition.close()
 
+    def trim(self, after: float) -> None:
+        """Have executors give back memory that no inference has needed for so many seconds. Blocks; not while one is closed."""
+        idle = self.idle
+        for executor in list(self.executors.values()):
+            if (trim := getattr(executor, "trim", None)) is not None:
+                trim(after, idle)
+
     def _run(self, shift: Shift, second: int) -> None:
         try:
             self.partition.attach()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event
 
 from server import link as links
@@ -77,3 +78,9 @@ def linked(slots: int = 8, nbytes: int = MEMORY) -> Iterator[Link]:
         yield link
     finally:
         descriptors.close()
+
+
+def anonymous() -> int:
+    """Bytes of memory that this process has for itself alone."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))

@@ -1,5 +1,6 @@
 """A tenant's memory over real sockets: large and small bodies side by side, and what becomes of more than fits."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ import numpy as np
 import pytest
 
 from partitions.cpu import CpuDevice
+from server import runtime
 from server.config import TenantConfig
 from server.pool import SlotStatistics
 from server.service import LocalDesk
 from server.slots import SMALLEST
 from server.tenancy import digest
+from tests.memory import anonymous
 
 from . import repository
 from .harness import Served, configuration, cores, serving
@@ -217,6 +220,19 @@ def test_outputs_that_nobody_could_expect_are_whole_and_the_next_have_room_at_on
     assert ask(100) == (1, 0)
     assert ask(3000) == (1, 1)
     assert slots(served).nbytes == 0
+
+
+def test_what_a_session_took_for_outputs_that_never_fit_is_given_back(
+    served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "KEPT", math.inf)
+    before = anonymous()
+    inputs = tensor("x", "FP32", [1000], [1.5] * 1000), tensor("times", "INT64", [1], [32_000])
+    answer = infer(http, "tile", request(*inputs, parameters={"binary_data_output": True}))
+    assert answer.status_code == 413
+    assert anonymous() - before > 64 * MIB
+    monkeypatch.setattr(runtime, "KEPT", 0.0)
+    until(lambda: anonymous() - before < 32 * MIB)
 
 
 def test_outputs_that_never_fit_are_413_with_the_numbers(served: Served, http: httpx.Client) -> None:

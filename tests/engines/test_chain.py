@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from engines import (
     chain,
     load_engine,
 )
+from engines.base import Trimming
 from partitions import open_cpu
 from tests import models
 from tests.engines.simulated import ROWS, Bench, affine, rows
@@ -379,3 +380,12 @@ def test_types_and_ranks_are_compared(cpu: Kit, tmp_path: Path) -> None:
     whole = load_engine(models.save(tmp_path / "whole.onnx", "whole (int64[n, 3] x) => (int64[n, 3] y) { y = Add(x, x) }"))
     with pytest.raises(ModelRefused, match=r"step 1: input 'x' is INT64 \[-1, 3\], but 'middle' is FP32 \[-1, 3\]"):
         chain([steps(*cpu.engines)[0], Step(whole, {"x": "middle"}, {"y": "OUT"})], ["OUT"])
+
+
+def test_each_step_that_keeps_memory_gives_it_back(cpu: Kit) -> None:
+    """Seen by the run that each does for it."""
+    with closing(cpu.chain().bind(cpu.partition)) as executor:
+        executor.enqueue([Tensor.of(np.zeros((1 << 21, 3), np.float32))]).wait()
+        before = repr(executor)
+        cast(Trimming, executor).trim(0, idle=True)
+        assert before.count(" 2 runs") == repr(executor).count(" 3 runs") == len(cpu.engines)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -40,6 +40,7 @@ from tests import models
 from tests.engines.tensors import Array, Memory, array, packed, run, unpacked
 from tests.fakes import FakeDevice
 from tests.interpreter import Watcher
+from tests.memory import anonymous
 
 NUMBERS = {
     "float": ("FP32", np.float32), "double": ("FP64", np.float64), "float16": ("FP16", np.float16),
@@ -705,3 +706,66 @@ def test_a_shape_to_be_ready_for_that_the_model_does_not_take_is_refused(tmp_pat
     path = models.save(tmp_path / "model.onnx", models.identity())
     with pytest.raises(ModelRefused, match=r"model\.onnx: warm_up: the model has no input 'z'; it has 'x'"):
         load_engine(path, settings=RuntimeSettings(warm_up=((("z", (2, 5)),),)))
+
+
+# Memory
+
+
+MUCH = 1 << 27
+EXPAND = "expand (float[1] x, int64[1] n) => (float[m] y) { y = Expand(x, n) }"
+
+
+def expand(executor: Executor, nbytes: int) -> None:
+    """Have the model answer with so many bytes, and forget the answer."""
+    run(executor, np.ones(1, np.float32), np.array([nbytes // 4]))
+
+
+def test_what_a_large_inference_took_is_given_back_when_nothing_runs(load: Loader, partition: CpuPartition) -> None:
+    with closing(cast(OnnxExecutor, load(EXPAND).bind(partition))) as executor:
+        before = anonymous()
+        expand(executor, MUCH)
+        assert anonymous() - before > MUCH // 2
+        executor.trim(after=3600, idle=True)
+        assert anonymous() - before > MUCH // 2
+        executor.trim(after=0, idle=True)
+        assert anonymous() - before < MUCH // 4
+        runs = repr(executor)
+        executor.trim(after=0, idle=True)
+        assert repr(executor) == runs, "there was nothing more to give back"
+
+
+def test_what_a_large_inference_took_is_given_back_by_the_next_one_where_something_runs(
+    load: Loader, partition: CpuPartition
+) -> None:
+    with closing(cast(OnnxExecutor, load(EXPAND).bind(partition))) as executor:
+        before = anonymous()
+        expand(executor, MUCH)
+        executor.trim(after=0, idle=False)
+        assert anonymous() - before > MUCH // 2
+        expand(executor, 4)
+        assert anonymous() - before < MUCH // 4
+
+
+def test_what_a_large_inference_took_is_given_back_by_a_model_that_refuses_zeros(load: Loader, partition: CpuPartition) -> None:
+    source = """fussy (float[1] x, int64[1] n) => (float[m] y) <float[1] one = {1}, int64[1] none = {0}>
+        { is_none = Equal(n, none) at = Cast<to = 7>(is_none) first = Gather(one, at) z = Mul(x, first) y = Expand(z, n) }"""
+    with closing(cast(OnnxExecutor, load(source).bind(partition))) as executor:
+        before = anonymous()
+        expand(executor, MUCH)
+        assert anonymous() - before > MUCH // 2
+        executor.trim(after=0, idle=True)
+        assert anonymous() - before < MUCH // 4
+
+
+def test_memory_of_known_shapes_is_given_back_as_well(load: Loader, partition: CpuPartition) -> None:
+    """What is between inputs and outputs, though these lie in the room, whose binding is kept."""
+    source = "deep (float[n] x) => (float[n] y) { a = Sigmoid(x) b = Exp(a) c = Mul(a, b) d = Sigmoid(c) y = Mul(a, d) }"
+    memory, x = Memory(MUCH // 4), np.zeros(MUCH // 16, np.float32)
+    with closing(cast(OnnxExecutor, load(source).bind(partition))) as executor:
+        for _ in range(3):
+            before = anonymous()
+            (output,) = executor.enqueue([Tensor.of(x)], memory.room).wait()
+            assert memory.holds(output)
+            assert anonymous() - before > MUCH // 4
+            executor.trim(after=0, idle=True)
+            assert anonymous() - before < MUCH // 8

@@ -110,3 +110,20 @@ def test_shapes_that_one_cannot_have_fail_once_the_others_ended(engine: FakeEngi
     second.set_result(None)
     with pytest.raises(ExecutionFailed, match="no"):
         whole.result(0)
+
+
+class Trimmed(FakeExecutor):
+    """Keeps what it was told to give back."""
+
+    def __init__(self, engine: FakeEngine, partition: FakePartition) -> None:
+        super().__init__(engine, partition)
+        self.told: list[tuple[float, bool]] = []
+
+    def trim(self, after: float, idle: bool) -> None:
+        self.told.append((after, idle))
+
+
+def test_each_that_keeps_memory_gives_it_back(engine: FakeEngine, partition: FakePartition) -> None:
+    keeping = Trimmed(engine, partition)
+    InTurn([keeping, FakeExecutor(engine, partition)]).trim(5.0, idle=True)
+    assert keeping.told == [(5.0, True)]
