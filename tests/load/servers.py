@@ -71,6 +71,16 @@ def bare(root: Path) -> Iterator[Server]:
         yield server
 
 
+@contextmanager
+def launch(folder: Path, text: str) -> Iterator[Server]:
+    """Greenlane with this configuration, which is written to the folder, every model tried."""
+    config = folder / "greenlane.toml"
+    config.write_text(text)
+    signs = [" on http://", " ready: "]
+    with _serve("greenlane", ["server", "--port", "0"], {"GREENLANE_CONFIG": str(config)}, signs) as server:
+        yield server
+
+
 def _config(root: Path, in_flight: int | None, device: str, models: Sequence[str]) -> str:
     lines = ["[server]", 'default_tenant = "load"', "[models]", f'repository = "{root}"', "[device]", f'backend = "{device}"']
     names = ", ".join(f'"{model}"' for model in models)
