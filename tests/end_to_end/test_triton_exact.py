@@ -1,0 +1,227 @@
+"""What Triton's L0_infer and L0_infer_variable ask of a server, and the examples of its documentation, with Triton's client.
+
+The repositories are made as Triton's generators do: OUTPUT0 is the sum of INPUT0 and INPUT1, OUTPUT1 their difference, cast
+from and to the types in the model's name, with and without batches, in sizes that are fixed or vary.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from onnx import TensorProto, helper
+
+from .harness import Served, configuration, serving
+from .test_clients import given
+
+TYPES: dict[str, tuple[int, str, str, Any]] = {
+    "int8": (TensorProto.INT8, "TYPE_INT8", "INT8", np.int8),
+    "int16": (TensorProto.INT16, "TYPE_INT16", "INT16", np.int16),
+    "int32": (TensorProto.INT32, "TYPE_INT32", "INT32", np.int32),
+    "int64": (TensorProto.INT64, "TYPE_INT64", "INT64", np.int64),
+    "float16": (TensorProto.FLOAT16, "TYPE_FP16", "FP16", np.float16),
+    "float32": (TensorProto.FLOAT, "TYPE_FP32", "FP32", np.float32),
+    "object": (TensorProto.STRING, "TYPE_STRING", "BYTES", object),
+}
+"""ONNX's, the configuration's, the protocol's and NumPy's name for each type, by Triton's word for it."""
+
+FIXED = [
+    *(("int8",) * 3, ("int16",) * 3, ("int32",) * 3, ("int64",) * 3, ("float16",) * 3, ("float32",) * 3, ("object",) * 3),
+    *(("int32", "int8", "int8"), ("int32", "int8", "int16"), ("int32", "float32", "float32"), ("int32", "float16", "float32")),
+    *(
+        ("object", "int32", "int32"),
+        ("object", "object", "int32"),
+        ("object", "int32", "object"),
+        ("int32", "object", "object"),
+    ),
+]
+VARIABLE = [
+    *((("float32",) * 3, (16,)), (("float32", "int32", "int32"), (2, 8)), (("float32", "int64", "int64"), (8, 4))),
+    *((("float32", "int32", "int64"), (2, 8, 2)), (("float32", "float32", "int32"), (16,)), (("int32",) * 3, (2, 8))),
+    *((("int32", "int32", "float32"), (2, 8, 2)), (("object",) * 3, (16,)), (("object", "int32", "int32"), (2, 8))),
+    *((("object", "object", "int32"), (8, 4)), (("object", "int32", "object"), (2, 8, 2))),
+]
+LABELS = "".join(f"label{n}\n" for n in range(1000))
+
+
+def name_of(types: tuple[str, str, str], batch: bool) -> str:
+    return f"onnx{'' if batch else '_nobatch'}_{'_'.join(types)}"
+
+
+def write(root: Path, types: tuple[str, str, str], dims: tuple[int, ...], batch: bool) -> None:
+    """One model as `create_onnx_modelfile` and `create_onnx_modelconfig` of gen_qa_models.py make it."""
+    folder = root / name_of(types, batch)
+    count = itertools.count()
+    kinds = [TYPES[name][0] for name in (types[0], *types)]
+    names = ("INPUT0", "INPUT1", "OUTPUT0", "OUTPUT1")
+    values = [
+        helper.make_tensor_value_info(
+            name, kind, [*[None] * batch, *(f"var_{next(count)}" if dim < 0 else dim for dim in dims)]
+        )
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    wide = TensorProto.INT32 if types[0] in ("int8", "int16", "object") else kinds[0]
+    cast = [helper.make_node("Cast", [f"INPUT{n}"], [f"_INPUT{n}"], to=wide) for n in range(2)]
+    work = [helper.make_node(each, ["_INPUT0", "_INPUT1"], [f"CAST{n}"]) for n, each in enumerate(("Add", "Sub"))]
+    back = [helper.make_node("Cast", [f"CAST{n}"], [f"OUTPUT{n}"], to=kinds[2 + n]) for n in range(2)]
+    graph = helper.make_graph([*cast, *work, *back], "exact", values[:2], values[2:])
+    save(folder, graph)
+    text = f'name: "{folder.name}"\nplatform: "onnxruntime_onnx"\nmax_batch_size: {8 * batch}\n'
+    for index, name in enumerate(names):
+        label = 'label_filename: "output0_labels.txt"' if name == "OUTPUT0" else ""
+        kind = TYPES[(types[0], *types)[index]][1]
+        entry = f'{{ name: "{name}" data_type: {kind} dims: {list(dims)} {label} }}'
+        text += f"{'input' if index < 2 else 'output'} [ {entry} ]\n"
+    (folder / "config.pbtxt").write_text(text)
+    (folder / "output0_labels.txt").write_text(LABELS)
+
+
+def save(folder: Path, graph: Any) -> None:
+    path = folder / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString())
+
+
+def write_densenet(root: Path) -> None:
+    """Its configuration as in docs/examples/model_repository, and a model of the same shapes: the mean of each channel."""
+    image = helper.make_tensor_value_info("data_0", TensorProto.FLOAT, [1, 3, 224, 224])
+    classes = helper.make_tensor_value_info("fc6_1", TensorProto.FLOAT, [1, 1000, 1, 1])
+    pads = helper.make_tensor("pads", TensorProto.INT64, [8], [0] * 5 + [997, 0, 0])
+    nodes = [helper.make_node("GlobalAveragePool", ["data_0"], ["mean"]), helper.make_node("Pad", ["mean", "pads"], ["fc6_1"])]
+    folder = root / "densenet_onnx"
+    save(folder, helper.make_graph(nodes, "densenet", [image], [classes], [pads]))
+    (folder / "config.pbtxt").write_text(
+        """
+name: "densenet_onnx"
+platform: "onnxruntime_onnx"
+max_batch_size : 0
+input [
+  {
+    name: "data_0"
+    data_type: TYPE_FP32
+    format: FORMAT_NCHW
+    dims: [ 3, 224, 224 ]
+    reshape { shape: [ 1, 3, 224, 224 ] }
+  }
+]
+output [
+  {
+    name: "fc6_1"
+    data_type: TYPE_FP32
+    dims: [ 1000 ]
+    reshape { shape: [ 1, 1000, 1, 1 ] }
+    label_filename: "densenet_labels.txt"
+  }
+]
+"""
+    )
+    (folder / "densenet_labels.txt").write_text("RED\nGREEN\nBLUE\n")
+
+
+def write_all(folder: Path, variable: bool) -> Path:
+    for batch in (True, False):
+        for types, shape in VARIABLE if variable else [(types, (16,)) for types in FIXED]:
+            write(folder, types, (-1,) * len(shape) if variable else shape, batch)
+    if not variable:
+        write_densenet(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+def fixed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
+    with serving(configuration(write_all(tmp_path_factory.mktemp("fixed"), False)), front=request.param) as served:
+        yield served
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+def variable(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
+    with serving(configuration(write_all(tmp_path_factory.mktemp("variable"), True)), front=request.param) as served:
+        yield served
+
+
+def as_type(numbers: Any, name: str) -> Any:
+    if name != "object":
+        return numbers.astype(TYPES[name][3])
+    return np.array([str(number).encode() for number in numbers.ravel()], object).reshape(numbers.shape)
+
+
+def check(
+    served: Served, types: tuple[str, str, str], shape: tuple[int, ...], batch: bool, binary: bool, classes: bool
+) -> None:
+    """As `infer_exact` of Triton's infer_util.py."""
+    random = np.random.default_rng(7)
+    numbers = [random.integers(0, 60, shape) for _ in range(2)]
+    inputs = [given(f"INPUT{n}", TYPES[types[0]][2], as_type(each, types[0]), binary) for n, each in enumerate(numbers)]
+    count = 3 if classes else 0
+    outputs = [triton.InferRequestedOutput(f"OUTPUT{n}", binary_data=binary, class_count=count) for n in range(2)]
+    with triton.InferenceServerClient(served.address) as client:
+        result = client.infer(name_of(types, batch), inputs, outputs=outputs)
+    for n, expected in enumerate((numbers[0] + numbers[1], numbers[0] - numbers[1])):
+        found = result.as_numpy(f"OUTPUT{n}")
+        if classes:
+            check_classes(found, expected, batch, "label{}" if n == 0 else "")
+        else:
+            wanted = as_type(expected, types[1 + n])
+            decoded = wanted if binary or types[1 + n] != "object" else np.char.decode(wanted.astype(np.bytes_)).astype(object)
+            assert found.shape == expected.shape
+            assert found.tolist() == decoded.tolist()
+
+
+def check_classes(found: Any, expected: Any, batch: bool, label: str) -> None:
+    rows = expected.reshape(len(expected), -1) if batch else expected.reshape(1, -1)
+    assert found.shape == ((len(rows), 3) if batch else (3,))
+    for texts, row in zip(found.reshape(len(rows), 3), rows, strict=True):
+        for text, place in zip(texts, np.argsort(-row, kind="stable"), strict=False):
+            value, index, *name = (text.decode() if isinstance(text, bytes) else text).split(":")
+            assert (float(value), int(index), name) == (row[place], place, [label.format(place)] if label else [])
+
+
+@pytest.mark.parametrize("types", FIXED, ids="_".join)
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+def test_raw_outputs_of_fixed_sizes(fixed: Served, types: tuple[str, str, str], binary: bool) -> None:
+    if binary or "float16" not in types:  # It has no JSON form, in Triton neither.
+        check(fixed, types, (16,), False, binary, False)
+        for rows in (1, 8):
+            check(fixed, types, (rows, 16), True, binary, False)
+
+
+@pytest.mark.parametrize("types", [types for types in FIXED if "object" not in types], ids="_".join)
+def test_classes_of_outputs_of_fixed_sizes(fixed: Served, types: tuple[str, str, str]) -> None:
+    check(fixed, types, (16,), False, True, True)
+    for rows in (1, 8):
+        check(fixed, types, (rows, 16), True, True, True)
+
+
+@pytest.mark.parametrize(("types", "shape"), VARIABLE, ids=lambda value: "_".join(map(str, value)))
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
+def test_raw_outputs_of_sizes_that_vary(
+    variable: Served, types: tuple[str, str, str], shape: tuple[int, ...], binary: bool
+) -> None:
+    check(variable, types, shape, False, binary, False)
+    for rows in (1, 8):
+        check(variable, types, (rows, *shape), True, binary, False)
+
+
+@pytest.mark.parametrize(
+    ("types", "shape"), [case for case in VARIABLE if "object" not in case[0]], ids=lambda value: "_".join(map(str, value))
+)
+def test_classes_of_outputs_of_sizes_that_vary(variable: Served, types: tuple[str, str, str], shape: tuple[int, ...]) -> None:
+    check(variable, types, shape, False, True, True)
+    for rows in (1, 8):
+        check(variable, types, (rows, *shape), True, True, True)
+
+
+def test_the_first_model_of_triton_s_documentation_classifies_a_picture(fixed: Served) -> None:
+    """As `image_client.py -m densenet_onnx -c 3` asks."""
+    with triton.InferenceServerClient(fixed.address) as client:
+        metadata, config = client.get_model_metadata("densenet_onnx"), client.get_model_config("densenet_onnx")
+        (image,), (classes,) = metadata["inputs"], metadata["outputs"]
+        assert (image["shape"], config["input"][0]["format"], classes["shape"]) == ([3, 224, 224], "FORMAT_NCHW", [1000])
+        picture = np.zeros((3, 224, 224), np.float32) + np.array([1, 3, 2], np.float32)[:, None, None]
+        wanted = [triton.InferRequestedOutput("fc6_1", class_count=3)]
+        result = client.infer("densenet_onnx", [given("data_0", "FP32", picture)], outputs=wanted)
+        assert result.as_numpy("fc6_1").tolist() == [b"3.000000:1:GREEN", b"2.000000:2:BLUE", b"1.000000:0:RED"]
+        assert client.infer("densenet_onnx", [given("data_0", "FP32", picture)]).as_numpy("fc6_1").shape == (1000,)
