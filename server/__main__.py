@@ -1,12 +1,14 @@
 """`python -m server`: serve a configuration, or check one."""
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
+from math import ceil
 from types import FrameType
 
 import uvicorn
@@ -21,10 +23,12 @@ from .compiled import Outdated, announce, ensure_current
 from .config import Config, ConfigError
 from .front import Front
 from .fronts.serve import serve
-from .listen import Taken, listen
+from .listen import Taken, address, listen
 from .plain import SWITCH_INTERVAL
 from .tables import nearest
 from .units import whole
+
+log = logging.getLogger("greenlane")
 
 
 class Server(uvicorn.Server):
@@ -105,9 +109,11 @@ def _serve(options: argparse.Namespace) -> int:
         config.fit(device.unit, device.granules)
         sys.setswitchinterval(SWITCH_INTERVAL)
         if config.server.fronts == "inline":
+            listeners, _ = listen(config)
             announce()
+            log.info("listening on %s", ", ".join(map(address, listeners)))
             server = Server(_uvicorn(config, device))
-            server.run()
+            server.run(sockets=listeners)
             return 0 if server.started else 1
         return _serve_fronts(config, device)
 
@@ -130,9 +136,8 @@ def _uvicorn(config: Config, device: Device) -> uvicorn.Config:
     application = Application(lambda: nullcontext(config), lambda _: device)
     return uvicorn.Config(
         application,
-        host=config.server.host,
-        port=config.server.port,
         loop="uvloop",
+        timeout_keep_alive=ceil(config.server.keep_alive),
         http=partial(Front, application.infer, application, None),  # type: ignore[arg-type]  # Called with what a class would be called with.
         log_config=None,
         access_log=False,

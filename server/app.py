@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from engines import has_tensorrt
 from partitions import Device, DeviceUnavailable, PartitionError, open_device
 
-from . import admin, demo, loads, logs, metrics, plain, routes, web
+from . import admin, asgi, cors, demo, loads, logs, metrics, plain, routes, web
 from .allocator import keep_large_blocks
 from .alone import NotAlone, alone, supervisor
 from .compiled import Outdated, announce, ensure_current
@@ -90,12 +90,16 @@ class Application:
         self._abandon = abandon
         self._found: tuple[Service, Runtime] | None = None
         self.infer = Infer(self.service)
+        self._shared: asgi.Application = self._answer
         self._web = web.build((routes.router, *ROUTERS), self.lifespan, service=self.service, runtime=self.runtime)
 
     def __repr__(self) -> str:
         return f"<Application {self._found!r}>"
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        await self._shared(scope, receive, send)
+
+    async def _answer(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and is_infer(scope["path"]):
             await self.infer(scope, receive, send)
         else:
@@ -137,6 +141,7 @@ class Application:
             config.fit(device.unit, device.granules)
             service, runtime = assemble(config, device)
             self._found = service, runtime
+            self._shared = cors.allow(self._answer, config.server.cors_origins)
             announce()
             await runtime.start()
             restore = _drain_on_sigterm(runtime)
@@ -192,7 +197,10 @@ def configuration(path: str | None) -> AbstractContextManager[Config]:
 
 
 def _drain_on_sigterm(runtime: Runtime) -> Callable[[], None]:
-    """Make SIGTERM drain first and only then do what it did; a second one does that at once. Returns how to undo this."""
+    """Make SIGTERM drain first and only then do what it did; a second one does that at once. Returns how to undo this.
+
+    So does SIGHUP, which comes when a terminal closes, unless it is ignored, as under nohup.
+    """
     if current_thread() is not main_thread():
         return lambda: None
     loop = asyncio.get_running_loop()
@@ -205,14 +213,22 @@ def _drain_on_sigterm(runtime: Runtime) -> Callable[[], None]:
 
     def on_signal(number: int, frame: Any) -> None:
         if draining:
-            before(number, frame)
+            before(signal.SIGTERM, frame)
         else:
             loop.call_soon_threadsafe(lambda: draining.append(loop.create_task(drain())))
 
     if not callable(before):
         return lambda: None
     signal.signal(signal.SIGTERM, on_signal)
-    return lambda: (signal.signal(signal.SIGTERM, before), None)[1]
+    if may_hang_up := signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, on_signal)
+
+    def restore() -> None:
+        signal.signal(signal.SIGTERM, before)
+        if may_hang_up:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    return restore
 
 
 app = Application(lambda: configuration(os.environ.get("GREENLANE_CONFIG")), prepare=plain.prepare)

@@ -99,7 +99,9 @@ def changer(request: Request) -> None:
 
 def _is_local(request: Request) -> bool:
     try:
-        return request.client is not None and ip_address(request.client.host).is_loopback
+        address = ip_address(request.client.host) if request.client else None
+        mapped = getattr(address, "ipv4_mapped", None)  # A client of IPv4 where one socket takes both.
+        return address is not None and (mapped or address).is_loopback
     except ValueError:
         return False
 

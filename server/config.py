@@ -23,10 +23,12 @@ from .units import (
     FLAG,
     HOSTS,
     NAMES,
+    ORIGINS,
     PROFILES,
     SIZE,
     TEXT,
     WARM_UP,
+    duration_from,
     one_of,
     shown,
     size_from,
@@ -64,6 +66,8 @@ class ServerConfig:
     besides this machine's own. `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that
     holds the device.
     `front_cores` is whether such processes get cores of their own where the device has none for tenants, or run on any.
+    `keep_alive` is the seconds for which a connection may say nothing between two requests; one that showed no tenant is kept
+    5 s at most. `cors_origins` are those whose web pages may call the models' API, or "*" for any.
     `strict_readiness` is whether the server is ready only while no model is unavailable, but for those that were unloaded.
     `drain_grace` is the seconds between readiness turning 503 and the refusal of new work. `watchdog` is the seconds for
     which the event loop of the device's process may not turn before that process is ended, 0 for ever; after a quarter of
@@ -83,6 +87,8 @@ class ServerConfig:
     front_cores: Annotated[str, one_of("auto", "any")] = "auto"
     log_format: Annotated[str, one_of("text", "json")] = "text"
     log_level: Annotated[str, one_of("debug", "info", "warning", "error")] = "info"
+    keep_alive: Annotated[float, duration_from(1)] = 75.0
+    cors_origins: Annotated[tuple[str, ...], ORIGINS] = ()
     strict_readiness: Annotated[bool, FLAG] = False
     drain_grace: Annotated[float, DURATION] = 1.0
     watchdog: Annotated[float, DURATION] = 20.0

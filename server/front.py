@@ -304,7 +304,7 @@ class Front(asyncio.Protocol):
         self._task, self._take = task, partial(_resolve, body)
 
     async def _respond(self, head: Head, call: Call) -> None:
-        if head.is_infer:
+        if head.is_infer and not head.is_of_page:  # What such a page may read is for the application to say.
             reply = await self._infer.answer(call)
         else:
             reply = await asgi.respond(self._application, call)

@@ -10,7 +10,7 @@ from .infer import is_infer
 from .inference import Target
 from .strict import ONCE, fault
 
-METHODS = ("GET", "POST", "PUT", "DELETE")
+METHODS = ("GET", "POST", "PUT", "DELETE", "OPTIONS")
 _BEGINNINGS = [f"{method} /".encode() for method in METHODS]
 _LINE_FEED_ALONE = re.compile(rb"(?<!\r)\n")
 
@@ -20,8 +20,9 @@ class Head:
 
     `is_complete` is whether it is HTTP at all; `is_ambiguous` whether it names two tenants or keys; `is_old` whether it is
     of HTTP/1.0, whose clients have to be told that a connection is kept; `is_ours` whether this is a plain request, and,
-    unless it is an inference, a small one; `is_plain_infer` whether it is an inference whose body is not, nor its answer may
-    be, compressed; `length` is the bytes of the body. `target` is what `Infer.find` makes of it, once it did.
+    unless it is an inference, a small one; `is_of_page` whether a browser says which web page asks; `is_plain_infer` whether
+    it is an inference, of no page, whose body is not, nor its answer may be, compressed; `length` is the bytes of the body.
+    `target` is what `Infer.find` makes of it, once it did.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -47,7 +48,8 @@ class Head:
         self._plain = self._plain and fault(parser.get_http_version(), self.path + self.query, fields) is None
         self.length = int(self.headers.get(b"content-length", 0)) if self._plain else 0
         self.is_infer = self.method == "POST" and is_infer(self.path.decode("latin-1"))
-        negotiates = b"content-encoding" in self.headers or b"accept-encoding" in self.headers
+        self.is_of_page = b"origin" in self.headers
+        negotiates = self.is_of_page or b"content-encoding" in self.headers or b"accept-encoding" in self.headers
         self.is_plain_infer = self.is_infer and not negotiates
         self.is_ours = self._is_ours(parser)
 
@@ -75,7 +77,7 @@ class Head:
             self._plain
             and self.is_complete
             and self._keeps
-            and (b"content-length" in self.headers or self.method == "GET")
+            and (b"content-length" in self.headers or self.method in ("GET", "OPTIONS"))
             and self.path.startswith(b"/")
             and (self.is_infer or (self.method in METHODS and self.length <= MOST_BODY))
         )

@@ -50,7 +50,8 @@ def _listener(family: int, place: object) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            every = isinstance(place, tuple) and place[0] == "::"  # Every address of this machine, those of IPv4 as well.
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not every)
         listener.bind(place)  # type: ignore[arg-type]
         listener.listen(_BACKLOG)
         listener.setblocking(False)

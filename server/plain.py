@@ -51,5 +51,7 @@ def _not_honoured(config: Config) -> Iterator[str]:
         placed.insert(0, "server.front_cores")
     if placed:
         yield f"{', '.join(placed)}: there are no HTTP processes to put on cores"
+    if server.keep_alive != default.keep_alive:
+        yield "server.keep_alive: uvicorn closes idle connections after its --timeout-keep-alive, which is 5 s by default"
     if (server.host, server.port) != (default.host, default.port):
         yield f"server.host and server.port, {server.host}:{server.port}: uvicorn listens where its --host and --port say"

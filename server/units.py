@@ -133,6 +133,21 @@ def _duration(value: object) -> float:
     return float(found[1]) * times / over
 
 
+def duration_from(least: int) -> Kind[float]:
+    """Durations of at least so many seconds."""
+
+    def parse(value: object) -> float:
+        if (seconds := _duration(value)) < least:
+            raise ValueError
+        return seconds
+
+    return Kind(f"a duration of at least {least} s: a text such as '1.5s' or '15min'", parse)
+
+
+def _origins(value: object) -> tuple[str, ...]:
+    return tuple(_match(r"\*|https?://[^/\s*]+", item)[0] for item in _list(value))
+
+
 def _cores(value: object) -> tuple[int, ...]:
     cores = [core for part in _text(value).split(",") for core in _core_range(part.strip())]
     if len(set(cores)) < len(cores):
@@ -225,6 +240,7 @@ BATCHES = Kind("a list of batch sizes, each 1 or more and above the one before i
 WARM_UP = Kind(
     "'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, as in [1, 4, 32]", _warm_up
 )
+ORIGINS = Kind("a list of origins of web pages, as in ['https://app.example'], or ['*'] for any", _origins)
 HOSTS = Kind("a list of host names, each without a port, as in ['gpu1.example.com']", _hosts)
 PROFILES = Kind(
     f"a list of 1 to {MOST_PROFILES} optimization profiles, each a table with shapes for inputs by name, none smaller than the "

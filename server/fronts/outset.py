@@ -29,6 +29,7 @@ def begin(name: str, config: Config) -> None:
     """Leave signals to the process that started this one, sign what is logged, and be allowed many connections."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     allow_connections()
     with suppress(OSError):
         _COMMAND.write_text(f"greenlane {name}")  # The kernel keeps 15 bytes of it.

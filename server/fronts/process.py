@@ -10,13 +10,14 @@ from collections.abc import Coroutine
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any
 
 import uvicorn
 import uvloop
 
+from .. import cors, routes, web
 from .. import link as links
-from .. import routes, web
 from ..allocator import keep_large_blocks
 from ..catalog import Entry, Served
 from ..config import Config
@@ -37,6 +38,8 @@ log = logging.getLogger("greenlane.fronts")
 
 _AT_ONCE = 16
 _NICE = 10
+_LEAST_KEPT = 5
+"""Seconds for which a connection that showed no tenant may say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +135,22 @@ class Process:
         async def everything(scope: Any, receive: Any, send: Any) -> None:
             await (infer if is_infer(scope["path"]) else application)(scope, receive, send)
 
+        shared = cors.allow(everything, self._outfit.config.server.cors_origins)
         return uvicorn.Config(
-            everything,
+            shared,
             loop="uvloop",
             lifespan="off",
             ws="none",
-            http=partial(Front, infer, everything, self._pass_on),  # type: ignore[arg-type]
+            http=partial(Front, infer, shared, self._pass_on),  # type: ignore[arg-type]
+            timeout_keep_alive=self._keep_alive(),
             log_config=None,
             access_log=False,
             server_header=False,
         )
+
+    def _keep_alive(self) -> int:
+        seconds = ceil(self._outfit.config.server.keep_alive)
+        return min(seconds, _LEAST_KEPT) if self._outfit.name in (HOUSE, STRANGERS) else seconds
 
     async def _ask(self, asked: Forwarded) -> Any:
         return await self._channel.ask("forward", asked)

@@ -37,15 +37,18 @@ async def serve(
     abandon: Callable[[int], object] = os._exit,
     cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
 ) -> int:
-    """Serve until SIGTERM or SIGINT, then drain. Returns the exit status.
+    """Serve until SIGTERM, SIGINT or SIGHUP, then drain. Returns the exit status.
 
     `abandon` ends the process, with a status, when it is told a second time: what is in flight is not waited for.
     `cores` says which of the host's a process may run on; where its device sets none aside for the tenants, this process
     shares them with those that speak HTTP, and runs on its own from then on.
     """
     told, watchdog = _signalled(), Watchdog(config.server)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What is started now ends with this process, not with a terminal.
     watchdog.start()
     await asyncio.to_thread(children.prepare)
+    if hang_up != signal.SIG_IGN:  # As it is under nohup.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told.set)
     service = Service(config, [])
     desks = {name: open_remote(tenant) for name, tenant in config.tenants.items()}
 

@@ -31,13 +31,15 @@ class Row(NamedTuple):
     """What is sent: pieces, of which each has been read when the next is sent. What is answered, and whether that is all.
 
     `ends` is whether the server closes the connection after the last answer; if not, it answers one more request on it.
-    `keys` is whether the server's tenants have keys; `shuts` is whether the client says, once all is sent, that it is.
+    `keys` is whether the server's tenants have keys, `pages` whether web pages of APP may call it; `shuts` is whether the
+    client says, once all is sent, that it is.
     """
 
     sent: tuple[bytes, ...]
     answers: tuple[Answer, ...]
     ends: bool = False
     keys: bool = False
+    pages: bool = False
     shuts: bool = False
 
 
@@ -251,4 +253,55 @@ GLANCE = {
 }
 """What load balancers, browsers and people look at."""
 
-GOLDEN = UPGRADE | TENANT | STRICT | GLANCE
+APP = "https://app.example"
+
+
+def options(path: str, *headers: str) -> bytes:
+    """The bytes of an OPTIONS."""
+    return get(path, *headers).replace(b"GET", b"OPTIONS", 1)
+
+
+def preflight(path: str = PATH, origin: str = APP, field: str = "X-Tenant") -> bytes:
+    """What a browser asks before it lets a page send a POST with this header."""
+    return options(path, f"Origin: {origin}", "Access-Control-Request-Method: POST", f"Access-Control-Request-Headers: {field}")
+
+
+ALLOWED = f"access-control-allow-origin: {APP}"
+PAGE = infer("Authorization: Bearer secret", f"Origin: {APP}")
+PAGES = {
+    "a page's question where no pages may": Row((preflight(),), (Answer(405, "OPTIONS is not possible here; use POST"),)),
+    "a page's question": Row((preflight(),), (Answer(200, "OK", ALLOWED),), keys=True, pages=True),
+    "a page's question and what it asked for": Row(
+        (preflight() + PAGE,), (Answer(200, "OK", ALLOWED), OK._replace(field=ALLOWED)), keys=True, pages=True
+    ),
+    "a page's question, and then what it asked for twice": Row(
+        (preflight(), PAGE + PAGE), (Answer(200, "OK", ALLOWED), *[OK._replace(field=ALLOWED)] * 2), keys=True, pages=True
+    ),
+    "a page that asks for metadata": Row(
+        (get("/v2/models/identity", "Authorization: Bearer secret", f"Origin: {APP}"),),
+        (Answer(200, "identity", ALLOWED),),
+        keys=True,
+        pages=True,
+    ),
+    "a page that is told why not": Row(
+        (infer(f"Origin: {APP}"),),
+        (Answer(401, "tenant 'acme' needs its key: send Authorization: Bearer KEY", ALLOWED),),
+        keys=True,
+        pages=True,
+    ),
+    "a page's question about load": Row(
+        (preflight("/v2/repository/models/identity/load"),),
+        (Answer(405, "OPTIONS is not possible here; use POST"),),
+        keys=True,
+        pages=True,
+    ),
+    "a question of another origin": Row(
+        (preflight(origin="https://other.example"),),
+        (Answer(405, "OPTIONS is not possible here; use POST"),),
+        keys=True,
+        pages=True,
+    ),
+}
+"""Pages of other origins, which browsers ask for."""
+
+GOLDEN = UPGRADE | TENANT | STRICT | GLANCE | PAGES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .golden import GOLDEN, OK, Answer, Row, infer
+from .golden import APP, GOLDEN, OK, Answer, Row, infer
 from .processes import Running, configure, running, running_plain
 from .wire import Connection
 
@@ -21,18 +21,19 @@ models = ["*"]
 {acme}
 """
 KEY = sha256(b"secret").hexdigest()
-Start = Callable[[str, bool], Running]
+Start = Callable[[str, bool, bool], Running]
 
 
 @pytest.fixture(scope="module")
 def start(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """A server of a form, with keys or without, started at the first call."""
+    """A server of a form, with keys or without, and for web pages or not, started at the first call."""
     with ExitStack() as stack:
 
         @cache
-        def start(form: str, keys: bool) -> Running:
+        def start(form: str, keys: bool, pages: bool) -> Running:
             tenants = TENANTS.format(acme=f'keys_sha256 = ["{KEY}"]' if keys else "")
-            config = configure(tmp_path_factory.mktemp("golden") / "c.toml", standard, tenants, default_tenant='"acme"')
+            settings = {"default_tenant": '"acme"'} | ({"cors_origins": f'["{APP}"]'} if pages else {})
+            config = configure(tmp_path_factory.mktemp("golden") / "c.toml", standard, tenants, **settings)
             return stack.enter_context(FORMS[form](config))
 
         yield start
@@ -46,7 +47,7 @@ def form(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("row", GOLDEN.values(), ids=GOLDEN)
 def test_both_forms_answer_a_request_the_same(start: Start, form: str, row: Row) -> None:
-    server = start(form, row.keys)
+    server = start(form, row.keys, row.pages)
     with Connection(server) as connection:
         first, *rest = row.sent
         connection.send(first)

@@ -62,11 +62,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(config: Path, command: Sequence[str]) -> Iterator[Process]:
+def running(config: Path, command: Sequence[str], start_new_session: bool = False) -> Iterator[Process]:
     port = free_port()
     words = [sys.executable, "-m", *command, "--port", str(port)]
     environment = {**os.environ, "GREENLANE_CONFIG": str(config)}
-    with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as popen:
+    settings: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "start_new_session": start_new_session}
+    with subprocess.Popen(words, env=environment, **settings) as popen:
         process = Process(popen, port)
         try:
             process.read_until("ready: acme")
@@ -122,6 +123,18 @@ def test_sigterm_under_load_loses_no_accepted_request(config: Path, command: lis
 
     with running(config, command) as process:
         assert asyncio.run(terminate_under_load(process)) == [200] * 20
+        assert process.popen.wait(30) == status
+
+
+@pytest.mark.parametrize(("command", "status"), [(OURS, 0), (PLAIN, -signal.SIGTERM)])
+def test_a_terminal_that_closes_has_the_server_drain_as_sigterm_does(config: Path, command: list[str], status: int) -> None:
+    """SIGHUP to the whole group: the shell's processes, and all that they started."""
+    with running(config, command, start_new_session=True) as process, Connection(process) as connection:
+        connection.send(posted("spin", spin(FOREVER) | {"parameters": {"timeout": 3_000_000}}))
+        with httpx.Client(base_url=process.url) as http:
+            until(lambda: http.get("/admin/tenants").json()["tenants"][0]["in_flight"] == 1)
+        os.killpg(process.popen.pid, signal.SIGHUP)
+        assert connection.answer().status == 504, "it was answered as if nothing had happened"
         assert process.popen.wait(30) == status
 
 
@@ -213,8 +226,8 @@ def test_a_port_that_is_taken_ends_the_start_of_a_single_process_too(config: Pat
         port = str(holder.getsockname()[1])
         words = [sys.executable, "-m", "server", "--config", str(config), "--port", port]
         ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 3  # uvicorn's own status for a start that failed
-    assert "address already in use" in ended.stderr
+    assert ended.returncode == 1
+    assert f"greenlane: cannot listen on 127.0.0.1:{port}: another program listens there; " in ended.stderr
 
 
 def test_the_demo_starts_without_a_configuration() -> None:

@@ -31,6 +31,8 @@ fronts = "inline"
 log_format = "json"
 log_level = "debug"
 strict_readiness = true
+keep_alive = "2min"
+cors_origins = ["https://app.example", "http://localhost:3000"]
 drain_grace = "250ms"
 
 [device]
@@ -102,6 +104,8 @@ def test_a_complete_file_becomes_a_configuration(folder: Path) -> None:
             log_format="json",
             log_level="debug",
             strict_readiness=True,
+            keep_alive=120.0,
+            cors_origins=("https://app.example", "http://localhost:3000"),
             drain_grace=0.25,
         ),
         device=DeviceConfig(backend="cpu", index=1, cores=(0, 2, 3), copies="engine"),
@@ -134,6 +138,7 @@ def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
     assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("per-tenant", "text", "info")
     assert (config.server.drain_grace, config.server.front_cores) == (1.0, "auto")
     assert config.server.strict_readiness is False
+    assert (config.server.keep_alive, config.server.cors_origins) == (75.0, ())
     assert config.device == DeviceConfig(backend="auto", index=0, cores=None, copies="auto")
     acme = config.tenants["acme"]
     assert (acme.name, acme.sms, acme.queue, acme.in_flight, acme.keys_sha256) == ("acme", 48, 64, 2, ())
@@ -257,6 +262,12 @@ def test_a_misspelt_key_is_not_said_to_be_missing_as_well(folder: Path, text: st
         (sections(device="index = -1"), "device.index: -1 is not a whole number of 0 or more"),
         (sections(device="cores = 4"), "device.cores: 4 is not core numbers"),
         (sections(device="copies = 'dma'"), "device.copies: 'dma' is not 'auto' or 'sm' or 'engine'"),
+        (sections(server="keep_alive = '500ms'"), "server.keep_alive: '500ms' is not a duration of at least 1 s"),
+        (
+            sections(server="cors_origins = ['app.example/a']"),
+            "server.cors_origins: ['app.example/a'] is not a list of origins of",
+        ),
+        (sections(server="cors_origins = '*'"), "server.cors_origins: '*' is not a list of origins of web pages"),
         (sections(server="fronts = 'process'"), "server.fronts: 'process' is not 'per-tenant' or 'inline'"),
         (sections(server="front_cores = '0-1'"), "server.front_cores: '0-1' is not 'auto' or 'any'"),
         (sections() + "[models.a]\nbatch_delay = 500", "models.a.batch_delay: 500 is not a duration: "),

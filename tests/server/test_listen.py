@@ -80,3 +80,17 @@ def test_a_host_that_is_nobodys_is_told_as_the_system_tells_it() -> None:
         listen(config(host="192.0.2.1"))
     with pytest.raises(Taken, match=r"cannot listen on no\.such\.host\.invalid:0: "):
         listen(config(host="no.such.host.invalid"))
+
+
+def test_every_address_of_ipv6_is_every_address_of_ipv4_too_and_another_is_not(stack: ExitStack) -> None:
+    try:
+        (every,), _ = listen(config(host="::"))
+        (one,), _ = listen(config(host="::1"))
+    except Taken:
+        pytest.skip("this machine has no IPv6")
+    for listener in (every, one):
+        stack.enter_context(listener)
+    port = every.getsockname()[1]
+    for host in ("127.0.0.1", "::1"):
+        stack.enter_context(socket.create_connection((host, port)))
+    assert one.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
