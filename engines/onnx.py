@@ -184,7 +184,7 @@ class OnnxExecutor:
 
         It is kept for a while because to take it anew costs three times as much as to use it again, where it is much.
         """
-        if time.monotonic() - self._large < after:
+        if time.monotonic() - self._large < after or not self.engine.settings.memory_arena:
             return
         self._large, self._shrinks = math.inf, True
         if idle and not self._closed:

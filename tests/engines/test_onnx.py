@@ -769,3 +769,13 @@ def test_memory_of_known_shapes_is_given_back_as_well(load: Loader, partition: C
             assert anonymous() - before > MUCH // 4
             executor.trim(after=0, idle=True)
             assert anonymous() - before < MUCH // 8
+
+
+def test_a_session_that_keeps_no_memory_is_not_told_to_give_any_back(load: Loader, partition: CpuPartition) -> None:
+    """It would refuse to run."""
+    engine = load_engine(models.save(load.folder / "m.onnx", EXPAND), settings=RuntimeSettings(memory_arena=False))
+    with closing(cast(OnnxExecutor, engine.bind(partition))) as executor:
+        expand(executor, MUCH)
+        for idle in (False, True):
+            executor.trim(after=0, idle=idle)
+            expand(executor, MUCH)
