@@ -44,3 +44,8 @@ class Changes:
             yield
         finally:
             asyncio.get_running_loop().call_later(self._pause, self._lock.release)
+
+
+def is_change(path: str) -> bool:
+    """Whether this path is for a model to be loaded or unloaded."""
+    return path.startswith("/v2/repository/models/") and path.endswith(("/load", "/unload"))

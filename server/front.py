@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from . import asgi
 from .body import SPARED, Linger, Uploads, hang_up
 from .call import STATUS_LINES, Call, Reply
+from .changes import is_change
 from .errors import ClientGone, RequestError, TooSlow, Unavailable
 from .head import Head, may_be_plain
 from .infer import Infer
@@ -115,9 +116,14 @@ class Front(asyncio.Protocol):
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """A client that says no more has gone, unless it can be told more at once, or waits for an answer to no inference."""
-        self._said_all = self._resting or bool(self._task and self._taken and self._head and not self._head.is_infer)
+        """A client that says no more has gone, unless it can be told more at once, or waits for an answer that costs little."""
+        self._said_all = self._resting or (self._task is not None and self._taken and self._costs_little())
         return self._said_all
+
+    def _costs_little(self) -> bool:
+        """Whether what is asked is neither an inference nor a change of the models: these are not made for nobody."""
+        head = self._head
+        return head is not None and not head.is_infer and not is_change(head.path.decode("latin-1"))
 
     def pause_writing(self) -> None:
         self._writable = False

@@ -12,6 +12,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .body import MOST_DROPPED, Linger, hang_up
+from .changes import is_change
 from .infer import is_infer
 from .parser import Parser
 from .strict import HEADERS_WITHIN, TOO_SLOW, Fault, fault
@@ -41,9 +42,9 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """A client that says no more has gone, unless it waits for an answer that is no inference's."""
+        """A client that says no more has gone, unless it waits for an answer that costs little; see `Front.eof_received`."""
         waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if waits and not is_infer(self.scope["path"]):
+        if waits and not is_infer(path := self.scope["path"]) and not is_change(path):
             self.cycle.keep_alive = False
             return True
         return False

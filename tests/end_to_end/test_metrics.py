@@ -31,6 +31,7 @@ LABELS = {
     "greenlane_request_duration_seconds_bucket": {"model", "version", "tenant", "le"},
     "greenlane_request_duration_seconds_count": {"model", "version", "tenant"},
     "greenlane_request_duration_seconds_sum": {"model", "version", "tenant"},
+    "greenlane_report_age_seconds": {"tenant"},
     "greenlane_slot_bytes": {"tenant"},
     "greenlane_memory_bytes": {"tenant"},
     "greenlane_partition_granules": {"tenant", "partition"},

@@ -434,6 +434,16 @@ async def test_a_client_that_has_said_all_is_answered_and_hung_up_on_but_not_for
     assert not inferred.front.eof_received()
 
 
+@pytest.mark.parametrize("change", ["load", "unload"])
+async def test_a_client_that_has_said_all_is_gone_for_a_change_of_its_models(change: str) -> None:
+    bench = Bench()
+    bench.front.data_received(
+        f"POST /v2/repository/models/m/{change} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n".encode()
+    )
+    await bench.settle()
+    assert not bench.front.eof_received()
+
+
 async def test_a_client_of_http_1_0_that_keeps_is_told_that_it_may() -> None:
     bench = Bench()
     bench.answers.let.set()
