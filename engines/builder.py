@@ -244,6 +244,8 @@ class _Job:
     def _signature(self, network: Any, file: OnnxFile) -> Signature:
         inputs = [network.get_input(index) for index in range(network.num_inputs)]
         outputs = [network.get_output(index) for index in range(network.num_outputs)]
+        if both := sorted({declared.name for declared in file.inputs} & {tensor.name for tensor in outputs}):
+            raise ModelRefused(f"output {both[0]!r} is an input of the same name, which a plan cannot have; name one otherwise")
         for tensor in inputs:
             if tensor.is_shape_tensor:
                 raise ModelRefused(f"the values of input {tensor.name!r} decide shapes; make it a constant of the model")

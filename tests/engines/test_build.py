@@ -25,6 +25,7 @@ from engines.errors import Cancelled, ModelRefused
 from engines.profiles import Profile, Range
 from engines.progress import Step, Watch
 from engines.tensorrt_api import TensorRT, find_tensorrt
+from tests.models import PASSING
 
 from .small import ADD, BATCHES, IMAGES, model
 
@@ -113,6 +114,7 @@ def test_dynamic_batches_are_built_for_without_being_asked_with_a_word_about_it(
             BuildOptions(),
             "the values of input 's' decide shapes",
         ),
+        (PASSING, BuildOptions(), "output 'x' is an input of the same name, which a plan cannot have; name one otherwise"),
         (
             "m (float[2] x) => (float[2] y) { t = Relu(x) y = Mystery(t) }",
             BuildOptions(),
