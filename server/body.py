@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol
 
+from .connections import Standing
 from .departures import Receive
 from .errors import ClientGone, RequestError, TooLarge, TooSlow, Unavailable
 
@@ -268,6 +269,14 @@ class Linger(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+
+    def standing(self) -> Standing:
+        """It waits for nothing but an end; see `server.connections`."""
+        return Standing.UNFINISHED
+
+    def give_way(self) -> None:
+        """Close at once."""
+        self._transport.abort()
 
     def shutdown(self) -> None:
         """uvicorn calls this when it stops."""

@@ -18,6 +18,7 @@ from . import asgi
 from .body import SPARED, Linger, Uploads, hang_up
 from .call import STATUS_LINES, Call, Reply
 from .changes import is_change
+from .connections import Standing, connections
 from .errors import ClientGone, RequestError, TooSlow, Unavailable
 from .head import Head, may_be_plain
 from .infer import Infer
@@ -85,7 +86,7 @@ class Front(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        self._server_state.connections.add(self)  # type: ignore[arg-type]  # It is asked for nothing but `shutdown`.
+        connections(self._server_state).add(self)
         self._loop.call_later(self._keep_alive, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -132,6 +133,17 @@ class Front(asyncio.Protocol):
         self._writable = True
         self._transport.resume_reading()
         self._go_on()
+
+    def standing(self) -> Standing:
+        """Whether this is answered, waits for more of a request, or for another one; see `server.connections`."""
+        if self._head is not None and self._taken:
+            return Standing.ANSWERED
+        unfinished = self._head is not None or self._buffer or self._discard or self._last is None
+        return Standing.UNFINISHED if unfinished else Standing.IDLE
+
+    def give_way(self) -> None:
+        """Close at once."""
+        self._transport.abort()
 
     def shutdown(self) -> None:
         """Close as soon as the request that is being answered was; uvicorn calls this when it stops."""

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from .body import MOST_DROPPED, Linger, hang_up
 from .changes import is_change
+from .connections import Standing, connections
 from .infer import is_infer
 from .parser import Parser
 from .strict import HEADERS_WITHIN, TOO_SLOW, Fault, fault
@@ -26,6 +27,7 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.connections: Any = connections(self.server_state)
         self.parser: Any = Parser(self)
         self._pending = 0
         self._fault: Fault | None = None
@@ -87,6 +89,16 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._fault and self.cycle.response_complete and not self.transport.is_closing():
             self._refuse(self._fault)
+
+    def standing(self) -> Standing:
+        """Whether this is answered, waits for more of a request, or for another one; see `server.connections`."""
+        if self.cycle is None or self._pending or self.cycle.more_body:
+            return Standing.UNFINISHED
+        return Standing.IDLE if self.cycle.response_complete else Standing.ANSWERED
+
+    def give_way(self) -> None:
+        """Close at once."""
+        self.transport.abort()
 
     def shutdown(self) -> None:
         super().shutdown()

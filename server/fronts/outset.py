@@ -8,8 +8,13 @@ from pathlib import Path
 
 from .. import logs
 from ..config import Config
+from .heads import HOUSE, STRANGERS
+
+TENANTS, NOBODYS = 500, 800
+"""What is added to a process's part of the memory, in thousandths of all there is, when the kernel chooses which one to kill."""
 
 _COMMAND = Path("/proc/self/comm")
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
 class Signature(logging.Filter):
@@ -26,11 +31,15 @@ class Signature(logging.Filter):
 
 
 def begin(name: str, config: Config) -> None:
-    """Leave signals to the process that started this one, sign what is logged, and be allowed many connections."""
+    """Leave signals to the process that started this one, sign what is logged, and be allowed many connections.
+
+    Where memory runs out, this process is killed before the device's, with which all tenants would be gone.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     allow_connections()
+    go_first(name)
     with suppress(OSError):
         _COMMAND.write_text(f"greenlane {name}")  # The kernel keeps 15 bytes of it.
     level = config.server.log_level
@@ -38,6 +47,12 @@ def begin(name: str, config: Config) -> None:
     for logger in ("greenlane", "uvicorn"):
         for handler in logging.getLogger(logger).handlers:
             handler.addFilter(Signature(name))
+
+
+def go_first(name: str) -> None:
+    """Have the kernel kill this process before others where memory runs out, and what is no tenant's before what is."""
+    with suppress(OSError):
+        _OOM_SCORE.write_text(str(NOBODYS if name in (HOUSE, STRANGERS) else TENANTS))
 
 
 def allow_connections() -> None:

@@ -21,6 +21,7 @@ from .. import link as links
 from ..allocator import keep_large_blocks
 from ..catalog import Entry, Served
 from ..config import Config
+from ..connections import NOBODYS, Connections, allowed
 from ..desk import Report, State
 from ..front import Front
 from ..head import Head
@@ -108,6 +109,8 @@ class Process:
         self._service = Service(outfit.config, [])
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = Server(self._uvicorn())
+        if outfit.name in (HOUSE, STRANGERS):
+            self._server.server_state.connections = Connections(min(NOBODYS, allowed()))  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"<Process of {self._outfit.name}, {self._service!r}>"

@@ -90,6 +90,16 @@ def test_each_tenant_is_served_by_a_process_of_its_own(server: Running) -> None:
             ends_up_at(server, connection, name)
 
 
+def test_where_memory_runs_out_the_device_s_process_is_killed_last_and_a_tenants_after_what_is_nobodys(server: Running) -> None:
+    def adjusted(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    device = adjusted(server.popen.pid)
+    assert {adjusted(server.pid(name)) for name in ("acme", "globex")} == {500}
+    assert {adjusted(server.pid(name)) for name in ("(house)", "(strangers)")} == {800}
+    assert device < 500
+
+
 def test_headers_may_come_in_pieces(server: Running) -> None:
     with Connection(server) as connection:
         data = posted("identity", SMALL, ACME)

@@ -1,0 +1,90 @@
+"""More connections than a server has, over real sockets: those that finish nothing give way."""
+
+import select
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server import connections
+
+from .harness import Served, configuration, serving
+from .processes import Running, configure, running
+from .wire import Connection, busy, post, until
+
+MOST = 20
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+UNFINISHED = {
+    "headers": b"POST /v2/models/identity/infer HTTP/1.1\r\n",
+    "an inference": post("/v2/models/identity/infer", b"{", length=10),
+    "anything else": post("/v2/repository/index", b"{", length=10),
+    "what was answered already": post("/v2/health/live", b"{", length=10),
+    "in chunks": b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A server that has few connections, both ways of one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "allowed", lambda: MOST)
+        with serving(configuration(standard), front=request.param) as served:
+            yield served
+
+
+def hung_up(connection: Connection) -> bool:
+    """Whether the server has closed it, after what it may have said."""
+    while select.select([connection._socket], [], [], 0)[0]:
+        try:
+            if not connection._socket.recv(1 << 16):
+                return True
+        except ConnectionResetError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("data", UNFINISHED.values(), ids=UNFINISHED.keys())
+def test_requests_that_are_not_finished_keep_nobody_out(served: Served, data: bytes) -> None:
+    with ExitStack() as stack, httpx.Client(base_url=served.url, timeout=30) as http:
+        kept = stack.enter_context(Connection(served))
+        kept.send(LIVE)
+        assert kept.answer().status == 200
+        with busy(served, http):
+            strangers = [stack.enter_context(Connection(served)) for _ in range(3 * MOST)]
+            for stranger in strangers:
+                stranger.send(data)
+            until(lambda: hung_up(strangers[0]))
+            with Connection(served) as other:
+                other.send(LIVE)
+                assert other.answer().status == 200
+                other.send(LIVE.replace(b"health/live", b"models/identity"))
+                assert other.answer().status == 200
+            kept.send(LIVE)
+            assert kept.answer().status == 200, "it finishes its requests"
+        until(lambda: sum(not hung_up(stranger) for stranger in strangers) <= MOST)
+
+
+@pytest.fixture(scope="module")
+def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
+    with running(configure(tmp_path_factory.mktemp("served") / "c.toml", standard, tenants)) as running_server:
+        yield running_server
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"PUT" + post("/admin/partitions", b"{", length=10)[4:], post("/v2/nothing", b"{", length=10)],
+    ids=["house", "strangers"],
+)
+def test_strangers_do_not_make_health_and_metrics_unreachable(server: Running, data: bytes) -> None:
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(Connection(server)) for _ in range(connections.NOBODYS + 100)]
+        for stranger in strangers:
+            stranger.send(data)
+        until(lambda: hung_up(strangers[0]))
+        with httpx.Client(base_url=server.url, timeout=30) as http:
+            assert http.get("/v2/health/ready").status_code == 200
+            assert http.get("/metrics").status_code == 200
+            assert http.get("/admin/tenants").status_code == 200
