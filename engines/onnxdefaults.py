@@ -1,7 +1,6 @@
 """The values that an ONNX model has of its own for inputs which need not be given: its initializers of their names.
 
-A file may keep them in five fields or in another file, so ONNX Runtime reads them: as a model of one constant. Field numbers
-are from https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
+A file may keep them in five fields or in another file, so ONNX Runtime reads them: as a model of one constant.
 """
 
 from dataclasses import replace
@@ -15,6 +14,7 @@ from .errors import ModelRefused
 from .memory import view
 from .onnxerrors import tidy
 from .onnxfile import initializer
+from .onnxproto import constant
 from .onnxtexts import of_array
 from .signature import Default, TensorSpec
 
@@ -28,7 +28,7 @@ def with_default(spec: TensorSpec, kind: int, model: memoryview, path: Path) -> 
     if tensor is None:
         return spec
     try:
-        value = of_array(_value(_constant(tensor, spec.name, kind), path.parent))
+        value = of_array(_value(constant(bytes(tensor), spec.name, kind), path.parent))
     except Exception as error:
         raise ModelRefused(f"{path}: input {spec.name!r}, which is optional: {tidy(error, path.parent)}") from error
     return replace(spec, default=Default(value.shape, bytes(view(value.address, value.nbytes))))
@@ -41,27 +41,3 @@ def _value(model: bytes, folder: Path) -> "np.ndarray[Any, np.dtype[Any]]":
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     (value,) = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"]).run(None, {})
     return np.asarray(value)
-
-
-def _constant(tensor: bytes | memoryview, name: str, kind: int) -> bytes:
-    """A model without inputs whose one output, `value`, is this TensorProto of this name and data type."""
-    node = _field(1, name.encode()) + _field(2, b"value") + _field(4, b"Identity")
-    output = _field(1, b"value") + _field(2, _field(1, _number(1, kind)))
-    graph = _field(1, node) + _field(2, b"constant") + _field(5, bytes(tensor)) + _field(12, output)
-    return _number(1, 8) + _field(7, graph) + _field(8, _number(2, 17))
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint_of(number << 3 | 2) + _varint_of(len(data)) + data
-
-
-def _number(number: int, value: int) -> bytes:
-    return _varint_of(number << 3) + _varint_of(value)
-
-
-def _varint_of(value: int) -> bytes:
-    data = bytearray()
-    while value > 0x7F:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*data, value])

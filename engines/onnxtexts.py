@@ -7,8 +7,6 @@ The library's bindings turn Python's strings into a tensor, and a tensor into st
   interpreter. That takes a quarter of a millisecond and 0.1 us an element, and any bytes will do.
 - What comes out is read where it lies: as C++ objects of libstdc++, the address of the characters, their number, and 16 bytes.
   Whether these are so is tried once, with known texts. Where they are not, it is left to the library's call.
-
-Field numbers are from https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
 """
 
 import ctypes
@@ -30,6 +28,7 @@ import onnxruntime as ort
 from . import wire
 from .base import Tensor
 from .memory import SMALL, copy, view
+from .onnxproto import constant, field, number, varint
 from .signature import Shape, TensorSpec
 
 FEW = 256
@@ -64,9 +63,10 @@ def to_value(address: int, nbytes: int, shape: Shape) -> Any:
         if len(some) == SLICE:
             time.sleep(PAUSE)
     parts = list(_parts(texts.data, long))
+    head = b"".join(number(1, size) for size in shape) + number(2, _STRING) + field(8, b"texts")
     descriptor = os.memfd_create("greenlane texts")
     try:
-        for part in (_model(shape, sum(map(len, parts))), *parts):
+        for part in (constant(head, "texts", _STRING, sum(map(len, parts))), *parts):
             _write(descriptor, part)
         session = ort.InferenceSession(f"/proc/self/fd/{descriptor}", _options(), providers=["CPUExecutionProvider"])
     finally:
@@ -132,35 +132,9 @@ def _parts(texts: memoryview, long: Sequence[tuple[int, int]]) -> Iterator["byte
     at = 0
     for start, length in long:
         yield texts[at:start]
-        yield _varint(_STRING_DATA) + _varint(length)
+        yield varint(_STRING_DATA) + varint(length)
         at = start + _LENGTH.size
     yield texts[at:]
-
-
-def _model(shape: Shape, nbytes: int) -> bytes:
-    """A model of one constant of this shape, `v`, that gives it as `y`, but for its `string_data` of so many bytes."""
-    tensor = b"".join(_number(1, size) for size in shape) + _number(2, _STRING) + _field(8, b"v")
-    node = _field(1, b"v") + _field(2, b"y") + _field(4, b"Identity")
-    output = _field(1, b"y") + _field(2, _field(1, _number(1, _STRING)))
-    graph = _field(1, node) + _field(2, b"texts") + _field(12, output) + _field(5, tensor, nbytes)
-    return _number(1, 8) + _field(8, _number(2, 17)) + _field(7, graph, nbytes)
-
-
-def _field(number: int, data: bytes, more: int = 0) -> bytes:
-    """A field of bytes, of which as many more come after what this returns."""
-    return _varint(number << 3 | 2) + _varint(len(data) + more) + data
-
-
-def _number(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 0x7F:
-        data.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*data, value])
 
 
 def _write(descriptor: int, data: "bytes | memoryview") -> None:
