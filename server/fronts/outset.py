@@ -11,7 +11,7 @@ from ..config import Config
 from .heads import HOUSE, STRANGERS
 
 TENANTS, NOBODYS = 500, 800
-"""What is added to a process's part of the memory, in thousandths of all there is, when the kernel chooses which one to kill."""
+"""What is added to a process's part of the memory, in thousandths of all there is, when the kernel chooses which to kill."""
 
 _COMMAND = Path("/proc/self/comm")
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
