@@ -90,7 +90,7 @@ class Loaded:
         """The same with nothing to serve: its executors are closed. Blocks."""
         for executor in self.executors.values():
             executor.close()
-        return replace(self, served=[], executors={})
+        return replace(self, served=[], executors={}, engines={})
 
 
 NOTHING: Mapping[str, Loaded] = MappingProxyType({})

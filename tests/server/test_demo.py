@@ -103,9 +103,9 @@ def test_the_files_are_valid_and_old_enough_for_older_runtimes(root, name):
 def test_the_repository_lists_both_models_without_problems(root):
     repository = Repository(root, {})
     listings = [repository.read(name) for name in repository.names()]
-    assert [(one.name, [file.version for file in one.files], one.problems, one.warning) for one in listings] == [
-        ("identity", [1], (), None),
-        ("stripes", [1], (), None),
+    assert [(one.name, [file.version for file in one.files], one.problems, one.warnings) for one in listings] == [
+        ("identity", [1], (), ()),
+        ("stripes", [1], (), ()),
     ]
 
 
