@@ -25,6 +25,33 @@ SCORES_CONFIG = """
   input [ { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } ]
   output [ { name: "y" data_type: TYPE_FP32 dims: [ 4 ] label_filename: "labels.txt" } ]
 """
+IMAGES = """images (float[1, 3, 4, 4] data_0) => (float[1, 3, 1, 1] fc6_1) {
+  fc6_1 = ReduceMean <axes = [2, 3]> (data_0)
+}"""
+IMAGES_CONFIG = """
+name: "images"
+platform: "onnxruntime_onnx"
+max_batch_size : 0
+input [
+  {
+    name: "data_0"
+    data_type: TYPE_FP32
+    format: FORMAT_NCHW
+    dims: [ 3, 4, 4 ]
+    reshape { shape: [ 1, 3, 4, 4 ] }
+  }
+]
+output [
+  {
+    name: "fc6_1"
+    data_type: TYPE_FP32
+    dims: [ 3 ]
+    reshape { shape: [ 1, 3, 1, 1 ] }
+    label_filename: "labels.txt"
+  }
+]
+"""
+"""As densenet_onnx of Triton's examples, but for the sizes."""
 X = np.array([[0.1, 0.4, 0.2, 0.3], [5, 2, 3, 4]], np.float32)
 
 
@@ -37,6 +64,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     repository.write(root, "flat", FLAT)
     outside(root)
     repository.write(root, "spin", repository.SPIN)
+    repository.write(root, "images", IMAGES, config=IMAGES_CONFIG)
+    (root / "images/labels.txt").write_text("red\ngreen\nblue")
     repository.write(root, "queued", FLAT, config=queue("max_queue_size: 1"))
     repository.write(root, "hasty", FLAT, config=queue("default_timeout_microseconds: 1000"))
     one_by_one = TenantConfig(name="acme", granules=1, models=("*",), in_flight=1)
@@ -85,6 +114,20 @@ def test_each_row_of_a_batch_is_classified_with_its_labels(client: triton.Infere
     assert rows == [
         ["0.400000:1:GOLDFISH", "0.300000:3", "0.200000:2:WHITE SHARK"],
         ["5.000000:0:TENCH", "4.000000:3", "3.000000:2:WHITE SHARK"],
+    ]
+
+
+def test_pictures_are_classified_as_tritons_image_client_does(client: triton.InferenceServerClient) -> None:
+    metadata, config = client.get_model_metadata("images"), client.get_model_config("images")
+    assert (config["input"][0]["format"], config["max_batch_size"]) == ("FORMAT_NCHW", 0)
+    assert (metadata["inputs"][0]["shape"], metadata["outputs"][0]["shape"]) == ([3, 4, 4], [3])
+    picture = np.stack([np.full((4, 4), value, np.float32) for value in (0.5, 2, 1)])
+    given = triton.InferInput("data_0", picture.shape, "FP32")
+    given.set_data_from_numpy(picture)
+    wanted = triton.InferRequestedOutput("fc6_1", class_count=2)
+    assert client.infer("images", [given], outputs=[wanted]).as_numpy("fc6_1").tolist() == [
+        b"2.000000:1:green",
+        b"1.000000:2:blue",
     ]
 
 
