@@ -277,8 +277,15 @@ BYTES = {
     ),
     "more than one text": Case("inputs[0] ('words'), BYTES [1]: 4 bytes left", packed(8), "text", (bytes(8),)),
     "2^26 texts in four bytes": Case(
-        "inputs[0] ('words'), BYTES [67108864]: element 1 of 67108864 has no length",
+        "inputs[0].shape: 67108864 elements of BYTES in one request; the limit is 262144 (server.max_string_elements)",
         request(tensor("words", "BYTES", [2**26], binary_data_size=4)),
+        "text",
+        (bytes(4),),
+        status=413,
+    ),
+    "2^18 texts in four bytes": Case(
+        "inputs[0] ('words'), BYTES [262144]: element 1 of 262144 has no length",
+        request(tensor("words", "BYTES", [2**18], binary_data_size=4)),
         "text",
         (bytes(4),),
     ),
