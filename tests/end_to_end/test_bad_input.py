@@ -64,9 +64,6 @@ HEADERS = {
         status=413,
     ),
     "a tenant that is none": Case("X-Tenant: there is no tenant 'nobody'", SMALL, headers=("X-Tenant: nobody",), status=401),
-    "a key that is none": Case(
-        "Authorization: no tenant has this key", SMALL, headers=("Authorization: Bearer no",), status=401
-    ),
 }
 
 INDEX, LOAD, UNLOAD = "/v2/repository/index", "/v2/repository/models/add/load", "/v2/repository/models/add/unload"
