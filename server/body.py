@@ -105,7 +105,7 @@ class Uploads:
 
     `most` is in bytes, of all of them together: those that are told beforehand, or else those that came, and what packed
     ones unpack to. One alone may be larger. `full` makes the error for what does not fit beside the others.
-    Belongs to the event loop.
+    `counted` are the bytes of all that ever were. Belongs to the event loop.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Uploads:
         self._clock = clock
         self._waiting: dict[Upload, tuple[float, int]] = {}
         self._taken = 0
+        self.counted = 0
         self._looking = False
 
     def __repr__(self) -> str:
@@ -131,6 +132,7 @@ class Uploads:
             text = f"a body of {own + nbytes} bytes while {others} bytes of others are on their way"
             raise self._full(f"{text}; together they may have {self._most}")
         self._taken += nbytes
+        self.counted += nbytes
 
     def give(self, nbytes: int) -> None:
         """These bytes are free again."""

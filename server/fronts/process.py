@@ -18,7 +18,7 @@ import uvloop
 
 from .. import cors, routes, web
 from .. import link as links
-from ..allocator import keep_large_blocks
+from ..allocator import QUIET, Tidy, keep_large_blocks
 from ..catalog import Entry, Served
 from ..config import Config
 from ..connections import NOBODYS, Connections, allowed
@@ -122,6 +122,7 @@ class Process:
             self._tenant = open_tenant(outfit.config.tenants[outfit.name], links.attach(outfit.link), self)
             self._tenant.lane.open(loop)
             self._service = Service(outfit.config, [self._tenant])
+            self._spawn(self._tidy(self._tenant))
         await self._channel.open(outfit.channel)
         outfit.door.setblocking(False)
         loop.add_reader(outfit.door.fileno(), self._on_door)
@@ -215,6 +216,13 @@ class Process:
             door.give(self._outfit.door, Passed(where, transport.get_extra_info("socket"), ahead))
         finally:
             os.close(ahead)
+
+    async def _tidy(self, tenant: Tenant) -> None:
+        """Give back, while nothing is asked, what large bodies and answers took."""
+        tidy = Tidy(lambda: (tenant.uploads.counted, *(served.statistics.last for served in tenant.catalog.served())))
+        while True:
+            await asyncio.sleep(QUIET)
+            tidy.look()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from server import body
+from server.allocator import SPARE
 from server.body import Uploads
 from server.config import TenantConfig
 from server.tenancy import digest
 
 from .harness import Served, configuration, serving
+from .processes import configure, running
 from .virtual import VirtualDevice
 from .wire import SMALL, Connection, post, posted, until
 
@@ -197,3 +199,23 @@ def test_a_body_that_does_not_come_is_given_up(small: Served, data: bytes, monke
         assert "expected 16384 a second" in answer.json["error"]
         assert answer.headers.get_all("connection") == ["close"]
     assert idle(uploads(small))
+
+
+def test_a_tenants_process_gives_memory_back_once_it_has_nothing_to_do(
+    standard: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def own() -> int:
+        _, resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:3])
+        return (resident - shared) * 4096
+
+    tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'
+    config = configure(tmp_path_factory.mktemp("served") / "c.toml", standard, tenants, default_tenant='"acme"')
+    with running(config) as server:
+        pid = server.pid("acme")
+        before = own()
+        with ExitStack() as stack:
+            uploaded = [stack.enter_context(Connection(server)) for _ in range(20)]
+            for each in uploaded:
+                each.send(post(PATH, bytes(10 * MIB), length=11 * MIB))
+            until(lambda: own() > before + 180 * MIB)
+        until(lambda: own() < before + SPARE + 16 * MIB)
