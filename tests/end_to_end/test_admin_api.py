@@ -228,12 +228,14 @@ def from_client(client: tuple[str, int] | None, key: str | None = None, **header
     return Request({"type": "http", "client": client, "headers": raw, "app": app})
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"])
 def test_without_an_admin_key_whoever_is_on_this_machine_may(host: str) -> None:
     caller.admin(from_client((host, 5)))
 
 
-@pytest.mark.parametrize("host", ["10.0.0.1", "192.168.0.1", "0.0.0.0", "::", "fe80::1", "2001:db8::1", "testclient", "", None])
+@pytest.mark.parametrize(
+    "host", ["10.0.0.1", "192.168.0.1", "0.0.0.0", "::", "::ffff:10.0.0.1", "fe80::1", "2001:db8::1", "testclient", "", None]
+)
 def test_without_an_admin_key_nobody_else_may(host: str | None) -> None:
     with pytest.raises(Unauthorized, match=r"without server\.admin_key_sha256 .* loopback"):
         caller.admin(from_client(host if host is None else (host, 5)))
