@@ -165,7 +165,8 @@ def row(name: str, took: Sequence[float], note: str) -> str:
 
 def resident(server: Server) -> int:
     """MiB that the device's process has."""
-    return next(int(line.split()[1]) for line in Path(f"/proc/{server.pid}/status").open() if line.startswith("VmRSS")) >> 10
+    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) >> 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
