@@ -4,6 +4,7 @@ On a GPU they are one graph, and what is between them stays on the device: see `
 in turn, each on what the one before gave.
 """
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,7 +18,10 @@ from .base import NO_ROOM, Engine, Executor, Room, Tensor, Work, check_tensors
 from .errors import Cancelled, ExecutionFailed, ModelRefused
 from .settings import RuntimeSettings, overridden
 from .signature import Shape, Signature, align
+from .warmup import blank, shape_sets
 from .wiring import Step, Wiring, wire
+
+log = logging.getLogger("greenlane.engines")
 
 
 def chain(steps: Sequence[Step], outputs: Sequence[str], settings: RuntimeSettings | None = None) -> Engine:
@@ -43,6 +47,10 @@ class SequenceEngine:
     def __init__(self, wiring: Wiring, settings: RuntimeSettings) -> None:
         self.wiring = wiring
         self._settings = settings
+        ones = [tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims) for spec in wiring.signature.inputs]
+        asked = settings.warm_up if isinstance(settings.warm_up, tuple) else ()
+        self.warm_up = shape_sets(asked, wiring.signature, ones)
+        """Shapes of the inputs to run before an executor is bound; the steps are warmed up by themselves, too."""
 
     def __repr__(self) -> str:
         return f"<SequenceEngine of {list(self.wiring.engines)}>"
@@ -60,8 +68,18 @@ class SequenceEngine:
             for engine in self.wiring.engines:
                 bound.append(engine.bind(partition))
                 failed.callback(bound[-1].close)
+            executor = SequenceExecutor(self, bound)
+            self.make_ready(executor)
             failed.pop_all()
-        return SequenceExecutor(self, bound)
+        return executor
+
+    def make_ready(self, executor: "SequenceExecutor") -> None:
+        """Run what it is to be warm for. A model may refuse what was made up, so failing here is worth a word and no more."""
+        try:
+            for shapes in self.warm_up:
+                executor.enqueue([blank(*each) for each in zip(self.signature.inputs, shapes, strict=True)]).wait()
+        except ExecutionFailed as error:
+            log.warning("%r: warm-up with zeros failed, so the first request pays for it: %s", self, error)
 
     def close(self) -> None:
         """Nothing: the engines are the caller's."""
@@ -98,8 +116,10 @@ class SequenceExecutor:
             for executor in self._executors:
                 moved.append(executor.rebind(partition))
                 failed.callback(moved[-1].close)
+            whole = SequenceExecutor(self.engine, moved)
+            self.engine.make_ready(whole)
             failed.pop_all()
-        return SequenceExecutor(self.engine, moved)
+        return whole
 
     @contextmanager
     def overriding(self, **changes: Any) -> Iterator[None]:
@@ -111,7 +131,13 @@ class SequenceExecutor:
             yield
 
     def describe(self) -> Mapping[str, object]:
-        return {"graphs": "none", "why": "its models run in turn", "steps": [dict(each.describe()) for each in self._executors]}
+        warm = [[list(shape) for shape in shapes] for shapes in self.engine.warm_up]
+        return {
+            "graphs": "none",
+            "why": "its models run in turn",
+            "shapes": warm,
+            "steps": [dict(each.describe()) for each in self._executors],
+        }
 
     def trim(self, after: float, idle: bool) -> None:
         """Each."""

@@ -342,6 +342,32 @@ def test_on_a_cpu_a_work_is_cancelled_before_or_after_it_ended(cpu: Kit) -> None
         assert array(second.wait()[0]).tolist() == expected(rows(2, 1)).tolist()
 
 
+def test_on_a_cpu_it_is_run_in_the_shapes_that_were_asked_for(cpu: Kit, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(cpu.chain(warm_up=(1, 4)).bind(cpu.partition)) as executor:
+        assert executor.describe()["shapes"] == [[[1, 3]], [[4, 3]]]
+        assert run(executor, rows(4))[0].tolist() == expected(rows(4)).tolist()
+        with closing(executor.rebind(cpu.partition)) as moved, closing(cpu.engines[0].bind(cpu.partition)) as alone:
+            first: Any = moved
+            assert first._executors[0]._runs == alone._runs + 2  # type: ignore[attr-defined]
+            assert moved.describe()["shapes"] == executor.describe()["shapes"]
+            assert run(moved, rows(4))[0].tolist() == expected(rows(4)).tolist()
+    with pytest.raises(ModelRefused, match="warm_up: the model has no input 'z'"):
+        cpu.chain(warm_up=((("z", (1, 3)),),))
+    assert not caplog.messages
+
+
+def test_on_a_cpu_a_warm_up_that_a_step_refuses_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It takes four rows at least, which its file does not say."""
+    text = "pick (float[n, 3] x) => (float[1, 3] y) <int64[1] at = {3}> { y = Gather(x, at) }"
+    engine = load_engine(models.save(tmp_path / "pick.onnx", text))
+    with closing(open_cpu()) as device, closing(device.carve([0])) as partition:
+        chained = chain([Step(engine, {"x": "IN"}, {"y": "OUT"})], ["OUT"], RuntimeSettings(warm_up=(2,)))
+        with closing(chained.bind(partition)) as executor:
+            assert run(executor, rows(4))[0].tolist() == rows(4)[3:].tolist()
+    assert "warm-up with zeros failed, so the first request pays for it" in caplog.messages[-1]
+    assert caplog.messages[-1].startswith("<SequenceEngine")
+
+
 def test_on_a_cpu_graphs_that_are_required_are_refused(cpu: Kit) -> None:
     with pytest.raises(ModelRefused, match="runs its models in turn"):
         cpu.chain(graphs="required").bind(cpu.partition)

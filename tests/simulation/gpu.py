@@ -283,11 +283,11 @@ class Gpu:
     def is_reachable(self, address: int, nbytes: int = 1) -> bool:
         """Whether the device may use this memory: it was allocated, or is pinned."""
         pinned = any(start <= address and address + nbytes <= start + size for start, size in self.pinned.items())
-        return pinned or any(region.holds(address, nbytes) for region in self.allocated.values())
+        return pinned or any(region.holds(address, nbytes) for region in list(self.allocated.values()))
 
     def device_of(self, address: int) -> int:
         """Which device's memory this is; -1 for the host's."""
-        return max((region.device for region in self.allocated.values() if region.holds(address, 1)), default=-1)
+        return max((region.device for region in list(self.allocated.values()) if region.holds(address, 1)), default=-1)
 
     def reach(self, address: int, nbytes: int) -> int:
         """For work on the device: use this memory."""
