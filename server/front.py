@@ -18,7 +18,7 @@ from . import asgi
 from .body import SPARED, Linger, Uploads, hang_up
 from .call import STATUS_LINES, Call, Reply
 from .changes import is_change
-from .connections import Standing, connections
+from .connections import Connections, Standing, connections
 from .errors import ClientGone, RequestError, TooSlow, Unavailable
 from .head import Head, may_be_plain
 from .infer import Infer
@@ -57,6 +57,7 @@ class Front(asyncio.Protocol):
         self._application = application
         self._pass_on = pass_on
         self._server_state = server_state
+        self._connections: Connections = connections(server_state)  # Not uvicorn's set, which compiled code would insist on.
         self._make_rest = partial(JsonHttpToolsProtocol, config, server_state, app_state, _loop)
         self._keep_alive = config.timeout_keep_alive
         self._loop = _loop or asyncio.get_event_loop()
@@ -86,11 +87,11 @@ class Front(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        connections(self._server_state).add(self)
+        self._connections.add(self)
         self._loop.call_later(self._keep_alive, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server_state.connections.discard(self)
+        self._connections.discard(self)
         self._closing = True
         self._expect_no_headers()
         self._expect_no_more()
@@ -380,14 +381,14 @@ class Front(asyncio.Protocol):
     def _part(self) -> None:
         """The last was said: close, but not on a client that still sends, for it would never read it."""
         if self._discard:
-            self._server_state.connections.discard(self)
-            Linger(self._transport, self._discard, self._server_state.connections).begin()
+            self._connections.discard(self)
+            Linger(self._transport, self._discard, self._connections).begin()
         else:
             hang_up(self._transport)
 
     def _hand_over(self) -> None:
         """Leave this connection to uvicorn, from the first byte of the request that is not ours."""
-        self._server_state.connections.discard(self)
+        self._connections.discard(self)
         self._expect_no_headers()
         rest, data, self._buffer = self._make_rest(), bytes(self._buffer), bytearray()
         self._closing = True
