@@ -196,6 +196,18 @@ async def test_a_client_that_left_is_counted_once_though_its_deadline_passes_lat
     assert bench.served.statistics.failures == {"CANCELED": 1, "REJECTED": 1}
 
 
+async def test_bodies_that_wait_for_their_turns_count_among_those_on_their_way(bench: Bench) -> None:
+    content, memory = body(), bench.tenant.config.memory
+    bench.begin(content)
+    with bench.tenant.uploads.expect(memory - 2 * len(content) + 1):
+        bench.begin(content)
+        (refused,) = bench.outcomes
+        assert isinstance(refused, QueueFull)
+        assert f"together they may have {memory} (tenants.t.memory)" in str(refused)
+    await bench.turns()
+    assert repr(bench.tenant.uploads) == f"<Uploads 0 on their way, 0 of {memory} bytes>"
+
+
 async def test_more_than_may_wait_are_refused(bench: Bench) -> None:
     for _ in range(3):
         bench.begin(body())
