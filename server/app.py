@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Timer, current_thread, main_thread
 from typing import Any
 
 from fastapi import FastAPI
@@ -25,8 +25,9 @@ from . import admin, asgi, cors, demo, loads, logs, metrics, plain, routes, web
 from .allocator import keep_large_blocks
 from .alone import NotAlone, alone, supervisor
 from .compiled import Outdated, announce, ensure_current
-from .config import Config, ConfigError, load
+from .config import Config, ConfigError, ServerConfig, load
 from .departures import Receive
+from .ending import end_in_time
 from .errors import Unavailable
 from .exits import NEEDS_RESTART
 from .infer import Infer, Send, is_infer
@@ -144,13 +145,16 @@ class Application:
             self._shared = cors.allow(self._answer, config.server.cors_origins)
             announce()
             await runtime.start()
-            restore = _drain_on_sigterm(runtime)
+            late: list[Timer] = []
+            restore = _drain_on_sigterm(runtime, lambda: late.append(_end_in_time(config.server, self._abandon)))
             tasks = [asyncio.create_task(freeze(runtime)), asyncio.create_task(self._leave(runtime))]
             try:
                 yield
             finally:
                 restore()
                 await runtime.close()
+                for timer in late:
+                    timer.cancel()
                 for task in tasks:
                     task.cancel()
         finally:
@@ -196,8 +200,12 @@ def configuration(path: str | None) -> AbstractContextManager[Config]:
     return nullcontext(load(Path(path))) if path else demo.configuration()
 
 
-def _drain_on_sigterm(runtime: Runtime) -> Callable[[], None]:
-    """Make SIGTERM drain first and only then do what it did; a second one does that at once. Returns how to undo this.
+def _end_in_time(config: ServerConfig, abandon: Callable[[int], object]) -> Timer:
+    return end_in_time(config.drain_grace, config.drain_timeout, lambda: abandon(0))
+
+
+def _drain_on_sigterm(runtime: Runtime, told: Callable[[], object]) -> Callable[[], None]:
+    """Make SIGTERM call `told`, drain, and only then do what it did; a second one does that at once. Returns how to undo this.
 
     So does SIGHUP, which comes when a terminal closes, unless it is ignored, as under nohup.
     """
@@ -208,6 +216,7 @@ def _drain_on_sigterm(runtime: Runtime) -> Callable[[], None]:
     draining: list[asyncio.Task[None]] = []
 
     async def drain() -> None:
+        told()
         await runtime.drain(runtime.config.server.drain_grace)
         before(signal.SIGTERM, None)
 

@@ -69,7 +69,9 @@ class ServerConfig:
     `keep_alive` is the seconds for which a connection may say nothing between two requests; one that showed no tenant is kept
     5 s at most. `cors_origins` are those whose web pages may call the models' API, or "*" for any.
     `strict_readiness` is whether the server is ready only while no model is unavailable, but for those that were unloaded.
-    `drain_grace` is the seconds between readiness turning 503 and the refusal of new work. `watchdog` is the seconds for
+    `drain_grace` is the seconds between readiness turning 503 and the refusal of new work, `drain_timeout` those after that in
+    which the process ends, whatever still runs. `max_execution` is the seconds for which an inference may run, 0 for ever.
+    `max_pause` is the seconds for which a repartition may keep a tenant from being served. `watchdog` is the seconds for
     which the event loop of the device's process may not turn before that process is ended, 0 for ever; after a quarter of
     them the server is not ready.
     """
@@ -91,6 +93,9 @@ class ServerConfig:
     cors_origins: Annotated[tuple[str, ...], ORIGINS] = ()
     strict_readiness: Annotated[bool, FLAG] = False
     drain_grace: Annotated[float, DURATION] = 1.0
+    drain_timeout: Annotated[float, DURATION] = 10.0
+    max_execution: Annotated[float, DURATION] = 300.0
+    max_pause: Annotated[float, DURATION] = 5.0
     watchdog: Annotated[float, DURATION] = 20.0
 
 
@@ -157,7 +162,7 @@ class TenantConfig:
 
     `memory` is the bytes that its requests and their answers may take at a time where they wait and run, which on a GPU are
     pinned from the start. `port` is a socket of its own, besides the server's; `front_cores` are the core numbers, ascending,
-    that its HTTP process runs on, None for what `ServerConfig.front_cores` says.
+    that its HTTP process runs on, None for what `ServerConfig.front_cores` says; as much is None for `max_execution`.
     """
 
     name: str
@@ -166,6 +171,7 @@ class TenantConfig:
     granules: Annotated[int | None, whole(1)] = None
     cores: Annotated[int | None, whole(1)] = None
     sms: Annotated[int | None, whole(1)] = None
+    max_execution: Annotated[float | None, DURATION] = None
     queue: Annotated[int, whole(1)] = 64
     in_flight: Annotated[int, whole(1)] = 2
     memory: Annotated[int, size_from(2**20)] = 512 * 2**20

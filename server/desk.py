@@ -73,6 +73,9 @@ class Desk(Protocol):
     def refuse(self, reason: str) -> None:
         """Take no more requests."""
 
+    def suspend(self, reason: str) -> None:
+        """Take no requests for now, and tell everyone who waits why; with "" take them again."""
+
     async def empty(self) -> None:
         """Return once every request that was taken has been answered."""
 

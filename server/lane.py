@@ -61,7 +61,7 @@ class Lane:
         self.name = name
         self.slots = SlotPool(link.arena, dotted(("tenants", name, "memory")))
         self.deadlines = Deadlines()
-        self.refusing = ""
+        self.refusing = self.suspended = ""
         self._scheduler = scheduler
         self._link = link
         self._control = control
@@ -113,6 +113,17 @@ class Lane:
         except QueueFull:
             self._rejected += 1
             raise
+
+    def suspend(self, reason: str) -> None:
+        """Refuse new requests for this reason, and tell it those that wait or run; with "" take new ones again.
+
+        What is refused for good (`refusing`) stays so.
+        """
+        if self.refusing == self.suspended:
+            self.refusing = reason
+        self.suspended = reason
+        for pending in list(self._pending.values()) if reason else ():
+            pending.tell(Unavailable(reason))
 
     def expire(self, timeout: float) -> DeadlineExceeded:
         """Count a request that so many seconds were not enough for; what to tell its owner."""
@@ -259,7 +270,7 @@ class Lane:
         joint.ended = True
         if not joint.left:
             self.slots.release(joint.slot)
-        elif done.failure and done.failure.kind in ("raised", "outgrown"):
+        elif done.failure and done.failure.kind in ("raised", "outgrown", "overrun"):
             self._part(joint)
         else:
             self._share(joint, done)
@@ -395,6 +406,10 @@ def _resolve(future: "asyncio.Future[Done]", end: Done | RequestError) -> None:
 def _error(failure: Failure) -> RequestError:
     if failure.kind == "lost":
         return Unavailable(f"the device is lost: {failure.text}")
+    if failure.kind == "stopped":
+        return Unavailable(failure.text)
+    if failure.kind == "overrun":
+        return DeadlineExceeded(failure.text)
     if failure.kind == "outgrown":
         return Outgrown(int(failure.text))
     return Failed(f"the model raised: {failure.text}")

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,20 +19,23 @@ from partitions.base import Closing
 from .catalog import Entry
 from .config import Config, ConfigError, TenantConfig
 from .desk import Desk, Report, State
-from .errors import BadRequest, NotFound, Unavailable
+from .errors import BadRequest, Conflict, NotFound, Unavailable
+from .fronts.restarts import Restarts
 from .keeping import open_builds
 from .library import Loaded, Prepared, Read, open_library
 from .needs import fit
+from .overruns import GIVING_UP, INTERVAL, Oldest
 from .precedence import Precedence
 from .protocol.document import show
 from .tables import dotted
-from .ticket import ModelKey
+from .ticket import Failure, ModelKey
 from .worker import Seat, Worker
 
 log = logging.getLogger("greenlane.runtime")
 
 UNLOADED = "unloaded"
 """Why a model is not there that was asked to go: that makes no server unready, however strict it is."""
+_UNCHANGED = "; nothing was changed, and everyone is served as before"
 KEPT = 5.0
 """Seconds after a large inference for which what it took of the process's memory is kept for the next."""
 LOOK = 1.0
@@ -83,6 +87,14 @@ class Runtime:
         self._seats: dict[str, Seat] = {}
         self._served: dict[str, dict[str, Loaded]] = {name: {} for name in config.tenants}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
+        """Of those who change a tenant's models or partition, also while that is prepared."""
+        self._seating = {name: asyncio.Lock() for name in config.tenants}
+        """Of those who halt a tenant's worker and have one serve again: taken last, and for as long as that takes."""
+        self._mending: set[asyncio.Future[None]] = set()
+        self._broken: set[str] = set()
+        self._stuck: set[str] = set()
+        self._oldest = {name: Oldest() for name in config.tenants}
+        self._watching: asyncio.Task[None] | None = None
         self._ordering = {name: asyncio.Lock() for name in config.tenants}
         self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", give_way)
         self._repartitioning = asyncio.Lock()
@@ -115,6 +127,7 @@ class Runtime:
         log.info("%s: %s", self.device.describe(), self._shares())
         self._loading = asyncio.create_task(self._load_all())
         self._freeing = asyncio.create_task(self._free_engines())
+        self._watching = asyncio.create_task(self._watch())
 
     async def loaded(self) -> None:
         """Wait until every model that is configured was tried."""
@@ -126,45 +139,101 @@ class Runtime:
 
         New partitions are made, loaded, warmed and probed beside the old ones; then the movers pause for as long as
         their longest work in flight takes, change over, and go on. Raises DoesNotFit with the arithmetic, BadRequest for
-        an unknown tenant or a count below one; after any error the old plan is in force.
+        an unknown tenant or a count below one, Conflict naming the tenant whose work takes longer than `max_pause`; after any
+        error the old plan is in force.
         """
         self._check_counts(counts)
         async with AsyncExitStack() as locks:
             await locks.enter_async_context(self._repartitioning)
             move = self.manager.plan(counts)
             for name in move.movers:
-                await locks.enter_async_context(self._changing[name])
+                await self._hold(self._changing[name], name)
+                locks.callback(self._changing[name].release)
             workers = await asyncio.to_thread(self._prepare, move)
             before = {name: self._workers[name] for name in move.movers if name in self._workers}
             left: Iterable[Worker] = workers.values()
-            halting = asyncio.gather(*(asyncio.to_thread(worker.halt) for worker in before.values()))
             try:
-                await asyncio.shield(halting)
-                self.manager.commit(move, {name: worker.partition for name, worker in workers.items()})
-                self._workers.update(workers)
-                self._repartitions += 1
-                left = before.values()
+                async with self._halted(before):
+                    self.manager.commit(move, {name: worker.partition for name, worker in workers.items()})
+                    self._workers.update(workers)
+                    self._repartitions += 1
+                    left = before.values()
+                for name in move.movers:
+                    if name not in before:
+                        self._serve(name)
             finally:
-                await halting  # Though this was cancelled: a link has one reader at a time.
-                for name in self._workers.keys() & set(move.movers):
-                    self._serve(name)
                 await asyncio.to_thread(_close, left)
         if before:
             log.info("repartitioned: %s", self._shares())
         return move
 
-    async def reopen(self, name: str) -> None:
-        """The tenant's desk has a new link: serve that one, once what is in flight over the old one has ended.
+    async def reopen(self, name: str, free: Callable[[], None] = lambda: None) -> None:
+        """The tenant's desk has a new link: serve that one, once what is in flight over the old one has ended, and `free` that.
 
-        It leads to the same memory, so the device reaches it already: pinning would stop every tenant.
+        It leads to the same memory, so the device reaches it already: pinning would stop every tenant. If that does not end
+        in time this returns all the same, and the tenant is told 503 until it has.
         """
-        async with self._changing[name]:
+        moving = asyncio.ensure_future(self._reseat(name, free))
+        self._mending.add(moving)
+        moving.add_done_callback(self._mending.discard)
+        if not (await asyncio.wait({moving}, timeout=self.config.server.max_pause))[0]:
+            self._suspend(name, "what a process before had asked for is still running")
+            moving.add_done_callback(lambda _: self._suspend(name, ""))
+
+    async def _reseat(self, name: str, free: Callable[[], None]) -> None:
+        self._workers[name].abandon()
+        async with self._seating[name]:
             if self.state == "closed":
                 return
-            self._workers[name].abandon()
-            await asyncio.to_thread(self._workers[name].halt)
+            worker = self._workers[name]
+            worker.abandon()
+            await _ended(worker)
             self._seats[name] = self._seats[name]._replace(link=self.desks[name].link)
             self._serve(name)
+            free()
+
+    @asynccontextmanager
+    async def _halted(self, workers: Mapping[str, Worker]) -> AsyncIterator[None]:
+        """These tenants' workers are halted within; afterwards those that are theirs then serve, each once it can.
+
+        Raises Conflict if one does not halt within `max_pause`: it is that one whose inference takes longer.
+        """
+        held: list[str] = []
+        halting: dict[str, asyncio.Future[None]] = {}
+        try:
+            for name in workers:
+                await self._hold(self._seating[name], name)
+                held.append(name)
+            halting = {name: asyncio.wrap_future(worker.stop()) for name, worker in workers.items()}
+            if halting:
+                await asyncio.wait(halting.values(), timeout=self.config.server.max_pause)
+            if late := [name for name, halted in halting.items() if not halted.done()]:
+                raise Conflict(f"{_an_inference(late)} for {self.config.server.max_pause:g} s (server.max_pause){_UNCHANGED}")
+            yield
+        finally:
+            for name in held:
+                if name not in halting:
+                    self._seating[name].release()
+                elif halting[name].done():
+                    self._go_on(name, workers[name])
+                else:  # Two would read its link.
+                    halting[name].add_done_callback(partial(self._go_on, name, workers[name]))
+
+    def _go_on(self, name: str, halted: Worker, _: object = None) -> None:
+        """Serve a tenant again whose worker has halted, and let others change that."""
+        halted.halt()
+        if self.state != "closed":
+            self._serve(name)
+        self._seating[name].release()
+
+    async def _hold(self, lock: asyncio.Lock, name: str) -> None:
+        """Acquire a lock of this tenant. Raises Conflict if somebody else has it for too long."""
+        try:
+            async with asyncio.timeout(self.config.server.max_pause):
+                await lock.acquire()
+        except TimeoutError:
+            why = "a model of it is being loaded or unloaded, or an inference does not end"
+            raise Conflict(f"tenant {name}: {why}{_UNCHANGED}") from None
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
         """Stop a ticket of a tenant, if it can be stopped."""
@@ -272,7 +341,8 @@ class Runtime:
     async def drain(self, grace: float) -> None:
         """Say that the server is not ready; `grace` seconds later refuse new work, and return when the last is answered.
 
-        Models that are being built by then are abandoned.
+        Models that are being built by then are abandoned. What has not ended after half of `drain_timeout` is stopped, and
+        after as much again, or a second, it is waited for no more.
         """
         if self.state in ("closed", "lost"):
             return
@@ -280,7 +350,19 @@ class Runtime:
         log.info("draining: not ready from now on, new requests are refused in %g s", grace)
         await asyncio.sleep(grace)
         self.builds.close()
-        await self._empty("the server is draining")
+        limit = self.config.server.drain_timeout / 2
+        emptying = asyncio.ensure_future(self._empty("the server is draining"))
+        if not (await asyncio.wait({emptying}, timeout=limit))[0]:
+            text = f"the server is draining, and this has not ended in {limit:g} s (server.drain_timeout)"
+            log.error("inferences are stopped that have not ended in %g s, and those behind them", limit)
+            for worker in self._workers.values():
+                worker.abandon(Failure("stopped", text))
+            if not (await asyncio.wait({emptying}, timeout=min(limit, 1.0)))[0]:
+                log.error("some inferences cannot be stopped: their requests are answered without them")
+                for name in self.desks:
+                    self._suspend(name, text)
+                return
+        emptying.result()
         log.info("drained: every request was answered")
 
     async def close(self) -> None:
@@ -291,10 +373,12 @@ class Runtime:
         self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # A change that has begun goes on to its end.
-            for lock in (*self._ordering.values(), self._repartitioning, *self._changing.values()):
+            everyones = (*self._ordering.values(), self._repartitioning, *self._changing.values(), *self._seating.values())
+            for lock in everyones:
                 await locks.enter_async_context(lock)
-            if self._freeing:
-                self._freeing.cancel()
+            for task in (self._freeing, self._watching):
+                if task:
+                    task.cancel()
             workers, self._workers = self._workers, {}
             await asyncio.to_thread(_close, workers.values())
             await asyncio.to_thread(self.library.close)
@@ -328,6 +412,70 @@ class Runtime:
         for desk in self.desks.values():
             desk.refuse(reason)
         await asyncio.gather(*(desk.empty() for desk in self.desks.values()))
+
+    def _suspend(self, name: str, reason: str) -> None:
+        """Tell a tenant's clients this until it is taken back with ""."""
+        if reason:
+            log.error("tenant %s is told 503: %s", name, reason)
+        else:
+            log.info("tenant %s is served again", name)
+        self.desks[name].suspend(reason)
+
+    async def _watch(self) -> None:
+        """Look now and then how long everyone's inferences have been running, and stop those that take too long."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            now = time.monotonic()
+            for name, worker in self._workers.items():
+                serial = worker.oldest
+                self._look(name, worker, serial, self._oldest[name].lasts(now, serial))
+
+    def _look(self, name: str, worker: Worker, serial: int | None, seconds: float) -> None:
+        """A tenant's oldest work has been running for so long."""
+        own, limit = self.config.tenants[name].max_execution, self.config.server.max_execution
+        limit, key = (limit, "server.max_execution") if own is None else (own, dotted(("tenants", name, "max_execution")))
+        late = bool(limit) and seconds > limit
+        if name in self._stuck and not late:
+            self._stuck.discard(name)
+            self._suspend(name, "")
+        elif late and serial is not None and seconds <= limit + GIVING_UP:
+            text = f"the inference was stopped, as it had not ended in {limit:g} s, which is the limit ({key})"
+            worker.overrun(serial, Failure("overrun", text))
+        elif late and name not in self._stuck:
+            self._stuck.add(name)
+            self._suspend(name, f"an inference of tenant {name} cannot be stopped that has been running for {seconds:.0f} s")
+
+    def _break(self, name: str, error: Exception) -> None:
+        """The worker of this tenant cannot go on. Any thread."""
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._mend, name, error)
+
+    def _mend(self, name: str, error: Exception) -> None:
+        if name not in self._broken:
+            self._broken.add(name)
+            self._suspend(name, f"the worker of tenant {name} failed, and is being started again: {error}")
+            mending = asyncio.ensure_future(self._serve_again(name))
+            self._mending.add(mending)
+            mending.add_done_callback(self._mending.discard)
+
+    async def _serve_again(self, name: str) -> None:
+        """Have a tenant's worker serve again that failed, as often as it takes."""
+        restarts = Restarts()
+        while self.state not in ("closed", "lost"):
+            now = time.monotonic()
+            restarts.started(now)
+            await asyncio.sleep(restarts.pause(now))
+            async with self._seating[name]:
+                if self.state == "closed":
+                    return
+                worker = self._workers[name]
+                await _ended(worker)
+                self._serve(name)
+                stands = await asyncio.to_thread(worker.stands)
+            if stands:
+                self._broken.discard(name)
+                self._suspend(name, "")
+                return
 
     def _become(self, state: State) -> None:
         self.state = state
@@ -377,7 +525,13 @@ class Runtime:
 
     def _worker(self, name: str, partition: Partition) -> Worker:
         before = self._workers.get(name)
-        return Worker(partition, _rebind(before.executors if before else {}, partition), self.lose, self._precedence)
+        return Worker(
+            partition,
+            _rebind(before.executors if before else {}, partition),
+            self.lose,
+            self._precedence,
+            partial(self._break, name),
+        )
 
     async def _load_all(self) -> None:
         """Load what every tenant may call, all tenants at once; ready when the last model is."""
@@ -474,11 +628,12 @@ class Runtime:
         return "incomplete" if failed else "serving"
 
     async def _close_halted(self, tenant: str, left: Iterable[Executor]) -> None:
-        try:
-            await asyncio.to_thread(self._workers[tenant].halt)
-            await asyncio.to_thread(_close, left)
-        finally:
-            self._serve(tenant)
+        async with self._seating[tenant]:
+            await _ended(self._workers[tenant])
+            try:
+                await asyncio.to_thread(_close, left)
+            finally:
+                self._serve(tenant)
 
     def _serves(self, tenant: str, name: str) -> bool:
         loaded = self._served[tenant].get(name)
@@ -517,6 +672,16 @@ def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dic
             executor.close()
         raise
     return bound
+
+
+async def _ended(worker: Worker) -> None:
+    """Halt a worker, without a thread that waits for it."""
+    await asyncio.shield(asyncio.wrap_future(worker.stop()))
+    worker.halt()
+
+
+def _an_inference(names: Collection[str]) -> str:
+    return f"tenant{'s' * (len(names) > 1)} {' and '.join(names)}: an inference has been running"
 
 
 def _close(things: Iterable[Closing]) -> None:

@@ -52,6 +52,12 @@ class Tenant:
         self.lane.refusing = reason
         self.uploads.refuse(reason)
 
+    def suspend(self, reason: str) -> None:
+        """The same for now, and for those that wait or run, too; with "" all is taken again."""
+        self.lane.suspend(reason)
+        if reason:
+            self.uploads.refuse(reason)
+
 
 class Service:
     """Belongs to the event loop."""
@@ -83,6 +89,9 @@ class Service:
             return "not every model could be loaded, and server.strict_readiness asks for all of them"
         if self.state != "serving":
             return f"the server is {self.state}"
+        suspended = [tenant.lane.suspended for tenant in self.tenants.values()]
+        if suspended and all(suspended):
+            return suspended[0]
         silence = time.monotonic() - self._heard
         return None if silence <= self._patience else f"the device's process has been silent for {silence:.0f} s"
 
@@ -163,6 +172,9 @@ class LocalDesk:
 
     def refuse(self, reason: str) -> None:
         self.tenant.refuse(reason)
+
+    def suspend(self, reason: str) -> None:
+        self.tenant.suspend(reason)
 
     async def empty(self) -> None:
         await self.tenant.lane.empty()

@@ -38,10 +38,12 @@ class Extent(NamedTuple):
 class Failure(NamedTuple):
     """Why there are no outputs: the model `raised`, the work was `cancelled`, had `expired`, or the device is `lost`.
 
+    It may also have `overrun` what an inference may take, or been `stopped` for the server's own reasons; the text says which.
+
     Outputs that have `outgrown` the slot need as many bytes of it, inputs included, as the text says.
     """
 
-    kind: Literal["raised", "cancelled", "expired", "lost", "outgrown"]
+    kind: Literal["raised", "cancelled", "expired", "lost", "outgrown", "overrun", "stopped"]
     text: str
 
 

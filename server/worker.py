@@ -6,11 +6,14 @@ is never empty while the HTTP side has credits left: see `server.roles`. Where t
 Nothing a model does ends the threads.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock, Thread
+from threading import Lock, Semaphore, Thread
 from typing import Any, NamedTuple
 
 from engines import Cancelled, Executor, Room, Work
@@ -23,6 +26,8 @@ from .link import Link
 from .precedence import Place, Precedence
 from .roles import Roles
 from .ticket import Done, Extent, Failure, ModelKey, Ticket
+
+log = logging.getLogger("greenlane.worker")
 
 BUNDLE = 50_000
 """Nanoseconds for which completions of short works may be gathered before the other side is woken."""
@@ -37,6 +42,13 @@ worker had nothing to do, and its works are short, those of a bundle."""
 RESUMED = 2
 """The most in flight for a ticket that was put aside to be begun: one runs, and one is behind it. The other side does not count
 them, so all at once would be far more than its credits."""
+
+WITHDRAWN = Failure("cancelled", "withdrawn before it began")
+"""What is said of tickets that are not begun, which nobody waits for any more."""
+
+
+def _ignore(_: Exception) -> None:
+    """Nothing has to be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,12 @@ class Shift:
         self.flights: deque[Flight] = deque()
         self.enqueuing = Lock()
         self.telling = Lock()
+        self.ended: Future[None] = Future()
+        self.ended.set_running_or_notify_cancel()  # So that nobody who waits for it cancels it.
+        """Done once its last thread ends: nothing is in flight any more."""
+        self.broken: Exception | None = None
+        self.begun = Semaphore(0)
+        """Released by each thread once it is attached, or cannot be."""
 
     def __repr__(self) -> str:
         return f"<Shift {self.roles!r}, {len(self.flights)} in flight, {self.aside!r}>"
@@ -88,8 +106,8 @@ class Worker:
     """Runs tickets on a partition, in order, from `serve` to `halt`; whoever serves the link next goes on where it stopped.
 
     Only tickets whose executor has to prepare itself for their shapes first are overtaken, by those of other models and shapes.
-    `lost` is called, on a thread of the worker's, when the device turns out to be lost. `precedence` is that of all workers of
-    the process.
+    `lost` is called, on a thread of the worker's, when the device turns out to be lost, `broke` when a thread of it ends with
+    another error: then it stops, and may `serve` again. `precedence` is that of all workers of the process.
     """
 
     def __init__(
@@ -98,10 +116,12 @@ class Worker:
         executors: Mapping[ModelKey, Executor],
         lost: Callable[[DeviceLost], None],
         precedence: Precedence,
+        broke: Callable[[Exception], None] = _ignore,
     ) -> None:
         self.partition = partition
         self.executors = dict(executors)
         self._lost = lost
+        self._broke = broke
         self._precedence = precedence
         self._seat: Seat | None = None
         self._shift: Shift | None = None
@@ -112,7 +132,8 @@ class Worker:
         self._last: ModelKey | None = None
         self._took = self._rung = self._look_at = 0
         self._patience = self._gathers = BUNDLE
-        self._abandoned = False
+        self._abandoned: Failure | None = None
+        self._overrun: tuple[int, Failure] | None = None
         self._done = self._failed = 0
 
     def __repr__(self) -> str:
@@ -132,7 +153,7 @@ class Worker:
         """Run what comes over this link, from now on and on threads of its own."""
         if seat is not self._seat:  # Another link counts its serials anew.
             self._cancelled = {}
-        self._seat, self._abandoned = seat, False
+        self._seat, self._abandoned = seat, None
         hosted = self.partition.host_cores is not None
         self._patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE_BESIDE if hosted else BUNDLE
         self._gathers = self._patience if hosted else BUNDLE
@@ -150,13 +171,44 @@ class Worker:
         for thread in self._running:
             thread.start()
 
-    def abandon(self) -> None:
-        """Nobody is there any more to hear of what this link brought: stop what is in flight, begin nothing. Any thread."""
-        self._abandoned = True
+    def abandon(self, reason: Failure = WITHDRAWN) -> None:
+        """Stop what is in flight, begin nothing, and say this of all of it. Does not block. Any thread."""
+        self._abandoned = reason
         for flight in list(self._flying.values()):
             flight.work.cancel()
         if shift := self._shift:
             shift.aside.wake()
+
+    @property
+    def oldest(self) -> int | None:
+        """The serial of the work that has been in flight the longest, if there is any. Any thread."""
+        flights = list(self._flying.values())
+        return flights[0].ticket.serial if flights else None
+
+    def overrun(self, serial: int, reason: Failure) -> None:
+        """Stop the work of this serial if it is in flight and can be stopped, and say this of it. Any thread."""
+        for flight in list(self._flying.values()):
+            if flight.ticket.serial == serial:
+                self._overrun = serial, reason
+                flight.work.cancel()
+
+    def stands(self) -> bool:
+        """Whether every thread that `serve` started is at work. Blocks until each of them is, or has failed."""
+        shift = self._shift
+        if shift is None:
+            return False
+        for _ in self._running:
+            shift.begun.acquire()
+        return shift.broken is None
+
+    def stop(self) -> "Future[None]":
+        """As `halt`, which is to be called once this is done, but does not block."""
+        if shift := self._shift:
+            shift.roles.stop()
+            return shift.ended
+        ended: Future[None] = Future()
+        ended.set_result(None)
+        return ended
 
     def halt(self) -> None:
         """Begin nothing more, and finish what is in flight. Blocks for that long, and not for what is put aside."""
@@ -193,12 +245,39 @@ class Worker:
     def _run(self, shift: Shift, second: int) -> None:
         try:
             self.partition.attach()
+            shift.begun.release()
             if second:
                 shift.roles.enter()
             self._work(shift)
+        except Exception as error:
+            self._break(shift, error)
         finally:
             if shift.roles.end():
                 self._precedence.part(shift.place)
+                if shift.broken:
+                    self._clear(shift)
+                shift.ended.set_result(None)
+
+    def _break(self, shift: Shift, error: Exception) -> None:
+        """A thread cannot go on, so the other is to end, too."""
+        log.error("%s cannot go on: %s", self, error, exc_info=error)
+        shift.broken = error
+        shift.begun.release()
+        shift.roles.stop()
+        if isinstance(error, DeviceLost):
+            self._lost(error)
+        else:
+            self._broke(error)
+
+    def _clear(self, shift: Shift) -> None:
+        """Wait for what is in flight when no thread is left that would, so that its memory is free, and say that it failed."""
+        for flight in list(self._flying.values()):
+            with suppress(Exception):
+                flight.work.wait()
+            with suppress(Exception):
+                self._fail(shift, flight.ticket.slot, Failure("stopped", f"the worker failed: {shift.broken}"), 0)
+        with suppress(Exception):
+            self._ring(shift)
 
     def _work(self, shift: Shift) -> None:
         roles = shift.roles
@@ -308,7 +387,7 @@ class Worker:
 
     def _refusal(self, ticket: Ticket) -> Failure | None:
         if self._is_cancelled(ticket):
-            return Failure("cancelled", "withdrawn before it began")
+            return self._abandoned or WITHDRAWN
         if time.monotonic() > ticket.deadline:
             return Failure("expired", "Request timeout expired before it began")
         return None
@@ -317,7 +396,7 @@ class Worker:
         return self._refusal(ticket) is not None
 
     def _is_cancelled(self, ticket: Ticket) -> bool:
-        return self._abandoned or self._cancelled.get(ticket.slot) == ticket.serial
+        return self._abandoned is not None or self._cancelled.get(ticket.slot) == ticket.serial
 
     def _finish(self, shift: Shift, flight: Flight) -> None:
         slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()
@@ -336,7 +415,7 @@ class Worker:
             self._last, self._took = model, ended - began
             extents = shift.link.arena.slot(slot).keep(outputs, flight.room)
         except Exception as error:
-            self._fail(shift, slot, self._failure(error), began)
+            self._fail(shift, slot, self._stopped(flight.ticket, error) or self._failure(error), began)
         else:
             self._end(shift, Done(slot, extents, None, began, ended))
 
@@ -361,6 +440,14 @@ class Worker:
             shift.link.completions.put(done)
         finally:
             shift.telling.release()
+
+    def _stopped(self, ticket: Ticket, error: Exception) -> Failure | None:
+        """Why a work was told to end, where that was not its client's doing."""
+        if not isinstance(error, Cancelled):
+            return None
+        if self._overrun and self._overrun[0] == ticket.serial:
+            return self._overrun[1]
+        return self._abandoned if self._abandoned is not WITHDRAWN else None
 
     def _failure(self, error: Exception) -> Failure:
         text = str(error) or type(error).__name__

@@ -113,6 +113,13 @@ class Origin:
     def __repr__(self) -> str:
         return f"<Origin {server()}>"
 
+    @staticmethod
+    def kill() -> None:
+        """End it at once, if there is one. Any thread."""
+        if (pid := server()) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def look(self, now: float) -> None:
         """Kill it if it has been stopped for too long at this time, in seconds."""
         pid = server()
@@ -122,7 +129,7 @@ class Origin:
             self._since = now
         elif now - self._since > STOPPED:
             log.error("what processes are forked off has been stopped for %.1f s; killing it", now - self._since)
-            os.kill(pid, signal.SIGKILL)
+            self.kill()
 
 
 def server() -> int | None:

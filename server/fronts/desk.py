@@ -37,7 +37,7 @@ class RemoteDesk:
         self._channel: Channel | None = None
         self._catalog = Catalog()
         self._state: State = "starting"
-        self._refusing = ""
+        self._refusing = self._suspended = ""
         self._reported, self._reported_at = _NOTHING, time.monotonic()
         self._cores: frozenset[int] | None = None
         self._assigned: frozenset[int] | None = None
@@ -65,6 +65,8 @@ class RemoteDesk:
                 yield channel.ask("publish", name, served, problems)
             else:
                 channel.tell("announce", name)
+        if self._suspended:
+            channel.tell("suspend", self._suspended)
         if self._refusing:
             channel.tell("refuse", self._refusing)
 
@@ -118,6 +120,10 @@ class RemoteDesk:
     def refuse(self, reason: str) -> None:
         self._refusing = reason
         self._tell("refuse", reason)
+
+    def suspend(self, reason: str) -> None:
+        self._suspended = reason
+        self._tell("suspend", reason)
 
     async def empty(self) -> None:
         await self._ask("empty")

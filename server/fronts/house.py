@@ -58,8 +58,8 @@ class Front:
 class House:
     """All processes but this one. Belongs to the event loop.
 
-    `application` answers what the fronts forward; `reopened` is awaited with a tenant's name when its
-    process has ended and its link is another, before a process has the other end of that.
+    `application` answers what the fronts forward; `reopened` is awaited with a tenant's name, and what frees its old link,
+    when its process has ended and its link is another, before a process has the other end of that.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class House:
         listeners: Sequence[socket.socket],
         own: Mapping[str, Sequence[socket.socket]],
         application: Any,
-        reopened: Callable[[str], Awaitable[None]],
+        reopened: Callable[[str, Callable[[], None]], Awaitable[None]],
     ) -> None:
         self._config = config
         self._listeners = list(listeners)
@@ -146,6 +146,13 @@ class House:
                 children.kill(child)
                 child.join()
 
+    def slay(self) -> None:
+        """Kill every process that is left, without a word. Any thread."""
+        for child in (self._doorman, *(front.process for front in self._fronts.values())):
+            if child:
+                children.kill(child)
+        children.Origin.kill()
+
     async def _start(self, front: Front) -> None:
         front.door, theirs = door.pair()
         ours, other = socket.socketpair()
@@ -203,9 +210,8 @@ class House:
             front.shut()
             await self._buried(front.process, _http(front), front.restarts)
             if front.desk:
-                left = front.desk.renew()
-                await self._reopened(front.name)  # Before another process may write where the worker still reads.
-                left.close()
+                # Before another process may write where the worker still reads, which frees the old link.
+                await self._reopened(front.name, front.desk.renew().close)
             await self._insist(lambda: self._start(front))
 
     async def _beat(self) -> None:

@@ -100,6 +100,7 @@ class Process:
                 "become": self._become,
                 "beat": self._beat,
                 "refuse": self._refuse,
+                "suspend": self._suspend,
                 "report": self._report,
                 "empty": self._empty,
                 "leave": self._leave,
@@ -263,6 +264,10 @@ class Process:
     def _refuse(self, reason: str) -> None:
         if self._tenant:
             self._tenant.refuse(reason)
+
+    def _suspend(self, reason: str) -> None:
+        if self._tenant:
+            self._tenant.suspend(reason)
 
     def _report(self) -> Report:
         assert self._tenant, "only tenants are asked for reports"

@@ -13,8 +13,9 @@ from partitions import Device
 
 from .. import listen, web
 from ..app import PARTING, ROUTERS, freeze
-from ..config import Config
+from ..config import Config, ServerConfig
 from ..desk import State
+from ..ending import end_in_time
 from ..exits import NEEDS_RESTART
 from ..runtime import Runtime
 from ..service import Service
@@ -102,6 +103,7 @@ async def _end(told: asyncio.Event, house: House, runtime: Runtime, abandon: Cal
     """Wait for the end, and make it an orderly one if that is possible and nobody is in a hurry."""
     if await _first(runtime.gone.wait(), told.wait()) == _TOLD:
         told.clear()
+        _end_in_time(house, runtime.config.server, abandon)
         first = await _first(runtime.gone.wait(), told.wait(), _leave(house, runtime))
         if first == _TOLD:
             house.kill()
@@ -110,6 +112,14 @@ async def _end(told: asyncio.Event, house: House, runtime: Runtime, abandon: Cal
             return 0
     await asyncio.sleep(PARTING)
     return NEEDS_RESTART
+
+
+def _end_in_time(house: House, config: ServerConfig, abandon: Callable[[int], object]) -> None:
+    def end() -> None:
+        house.slay()
+        abandon(0)
+
+    end_in_time(config.drain_grace, config.drain_timeout, end)
 
 
 async def _leave(house: House, runtime: Runtime) -> None:

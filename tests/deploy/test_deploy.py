@@ -53,7 +53,7 @@ def test_keys_that_are_commented_out_are_shown_with_their_defaults(tmp_path: Pat
     _is_default(held.settings, usual(config.device), "profile", "build_profiles", "weight_streaming_budget")
     assert held.instances == 1
     plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
-    _is_default(config.tenants["acme"], plain, "port", "front_cores")
+    _is_default(config.tenants["acme"], plain, "port", "front_cores", "max_execution")
 
 
 def _is_default(shown: Any, default: Any, *without: str) -> None:

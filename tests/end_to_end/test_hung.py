@@ -4,13 +4,18 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
-from .harness import cores
-from .processes import Load, Running, client, configure, running
-from .wire import SMALL, infer, until
+from server.config import TenantConfig
+
+from .harness import configuration, cores, serving
+from .processes import Load, Running, alive, client, configure, running
+from .virtual import VirtualDevice
+from .wire import FOREVER, SMALL, Connection, Listening, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -118,3 +123,97 @@ def test_what_processes_are_forked_off_is_replaced_when_it_is_stopped(server: Ru
     with client(server, **{"X-Tenant": "acme"}) as acme:
         assert infer(acme, "identity", SMALL).status_code == 200
     server.told("what processes are forked off has been stopped for 2.")
+
+
+ENDLESS = """
+[tenants.acme]
+granules = 1
+in_flight = 1
+models = ["identity", "spin"]
+{more}
+[tenants.globex]
+granules = 1
+models = ["identity"]
+"""
+
+
+@contextmanager
+def endless(server: Listening, admin: httpx.Client) -> Iterator[Connection]:
+    """Who waits for an inference of acme's that never ends."""
+    with Connection(server) as connection:
+        connection.send(posted("spin", spin(FOREVER), "X-Tenant: acme"))
+        until(lambda: lane(admin)["in_flight"] == 1)
+        yield connection
+
+
+def configured(folder: Path, repository: Path, more: str = "", **settings: str) -> Path:
+    return configure(folder / "e.toml", repository, ENDLESS.format(more=more), **settings)
+
+
+def test_a_repartition_that_meets_an_endless_inference_names_its_tenant_and_all_go_on(standard: Path) -> None:
+    names = ("acme", "globex", "initech")
+    tenants = [TenantConfig(name=name, granules=2, models=("identity", "spin"), in_flight=1) for name in names]
+    config = configuration(standard, *tenants, max_pause=1.0)
+    with (
+        serving(config, VirtualDevice(8)) as served,
+        httpx.Client(base_url=served.url, timeout=30) as admin,
+        httpx.Client(base_url=served.url, timeout=30, headers={"X-Tenant": "globex"}) as globex,
+        httpx.Client(base_url=served.url, timeout=30, headers={"X-Tenant": "acme"}) as acme,
+    ):
+        before = admin.get("/admin/partitions").json()
+        with endless(served, admin) as connection:
+            for _ in range(2):
+                begun = time.monotonic()
+                answer = admin.put("/admin/partitions", json={"acme": 1, "globex": 3})
+                assert answer.status_code == 409
+                assert "tenant acme: " in answer.json()["error"]
+                assert "everyone is served as before" in answer.json()["error"]
+                assert infer(globex, "identity", SMALL).status_code == 200
+                assert globex.post("/v2/repository/models/identity/load").status_code == 200
+                assert admin.post("/admin/partitions/probe").status_code == 200
+                assert time.monotonic() - begun < 15
+            assert admin.get("/admin/partitions").json() == before
+            assert admin.put("/admin/partitions", json={"globex": 3}).json()["moved"] == ["globex"]
+            connection.close()
+        assert infer(acme, "identity", SMALL).status_code == 200
+        until(lambda: admin.put("/admin/partitions", json={"acme": 1}).status_code == 200)
+        assert infer(acme, "identity", SMALL).status_code == 200
+
+
+def test_an_inference_that_takes_longer_than_it_may_is_stopped_and_says_so(standard: Path, tmp_path: Path) -> None:
+    config = configured(tmp_path, standard, 'max_execution = "1s"')
+    with running(config) as server, client(server) as admin, endless(server, admin) as connection:
+        answer = connection.answer()
+        text = "the inference was stopped, as it had not ended in 1 s, which is the limit (tenants.acme.max_execution)"
+        assert (answer.status, answer.json["error"]) == (504, text)
+        with client(server, **{"X-Tenant": "acme"}) as acme:
+            assert infer(acme, "identity", SMALL).status_code == 200
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_server_ends_in_time_though_an_inference_does_not(standard: Path, tmp_path: Path, killed: bool) -> None:
+    config = configured(tmp_path, standard, drain_timeout='"4s"')
+    with running(config) as server, client(server) as admin, endless(server, admin) as connection:
+        family = server.family()
+        if killed:
+            stop(server.pid("acme"))
+        told = time.monotonic()
+        server.signal()
+        if not killed:
+            answer = connection.answer()
+            assert (answer.status, "the server is draining" in answer.json["error"]) == (503, True)
+        assert server.wait(60) == 0
+        assert time.monotonic() - told < 4 + 10
+        until(lambda: not alive(family))
+
+
+@pytest.mark.parametrize("names", [("acme",), ("(house)", "doorman"), ("acme", "globex", "(house)", "(strangers)", "doorman")])
+def test_a_server_ends_in_time_though_its_processes_are_stopped(server: Running, names: tuple[str, ...]) -> None:
+    family = server.family()
+    for name in names:
+        stop(server.pid(name))
+    told = time.monotonic()
+    server.signal()
+    assert server.wait(60) == 0
+    assert time.monotonic() - told < 10 + 5, "drain_grace is 0; 5 s for a machine that does other things, too"
+    until(lambda: not alive(family))

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from engines.base import COUNTS
 from partitions import DeviceLost, DoesNotFit, Misplaced, PartitionError
 from server.config import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 from server.desk import State
-from server.errors import BadRequest, Failed, NotFound, Unavailable
+from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.metrics import COUNTED, RuntimeCollector
 from server.modelconfig import ModelConfig, from_json
 from server.runtime import Runtime
@@ -833,3 +834,90 @@ async def test_a_tenant_is_moved_and_served_while_a_model_of_its_own_is_being_bu
         await unloading
         assert site.tenant("acme").catalog.index()[0].state == "UNAVAILABLE", "it was unloaded after it was loaded"
         assert site.runtime._workers["acme"].executors.keys() == {site.tenant("acme").catalog.find("b").key}
+
+
+async def test_a_worker_that_cannot_begin_is_told_to_its_tenant_and_begun_again(root: Path) -> None:
+    async with serving(root) as site:
+        site.script.fail("attach", 1)
+        site.script.fail("attach", 2)
+        lane = site.tenant("acme").lane
+        await site.runtime.reopen("acme")
+        while not lane.suspended:
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="the worker of tenant acme failed, and is being started again: told to fail"):
+            await site.infer("acme")
+        await site.infer("globex")
+        while lane.suspended:
+            await asyncio.sleep(0.001)
+        await site.infer("acme")
+
+
+async def test_what_waits_is_told_that_the_worker_failed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(root) as site:
+        worker = site.runtime._workers["acme"]
+        monkeypatch.setattr(worker, "_begin_all", _fail)
+        asking = await site.asked(3)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {Unavailable}
+        monkeypatch.undo()
+        while site.tenant("acme").lane.suspended:
+            await asyncio.sleep(0.001)
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("a bug")
+
+
+async def test_a_tenant_whose_work_cannot_be_stopped_is_given_up_until_it_has_ended_and_the_others_go_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kernel on a GPU."""
+    async with serving(root) as site:
+        monkeypatch.setattr("tests.fakes.FakeWork.cancel", lambda work: None)
+        monkeypatch.setattr(site.runtime, "config", _with(site.runtime.config, max_execution=0.01, max_pause=1.0))
+        monkeypatch.setattr("server.runtime.GIVING_UP", 0.01)
+        gate, lane = site.script.hold("run"), site.tenant("acme").lane
+        asking = await site.asked(4)
+        with pytest.raises(Unavailable, match="an inference of tenant acme cannot be stopped"):
+            await asking[0]
+        await asyncio.gather(*asking, return_exceptions=True)
+        with pytest.raises(Conflict, match="tenant acme: an inference has been running for 1 s"):
+            await site.runtime.repartition({"acme": 1, "globex": 3})
+        assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
+        with pytest.raises(Conflict, match="tenant acme: a model of it is being loaded"):
+            await site.runtime.repartition({"acme": 1})
+        await site.runtime.repartition({"globex": 3})
+        gate.open()
+        while lane.suspended:
+            await asyncio.sleep(0.001)
+        await site.infer("acme")
+        await site.infer("globex")
+
+
+def _with(config: Config, **server: float) -> Config:
+    return replace(config, server=replace(config.server, **server))
+
+
+async def test_a_new_process_is_served_while_a_model_of_its_tenant_is_being_bound(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("bind")
+        os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
+        loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        await asyncio.to_thread(gate.wait_for_arrival)
+        async with asyncio.timeout(PATIENCE):
+            await site.runtime.reopen("acme")
+            await site.infer("acme")
+        gate.open()
+        await loading
+
+
+async def test_draining_stops_what_does_not_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(root) as site:
+        monkeypatch.setattr(site.runtime, "config", _with(site.runtime.config, drain_timeout=0.02))
+        gate = site.script.hold("run")
+        asking = await site.asked(5)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        await site.runtime.drain(0)
+        for each in asking:
+            with pytest.raises(Unavailable, match="the server is draining"):
+                await each

@@ -3,6 +3,7 @@
 What the house does with real processes is in tests/end_to_end/test_fronts.py.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class Staged(House):
         config = Config(models=ModelsConfig(repository=Path()), tenants={tenant.name: tenant}, source="test")
         super().__init__(config, {tenant.name: self.desk}, [], {}, None, self._tell)
 
-    async def _tell(self, name: str) -> None:
+    async def _tell(self, name: str, free: Callable[[], None]) -> None:
+        free()
         self.told.append(("reopened", self.desk.descriptors))
 
     async def _buried(self, *_: Any) -> None:
