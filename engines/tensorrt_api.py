@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import RLock
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -65,7 +65,7 @@ keeps the interpreter while it waits for the mutex: beside a thread that holds t
 interpreter, neither would ever go on.
 """
 
-EXECUTING = Lock()
+EXECUTING = RLock()
 """Held while an execution compiles or is captured, until its graph is instantiated: one at a time in the process.
 
 Two tenants of one engine that captured graphs at the same time crashed TensorRT-RTX 1.6.1 in `execute_async_v3`, in 3 of 3

@@ -10,8 +10,10 @@ of the same context.
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from threading import RLock
 from typing import Any
 
 from cuda.bindings import driver
@@ -22,6 +24,9 @@ from partitions.cuda import CudaPartition, SideStream
 
 from .errors import ExecutionFailed
 from .tensorrt_api import EXECUTING
+
+_PATIENCE = 0.001
+"""Seconds to wait for an executor's lock before others are let by."""
 
 _HERE = threading.local()
 _THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -66,6 +71,22 @@ def joining() -> Iterator[None]:
     """Around what is put into a capture that somebody else began on this thread; waits as `capture` does."""
     with EXECUTING, _uncollected():
         yield
+
+
+@contextmanager
+def exclusively(turn: RLock) -> Iterator[None]:
+    """Hold an executor's lock and that of captures and compilations; without keeping the first while waiting for the second."""
+    while True:
+        EXECUTING.acquire()
+        if turn.acquire(timeout=_PATIENCE):
+            break
+        EXECUTING.release()
+        time.sleep(_PATIENCE)  # Its holder may be waiting for what was just released.
+    try:
+        yield
+    finally:
+        turn.release()
+        EXECUTING.release()
 
 
 def is_capturing() -> bool:

@@ -4,8 +4,8 @@ What an engine takes of an earlier one it reads where that wrote it, so nothing 
 this looks like one instance with one context, so graphs, staging, streams and moves are those of any engine.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
@@ -108,10 +108,10 @@ class ChainedContext(Context):
         self.shapes = None
         chosen = []
 
-        def choose(index: int, taken: tuple[Shape, ...], profile: int) -> Context:
+        def choose(index: int, taken: tuple[Shape, ...], profile: int) -> tuple[Shape, ...]:
             chosen.append(self._contexts[index][profile])
             chosen[-1].set_shapes(taken)
-            return chosen[-1]
+            return chosen[-1].output_shapes()
 
         self._results = follow(self._chain, shapes, choose)
         self._set, self.shapes = chosen, shapes
@@ -138,9 +138,11 @@ class ChainedContext(Context):
 
 
 def follow(
-    loaded: ChainedPlan, shapes: tuple[Shape, ...], choose: Callable[[int, tuple[Shape, ...], int], Context]
+    loaded: ChainedPlan,
+    shapes: tuple[Shape, ...],
+    choose: Callable[[int, tuple[Shape, ...], int], tuple[Shape, ...]],
 ) -> tuple[Shape, ...]:
-    """The shapes of the chain's outputs. `choose` gives the context of a step, by number, shapes and profile, with these set.
+    """The shapes of the chain's outputs. `choose` gives those of a step, by its number, its inputs' shapes and the profile.
 
     Raises TensorMismatch, and what `choose` raises.
     """
@@ -149,8 +151,8 @@ def follow(
     for index, (part, takes, gives) in enumerate(zip(loaded.plans, wiring.takes, wiring.gives, strict=True)):
         taken = tuple(known[name] for name in takes)
         part.signature.check(taken)
-        context = choose(index, taken, part.profile_for(taken, part.usable[0]))
-        known |= {name: shape for name, shape in zip(gives, context.output_shapes(), strict=True) if name}
+        given = choose(index, taken, part.profile_for(taken, part.usable[0]))
+        known |= {name: shape for name, shape in zip(gives, given, strict=True) if name}
     return tuple(known[spec.name] for spec in wiring.signature.outputs)
 
 
@@ -166,20 +168,17 @@ class ChainedBeside(Beside):
     def __repr__(self) -> str:
         return f"<ChainedBeside of {self._chain.path.name}>"
 
-    @contextmanager
-    def compiled(
+    def compile(
         self, shapes: tuple[Shape, ...], profile: int, stream: Stream, extra: Sequence[SideStream]
-    ) -> Iterator[Context]:
-        with self._whole.lock, ExitStack() as held:
+    ) -> tuple[Shape, ...]:
+        def choose(index: int, taken: tuple[Shape, ...], profile: int) -> tuple[Shape, ...]:
+            streams = extra[: self._chain.plans[index].plan.num_aux_streams]
+            return self._steps[index].beside.compile(taken, profile, stream, streams)
 
-            def choose(index: int, taken: tuple[Shape, ...], profile: int) -> Context:
-                streams = extra[: self._chain.plans[index].plan.num_aux_streams]
-                return held.enter_context(self._steps[index].beside.compiled(taken, profile, stream, streams))
+        return follow(self._chain, shapes, choose)
 
-            self._whole.shapes = None
-            follow(self._chain, shapes, choose)
-            self._whole.set_shapes(shapes)
-            yield self._whole
+    def context(self, profile: int) -> Context:
+        return self._whole
 
     def close(self) -> None:
         """Nothing: what the steps have goes with their instances."""

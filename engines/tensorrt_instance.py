@@ -6,8 +6,8 @@ instance is freed with its engine only: freeing a kernel cache keeps the interpr
 H100, 2026-11-22), in which no tenant of the process is served.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from threading import Lock, RLock
 from typing import Any
 
@@ -59,7 +59,7 @@ class Instance:
         self._close = close
         self._users = 0
         self._counting = RLock()  # The collector may give it back in the middle of a call.
-        self.beside = Beside(loaded, self.addresses, stream)
+        self.beside = Beside(loaded, stream)
         """What compiles new shapes while this serves."""
         self.prepares = kernels is not None
         """Whether it does; else the first inference of new shapes waits while they are compiled."""
@@ -125,48 +125,55 @@ class Instance:
 
 
 class Beside:
-    """Contexts that compile shapes while others serve, made when first needed: with a kernel cache and scratch memory of their
-    own, as neither the library's cache nor a context's memory may be used by two threads or two streams at once.
+    """Contexts for shapes that become ready while others are served, made when first needed: with a kernel cache and scratch
+    memory of their own, as neither the library's cache nor a context's memory may be used by two threads or two streams at
+    once.
+
+    For each profile there are two. One compiles, on a stream of its own, and is never captured. Graphs are captured from the
+    other, which runs on the partition's stream only, where its graphs run.
 
     `freed_on` is a stream that lives as long as the device, to free memory on: those that compile are gone by then.
     """
 
-    def __init__(self, loaded: LoadedPlan, addresses: Sequence[int], freed_on: Stream) -> None:
+    def __init__(self, loaded: LoadedPlan, freed_on: Stream) -> None:
         self._loaded = loaded
-        self._addresses = addresses
         self._freed_on = freed_on
         self._turn = Lock()
         self._kernels: RuntimeCache | None = None
+        self._compilers: dict[int, Context] = {}
         self.contexts: dict[int, Context] = {}
-        """Those that were made so far, by profile."""
+        """Those to be captured that were made so far, by profile."""
 
     def __repr__(self) -> str:
         return f"<Beside of {self._loaded.path.name}, {len(self.contexts)} contexts>"
 
-    @contextmanager
-    def compiled(
+    def compile(
         self, shapes: tuple[Shape, ...], profile: int, stream: Stream, extra: Sequence[SideStream]
-    ) -> Iterator[Context]:
-        """A context that has these shapes compiled and set, and the instance's memory, to be captured in the block.
+    ) -> tuple[Shape, ...]:
+        """Have kernels for these shapes in the cache, and a context for `context` to give. Returns the outputs' shapes.
 
         `stream` and the auxiliary ones are for this alone. Blocks, perhaps for seconds; other threads wait for their turn.
         Raises ModelRefused, ExecutionFailed, CUDAError.
         """
         with self._turn:
-            context = self._context(profile, stream)
-            with context.lock:
-                context.use_streams(extra)
-                context.set_shapes(shapes)
-                if shapes not in context.compiled:
-                    self._run(context, shapes, stream)
-                context.set_addresses(self._addresses)
-                yield context
+            compiler = self._made(self._compilers, profile, stream)
+            with compiler.lock:
+                compiler.use_streams(extra)
+                compiler.set_shapes(shapes)
+                if shapes not in compiler.compiled:
+                    self._run(compiler, shapes, stream)
+                self._made(self.contexts, profile, stream)
+                return compiler.output_shapes()
 
-    def _context(self, profile: int, stream: Stream) -> Context:
-        self._kernels = self._kernels or self._loaded.open_kernels()
-        if profile not in self.contexts:
-            self.contexts[profile] = Contexts(self._loaded, self._kernels, self._allocate).open(False, profile, stream)
+    def context(self, profile: int) -> Context:
+        """The one to be captured, after `compile` for this profile."""
         return self.contexts[profile]
+
+    def _made(self, contexts: dict[int, Context], profile: int, stream: Stream) -> Context:
+        self._kernels = self._kernels or self._loaded.open_kernels()
+        if profile not in contexts:
+            contexts[profile] = Contexts(self._loaded, self._kernels, self._allocate).open(False, profile, stream)
+        return contexts[profile]
 
     def _allocate(self, size: int, stream: Stream) -> Buffer:
         buffer = self._loaded.device.make_current().allocate(size, stream=stream)
@@ -190,7 +197,7 @@ class Beside:
 
     def close(self) -> None:
         """Free it; nothing may be in flight."""
-        for context in self.contexts.values():
+        for context in (*self.contexts.values(), *self._compilers.values()):
             context.close()
         if self._kernels:
             self._kernels.close()

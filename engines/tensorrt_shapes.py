@@ -23,7 +23,7 @@ from .priority import give_way
 from .profiles import padded, suited
 from .settings import RuntimeSettings
 from .signature import Shape
-from .tensorrt_capture import Graph, capture, joining
+from .tensorrt_capture import Graph, capture, exclusively, joining
 from .tensorrt_context import Context
 from .tensorrt_graphs import fall_back, refusal
 from .tensorrt_instance import Instance
@@ -344,8 +344,13 @@ class ReadyShapes:
                 self._pending.pop(shapes, None)
 
     def _compile_beside(self, shapes: Shapes, stream: Stream, extra: Sequence[SideStream]) -> None:
-        profile = self._loaded.profile_for(shapes, self._profile)
-        with self._instance.beside.compiled(shapes, profile, stream, extra) as context:
+        profile, beside = self._loaded.profile_for(shapes, self._profile), self._instance.beside
+        beside.compile(shapes, profile, stream, extra)
+        context = beside.context(profile)
+        with context.lock:
+            self._execute_in_order(context, shapes)
+            context.settle()
+            context.use_streams(extra)
             prepared = self._prepared(context)
             prepared.graph = self._graph(prepared)
         with self._turn:
@@ -355,6 +360,17 @@ class ReadyShapes:
                 self._keep(prepared)
                 self._captures += 1
                 self._compiled += 1
+
+    def _execute_in_order(self, context: Context, shapes: Shapes) -> None:
+        """Run shapes once whose kernels are compiled, so that they can be captured, on the partition's stream: graphs of the
+        context may be in flight there, and use its memory. The tenant waits while this is submitted.
+        """
+        with exclusively(self._turn):
+            context.use_streams(self._extra)
+            context.set_shapes(shapes)
+            context.set_addresses(self._instance.addresses)
+            if shapes not in context.compiled:
+                self._loaded.check_execution(context.execute(self._partition.stream))
 
 
 def _record(prepared: Prepared, side: SideStream) -> str:

@@ -28,6 +28,7 @@ from partitions import open_cpu
 from tests import models
 from tests.engines.simulated import ROWS, Bench, affine, rows
 from tests.engines.tensors import Array, array, run
+from tests.engines.test_tensorrt_shapes import Held
 from tests.engines.test_tensorrt_unsized import NONZERO
 from tests.simulation.plans import Ranges
 
@@ -244,6 +245,21 @@ def test_shapes_that_are_new_are_prepared_while_others_are_served(named: Kit, be
         engine = executor.engine
     engine.close()
     assert bench.holdings() == before
+
+
+def test_what_was_prepared_runs_while_more_is_compiled(named: Kit, bench: Bench) -> None:
+    with closing(named.chain().bind(named.partition)) as executor:
+        preparing: Any = executor
+        preparing.preparing([(5, 3)]).result(30)
+        held = Held(bench, "IExecutionContext.set_input_shape")
+        future = preparing.preparing([(6, 3)])
+        held.wait()
+        works = [executor.enqueue([Tensor.of(rows(5, seed))]) for seed in range(3)]
+        held.release()
+        future.result(30)
+        for seed, work in enumerate(works):
+            assert array(work.wait()[0]).tolist() == expected(rows(5, seed)).tolist()
+        executor.engine.close()
 
 
 def test_a_preparation_that_fails_costs_its_own_shapes_and_nothing_else(named: Kit, bench: Bench) -> None:

@@ -1,6 +1,7 @@
 """Shapes that are ready, padded, or prepared while others are served, on a simulated GPU."""
 
 import gc
+import importlib
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from threading import Event
@@ -211,12 +212,17 @@ def test_a_new_shape_is_prepared_while_others_are_served_and_then_launches_a_gra
 
 
 def test_what_is_served_meanwhile_is_not_written_over(bench: Bench, executor: Any) -> None:
-    """What is compiled beside runs on memory of its own."""
-    data = rows(2)
+    """What is compiled beside runs on memory of its own, and before the first of what is in flight has to have ended."""
+    data, seen, made = rows(2), [], "ICudaEngine.create_execution_context"
     work = executor.enqueue(bench.pinned(data), room := bench.room())
+
+    def look() -> None:
+        """Between the context that compiles and the one that is captured."""
+        seen.append((repr(work), bool((bench._pins[-1][0].bytes == UNTOUCHED).all())))
+
+    bench.gpu.meanwhile(made, lambda: bench.gpu.meanwhile(made, look))
     begun(executor, ((8, 3),)).result(PATIENCE)
-    assert repr(work) == "<TensorRTWork in flight>"
-    assert (bench._pins[-1][0].bytes == UNTOUCHED).all()
+    assert seen == [("<TensorRTWork in flight>", True)]
     (output,) = work.wait()
     assert output.address == room.address
     assert array(output).tolist() == affine(data).tolist()
@@ -233,13 +239,38 @@ def test_a_shape_that_is_asked_for_twice_is_prepared_once(bench: Bench, executor
     assert [each.partition(" ")[2] for each in bench.gpu.compiled] == ["((2, 3),)", "((5, 3),)"]
 
 
-def test_several_new_shapes_are_prepared_one_after_another_with_one_context(bench: Bench, executor: Any) -> None:
+def test_what_was_prepared_runs_while_more_is_compiled_and_their_memory_is_not_the_same(bench: Bench, executor: Any) -> None:
+    """The simulation objects to a context that runs on two streams at once, as its memory is one."""
+    begun(executor, FIVE).result(PATIENCE)
+    held = Held(bench, "IExecutionContext.set_input_shape")
+    future = begun(executor, SIX)
+    held.wait()
+    works = [executor.enqueue([Tensor.of(rows(5, seed))]) for seed in range(3)]
+    held.release()
+    future.result(PATIENCE)
+    for seed, work in enumerate(works):
+        assert array(work.wait()[0]).tolist() == affine(rows(5, seed)).tolist()
+    assert_right(executor, rows(6))
+
+
+def test_a_preparation_does_not_keep_its_executor_waiting_for_what_another_compiles(bench: Bench, executor: Any) -> None:
+    api: Any = importlib.import_module("engines.tensorrt_api")
+    with api.EXECUTING:
+        future = begun(executor, FIVE)
+        assert_right(executor, rows(2))
+        assert not future.done()
+        assert_right(executor, rows(2, 1))
+    future.result(PATIENCE)
+    assert_right(executor, rows(5))
+
+
+def test_several_new_shapes_are_prepared_one_after_another_with_two_contexts(bench: Bench, executor: Any) -> None:
     since = len(bench.gpu.log)
     for future in [begun(executor, shapes) for shapes in (FIVE, SIX, ((7, 3),))]:
         future.result(PATIENCE)
     for count in (5, 6, 7, 2):
         assert_right(executor, rows(count))
-    assert calls(bench, since, "ICudaEngine.create_execution_context", COMPILING) == [1, 3]
+    assert calls(bench, since, "ICudaEngine.create_execution_context", COMPILING) == [2, 3]
 
 
 @pytest.mark.parametrize("settings", [{}, {"allocation_strategy": "user_managed"}])
