@@ -28,7 +28,7 @@ from .goals import GOALS, MISSED, Felt, Row, judge
 from .options import count, positive
 
 PHASES = (*CHANGES, "depth", "cold")
-MOST = {"repartition": 6.5, "cold": 8.0}
+MOST = {"repartition": 6.5, "reload": 3.0, "cold": 8.0}
 """How many times `--seconds` a phase may go on for; 1 where nothing is said."""
 _PATIENCE = 240.0
 
