@@ -67,10 +67,10 @@ def admin(request: Request) -> None:
     expected = server.admin_key_sha256
     if expected is None:
         without = "without server.admin_key_sha256 the admin API"
+        if shown := pages.proxied(headers):  # A proxy on this machine brings everybody, and uvicorn takes its word for whom.
+            raise Unauthorized(f"{without} does not answer through a proxy ({shown})")
         if not _is_local(request):
             raise Unauthorized(f"{without} answers on the loopback interface only")
-        if shown := pages.proxied(headers):  # A proxy on this machine brings everybody.
-            raise Unauthorized(f"{without} does not answer through a proxy ({shown})")
         if shown := pages.from_elsewhere(headers):  # A page that is open on this machine comes from the loopback interface.
             raise Unauthorized(f"{without} does not answer to web pages ({shown})")
         if shown := pages.foreign_host(headers, server.allowed_hosts):

@@ -304,4 +304,53 @@ PAGES = {
 }
 """Pages of other origins, which browsers ask for."""
 
-GOLDEN = UPGRADE | TENANT | STRICT | GLANCE | PAGES
+
+def shown(reason: str) -> Answer:
+    """What is told who administers a server without an admin key, and does not look like a program on its machine."""
+    return Answer(401, f"without server.admin_key_sha256 the admin API {reason}", "www-authenticate: bearer")
+
+
+def by_proxy(field: str) -> Answer:
+    """What a proxy is told that adds this field."""
+    return shown(f"does not answer through a proxy ({field})")
+
+
+UNLOAD = "/v2/repository/models/identity/unload"
+WITHOUT = "without a key of its tenant's a model is not loaded or unloaded"
+FOREIGN = shown("answers under this machine's names and server.allowed_hosts only (Host: evil.example)")
+ADMIN = {
+    "administration through a proxy that says for whom": Row(
+        (get("/admin/tenants", "X-Forwarded-For: 1.2.3.4"),), (by_proxy("x-forwarded-for"),)
+    ),
+    "administration through a proxy for this machine": Row(
+        (get("/admin/tenants", "X-Forwarded-For: 127.0.0.1"),), (by_proxy("x-forwarded-for"),)
+    ),
+    "administration through a proxy that says who it is": Row((get("/metrics", "Via: 1.1 a"),), (by_proxy("via"),)),
+    "administration by a page": Row(
+        (get("/admin/partitions", "Sec-Fetch-Site: cross-site"),),
+        (shown("does not answer to web pages (Sec-Fetch-Site: cross-site)"),),
+    ),
+    "administration under a foreign name": Row((b"GET /admin/partitions HTTP/1.1\r\nHost: evil.example\r\n\r\n",), (FOREIGN,)),
+    "metrics under a foreign name": Row((b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n",), (FOREIGN,)),
+    "a page that unloads a model": Row(
+        (post(UNLOAD, b"", "Origin: http://evil.example"),),
+        (Answer(401, f"{WITHOUT} by web pages (Origin: http://evil.example)", "www-authenticate: bearer"),),
+    ),
+    "a proxy that unloads a model": Row(
+        (post(UNLOAD, b"", "X-Forwarded-For: 1.2.3.4"),),
+        (
+            Answer(
+                401,
+                f"{WITHOUT} through a proxy (x-forwarded-for), unless there is a server.admin_key_sha256",
+                "www-authenticate: bearer",
+            ),
+        ),
+    ),
+    "a GET that would run the probe": Row(
+        (get("/admin/partitions?probe=1").replace(b"Host: test", b"Host: localhost"),),
+        (Answer(405, "GET with 'probe' is not possible here; use POST /admin/partitions/probe", "allow: post"),),
+    ),
+}
+"""Who may administer a server without an admin key. What uvicorn takes for the client's address is the proxy's word."""
+
+GOLDEN = UPGRADE | TENANT | STRICT | GLANCE | PAGES | ADMIN

@@ -115,7 +115,7 @@ def test_a_probe_tells_whose_work_ran_in_one_place(standard: Path) -> None:
 
 
 def test_tenants_show_their_models_their_limits_and_what_they_have_going(admin: httpx.Client) -> None:
-    idle = {"waiting": 0, "in_flight": 0, "abandoned": 0, "rejected": 0, "expired": 0, "invalid": 0}
+    idle = {"waiting": 0, "in_flight": 0, "abandoned": 0, "rejected": 0, "expired": 0, "invalid": 0, "age_seconds": 0.0}
     ready = {"version": "1", "state": "READY"}
     absent = {"name": "absent", "state": "UNAVAILABLE", "reason": "not in the repository"}
     acme = {"name": "acme", "queue": 7, "credits": 3, "models": [{"name": "identity", **ready}, {"name": "spin", **ready}]}
