@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,11 +100,8 @@ def test_a_process_that_is_short_of_a_core_is_left_alone(server: Running) -> Non
     pid = server.pid("acme")
     os.sched_setaffinity(pid, {cores()[0]})
     os.setpriority(os.PRIO_PROCESS, pid, 19)
-    hogs = [os.fork() for _ in range(4)]
-    if 0 in hogs:
-        os.sched_setaffinity(0, {cores()[0]})
-        while True:
-            pass
+    words = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{{cores()[0]}}})\nwhile True: pass"]
+    hogs = [subprocess.Popen(words) for _ in range(4)]
     try:
         with client(server, **{"X-Tenant": "acme"}) as acme:
             begun = time.monotonic()
@@ -112,8 +111,8 @@ def test_a_process_that_is_short_of_a_core_is_left_alone(server: Running) -> Non
         assert not any("has not answered" in line for line in server.log)
     finally:
         for hog in hogs:
-            os.kill(hog, signal.SIGKILL)
-            os.waitpid(hog, 0)
+            hog.kill()
+            hog.wait()
 
 
 def test_what_processes_are_forked_off_is_replaced_when_it_is_stopped(server: Running) -> None:
