@@ -24,7 +24,7 @@ from .fronts.restarts import Restarts
 from .keeping import open_builds
 from .library import Loaded, Prepared, Read, open_library
 from .needs import fit
-from .overruns import GIVING_UP, INTERVAL, Oldest
+from .overruns import GIVING_UP, INTERVAL, Oldest, slow_first
 from .precedence import Precedence
 from .protocol.document import show
 from .tables import dotted
@@ -196,7 +196,8 @@ class Runtime:
     async def _halted(self, workers: Mapping[str, Worker]) -> AsyncIterator[None]:
         """These tenants' workers are halted within; afterwards those that are theirs then serve, each once it can.
 
-        Raises Conflict if one does not halt within `max_pause`: it is that one whose inference takes longer.
+        Those whose inferences take long are halted first, and the others are served until then. Raises Conflict if one does
+        not halt within `max_pause`: it is that one whose inference takes longer.
         """
         held: list[str] = []
         halting: dict[str, asyncio.Future[None]] = {}
@@ -204,11 +205,13 @@ class Runtime:
             for name in workers:
                 await self._hold(self._seating[name], name)
                 held.append(name)
-            halting = {name: asyncio.wrap_future(worker.stop()) for name, worker in workers.items()}
-            if halting:
-                await asyncio.wait(halting.values(), timeout=self.config.server.max_pause)
-            if late := [name for name, halted in halting.items() if not halted.done()]:
-                raise Conflict(f"{_an_inference(late)} for {self.config.server.max_pause:g} s (server.max_pause){_UNCHANGED}")
+            for group in await slow_first(workers):
+                halting |= {name: asyncio.wrap_future(workers[name].stop()) for name in group}
+                if halting:
+                    await asyncio.wait(halting.values(), timeout=self.config.server.max_pause)
+                if late := [name for name, halted in halting.items() if not halted.done()]:
+                    pause = f"{self.config.server.max_pause:g} s (server.max_pause)"
+                    raise Conflict(f"{_an_inference(late)} for {pause}{_UNCHANGED}")
             yield
         finally:
             for name in held:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -177,6 +178,26 @@ def test_a_repartition_that_meets_an_endless_inference_names_its_tenant_and_all_
         assert infer(acme, "identity", SMALL).status_code == 200
         until(lambda: admin.put("/admin/partitions", json={"acme": 1}).status_code == 200)
         assert infer(acme, "identity", SMALL).status_code == 200
+
+
+def test_who_moves_with_a_tenant_whose_inference_does_not_end_is_served_meanwhile(standard: Path) -> None:
+    tenants = [TenantConfig(name=name, granules=2, models=("identity", "spin"), in_flight=1) for name in ("globex", "acme")]
+    config = configuration(standard, *tenants, max_pause=2.0)
+    with (
+        serving(config, VirtualDevice(8)) as served,
+        httpx.Client(base_url=served.url, timeout=30) as admin,
+        httpx.Client(base_url=served.url, timeout=30, headers={"X-Tenant": "globex"}) as globex,
+        endless(served, admin) as connection,
+        ThreadPoolExecutor(1) as others,
+    ):
+        moving, took = others.submit(admin.put, "/admin/partitions", json={"acme": 1, "globex": 3}), [0.0]
+        while not moving.done():
+            begun = time.monotonic()
+            assert infer(globex, "identity", SMALL).status_code == 200
+            took.append(time.monotonic() - begun)
+        connection.close()
+        assert moving.result().status_code == 409
+        assert max(took) < 1
 
 
 def test_an_inference_that_takes_longer_than_it_may_is_stopped_and_says_so(standard: Path, tmp_path: Path) -> None:
