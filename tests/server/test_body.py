@@ -227,7 +227,7 @@ async def test_a_body_that_comes_too_slowly_is_refused_and_one_that_comes_as_it_
     now = GRACE + 9
     uploads.add(late := Connection(), 1)
     with pytest.raises(TooSlow, match="0 bytes of the body came in 39 s; expected 16384 a second after the first 30 s"):
-        await whole
+        await asyncio.wait_for(whole, 10)
     assert isinstance(silent.told[0], TooSlow)
     assert steady.told == late.told == []
     for each in (silent, steady, late):

@@ -133,6 +133,7 @@ def loading(config: Any) -> dict[str, Any]:
 )
 async def test_what_a_load_says_is_refused_before_the_other_side_is_asked(acme: Tenant, body: bytes, text: str) -> None:
     far = Far()
+    far.gate.set()  # Were it asked, it would answer.
     async with near(far, "127.0.0.1", acme) as http:
         told = await http.post(LOAD, content=body, headers=AS_ACME)
     assert told.status_code == 400
@@ -159,7 +160,7 @@ async def test_a_tenants_changes_come_one_at_a_time_and_more_than_may_wait_are_4
         while repr(acme.changes) != "<Changes 5 asked for>" or not far.asked:
             await asyncio.sleep(0)
         for path in (LOAD, UNLOAD):
-            refused = await http.post(path, headers=AS_ACME)
+            refused = await asyncio.wait_for(http.post(path, headers=AS_ACME), 10)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert refused.json()["error"].startswith("4 loads and unloads wait already")
         assert len(far.asked) == 1
