@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from partitions.cpu import CpuDevice
-from server import runtime
+from server import freeing
 from server.config import TenantConfig
 from server.pool import SlotStatistics
 from server.service import LocalDesk
@@ -225,13 +225,13 @@ def test_outputs_that_nobody_could_expect_are_whole_and_the_next_have_room_at_on
 def test_what_a_session_took_for_outputs_that_never_fit_is_given_back(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "KEPT", math.inf)
+    monkeypatch.setattr(freeing, "KEPT", math.inf)
     before = anonymous()
     inputs = tensor("x", "FP32", [1000], [1.5] * 1000), tensor("times", "INT64", [1], [32_000])
     answer = infer(http, "tile", request(*inputs, parameters={"binary_data_output": True}))
     assert answer.status_code == 413
     assert anonymous() - before > 64 * MIB
-    monkeypatch.setattr(runtime, "KEPT", 0.0)
+    monkeypatch.setattr(freeing, "KEPT", 0.0)
     until(lambda: anonymous() - before < 32 * MIB)
 
 

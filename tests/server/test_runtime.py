@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -872,10 +871,9 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_given_up_until_it_has_en
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a kernel on a GPU."""
-    async with serving(root) as site:
+    async with serving(root, max_execution=0.01, max_pause=1.0) as site:
         monkeypatch.setattr("tests.fakes.FakeWork.cancel", lambda work: None)
-        monkeypatch.setattr(site.runtime, "config", _with(site.runtime.config, max_execution=0.01, max_pause=1.0))
-        monkeypatch.setattr("server.runtime.GIVING_UP", 0.01)
+        monkeypatch.setattr("server.supervision.GIVING_UP", 0.01)
         gate, lane = site.script.hold("run"), site.tenant("acme").lane
         asking = await site.asked(4)
         with pytest.raises(Unavailable, match="an inference of tenant acme cannot be stopped"):
@@ -894,10 +892,6 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_given_up_until_it_has_en
         await site.infer("globex")
 
 
-def _with(config: Config, **server: float) -> Config:
-    return replace(config, server=replace(config.server, **server))
-
-
 async def test_a_new_process_is_served_while_a_model_of_its_tenant_is_being_bound(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("bind")
@@ -911,9 +905,8 @@ async def test_a_new_process_is_served_while_a_model_of_its_tenant_is_being_boun
         await loading
 
 
-async def test_draining_stops_what_does_not_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(root) as site:
-        monkeypatch.setattr(site.runtime, "config", _with(site.runtime.config, drain_timeout=0.02))
+async def test_draining_stops_what_does_not_end(root: Path) -> None:
+    async with serving(root, drain_timeout=0.02) as site:
         gate = site.script.hold("run")
         asking = await site.asked(5)
         await asyncio.to_thread(gate.wait_for_arrival)

@@ -1,0 +1,268 @@
+"""The models that each tenant is served with: loaded at the start, loaded and unloaded when a tenant asks for it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from engines import Executor
+from engines.priority import give_way
+
+from .catalog import Entry
+from .config import Config, TenantConfig
+from .desk import Desk, State
+from .errors import BadRequest, NotFound, Unavailable
+from .library import Library, Loaded, Prepared
+from .lifecycle import Lifecycle
+from .needs import fit
+from .seats import Seats
+from .worker import Worker
+
+log = logging.getLogger("greenlane.runtime")
+
+UNLOADED = "unloaded"
+"""Why a model is not there that was asked to go: that makes no server unready, however strict it is."""
+
+
+class Execution(NamedTuple):
+    """A model at a version, of a tenant's, and what its executor says of itself."""
+
+    tenant: str
+    name: str
+    version: str
+    description: Mapping[str, object]
+
+
+class Models:
+    """What each tenant is served with. Every method belongs to the event loop; what blocks runs on threads.
+
+    A model is read under the tenant's `ordering` lock alone, as that takes minutes where it has to be built. It is bound to
+    the tenant's partition and put in place under the tenant's `changing` lock as well, which repartitions hold, too.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        desks: Mapping[str, Desk],
+        library: Library,
+        workers: Mapping[str, Worker],
+        seats: Seats,
+        changing: Mapping[str, asyncio.Lock],
+        lifecycle: Lifecycle,
+    ) -> None:
+        self.config = config
+        self.desks = desks
+        self.library = library
+        self._workers = workers
+        self._seats = seats
+        self._changing = changing
+        self._lifecycle = lifecycle
+        self._served: dict[str, dict[str, Loaded]] = {name: {} for name in config.tenants}
+        self.ordering = {name: asyncio.Lock() for name in config.tenants}
+        """Of those who load or unload for a tenant, from its first file to its last: one at a time."""
+        self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", give_way)
+        self._changes: set[asyncio.Task[None]] = set()
+        self._loading: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to load what every tenant may call; each must have its partition."""
+        self._loading = asyncio.create_task(self._load_all())
+
+    def close(self) -> None:
+        """Give back the threads that read models."""
+        self._loaders.shutdown(wait=False)
+
+    async def loaded(self) -> None:
+        """Wait until every model that is configured was tried."""
+        if self._loading:
+            await self._loading
+
+    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
+        """Load or reload a model for one tenant, all versions or none; other tenants keep what they have.
+
+        An ensemble's steps are loaded before it if they are not, and ensembles that run the model are made again. What served
+        before goes on serving until the new is ready, and if that fails. Raises NotFound for a model that is not the tenant's,
+        BadRequest when a version cannot be served, with the reason. Cancelled before its turn nothing is loaded, cancelled
+        later it goes on to its end.
+        """
+        self._check_may_call(tenant, name)
+        await self._in_turn(tenant, partial(self._load, tenant, name, override))
+
+    async def unload(self, tenant: str, name: str) -> None:
+        """Stop serving a model to one tenant: requests that are in are finished, new ones are told it is unavailable.
+
+        So are those for ensembles that run it, until it is loaded again. Raises NotFound for a model that is not the tenant's.
+        Cancelled as `load` is.
+        """
+        self._check_may_call(tenant, name)
+        await self._in_turn(tenant, partial(self._unload, tenant, name))
+
+    def executions(self) -> list[Execution]:
+        """Which way every model runs now, see `engines.Executor.describe`. Does not block."""
+        found = []
+        for tenant, worker in self._workers.items():
+            for served in (served for loaded in self._served[tenant].values() for served in loaded.served):
+                if executor := worker.executors.get(served.key):
+                    found.append(Execution(tenant, served.name, served.version, executor.describe()))
+        return found
+
+    async def _in_turn(self, tenant: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Change what a tenant is served once the changes before are made; not cancelled any more when its turn has come.
+
+        Raises Unavailable if the server was closed before that.
+        """
+        ordering = self.ordering[tenant]
+        await ordering.acquire()
+        if self._lifecycle.state == "closed":
+            ordering.release()
+            raise Unavailable("the server is stopping")
+        changing = asyncio.ensure_future(change())
+        self._changes.add(changing)
+        changing.add_done_callback(self._changes.discard)
+        changing.add_done_callback(lambda _: ordering.release())
+        await asyncio.shield(changing)
+
+    async def _load(self, tenant: str, name: str, override: str | None) -> None:
+        there = await asyncio.to_thread(self.library.names)
+        if name not in there:
+            raise BadRequest(f"failed to load {name!r}: not in the repository")
+        steps = await asyncio.to_thread(self.library.steps, name, override)
+        allowed = [step for step in steps if step in there and self.config.tenants[tenant].may_call(step)]
+        missing = [step for step in allowed if not self._serves(tenant, step)]
+        changed = {step for step in missing if (await self._load_alone(tenant, step, None)).served}
+        loaded = await self._load_alone(tenant, name, override)
+        await self._renew_ensembles(tenant, {*changed, name} if loaded.served else changed, name)
+        if not loaded.served:
+            raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
+        log.info("loaded for %s: %s", tenant, _names(loaded))
+
+    async def _load_alone(self, tenant: str, name: str, override: str | None) -> Loaded:
+        kept = self._serves(tenant, name)
+        prepared = await self._read_model(tenant, name, override)
+        async with self._changing[tenant]:
+            loaded = await self._bind(tenant, prepared, whole=True, kept=kept)
+            if loaded.served or not kept:
+                await self._put(tenant, loaded)
+        return loaded
+
+    async def _renew_ensembles(self, tenant: str, changed: Collection[str], name: str) -> None:
+        """Make those that run one of these models again, of what it is now; but for the one of this name, which is new.
+
+        One that cannot be made of it is unavailable, with the reason, as it is in Triton.
+        """
+        for ensemble in self._ensembles(tenant, changed):
+            if ensemble.name != name:
+                prepared = await self._read_model(tenant, ensemble.name, ensemble.override)
+                async with self._changing[tenant]:
+                    await self._put(tenant, await self._bind(tenant, prepared, whole=True))
+
+    async def _unload(self, tenant: str, name: str) -> None:
+        async with self._changing[tenant]:
+            if name in self._served[tenant]:
+                for ensemble in self._ensembles(tenant, [name]):
+                    await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
+                    log.info("unavailable for %s: %s, as its step %s is unloaded", tenant, ensemble.name, name)
+                await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", UNLOADED)], {}))
+                log.info("unloaded for %s: %s", tenant, name)
+
+    async def _load_all(self) -> None:
+        """Load what every tenant may call, all tenants at once; ready when the last model is."""
+        await asyncio.gather(*(self._load_tenant(tenant) for tenant in self.config.tenants.values()))
+        if self._lifecycle.state == "starting":
+            self._lifecycle.become(self._serving_state())
+            ready = "ready" if self._lifecycle.ready else "for server.strict_readiness, which asks for every model, not ready"
+            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._models(name)}" for name in self.desks))
+
+    async def _load_tenant(self, tenant: TenantConfig) -> None:
+        known = await asyncio.to_thread(self.library.names)
+        names = [name for name in dict.fromkeys([*tenant.models, *known]) if name != "*" and tenant.may_call(name)]
+        for name in names:
+            self.desks[tenant.name].announce(name)
+        for name in await asyncio.to_thread(self.library.in_order, names):
+            if self._lifecycle.state != "starting":
+                return
+            async with self.ordering[tenant.name]:
+                prepared = await self._read_model(tenant.name, name, None)
+                async with self._changing[tenant.name]:
+                    await self._put(tenant.name, await self._bind(tenant.name, prepared))
+        if not any(self._served_names(tenant.name)):
+            log.warning(
+                "tenant %s is served nothing: %s", tenant.name, "every model failed" if names else "it may call no model"
+            )
+
+    async def _read_model(self, tenant: str, name: str, override: str | None) -> Prepared:
+        """Read a model, which takes minutes where it has to be built: with no partition held, for what goes on meanwhile, and
+        on threads that nothing else waits for. A tenant has one at a time.
+        """
+        self.desks[tenant].announce(name)
+        loop, among = asyncio.get_running_loop(), self._served[tenant]
+        return await loop.run_in_executor(self._loaders, self.library.prepare, name, override, among)
+
+    async def _bind(self, tenant: str, prepared: Prepared, whole: bool = False, kept: bool = False) -> Loaded:
+        """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory.
+
+        `whole` and `kept` are as in `Library.bind`.
+        """
+        partition = self._workers[tenant].partition
+        # What computes on the host's own cores keeps the priority of the thread that bound it.
+        threads = self._loaders if partition.host_cores is None else None
+        loop = asyncio.get_running_loop()
+        loaded = await loop.run_in_executor(threads, self.library.bind, prepared, partition, whole, kept)
+        fitting = await asyncio.to_thread(fit, loaded, self.config.tenants[tenant])
+        known = frozenset(loaded.told(kept))
+        for line in fitting.told(kept):
+            if line not in known:
+                log.warning("%s", line)
+        return await asyncio.to_thread(fitting.give_up) if whole and fitting.problems else fitting
+
+    async def _put(self, tenant: str, loaded: Loaded) -> None:
+        """Serve what was loaded in place of what was; the old is closed once its last request ended."""
+        executors, before = self._workers[tenant].executors, self._served[tenant].get(loaded.name)
+        executors.update(loaded.executors)
+        self._served[tenant][loaded.name] = replace(loaded, executors={})  # Those of now are the worker's.
+        settled = await self.desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
+        left = [executors.pop(served.key) for served in before.served] if before else []
+        if settled:
+            await asyncio.to_thread(_close, left)
+        elif left:  # Its process died: what that had asked for may still be running.
+            await self._seats.close_halted(tenant, left)
+        if self._lifecycle.state in ("serving", "incomplete") and self._serving_state() != self._lifecycle.state:
+            self._lifecycle.become(self._serving_state())
+
+    def _serving_state(self) -> State:
+        """The state once every model was tried."""
+        if not self.config.server.strict_readiness:
+            return "serving"
+        loaded = [each for served in self._served.values() for each in served.values()]
+        failed = any(problem.reason != UNLOADED for each in loaded for problem in each.problems)
+        return "incomplete" if failed else "serving"
+
+    def _serves(self, tenant: str, name: str) -> bool:
+        loaded = self._served[tenant].get(name)
+        return bool(loaded and loaded.served)
+
+    def _ensembles(self, tenant: str, models: Collection[str]) -> list[Loaded]:
+        """Those that run one of these models, or would if it were served."""
+        return [loaded for loaded in self._served[tenant].values() if not set(loaded.steps).isdisjoint(models)]
+
+    def _check_may_call(self, tenant: str, name: str) -> None:
+        if not self.config.tenants[tenant].may_call(name):
+            raise NotFound(f"Request for unknown model: {name!r} is not found")
+
+    def _served_names(self, tenant: str) -> Iterator[str]:
+        return (_names(loaded) for loaded in self._served[tenant].values() if loaded.served)
+
+    def _models(self, tenant: str) -> str:
+        return " and ".join(self._served_names(tenant)) or "nothing"
+
+
+def _names(loaded: Loaded) -> str:
+    return f"{loaded.name} {', '.join(served.version for served in loaded.served)}"
+
+
+def _close(executors: Iterable[Executor]) -> None:
+    for executor in executors:
+        executor.close()

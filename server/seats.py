@@ -1,0 +1,147 @@
+"""Halts tenants' workers and has them serve again: one change of a tenant's worker at a time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+
+from engines import Executor
+from partitions import Device, PartitionError
+from partitions.base import Closing
+
+from .config import Config, ConfigError
+from .desk import Desk
+from .errors import Conflict
+from .lifecycle import Lifecycle
+from .overruns import slow_first
+from .tables import dotted
+from .worker import Seat, Worker
+
+_UNCHANGED = "; nothing was changed, and everyone is served as before"
+
+
+class Seats:
+    """The link and the memory that each tenant's worker serves (`worker.Seat`). Every method belongs to the event loop.
+
+    `workers` are those of now, by tenant. Who replaces one in there does so while it is `halted`.
+    """
+
+    def __init__(self, config: Config, desks: Mapping[str, Desk], workers: Mapping[str, Worker], lifecycle: Lifecycle) -> None:
+        self.config = config
+        self.desks = desks
+        self.locks = {name: asyncio.Lock() for name in config.tenants}
+        """Of those who halt a tenant's worker and have one serve again: taken last, and for as long as that takes."""
+        self._workers = workers
+        self._lifecycle = lifecycle
+        self._seats: dict[str, Seat] = {}
+
+    async def pin(self, device: Device, name: str) -> None:
+        """Make a tenant's memory reachable for the device, before its worker serves. Raises ConfigError if it cannot be."""
+        self._seats[name] = Seat(self.desks[name].link, await asyncio.to_thread(self._pin, device, name, self.desks[name]))
+
+    @asynccontextmanager
+    async def halted(self, workers: Mapping[str, Worker]) -> AsyncIterator[None]:
+        """These tenants' workers are halted within; afterwards those that are theirs then serve, each once it can.
+
+        Those whose inferences take long are halted first, and the others are served until then. Raises Conflict if one does
+        not halt within `max_pause`: it is that one whose inference takes longer.
+        """
+        held: list[str] = []
+        halting: dict[str, asyncio.Future[None]] = {}
+        try:
+            for name in workers:
+                await hold(self.locks[name], name, self.config.server.max_pause)
+                held.append(name)
+            for group in await slow_first(workers):
+                halting |= {name: asyncio.wrap_future(workers[name].stop()) for name in group}
+                if halting:
+                    await asyncio.wait(halting.values(), timeout=self.config.server.max_pause)
+                if late := [name for name, halted in halting.items() if not halted.done()]:
+                    pause = f"{self.config.server.max_pause:g} s (server.max_pause)"
+                    raise Conflict(f"{_an_inference(late)} for {pause}{_UNCHANGED}")
+            yield
+        finally:
+            for name in held:
+                if name not in halting:
+                    self.locks[name].release()
+                elif halting[name].done():
+                    self._go_on(name, workers[name])
+                else:  # Two would read its link.
+                    halting[name].add_done_callback(partial(self._go_on, name, workers[name]))
+
+    def _go_on(self, name: str, halted: Worker, _: object = None) -> None:
+        """Serve a tenant again whose worker has halted, and let others change that."""
+        halted.halt()
+        if self._lifecycle.state != "closed":
+            self.serve(name)
+        self.locks[name].release()
+
+    async def reseat(self, name: str, free: Callable[[], None]) -> None:
+        """Stop a tenant's work in flight, have its worker serve the desk's new link once that has ended, and call `free`.
+
+        Does nothing after the server was closed.
+        """
+        self._workers[name].abandon()
+        async with self.locks[name]:
+            if self._lifecycle.state == "closed":
+                return
+            worker = self._workers[name]
+            worker.abandon()
+            await ended(worker)
+            self._seats[name] = self._seats[name]._replace(link=self.desks[name].link)
+            self.serve(name)
+            free()
+
+    async def close_halted(self, tenant: str, left: Iterable[Executor]) -> None:
+        async with self.locks[tenant]:
+            await ended(self._workers[tenant])
+            try:
+                await asyncio.to_thread(_close, left)
+            finally:
+                self.serve(tenant)
+
+    def serve(self, name: str) -> None:
+        """Have a tenant's worker of now, which is halted or new, serve, and tell its desk the cores of its partition."""
+        worker = self._workers[name]
+        worker.serve(self._seats[name])
+        self.desks[name].place(worker.partition.host_cores)
+
+    def close(self) -> None:
+        """Give up the pinned memory; no worker may be serving."""
+        for seat in self._seats.values():
+            seat.pinned.close()
+
+    def _pin(self, device: Device, name: str, desk: Desk) -> Closing:
+        """Blocks. Raises ConfigError."""
+        memory = desk.link.arena.memory
+        try:
+            return device.pin(memory.address, memory.nbytes)
+        except PartitionError as error:
+            key = dotted(("tenants", name, "memory"))
+            text = f"the device cannot be made to reach {memory.nbytes} bytes of memory; lower it: {error}"
+            raise ConfigError([f"{self.config.source}: {key}: {text}"]) from error
+
+
+async def hold(lock: asyncio.Lock, name: str, limit: float) -> None:
+    """Acquire a lock of this tenant. Raises Conflict if it is not free within `limit` seconds."""
+    try:
+        async with asyncio.timeout(limit):
+            await lock.acquire()
+    except TimeoutError:
+        why = "a model of it is being loaded or unloaded, or an inference does not end"
+        raise Conflict(f"tenant {name}: {why}{_UNCHANGED}") from None
+
+
+async def ended(worker: Worker) -> None:
+    """Halt a worker, without a thread that waits for it."""
+    await asyncio.shield(asyncio.wrap_future(worker.stop()))
+    worker.halt()
+
+
+def _an_inference(names: Collection[str]) -> str:
+    return f"tenant{'s' * (len(names) > 1)} {' and '.join(names)}: an inference has been running"
+
+
+def _close(executors: Iterable[Executor]) -> None:
+    for executor in executors:
+        executor.close()
