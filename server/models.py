@@ -53,9 +53,9 @@ class Models:
         changing: Mapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
     ) -> None:
-        self.config = config
-        self.desks = desks
-        self.library = library
+        self._config = config
+        self._desks = desks
+        self._library = library
         self._workers = workers
         self._seats = seats
         self._changing = changing
@@ -66,6 +66,9 @@ class Models:
         self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", give_way)
         self._changes: set[asyncio.Task[None]] = set()
         self._loading: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Models {'; '.join(f'{name}: {self._models(name)}' for name in self._desks)}>"
 
     def start(self) -> None:
         """Begin to load what every tenant may call; each must have its partition."""
@@ -126,11 +129,11 @@ class Models:
         await asyncio.shield(changing)
 
     async def _load(self, tenant: str, name: str, override: str | None) -> None:
-        there = await asyncio.to_thread(self.library.names)
+        there = await asyncio.to_thread(self._library.names)
         if name not in there:
             raise BadRequest(f"failed to load {name!r}: not in the repository")
-        steps = await asyncio.to_thread(self.library.steps, name, override)
-        allowed = [step for step in steps if step in there and self.config.tenants[tenant].may_call(step)]
+        steps = await asyncio.to_thread(self._library.steps, name, override)
+        allowed = [step for step in steps if step in there and self._config.tenants[tenant].may_call(step)]
         missing = [step for step in allowed if not self._serves(tenant, step)]
         changed = {step for step in missing if (await self._load_alone(tenant, step, None)).served}
         loaded = await self._load_alone(tenant, name, override)
@@ -170,18 +173,18 @@ class Models:
 
     async def _load_all(self) -> None:
         """Load what every tenant may call, all tenants at once; ready when the last model is."""
-        await asyncio.gather(*(self._load_tenant(tenant) for tenant in self.config.tenants.values()))
+        await asyncio.gather(*(self._load_tenant(tenant) for tenant in self._config.tenants.values()))
         if self._lifecycle.state == "starting":
             self._lifecycle.become(self._serving_state())
             ready = "ready" if self._lifecycle.ready else "for server.strict_readiness, which asks for every model, not ready"
-            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._models(name)}" for name in self.desks))
+            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._models(name)}" for name in self._desks))
 
     async def _load_tenant(self, tenant: TenantConfig) -> None:
-        known = await asyncio.to_thread(self.library.names)
+        known = await asyncio.to_thread(self._library.names)
         names = [name for name in dict.fromkeys([*tenant.models, *known]) if name != "*" and tenant.may_call(name)]
         for name in names:
-            self.desks[tenant.name].announce(name)
-        for name in await asyncio.to_thread(self.library.in_order, names):
+            self._desks[tenant.name].announce(name)
+        for name in await asyncio.to_thread(self._library.in_order, names):
             if self._lifecycle.state != "starting":
                 return
             async with self.ordering[tenant.name]:
@@ -197,9 +200,9 @@ class Models:
         """Read a model, which takes minutes where it has to be built: with no partition held, for what goes on meanwhile, and
         on threads that nothing else waits for. A tenant has one at a time.
         """
-        self.desks[tenant].announce(name)
+        self._desks[tenant].announce(name)
         loop, among = asyncio.get_running_loop(), self._served[tenant]
-        return await loop.run_in_executor(self._loaders, self.library.prepare, name, override, among)
+        return await loop.run_in_executor(self._loaders, self._library.prepare, name, override, among)
 
     async def _bind(self, tenant: str, prepared: Prepared, whole: bool = False, kept: bool = False) -> Loaded:
         """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory.
@@ -210,8 +213,8 @@ class Models:
         # What computes on the host's own cores keeps the priority of the thread that bound it.
         threads = self._loaders if partition.host_cores is None else None
         loop = asyncio.get_running_loop()
-        loaded = await loop.run_in_executor(threads, self.library.bind, prepared, partition, whole, kept)
-        fitting = await asyncio.to_thread(fit, loaded, self.config.tenants[tenant])
+        loaded = await loop.run_in_executor(threads, self._library.bind, prepared, partition, whole, kept)
+        fitting = await asyncio.to_thread(fit, loaded, self._config.tenants[tenant])
         known = frozenset(loaded.told(kept))
         for line in fitting.told(kept):
             if line not in known:
@@ -223,18 +226,19 @@ class Models:
         executors, before = self._workers[tenant].executors, self._served[tenant].get(loaded.name)
         executors.update(loaded.executors)
         self._served[tenant][loaded.name] = replace(loaded, executors={})  # Those of now are the worker's.
-        settled = await self.desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
+        settled = await self._desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
         left = [executors.pop(served.key) for served in before.served] if before else []
         if settled:
             await asyncio.to_thread(_close, left)
         elif left:  # Its process died: what that had asked for may still be running.
-            await self._seats.close_halted(tenant, left)
+            async with self._seats.stopped(tenant):
+                await asyncio.to_thread(_close, left)
         if self._lifecycle.state in ("serving", "incomplete") and self._serving_state() != self._lifecycle.state:
             self._lifecycle.become(self._serving_state())
 
     def _serving_state(self) -> State:
         """The state once every model was tried."""
-        if not self.config.server.strict_readiness:
+        if not self._config.server.strict_readiness:
             return "serving"
         loaded = [each for served in self._served.values() for each in served.values()]
         failed = any(problem.reason != UNLOADED for each in loaded for problem in each.problems)
@@ -249,7 +253,7 @@ class Models:
         return [loaded for loaded in self._served[tenant].values() if not set(loaded.steps).isdisjoint(models)]
 
     def _check_may_call(self, tenant: str, name: str) -> None:
-        if not self.config.tenants[tenant].may_call(name):
+        if not self._config.tenants[tenant].may_call(name):
             raise NotFound(f"Request for unknown model: {name!r} is not found")
 
     def _served_names(self, tenant: str) -> Iterator[str]:

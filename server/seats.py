@@ -1,11 +1,10 @@
 """Halts tenants' workers and has them serve again: one change of a tenant's worker at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-from engines import Executor
 from partitions import Device, PartitionError
 from partitions.base import Closing
 
@@ -27,17 +26,21 @@ class Seats:
     """
 
     def __init__(self, config: Config, desks: Mapping[str, Desk], workers: Mapping[str, Worker], lifecycle: Lifecycle) -> None:
-        self.config = config
-        self.desks = desks
+        self._config = config
+        self._desks = desks
         self.locks = {name: asyncio.Lock() for name in config.tenants}
         """Of those who halt a tenant's worker and have one serve again: taken last, and for as long as that takes."""
         self._workers = workers
         self._lifecycle = lifecycle
         self._seats: dict[str, Seat] = {}
 
+    def __repr__(self) -> str:
+        halting = [name for name, lock in self.locks.items() if lock.locked()]
+        return f"<Seats of {', '.join(self._seats) or 'no tenant'}; being changed: {', '.join(halting) or 'none'}>"
+
     async def pin(self, device: Device, name: str) -> None:
         """Make a tenant's memory reachable for the device, before its worker serves. Raises ConfigError if it cannot be."""
-        self._seats[name] = Seat(self.desks[name].link, await asyncio.to_thread(self._pin, device, name, self.desks[name]))
+        self._seats[name] = Seat(self._desks[name].link, await asyncio.to_thread(self._pin, device, name, self._desks[name]))
 
     @asynccontextmanager
     async def halted(self, workers: Mapping[str, Worker]) -> AsyncIterator[None]:
@@ -50,14 +53,14 @@ class Seats:
         halting: dict[str, asyncio.Future[None]] = {}
         try:
             for name in workers:
-                await hold(self.locks[name], name, self.config.server.max_pause)
+                await hold(self.locks[name], name, self._config.server.max_pause)
                 held.append(name)
             for group in await slow_first(workers):
                 halting |= {name: asyncio.wrap_future(workers[name].stop()) for name in group}
                 if halting:
-                    await asyncio.wait(halting.values(), timeout=self.config.server.max_pause)
+                    await asyncio.wait(halting.values(), timeout=self._config.server.max_pause)
                 if late := [name for name, halted in halting.items() if not halted.done()]:
-                    pause = f"{self.config.server.max_pause:g} s (server.max_pause)"
+                    pause = f"{self._config.server.max_pause:g} s (server.max_pause)"
                     raise Conflict(f"{_an_inference(late)} for {pause}{_UNCHANGED}")
             yield
         finally:
@@ -87,24 +90,39 @@ class Seats:
                 return
             worker = self._workers[name]
             worker.abandon()
-            await ended(worker)
-            self._seats[name] = self._seats[name]._replace(link=self.desks[name].link)
+            await _ended(worker)
+            self._seats[name] = self._seats[name]._replace(link=self._desks[name].link)
             self.serve(name)
             free()
 
-    async def close_halted(self, tenant: str, left: Iterable[Executor]) -> None:
-        async with self.locks[tenant]:
-            await ended(self._workers[tenant])
+    @asynccontextmanager
+    async def stopped(self, name: str) -> AsyncIterator[None]:
+        """A tenant's worker is halted within, once what it has in flight has ended, and serves again afterwards."""
+        async with self.locks[name]:
+            await _ended(self._workers[name])
             try:
-                await asyncio.to_thread(_close, left)
+                yield
             finally:
-                self.serve(tenant)
+                self.serve(name)
+
+    async def restart(self, name: str) -> bool:
+        """Have a tenant's worker that failed serve again. Returns whether all its threads are at work.
+
+        False also if the server was closed: then nothing is started.
+        """
+        async with self.locks[name]:
+            if self._lifecycle.state == "closed":
+                return False
+            worker = self._workers[name]
+            await _ended(worker)
+            self.serve(name)
+            return await asyncio.to_thread(worker.stands)
 
     def serve(self, name: str) -> None:
         """Have a tenant's worker of now, which is halted or new, serve, and tell its desk the cores of its partition."""
         worker = self._workers[name]
         worker.serve(self._seats[name])
-        self.desks[name].place(worker.partition.host_cores)
+        self._desks[name].place(worker.partition.host_cores)
 
     def close(self) -> None:
         """Give up the pinned memory; no worker may be serving."""
@@ -119,7 +137,7 @@ class Seats:
         except PartitionError as error:
             key = dotted(("tenants", name, "memory"))
             text = f"the device cannot be made to reach {memory.nbytes} bytes of memory; lower it: {error}"
-            raise ConfigError([f"{self.config.source}: {key}: {text}"]) from error
+            raise ConfigError([f"{self._config.source}: {key}: {text}"]) from error
 
 
 async def hold(lock: asyncio.Lock, name: str, limit: float) -> None:
@@ -132,7 +150,7 @@ async def hold(lock: asyncio.Lock, name: str, limit: float) -> None:
         raise Conflict(f"tenant {name}: {why}{_UNCHANGED}") from None
 
 
-async def ended(worker: Worker) -> None:
+async def _ended(worker: Worker) -> None:
     """Halt a worker, without a thread that waits for it."""
     await asyncio.shield(asyncio.wrap_future(worker.stop()))
     worker.halt()
@@ -140,8 +158,3 @@ async def ended(worker: Worker) -> None:
 
 def _an_inference(names: Collection[str]) -> str:
     return f"tenant{'s' * (len(names) > 1)} {' and '.join(names)}: an inference has been running"
-
-
-def _close(executors: Iterable[Executor]) -> None:
-    for executor in executors:
-        executor.close()

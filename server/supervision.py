@@ -10,7 +10,7 @@ from .desk import Desk
 from .fronts.restarts import Restarts
 from .lifecycle import Lifecycle
 from .overruns import GIVING_UP, INTERVAL, Oldest
-from .seats import Seats, ended
+from .seats import Seats
 from .tables import dotted
 from .ticket import Failure
 from .worker import Worker
@@ -29,8 +29,8 @@ class Supervision:
         seats: Seats,
         lifecycle: Lifecycle,
     ) -> None:
-        self.config = config
-        self.desks = desks
+        self._config = config
+        self._desks = desks
         self._workers = workers
         self._seats = seats
         self._lifecycle = lifecycle
@@ -39,6 +39,9 @@ class Supervision:
         self._stuck: set[str] = set()
         self._oldest = {name: Oldest() for name in config.tenants}
         self._watching: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Supervision of {len(self._workers)} workers, {len(self._broken)} broken, {len(self._stuck)} stuck>"
 
     def start(self) -> None:
         """Look for inferences that run for too long from now on."""
@@ -58,7 +61,7 @@ class Supervision:
         moving = asyncio.ensure_future(self._seats.reseat(name, free))
         self._mending.add(moving)
         moving.add_done_callback(self._mending.discard)
-        if not (await asyncio.wait({moving}, timeout=self.config.server.max_pause))[0]:
+        if not (await asyncio.wait({moving}, timeout=self._config.server.max_pause))[0]:
             self.suspend(name, "what a process before had asked for is still running")
             moving.add_done_callback(lambda _: self.suspend(name, ""))
 
@@ -68,7 +71,7 @@ class Supervision:
             log.error("tenant %s is told 503: %s", name, reason)
         else:
             log.info("tenant %s is served again", name)
-        self.desks[name].suspend(reason)
+        self._desks[name].suspend(reason)
 
     def mend(self, name: str, error: Exception) -> None:
         """A tenant's worker failed with this: tell the tenant 503, and start the worker again until it stands."""
@@ -90,7 +93,7 @@ class Supervision:
 
     def _look(self, name: str, worker: Worker, serial: int | None, seconds: float) -> None:
         """A tenant's oldest work has been running for so long."""
-        own, limit = self.config.tenants[name].max_execution, self.config.server.max_execution
+        own, limit = self._config.tenants[name].max_execution, self._config.server.max_execution
         limit, key = (limit, "server.max_execution") if own is None else (own, dotted(("tenants", name, "max_execution")))
         late = bool(limit) and seconds > limit
         if name in self._stuck and not late:
@@ -110,14 +113,7 @@ class Supervision:
             now = time.monotonic()
             restarts.started(now)
             await asyncio.sleep(restarts.pause(now))
-            async with self._seats.locks[name]:
-                if self._lifecycle.state == "closed":
-                    return
-                worker = self._workers[name]
-                await ended(worker)
-                self._seats.serve(name)
-                stands = await asyncio.to_thread(worker.stands)
-            if stands:
+            if await self._seats.restart(name):
                 self._broken.discard(name)
                 self.suspend(name, "")
                 return
