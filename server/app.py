@@ -25,7 +25,8 @@ from . import admin, asgi, cors, demo, loads, logs, metrics, plain, routes, web
 from .allocator import keep_large_blocks
 from .alone import NotAlone, alone, supervisor
 from .compiled import Outdated, announce, ensure_current
-from .config import Config, ConfigError, ServerConfig, load
+from .config import Config, ConfigError, ServerConfig
+from .configfile import load
 from .departures import Receive
 from .ending import end_in_time
 from .errors import Unavailable

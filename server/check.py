@@ -17,7 +17,8 @@ from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
 from .blocks import most_of
 from .catalog import Entry, Served
-from .config import Config, ConfigError, ModelOptions, TenantConfig, salvage
+from .config import Config, ConfigError, ModelOptions, TenantConfig
+from .configfile import salvage
 from .fronts.cores import TOO_FEW, placed, share, trespasses
 from .keeping import open_builds
 from .library import Library, Loaded, open_library

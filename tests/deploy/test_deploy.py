@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from server.config import ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig, load
+from server.config import ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
+from server.configfile import load
 from server.modelsettings import from_options, settle, usual
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from server import logs
-from server.config import load
+from server.configfile import load
 from server.fronts.serve import serve
 from server.listen import listen
 from tests.fakes import FakeDevice

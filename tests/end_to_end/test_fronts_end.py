@@ -120,7 +120,7 @@ def test_a_server_that_cannot_start_ends_and_leaves_nothing(standard: Path, tmp_
 import asyncio, sys
 from pathlib import Path
 from partitions.cpu import open_cpu
-from server.config import load
+from server.configfile import load
 from server.fronts.serve import serve
 from server.listen import listen
 

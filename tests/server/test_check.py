@@ -10,7 +10,8 @@ import pytest
 from engines import Builds, Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
 from server.check import check
-from server.config import Config, load
+from server.config import Config
+from server.configfile import load
 from tests.end_to_end import repository
 from tests.fakes import FakeDevice, Script
 

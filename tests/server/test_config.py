@@ -3,17 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from server.config import (
-    Config,
-    ConfigError,
-    DeviceConfig,
-    ModelOptions,
-    ModelsConfig,
-    ServerConfig,
-    TenantConfig,
-    load,
-    salvage,
-)
+from server.config import Config, ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
+from server.configfile import load, salvage
 
 KEY_A, KEY_B = "aa" * 32, "bb" * 32
 ACME = 'granules = 6\nmodels = ["*"]\n'
