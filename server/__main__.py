@@ -9,6 +9,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from math import ceil
+from signal import SIGINT
 from types import FrameType
 
 import uvicorn
@@ -53,6 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Taken, Outdated) as error:
         print(f"greenlane: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # Before a server was there to handle the signal, or during a check.
+        return 128 + SIGINT
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -25,6 +25,7 @@ from engines.building import search_path
 from .config import ServerConfig
 from .exits import NEEDS_RESTART
 from .fronts.restarts import Restarts
+from .signals import blocked_in_children
 from .watch import STACKS, Watched, interval
 
 log = logging.getLogger("greenlane.watchdog")
@@ -83,14 +84,15 @@ class Watchdog:
     def _start(self) -> "subprocess.Popen[bytes]":
         config = self._config
         watched = Watched(os.getpid(), config.watchdog, config.log_format, config.log_level, self._queue)
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "server.watch", str(watched)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[self._queue] if self._queue >= 0 else [],
-            env={**os.environ, "PYTHONPATH": search_path()},
-            bufsize=0,
-        )
+        with blocked_in_children():
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "server.watch", str(watched)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[self._queue] if self._queue >= 0 else [],
+                env={**os.environ, "PYTHONPATH": search_path()},
+                bufsize=0,
+            )
 
     async def _beat(self, process: "subprocess.Popen[bytes]") -> None:
         """Write as long as somebody reads. A pipe that is full is one that is not read now, and says enough."""

@@ -7,13 +7,14 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from multiprocessing import forkserver, reduction
+from multiprocessing import forkserver, reduction, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from types import MappingProxyType
 from typing import Any
 
 from ..link import Descriptors
+from ..signals import blocked_in_children
 from .pulse import observe
 
 log = logging.getLogger("greenlane.fronts")
@@ -56,13 +57,15 @@ def inherited(descriptors: Descriptors) -> Descriptors:
 def prepare() -> None:
     """Start what the processes are forked off, which takes a moment. Blocks, but not for that moment."""
     _context()
-    forkserver.ensure_running()
+    resource_tracker.ensure_running()  # Its own start unblocks both signals, and `ensure_running` would begin with it.
+    with blocked_in_children():
+        forkserver.ensure_running()
 
 
 async def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     """A process that runs this function with these arguments, which may be sockets. Raises OSError or EOFError."""
     process = _context().Process(target=target, args=arguments, daemon=True)
-    await asyncio.to_thread(process.start)
+    await asyncio.to_thread(_start, process)
     return process
 
 
@@ -136,6 +139,11 @@ def server() -> int | None:
     """Its process, which multiprocessing does not tell by any public name; None if there is none."""
     found: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     return found
+
+
+def _start(process: BaseProcess) -> None:
+    with blocked_in_children():  # What it is forked off may have ended, and is started again then.
+        process.start()
 
 
 def _context() -> ForkServerContext:

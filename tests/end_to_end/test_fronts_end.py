@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,30 @@ def test_a_second_signal_ends_it_at_once(keyed: Path) -> None:
         server.signal()
         assert server.wait(5) == 0
         assert connection.ended()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_group_while_it_starts_ends_it_quietly(keyed: Path, number: int) -> None:
+    """As Ctrl-C in a terminal: also to the process that the others are forked off, which is still importing then."""
+    words = [sys.executable, "-m", "server", "--config", str(keyed), "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as popen:
+        children = Path(f"/proc/{popen.pid}/task")
+        try:
+            until(lambda: _has_forkserver(children))
+            os.killpg(popen.pid, number)
+            _, said = popen.communicate(timeout=30)
+        finally:
+            popen.kill()
+    assert (popen.returncode, [line for line in said.splitlines() if "Traceback" in line or '"error"' in line]) == (0, [])
+
+
+def _has_forkserver(tasks: Path) -> bool:
+    """Whether the process whose threads these are has started what its processes are forked off."""
+    for pid in " ".join((task / "children").read_text() for task in tasks.iterdir()).split():
+        with suppress(OSError):  # It ended meanwhile.
+            if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return True
+    return False
 
 
 def test_nothing_is_left_of_a_server_that_is_killed(keyed: Path) -> None:

@@ -115,3 +115,11 @@ def test_a_check_takes_one_file_and_nothing_else(words: str, capsys: pytest.Capt
         "check takes one FILE and no other options, as in: check greenlane.toml",
         "unrecognized arguments: b",
     )
+
+
+def test_ctrl_c_during_a_check_ends_it_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("server.__main__.check", interrupted)
+    assert main(["check", "greenlane.toml"]) == 130
