@@ -2,38 +2,26 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from engines import Executor
 from engines.priority import give_way
 
 from .catalog import Entry
 from .config import Config, TenantConfig
-from .desk import Desk, State
+from .desk import Desk
 from .errors import BadRequest, NotFound, Unavailable
 from .library import Library, Loaded, Prepared
 from .lifecycle import Lifecycle
 from .needs import fit
 from .seats import Seats
+from .served import UNLOADED, Execution, ServedModels, versions
 from .worker import Worker
 
 log = logging.getLogger("greenlane.runtime")
-
-UNLOADED = "unloaded"
-"""Why a model is not there that was asked to go: that makes no server unready, however strict it is."""
-
-
-class Execution(NamedTuple):
-    """A model at a version, of a tenant's, and what its executor says of itself."""
-
-    tenant: str
-    name: str
-    version: str
-    description: Mapping[str, object]
 
 
 class Models:
@@ -60,7 +48,7 @@ class Models:
         self._seats = seats
         self._changing = changing
         self._lifecycle = lifecycle
-        self._served: dict[str, dict[str, Loaded]] = {name: {} for name in config.tenants}
+        self._served = ServedModels(config)
         self.ordering = {name: asyncio.Lock() for name in config.tenants}
         """Of those who load or unload for a tenant, from its first file to its last: one at a time."""
         self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", give_way)
@@ -68,7 +56,7 @@ class Models:
         self._loading: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Models {'; '.join(f'{name}: {self._models(name)}' for name in self._desks)}>"
+        return f"<Models {len(self._changes)} changes on their way, {self._served!r}>"
 
     def start(self) -> None:
         """Begin to load what every tenant may call; each must have its partition."""
@@ -104,13 +92,8 @@ class Models:
         await self._in_turn(tenant, partial(self._unload, tenant, name))
 
     def executions(self) -> list[Execution]:
-        """Which way every model runs now, see `engines.Executor.describe`. Does not block."""
-        found = []
-        for tenant, worker in self._workers.items():
-            for served in (served for loaded in self._served[tenant].values() for served in loaded.served):
-                if executor := worker.executors.get(served.key):
-                    found.append(Execution(tenant, served.name, served.version, executor.describe()))
-        return found
+        """As `ServedModels.executions`, on the workers of now."""
+        return self._served.executions(self._workers)
 
     async def _in_turn(self, tenant: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Change what a tenant is served once the changes before are made; not cancelled any more when its turn has come.
@@ -134,16 +117,16 @@ class Models:
             raise BadRequest(f"failed to load {name!r}: not in the repository")
         steps = await asyncio.to_thread(self._library.steps, name, override)
         allowed = [step for step in steps if step in there and self._config.tenants[tenant].may_call(step)]
-        missing = [step for step in allowed if not self._serves(tenant, step)]
+        missing = [step for step in allowed if not self._served.serves(tenant, step)]
         changed = {step for step in missing if (await self._load_alone(tenant, step, None)).served}
         loaded = await self._load_alone(tenant, name, override)
         await self._renew_ensembles(tenant, {*changed, name} if loaded.served else changed, name)
         if not loaded.served:
             raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
-        log.info("loaded for %s: %s", tenant, _names(loaded))
+        log.info("loaded for %s: %s", tenant, versions(loaded))
 
     async def _load_alone(self, tenant: str, name: str, override: str | None) -> Loaded:
-        kept = self._serves(tenant, name)
+        kept = self._served.serves(tenant, name)
         prepared = await self._read_model(tenant, name, override)
         async with self._changing[tenant]:
             loaded = await self._bind(tenant, prepared, whole=True, kept=kept)
@@ -156,7 +139,7 @@ class Models:
 
         One that cannot be made of it is unavailable, with the reason, as it is in Triton.
         """
-        for ensemble in self._ensembles(tenant, changed):
+        for ensemble in self._served.ensembles(tenant, changed):
             if ensemble.name != name:
                 prepared = await self._read_model(tenant, ensemble.name, ensemble.override)
                 async with self._changing[tenant]:
@@ -164,8 +147,8 @@ class Models:
 
     async def _unload(self, tenant: str, name: str) -> None:
         async with self._changing[tenant]:
-            if name in self._served[tenant]:
-                for ensemble in self._ensembles(tenant, [name]):
+            if name in self._served.of(tenant):
+                for ensemble in self._served.ensembles(tenant, [name]):
                     await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
                     log.info("unavailable for %s: %s, as its step %s is unloaded", tenant, ensemble.name, name)
                 await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", UNLOADED)], {}))
@@ -175,9 +158,9 @@ class Models:
         """Load what every tenant may call, all tenants at once; ready when the last model is."""
         await asyncio.gather(*(self._load_tenant(tenant) for tenant in self._config.tenants.values()))
         if self._lifecycle.state == "starting":
-            self._lifecycle.become(self._serving_state())
+            self._lifecycle.become(self._served.state())
             ready = "ready" if self._lifecycle.ready else "for server.strict_readiness, which asks for every model, not ready"
-            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._models(name)}" for name in self._desks))
+            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._served.shown(name)}" for name in self._desks))
 
     async def _load_tenant(self, tenant: TenantConfig) -> None:
         known = await asyncio.to_thread(self._library.names)
@@ -191,7 +174,7 @@ class Models:
                 prepared = await self._read_model(tenant.name, name, None)
                 async with self._changing[tenant.name]:
                     await self._put(tenant.name, await self._bind(tenant.name, prepared))
-        if not any(self._served_names(tenant.name)):
+        if not any(self._served.serves(tenant.name, name) for name in self._served.of(tenant.name)):
             log.warning(
                 "tenant %s is served nothing: %s", tenant.name, "every model failed" if names else "it may call no model"
             )
@@ -201,7 +184,7 @@ class Models:
         on threads that nothing else waits for. A tenant has one at a time.
         """
         self._desks[tenant].announce(name)
-        loop, among = asyncio.get_running_loop(), self._served[tenant]
+        loop, among = asyncio.get_running_loop(), self._served.of(tenant)
         return await loop.run_in_executor(self._loaders, self._library.prepare, name, override, among)
 
     async def _bind(self, tenant: str, prepared: Prepared, whole: bool = False, kept: bool = False) -> Loaded:
@@ -223,9 +206,9 @@ class Models:
 
     async def _put(self, tenant: str, loaded: Loaded) -> None:
         """Serve what was loaded in place of what was; the old is closed once its last request ended."""
-        executors, before = self._workers[tenant].executors, self._served[tenant].get(loaded.name)
+        executors = self._workers[tenant].executors
         executors.update(loaded.executors)
-        self._served[tenant][loaded.name] = replace(loaded, executors={})  # Those of now are the worker's.
+        before = self._served.put(tenant, loaded)
         settled = await self._desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
         left = [executors.pop(served.key) for served in before.served] if before else []
         if settled:
@@ -233,38 +216,12 @@ class Models:
         elif left:  # Its process died: what that had asked for may still be running.
             async with self._seats.stopped(tenant):
                 await asyncio.to_thread(_close, left)
-        if self._lifecycle.state in ("serving", "incomplete") and self._serving_state() != self._lifecycle.state:
-            self._lifecycle.become(self._serving_state())
-
-    def _serving_state(self) -> State:
-        """The state once every model was tried."""
-        if not self._config.server.strict_readiness:
-            return "serving"
-        loaded = [each for served in self._served.values() for each in served.values()]
-        failed = any(problem.reason != UNLOADED for each in loaded for problem in each.problems)
-        return "incomplete" if failed else "serving"
-
-    def _serves(self, tenant: str, name: str) -> bool:
-        loaded = self._served[tenant].get(name)
-        return bool(loaded and loaded.served)
-
-    def _ensembles(self, tenant: str, models: Collection[str]) -> list[Loaded]:
-        """Those that run one of these models, or would if it were served."""
-        return [loaded for loaded in self._served[tenant].values() if not set(loaded.steps).isdisjoint(models)]
+        if self._lifecycle.state in ("serving", "incomplete") and self._served.state() != self._lifecycle.state:
+            self._lifecycle.become(self._served.state())
 
     def _check_may_call(self, tenant: str, name: str) -> None:
         if not self._config.tenants[tenant].may_call(name):
             raise NotFound(f"Request for unknown model: {name!r} is not found")
-
-    def _served_names(self, tenant: str) -> Iterator[str]:
-        return (_names(loaded) for loaded in self._served[tenant].values() if loaded.served)
-
-    def _models(self, tenant: str) -> str:
-        return " and ".join(self._served_names(tenant)) or "nothing"
-
-
-def _names(loaded: Loaded) -> str:
-    return f"{loaded.name} {', '.join(served.version for served in loaded.served)}"
 
 
 def _close(executors: Iterable[Executor]) -> None:

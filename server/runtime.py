@@ -20,10 +20,11 @@ from .freeing import free_engines
 from .keeping import open_builds
 from .library import Read, open_library
 from .lifecycle import Lifecycle
-from .models import Execution, Models
+from .models import Models
 from .precedence import Precedence
 from .protocol.document import show
 from .seats import Seats, hold
+from .served import Execution
 from .supervision import Supervision
 from .ticket import Failure, ModelKey
 from .worker import Worker
@@ -166,7 +167,7 @@ class Runtime:
         return [(self.config.tenants[name], report) for name, report in zip(self.desks, found, strict=True)]
 
     def executions(self) -> list[Execution]:
-        """As `Models.executions`."""
+        """Which way every model runs now, see `engines.Executor.describe`. Does not block."""
         return self._models.executions()
 
     async def probe(self) -> dict[str, frozenset[int]]:
