@@ -27,6 +27,14 @@ class Standing(NamedTuple):
     parent: int
 
 
+def family_of(pid: int) -> list[Standing]:
+    """This process, and those that it and its children started."""
+    found, everyone = {pid}, list(_everyone())
+    for _ in range(3):
+        found |= {one.pid for one in everyone if one.parent in found}
+    return [one for one in everyone if one.pid in found]
+
+
 class Running:
     """A server: its port, its log so far, and its processes."""
 
@@ -60,10 +68,7 @@ class Running:
 
     def family(self) -> list[Standing]:
         """Every process that this server started, and itself."""
-        found, everyone = {self.popen.pid}, list(_everyone())
-        for _ in range(3):
-            found |= {one.pid for one in everyone if one.parent in found}
-        return [one for one in everyone if one.pid in found]
+        return family_of(self.popen.pid)
 
     def pid(self, name: str) -> int:
         """The process of this front, or of the doorman, once there is one."""

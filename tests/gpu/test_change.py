@@ -15,9 +15,9 @@ import pytest
 
 from tests.load import changes
 from tests.load.bench import WATCHER, Bench, Caller, opened
-from tests.load.changes import Outcome
 from tests.load.goals import Felt
 from tests.load.nets import MANY_ROWS
+from tests.load.outcomes import Outcome
 from tests.load.stalling import STALL
 
 pytestmark = pytest.mark.gpu

@@ -7,25 +7,23 @@ of the stream are measured after it. The goals are those of tests/load/goals.py.
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from os import sched_getaffinity
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from . import machine, nets
 from .bench import Bench, opened, share_out
-from .changes import CHANGES, Outcome
+from .changes import CHANGES
 from .cold import cold_starts
-from .goals import GOALS, MISSED, Felt, Row, judge
-from .options import count, positive
+from .goals import GOALS, MISSED, Row
+from .options import count, named, positive
+from .outcomes import Outcome, as_json, failed, judge_all, progress, table
 
 PHASES = (*CHANGES, "depth", "cold")
 MOST = {"repartition": 6.5, "reload": 3.0, "cold": 8.0}
@@ -44,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, outcome in runs.all():
             outcomes[name] = outcome
             rows = judged(outcomes, runs.quiet_worst)
-            _progress(f"{name}: {perf_counter() - began:.0f} s so far{''.join(f'; {flaw}' for flaw in outcome.flaws)}")
+            progress(f"{name}: {perf_counter() - began:.0f} s so far{''.join(f'; {flaw}' for flaw in outcome.flaws)}")
             if options.output:  # After every phase, as whatever ends this process leaves those that were done.
-                options.output.write_text(json.dumps(_as_json(told, outcomes, rows), indent=2) + "\n", encoding="utf-8")
+                options.output.write_text(json.dumps(as_json(told, outcomes, rows), indent=2) + "\n", encoding="utf-8")
     rows = judged(outcomes, runs.quiet_worst)
     print(table(told, outcomes, rows))
     return int(any(row.verdict == MISSED for row in rows))
@@ -85,9 +83,9 @@ class Runs:
                         yield name, self._tried(name, lambda name=name, bench=bench: self._change(name, bench))  # type: ignore[misc]
                         bench.check()
             except Exception:
-                failed = _failed()
+                failure = failed()
                 while left and not served:  # It would not start the next time either.
-                    yield left.pop(0), failed
+                    yield left.pop(0), failure
 
     def _change(self, name: str, bench: Bench) -> Outcome:
         try:
@@ -99,11 +97,11 @@ class Runs:
     def _tried(self, name: str, run: Callable[[], Outcome]) -> Outcome:
         if self._until - perf_counter() < self._options.seconds * 2:
             return Outcome(unexercised="there was no time left (--within)")
-        _progress(name)
+        progress(name)
         try:
             return run()
         except Exception:
-            return _failed()
+            return failed()
 
     def _most(self, name: str) -> float:
         """The seconds that a phase may go on for."""
@@ -128,7 +126,7 @@ class Runs:
         options = self._options
         until = perf_counter() + self._most("cold")
         cores = share_out(sorted(sched_getaffinity(0)))
-        starts = cold_starts(options.device, self._folder / "cold", options.colds, until, cores, _progress)
+        starts = cold_starts(options.device, self._folder / "cold", options.colds, until, cores, progress)
         outcome = Outcome(figures={"starts": [asdict(start) for start in starts]})
         outcome.value("ready", f"{len(starts)} starts", sum(start.ready for start in starts) / len(starts))
         if len(starts) < options.colds:
@@ -136,86 +134,9 @@ class Runs:
         return outcome
 
 
-def judged(outcomes: dict[str, Outcome], quiet_worst: dict[str, float]) -> list[Row]:
-    """A row for every goal. Errors and wrong answers in a phase are flaws of all of its goals."""
-    measured: dict[tuple[str, str], dict[str, float]] = {}
-    flaws: dict[str, str] = {}
-    idle = {phase: "was not asked for" for phase in PHASES if phase not in outcomes}
-    for phase, outcome in outcomes.items():
-        bad = [_faults(f) for f in outcome.felt if f.errors or f.wrong]
-        if text := "; ".join(outcome.flaws + bad):
-            flaws[phase] = text
-        elif outcome.unexercised:
-            idle[phase] = outcome.unexercised
-        measured.update({(phase, goal): values for goal, values in outcome.values.items()})
-        for each in outcome.felt:
-            if each.tenant in outcome.over and each.tenant in quiet_worst:
-                over = measured.setdefault((phase, "over"), {})
-                over[each.tenant] = max(each.over(quiet_worst[each.tenant]), over.get(each.tenant, float("-inf")))
-    return judge(GOALS, measured, flaws, idle)
-
-
-def table(told: dict[str, str], outcomes: dict[str, Outcome], rows: Sequence[Row]) -> str:
-    """For people: the machine, what was felt, the figures, the verdicts."""
-    lines = [*(f"{name}: {value}" for name, value in told.items()), ""]
-    lines.append(
-        f"{'phase':12} {'tenant':6} {'n':>7} {'p50':>8} {'p99':>8} {'worst':>8}   "
-        f"{'quiet n':>7} {'p99':>8} {'worst':>8}  {'p99 ratio':>9} {'worst over':>10} {'errors':>6} {'wrong':>5}"
-    )
-    for phase, outcome in outcomes.items():
-        for f in outcome.felt:
-            lines.append(
-                f"{phase:12} {f.tenant:6} {f.count:7} {f.p50:8.2f} {f.p99:8.2f} {f.worst:8.2f}   "
-                f"{f.quiet_count:7} {f.quiet_p99:8.2f} {f.quiet_worst:8.2f}  {f.ratio:9.2f} {f.over(f.quiet_worst):10.2f} "
-                f"{f.errors:6} {f.wrong:5}"
-            )
-    lines.append("times in ms; here 'worst over' is over the quiet phase just before\n")
-    for phase, outcome in outcomes.items():
-        lines += [f"{phase}: {name}: {_short(value)}" for name, value in outcome.figures.items()]
-    lines.append("")
-    for row in rows:
-        measured = "" if math.isnan(row.value) else f"{row.value:.3g} {row.goal.unit}".strip()
-        why = f"  ({row.why.splitlines()[-1][:160]})" if row.why else ""
-        lines.append(
-            f"{row.verdict:13} {row.goal.phase:12} {row.about:10} {measured:>10} {row.goal!s:>10}  {row.goal.what}{why}"
-        )
-    return "\n".join(lines)
-
-
-def _as_json(told: dict[str, str], outcomes: dict[str, Outcome], rows: Sequence[Row]) -> dict[str, Any]:
-    verdicts = [
-        {"phase": row.goal.phase, "what": row.goal.what, "about": row.about, "limit": str(row.goal), "why": row.why}
-        | {"value": row.value, "verdict": row.verdict}
-        for row in rows
-    ]
-    phases = {name: outcome.as_json() for name, outcome in outcomes.items()}
-    return _finite({"machine": told, "verdicts": verdicts, "phases": phases})  # type: ignore[no-any-return]
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _failed() -> Outcome:
-    return Outcome(flaws=[traceback.format_exc()[-3000:]])
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, default=str)[:400]
-
-
-def _faults(felt: Felt) -> str:
-    said = f" ({'; '.join(felt.failures)})" if felt.failures else ""
-    return f"{felt.tenant}: {felt.errors} errors{said}, {felt.wrong} wrong answers"
-
-
-def _progress(text: str) -> None:
-    print(text[:1000], file=sys.stderr, flush=True)
+def judged(outcomes: Mapping[str, Outcome], quiet_worst: Mapping[str, float]) -> list[Row]:
+    """A row for every goal."""
+    return judge_all(GOALS, PHASES, outcomes, quiet_worst)
 
 
 @contextmanager
@@ -237,17 +158,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--puts", type=count, default=50, help="repartitions; default: 50")
     parser.add_argument("--colds", type=count, default=10, help="cold starts; default: 10")
     parser.add_argument("--within", type=positive, default=460.0, help="seconds; what does not fit is not done; default: 460")
-    parser.add_argument("--only", type=_names, default=PHASES, metavar="NAME,...", help=f"of {', '.join(PHASES)}")
+    parser.add_argument("--only", type=named(PHASES), default=PHASES, metavar="NAME,...", help=f"of {', '.join(PHASES)}")
     parser.add_argument("--repository", type=Path, metavar="DIR", help="keep models, and what is compiled for them, here")
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="write all figures there")
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    if unknown := [name for name in names if name not in PHASES]:
-        raise argparse.ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(PHASES)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -4,18 +4,17 @@ What only one of them needs is loaded before and unloaded after it, when nothing
 """
 
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
 from itertools import cycle
 from statistics import median
 from time import perf_counter, sleep
-from typing import Any
 
 from .bench import FRESH, MOVERS, WATCHER, Bench, Caller
 from .crew import run
 from .goals import Felt
 from .jobs import ClosedLoop, Tally
 from .nets import MANY_ROWS, write
+from .outcomes import Outcome
 
 EVERY = 0.5
 """Seconds from one order to the repository to the next."""
@@ -23,39 +22,6 @@ ODD_ROWS = (3, 5, 6, 7)
 """Batches that no warm-up knows."""
 APART = 0.25
 """Seconds between them, for what is felt late to be seen."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What came of a phase: what each tenant felt, values by goal and whom they are about, figures for people, and flaws.
-
-    A value that depends on all quiet phases (`over`) is filled in at the end. `unexercised` says why nothing is judged.
-    """
-
-    felt: list[Felt] = field(default_factory=list)
-    values: dict[str, dict[str, float]] = field(default_factory=dict)
-    figures: dict[str, Any] = field(default_factory=dict)
-    flaws: list[str] = field(default_factory=list)
-    over: tuple[str, ...] = ()
-    unexercised: str = ""
-
-    def value(self, goal: str, about: str, value: float) -> None:
-        """Note one value."""
-        self.values.setdefault(goal, {})[about] = value
-
-    def expect(self, statuses: Sequence[int], what: str) -> None:
-        """Note a flaw if any of these is not 200."""
-        if bad := [status for status in statuses if status != 200]:
-            self.flaws.append(f"{len(bad)} of {len(statuses)} {what} were answered with {sorted(set(bad))}")
-
-    def as_json(self) -> dict[str, Any]:
-        """For a file."""
-        return {
-            "felt": [asdict(each) | {"ratio": each.ratio} for each in self.felt],
-            "figures": self.figures,
-            "flaws": self.flaws,
-            "unexercised": self.unexercised,
-        }
 
 
 def quiet(bench: Bench, _: int, seconds: float) -> Outcome:

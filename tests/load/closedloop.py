@@ -1,6 +1,9 @@
-"""Load as hard as it can be made: every connection sends again as soon as it was answered, reads hardly, or never stays."""
+"""Load as hard as it can be made: every connection sends again as soon as it was answered, hardly sends, hardly reads, or
+never stays."""
 
 import select
+from collections import deque
+from collections.abc import Iterator
 from itertools import cycle
 from time import perf_counter, sleep
 
@@ -46,6 +49,7 @@ class Flood:
     def _begin(self) -> None:
         connection = Connection(self._job.port)
         connection.open()
+        self.tally.opened += 1
         number = connection.socket.fileno()
         self._connections[number] = connection
         self._poll.register(number, EVENTS)
@@ -138,9 +142,97 @@ class SlowReaders:
         connection.close()
 
 
-def closed_loop(job: ClosedLoop) -> Flood | SlowReaders:
+class Drippers:
+    """Connections that each send a byte of their request now and then; those that are answered or closed begin again."""
+
+    def __init__(self, job: ClosedLoop) -> None:
+        self._job = job
+        self._asks = cycle(job.asks)
+        self.tally = Tally(job.name, job.seconds)
+
+    def open(self) -> None:
+        """Nothing yet."""
+
+    def run(self, start: float) -> Tally:
+        """As `Flood.run`. Connections begin apart, so that their bytes come one by one. Blocks."""
+        _sleep_until(start - self._job.ahead)
+        until, gap = start + self._job.seconds, self._job.every / self._job.connections
+        held = deque(self._begin() for _ in range(self._job.connections))
+        due = perf_counter()
+        while (due := due + gap) < until:
+            _sleep_until(due)
+            connection, left = held.popleft()
+            held.append((connection, left) if self._drip(connection, left) else self._begin())
+        for connection, _ in held:
+            connection.close()
+        return self.tally
+
+    def _begin(self) -> tuple[Connection, Iterator[int]]:
+        connection = Connection(self._job.port)
+        connection.open()
+        self.tally.opened += 1
+        connection.send(b"")
+        return connection, iter(next(self._asks).data)
+
+    def _drip(self, connection: Connection, left: Iterator[int]) -> bool:
+        """Send the next byte, if there is one; whether that is all for now."""
+        if (byte := next(left, None)) is None:
+            return self._look(connection)
+        try:
+            connection.unsent = memoryview(bytes([byte]))
+            connection.flush()
+        except Broken:
+            return self._end(connection, 0)
+        self.tally.sent += 1
+        return self._look(connection)
+
+    def _look(self, connection: Connection) -> bool:
+        try:
+            answer = connection.receive()
+        except Broken:
+            return self._end(connection, 0)
+        return self._end(connection, answer.status) if answer else True
+
+    def _end(self, connection: Connection, status: int) -> bool:
+        self.tally.count(status)
+        connection.close()
+        return False
+
+
+class Knockers:
+    """Connections that say nothing and are closed as soon as they are there."""
+
+    def __init__(self, job: ClosedLoop) -> None:
+        self._job = job
+        self.tally = Tally(job.name, job.seconds)
+
+    def open(self) -> None:
+        """Nothing yet."""
+
+    def run(self, start: float) -> Tally:
+        """As `Flood.run`, in batches of as many as there may be at a time. Blocks."""
+        _sleep_until(start - self._job.ahead)
+        while perf_counter() < start + self._job.seconds:
+            connections = [Connection(self._job.port) for _ in range(self._job.connections)]
+            for connection in connections:
+                connection.open()
+            for connection in connections:
+                connection.close()
+            self.tally.opened += len(connections)
+            sleep(self._job.every)
+        return self.tally
+
+
+def closed_loop(job: ClosedLoop) -> Flood | SlowReaders | Drippers | Knockers:
     """What behaves as the job says."""
-    return SlowReaders(job) if job.behaviour == "slow" else Flood(job)
+    match job.behaviour:
+        case "slow":
+            return SlowReaders(job)
+        case "drip":
+            return Drippers(job)
+        case "knock":
+            return Knockers(job)
+    return Flood(job)
 
 
 def _sleep_until(moment: float) -> None:

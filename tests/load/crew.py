@@ -92,7 +92,7 @@ def begun(jobs: Sequence[OpenLoop | ClosedLoop]) -> Iterator[tuple[float, list[W
             started.append(worker)
         for worker in started:
             worker.ready()
-        ahead = max((job.ahead for job in jobs if isinstance(job, ClosedLoop)), default=0.0)
+        ahead = max((0.0, *(job.ahead for job in jobs if isinstance(job, ClosedLoop))))
         start = perf_counter() + ahead + _NOTICE
         for worker in started:
             worker.go(start)

@@ -19,19 +19,23 @@ LOOK = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant's granules and models, and the cores that its HTTP process runs on; none are any."""
+    """A tenant's granules and models, and the cores that its HTTP process runs on; none are any.
+
+    `settings` are further lines of its section.
+    """
 
     name: str
     granules: int
     models: tuple[str, ...]
     front_cores: tuple[int, ...] = ()
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A server: its device, its tenants, the cores it may use, and those that a CPU device carves; none are any.
 
-    `fronts` None is the server's default. `program` is what `python -m` runs.
+    `fronts` None is the server's default. `program` is what `python -m` runs. `settings` are further lines of `[server]`.
     """
 
     name: str
@@ -41,10 +45,11 @@ class Deployment:
     cores: tuple[int, ...] = ()
     carved: tuple[int, ...] = ()
     program: tuple[str, ...] = ("server",)
+    settings: tuple[str, ...] = ()
 
     def config(self, repository: Path) -> str:
         """The configuration file."""
-        server = ['max_body = "64MiB"', 'log_level = "warning"', 'drain_grace = "0s"']
+        server = ['max_body = "64MiB"', 'log_level = "warning"', 'drain_grace = "0s"', *self.settings]
         server += [f'fronts = "{self.fronts}"'] if self.fronts else []
         device = [f'backend = "{self.device}"']
         device += [f'cores = "{_list(self.carved)}"'] if self.carved and self.device == "cpu" else []
@@ -52,6 +57,7 @@ class Deployment:
         for tenant in self.tenants:
             models = ", ".join(f'"{model}"' for model in tenant.models)
             lines += [f"[tenants.{tenant.name}]", f"granules = {tenant.granules}", "queue = 1024", f"models = [{models}]"]
+            lines += tenant.settings
             lines += [f'front_cores = "{_list(tenant.front_cores)}"'] if tenant.front_cores else []
         return "\n".join([*lines, ""])
 

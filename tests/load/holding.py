@@ -60,7 +60,7 @@ def asks() -> dict[str, Ask]:
     """What the other tenant does, by what it is called here."""
     mib = 1 << 18  # Floats.
     return {
-        "64 MB, output of another name": _ask("open", b"\0" * 62_000_000, _input("x", "FP32", 15_500_000, 62_000_000)),
+        "64 MB, output of another name": infer("open", b"\0" * 62_000_000, _input("x", "FP32", 15_500_000, 62_000_000)),
         "100 bytes for 95 MiB": _expand("expand", "FP32", 95 * mib),
         "100 bytes for 549 MiB": _expand("expand", "FP32", 549 * mib),
         "100,000 texts": _texts(100_000),
@@ -72,20 +72,20 @@ def asks() -> dict[str, Ask]:
 
 
 def _texts(count: int) -> Ask:
-    return _ask("texts", b"\4\0\0\0text" * count, _input("x", "BYTES", count, 8 * count))
+    return infer("texts", b"\4\0\0\0text" * count, _input("x", "BYTES", count, 8 * count))
 
 
 def _expand(model: str, datatype: str, count: int) -> Ask:
     data = ["x"] if datatype == "BYTES" else [1.0]
     one = {"name": "x", "datatype": datatype, "shape": [1], "data": data}
-    return _ask(model, b"", one, {"name": "n", "datatype": "INT64", "shape": [1], "data": [count]})
+    return infer(model, b"", one, {"name": "n", "datatype": "INT64", "shape": [1], "data": [count]})
 
 
 def _input(name: str, datatype: str, count: int, nbytes: int) -> dict[str, object]:
     return {"name": name, "datatype": datatype, "shape": [count], "parameters": {"binary_data_size": nbytes}}
 
 
-def _ask(model: str, binary: bytes, *inputs: dict[str, object]) -> Ask:
+def infer(model: str, binary: bytes, *inputs: dict[str, object]) -> Ask:
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
     return Ask(f"/v2/models/{model}/infer", head + binary, {"Inference-Header-Content-Length": str(len(head))})
 
@@ -104,7 +104,7 @@ def build(root: Path) -> None:
 
 def watch(port: int, seconds: float) -> list[float]:
     """The latencies of the victim's requests in milliseconds, from when each was due."""
-    ask = _ask("little", b"", {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]})
+    ask = infer("little", b"", {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     _send(connection, "victim", ask)
     took, begun = [], time.perf_counter()

@@ -5,7 +5,7 @@ from typing import Literal
 
 from .figures import Samples
 
-Behaviour = Literal["flood", "churn", "slow"]
+Behaviour = Literal["flood", "churn", "slow", "drip", "knock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class OpenLoop:
     `connections` are opened beforehand and `first` (None: `ask`) is answered with 200 on each; `most` is how many there may
     be: an arrival that finds none free waits for one, and its latency counts from when it was due. `spin` is to burn
     the core instead of sleeping: for a core that is nobody else's. `grace` is the seconds that the last answers are waited
-    for. Every `keep`th answer is brought back whole. `ask` and `others` take turns.
+    for. Every `keep`th answer is brought back whole. `ask` and `others` take turns. With `fresh` each request has a new
+    connection, which is made when it is due.
     """
 
     port: int
@@ -37,14 +38,18 @@ class OpenLoop:
     grace: float = 3.0
     keep: int = 64
     cores: tuple[int, ...] | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoop:
     """Send the next of `asks` on every one of `connections` as soon as the last was answered, as hard as they can.
 
-    `flood` keeps connections, `churn` makes a new one for each request, `slow` reads a few bytes of an answer now and then.
-    It begins `ahead` seconds before the start that everybody is given and ends `seconds` after it.
+    `flood` keeps connections, `churn` makes a new one for each request, `slow` reads a few bytes of an answer now and then,
+    `drip` sends a byte of its request every `every` seconds on each connection, `knock` opens all its connections and closes
+    them without a word, every so often. What is never answered is held until the end, and opened again if the server hangs up.
+    It begins `ahead` seconds before the start that everybody is given, or after it if that is negative, and ends `seconds`
+    after it.
     """
 
     name: str
@@ -54,6 +59,7 @@ class ClosedLoop:
     behaviour: Behaviour
     seconds: float
     ahead: float = 0.3
+    every: float = 0.0
     cores: tuple[int, ...] | None = None
 
 
@@ -75,13 +81,14 @@ class Seen:
 
 @dataclass(slots=True)
 class Tally:
-    """What a closed loop did: answers by status (0: the connection ended without one), and bytes both ways."""
+    """What a closed loop did: answers by status (0: the connection ended without one), connections, and bytes both ways."""
 
     name: str
     seconds: float
     statuses: dict[int, int] = field(default_factory=dict)
     sent: int = 0
     received: int = 0
+    opened: int = 0
 
     def count(self, status: int) -> None:
         """Note one answer."""

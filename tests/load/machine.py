@@ -31,6 +31,11 @@ def describe(command: str) -> dict[str, str]:
     }
 
 
+def load() -> dict[str, str]:
+    """How busy the machine was before."""
+    return {"load average": " ".join(f"{each:.1f}" for each in os.getloadavg())}
+
+
 def command(module: str) -> str:
     """The command line of this process, as somebody else would write it."""
     return " ".join(["python", "-m", module, *sys.argv[1:]])

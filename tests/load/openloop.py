@@ -41,6 +41,8 @@ class Generator:
             if answer.status != 200:
                 self._give_up()
                 raise RuntimeError(f"the first request was answered with {answer.status}: {answer.body!r:.300}")
+        while self._job.fresh and self._free:
+            self._free.pop().close()
 
     def stop(self) -> None:
         """Have `run` send nothing more, and return when the last answers are there. For a signal handler."""
@@ -113,20 +115,23 @@ class Generator:
         if answer.body is not None and answer.status == 200:
             self.seen.bodies.append(answer.body)
             self.seen.asked.append(which)
-        if answer.last:
+        if answer.last or self._job.fresh:
             connection.close()
-        self._again(self._connect() if answer.last else connection)
+            self._again(None if self._job.fresh else self._connect())
+        else:
+            self._again(connection)
 
     def _break(self, number: int, why: Broken) -> None:
         connection, index = self._busy.pop(number)
         connection.close()
         self._note(index, perf_counter(), 0, str(why))
-        self._again(self._connect())
+        self._again(None if self._job.fresh else self._connect())
 
-    def _again(self, connection: Connection) -> None:
+    def _again(self, connection: Connection | None) -> None:
+        """This connection is free for the next request; None: a place for a new one is."""
         if self._waiting:
-            self._send(connection, self._waiting.popleft())
-        else:
+            self._send(connection or self._connect(), self._waiting.popleft())
+        elif connection:
             self._free.append(connection)
 
     def _note(self, index: int, now: float, status: int, said: str) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite
 
 
@@ -51,6 +51,18 @@ def cores(text: str) -> tuple[int, ...]:
     if not (len(ranges) == len(parts) and all(ranges)):
         raise ValueError(f"{text!r}; expected cores such as 12-15 or 0,2")
     return tuple(core for each in ranges for core in each)
+
+
+def named(there: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Some of these names, with commas between."""
+
+    def convert(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if unknown := [name for name in names if name not in there]:
+            raise ArgumentTypeError(f"there is no {', '.join(unknown)}; there are {', '.join(there)}")
+        return names
+
+    return convert
 
 
 def _whole(text: str, least: int, most: int | None, expected: str) -> int:

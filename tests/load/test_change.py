@@ -12,9 +12,9 @@ import pytest
 from . import change, nets
 from .asks import TOLERANCE
 from .bench import WATCHER, Cores, deployment, opened, share_out
-from .changes import Outcome
 from .figures import Samples
 from .goals import GOALS, MET, MISSED, NOT_EXERCISED, Felt, Goal, felt, judge
+from .outcomes import Outcome, as_json, table
 from .stalling import STALL
 
 OVER = Goal("p", "over", "slowest over quiet worst", 5)
@@ -151,8 +151,8 @@ def test_what_the_table_shows_is_what_the_file_holds(tmp_path: Path) -> None:
     outcome = Outcome(felt=[a_felt()], over=("tiny",), figures={"PUTs": 50, "nothing": math.nan})
     rows = change.judged({"repartition": outcome}, {"tiny": 4.0})
 
-    text = change.table({"GPU": "none"}, {"repartition": outcome}, rows)
-    found = json.loads(json.dumps(change._as_json({"GPU": "none"}, {"repartition": outcome}, rows), allow_nan=False))
+    text = table({"GPU": "none"}, {"repartition": outcome}, rows)
+    found = json.loads(json.dumps(as_json({"GPU": "none"}, {"repartition": outcome}, rows), allow_nan=False))
 
     assert "met           repartition  tiny             5 ms    <= 5 ms" in text
     assert found["verdicts"][0]["verdict"] == MET

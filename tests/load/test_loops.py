@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from threading import Condition, Thread
 from time import perf_counter
 
@@ -238,6 +239,56 @@ def test_a_slow_reader_leaves_most_of_an_answer_with_the_server(serve: Callable[
 
     assert 0 < tally.received < 10_000
     assert tally.statuses == {200: 2}
+
+
+def test_a_drip_sends_its_requests_byte_by_byte(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+    job = replace(closed(server, "drip"), every=0.004, seconds=1.0)
+
+    tally = closed_loop(job).run(perf_counter())
+
+    assert set(tally.statuses) == {200}
+    assert tally.opened == tally.statuses[200] + 2
+    assert server.seen * len(REQUEST) <= tally.sent <= 500, "one every 2 ms"
+
+
+def test_a_knock_closes_what_it_opened(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+
+    tally = closed_loop(replace(closed(server, "knock"), every=0.01)).run(perf_counter())
+
+    assert 2 < tally.opened <= 2 * 21
+    assert server.seen == 0
+
+
+def test_what_is_not_answered_is_held(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+    job = replace(closed(server, "flood"), asks=(Ask(REQUEST[:-1]),))
+
+    tally = closed_loop(job).run(perf_counter())
+
+    assert (tally.statuses, tally.opened, server.seen) == ({}, 2, 0)
+
+
+def test_a_load_may_begin_after_the_others(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+    early, late = (open_loop(server, [0.0]), replace(closed(server, "flood"), ahead=-1.0, seconds=1.2))
+
+    _, (seen, tally) = run([early, late])
+
+    assert isinstance(seen, Seen)
+    assert isinstance(tally, Tally)
+    assert seen.samples.latency[0] < 1_000_000, "it was not sent before its time"
+    assert tally.answers > 0
+
+
+def test_an_open_loop_may_make_a_connection_for_each_request(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda number: b"" if number == 3 else OK)
+
+    found = seen(open_loop(server, [0.0, 0.0, 0.02, 0.04], most=1, fresh=True))
+
+    assert sorted(found.samples.status) == [0, 200, 200, 200]
+    assert found.connections == 1 + 4
 
 
 def test_processes_begin_together_and_what_they_saw_is_brought_together(serve: Callable[[Answer], Server]) -> None:
