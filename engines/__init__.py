@@ -106,7 +106,7 @@ def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
     try:
         from .onnx import load_onnx
     except ImportError as error:
-        raise ModelRefused(f"{path}: ONNX Runtime is not installed; install greenlane[cpu] ({error})") from error
+        raise ModelRefused(f"{path}: ONNX Runtime is not installed; run scripts/install cpu ({error})") from error
     return load_onnx(path, settings or RuntimeSettings())
 
 
@@ -117,6 +117,6 @@ def _load_tensorrt(
     try:
         from .tensorrt import load_tensorrt
     except ImportError as error:
-        raise ModelRefused(f"{path}: serving from a GPU needs greenlane[rtx] or greenlane[tensorrt] ({error})") from error
+        raise ModelRefused(f"{path}: serving from a GPU needs scripts/install cpu,rtx (or cpu,tensorrt) ({error})") from error
     cuda: Any = device  # A device of this kind is a CudaDevice.
     return load_tensorrt(path, cuda, settings or RuntimeSettings(), max_batch, builds)

@@ -103,7 +103,7 @@ def _view(array: object, stream: int) -> Any:
     try:
         from cuda.core.utils import StridedMemoryView
     except ImportError as error:
-        raise TensorMismatch(f"{type(array).__name__} is on a GPU; to use it install greenlane[cuda] ({error})") from error
+        raise TensorMismatch(f"{type(array).__name__} is on a GPU; to use it run scripts/install cuda ({error})") from error
     return StridedMemoryView.from_dlpack(array, stream_ptr=stream)
 
 

@@ -155,8 +155,9 @@ class Signature:
     def _check_batch(self, shapes: Sequence[Shape]) -> None:
         for spec, shape in zip(self.inputs, shapes, strict=True):
             if not 1 <= shape[0] <= self.max_batch:
-                expected = f"expected 1 to {self.max_batch}, the model's max_batch"
-                raise TensorMismatch(f"input {spec.name!r}: batch of {shape[0]} in shape {list(shape)}; {expected}")
+                told = spec.form.outward(shape) if spec.form else None
+                expected = f"expected 1 to {self.max_batch}, the model's max_batch_size"
+                raise TensorMismatch(f"input {spec.name!r}: batch of {shape[0]} in shape {list(told or shape)}; {expected}")
             if shape[0] != shapes[0][0]:
                 raise TensorMismatch(
                     f"input {spec.name!r}: batch of {shape[0]}, but input {self.inputs[0].name!r} has {shapes[0][0]}"

@@ -136,7 +136,7 @@ def find_tensorrt(libraries: Sequence[str] = tuple(LIBRARIES)) -> TensorRT:
                 return _describe(library, importlib.import_module(name))
             except (ImportError, OSError) as error:
                 tried.append(f"{name}: {error}")
-    raise ModelRefused(f"no TensorRT is installed; install greenlane[rtx] or greenlane[tensorrt] ({'; '.join(tried)})")
+    raise ModelRefused(f"no TensorRT is installed; run scripts/install cpu,rtx (or cpu,tensorrt) ({'; '.join(tried)})")
 
 
 @contextmanager

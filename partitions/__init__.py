@@ -65,6 +65,6 @@ def _open_cuda(index: int, granule_sms: int | None) -> Device:
         from .cuda import open_cuda
     except ImportError as error:
         raise DeviceUnavailable(
-            f"CUDA partitions need pip install 'greenlane[cuda]'; or use backend = 'cpu' ({error})"
+            f"CUDA partitions need scripts/install cuda (or cpu,rtx, to serve models on them); or use backend = 'cpu' ({error})"
         ) from error
     return open_cuda(index, granule_sms)

@@ -222,8 +222,8 @@ class _Check:
             _say(f"  {served.name} {served.version}: {_describe(served)}")
             _say(f"    {_runs(loaded.executors[served.key].describe())}")
             self._check_batches(served)
-        for problem in loaded.problems:
-            _say(f"  {f'{problem.name} {problem.version}'.rstrip()}: unavailable")
+        for which in dict.fromkeys(f"{problem.name} {problem.version}".rstrip() for problem in loaded.problems):
+            _say(f"  {which}: unavailable")
         self._found.unserved.update(dict.fromkeys(line for line in loaded.told() if line not in loaded.warnings))
         self._found.doubtful.update(dict.fromkeys(loaded.warnings))
 

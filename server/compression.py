@@ -85,14 +85,16 @@ class Inflater:
             try:
                 parts.append(self._inflater.decompress(packed, nbytes - size))
             except zlib.error as error:
-                raise BadRequest(f"the body is not {self._encoding}: {error}") from error
+                raise BadRequest(
+                    f"Content-Encoding: {self._encoding}, but the body is not {self._encoding}: {error}"
+                ) from error
             size += len(parts[-1])
         return b"".join(parts)
 
     def check(self) -> None:
         """Raise BadRequest if what came was less, or more, than it says of itself."""
         if not self._inflater.eof or self._inflater.unused_data or self._left:
-            raise BadRequest(f"the body is not one whole {self._encoding} stream")
+            raise BadRequest(f"Content-Encoding: {self._encoding}, but the body is not one whole {self._encoding} stream")
 
     def _next(self) -> memoryview:
         found, self._left = self._left[:_ON_A_THREAD], self._left[_ON_A_THREAD:]

@@ -94,7 +94,7 @@ def build(root: Path) -> None:
     try:
         import onnx.parser  # Only those who ask for the demo need it.
     except ImportError as error:
-        need = "the demo needs pip install 'greenlane[cpu]'; or name a configuration with --config or GREENLANE_CONFIG"
+        need = "the demo needs scripts/install cpu; or name a configuration with --config or GREENLANE_CONFIG"
         raise ConfigError([f"{need} ({error})"]) from error
 
     labels = ", ".join(f'"{label}"' for label in LABELS)

@@ -295,10 +295,12 @@ class Library:
         model = among.get(step.model)
         if model is None:
             known = self.names()
+            if step.model in known and self.steps(step.model):  # It is loaded after others, if it is the tenant's.
+                raise ModelRefused(f"{step.where} {_NESTED}")
             hint = "is not a model of this tenant's" if step.model in known else "is not in the repository"
             raise ModelRefused(f"{step.where} {hint}")
         if model.steps:
-            raise ModelRefused(f"{step.where} is an ensemble itself; name its steps instead")
+            raise ModelRefused(f"{step.where} {_NESTED}")
         if not model.served:
             raise ModelRefused(f"{step.where} is unavailable: {model.why() or 'it is not loaded'}")
         versions = {int(served.version): served for served in model.served}
@@ -307,6 +309,9 @@ class Library:
             raise ModelRefused(f"{step.where} has no version {step.version} that is served; there is {there}")
         served = versions[step.version or max(versions)]
         return Part(served, model.engines[served.key])
+
+
+_NESTED = "is an ensemble, which cannot be a step; name its steps instead"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ tenants share an interpreter.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -80,9 +81,15 @@ async def _unload(runtime: Runtime, tenant: str, name: str) -> Response:
 
 def _config(asked: Object) -> str | None:
     """The configuration in a request's body. Raises BadRequest, also for parameters that are not served."""
+    if "config" in asked:
+        raise BadRequest("config: stands beside 'parameters', where it means nothing; send it as parameters.config")
+    if isinstance(given := asked.get("parameters"), dict) and isinstance(given.get("config"), dict):
+        raise BadRequest("parameters.config: an object; expected a text that holds its JSON, as Triton's clients send it")
     values = parameters(asked)
     if unserved := [key for key in values if key != "config"]:
         where = f"parameters.{short(unserved[0])}"
+        if get_close_matches(unserved[0], ["config"]):
+            raise BadRequest(f"{where}: there is no such parameter; did you mean 'config'?")
         raise BadRequest(f"{where}: failed to load: put files into the repository; only 'config' is taken")
     config: str | None = field(values, "config", str, "parameters.")
     return config

@@ -247,6 +247,9 @@ class _Reader:
 
     def _preferred(self, message: Any, max_batch: int | None) -> tuple[int, ...]:
         sizes = tuple(sorted(set(message.preferred_batch_size)))
+        if sizes and max_batch == 0:
+            why = "max_batch_size is 0, so nothing is joined into batches; raise that, or leave the sizes out"
+            self._refuse(f"dynamic_batching.preferred_batch_size is {show(list(sizes))}, but {why}")
         if wrong := [size for size in sizes if size < 1 or (max_batch is not None and size > max_batch)]:
             most = "" if max_batch is None else f" to {max_batch}, the max_batch_size"
             expected = f"expected 1{most or ' or more'}"
@@ -300,7 +303,10 @@ def _narrow_all(
     stated = {tensor.name: tensor for tensor in tensors}
     names = [spec.name for spec in specs]
     if unknown := [name for name in stated if name not in names]:
-        _contradiction(config, f"the model has no {kind} {_name(unknown[0])}, it has {', '.join(map(_name, names)) or 'none'}")
+        those = ", ".join(map(_name, names)) or "none"
+        if config.steps and kind == "input":
+            _contradiction(config, f"no step takes input {_name(unknown[0])}; of the ensemble the steps take {those}")
+        _contradiction(config, f"the model has no {kind} {_name(unknown[0])}, it has {those}")
     return [_narrow(config, stated[spec.name], spec, sizes) if spec.name in stated else spec for spec in specs]
 
 
@@ -315,7 +321,9 @@ def _narrow(config: ModelConfig, stated: StatedTensor, spec: TensorSpec, sizes: 
         batch = " with its batch" if config.stated_max_batch else ""
         reshaped = "" if form.inner == form.outer else " (reshape.shape)"
         came = f"{_name(spec.name)} is {show(list(wanted))}{reshaped}{batch}"
-        _contradiction(config, f"{came}, but {list(spec.shape)} in the model")
+        batched = not config.stated_max_batch and len(wanted) + 1 == len(spec.dims) and isinstance(spec.dims[0], str)
+        hint = "; dims leave the batch out only with a max_batch_size above 0: set it" if batched else ""
+        _contradiction(config, f"{came}, but {list(spec.shape)} in the model{hint}")
     pairs = enumerate(zip(wanted, spec.dims, strict=True))
     dims = tuple(_narrow_dim(config, spec, axis, want, dim, sizes) for axis, (want, dim) in pairs)
     return replace(spec, dims=dims, form=None if form.inner == form.outer else form)

@@ -53,7 +53,8 @@ def read_text(text: str, source: str) -> Reading:
     try:
         text_format.Parse(known, message)
     except (text_format.ParseError, ValueError) as error:
-        raise ConfigRefused(f"{source}:{_tidy(str(error))}") from error
+        hint = "; expected a data type such as TYPE_FP32" if "DataType" in str(error) else ""
+        raise ConfigRefused(f"{source}:{_tidy(str(error))}{hint}") from error
     return Reading(message, tuple(dict.fromkeys([*unread, *ignored(message)])))
 
 

@@ -43,8 +43,9 @@ def _not_honoured(config: Config) -> Iterator[str]:
     server, default = config.server, ServerConfig()
     if server.fronts == "per-tenant" and len(config.tenants) > 1:
         yield (
-            "server.fronts: the HTTP of all tenants shares one process and one event loop, so that large or many requests of "
-            "one delay the others'; python -m server gives each an HTTP process of its own"
+            "server.fronts: it is 'per-tenant', unless it is set, but here the HTTP of all tenants shares one process and one "
+            "event loop, so that large or many requests of one delay the others'; python -m server gives each an HTTP process "
+            "of its own, and 'inline' says that this is meant"
         )
     placed = [dotted(("tenants", name, "front_cores")) for name, tenant in config.tenants.items() if tenant.front_cores]
     if server.front_cores != default.front_cores:

@@ -118,7 +118,7 @@ def _models_there(tenant: TenantConfig, repository: Path) -> list[str] | None:
 async def document(request: Request) -> Object:
     """The JSON object of a request, which may be absent. Raises BadRequest, or TooLarge over 1 MiB."""
     body = await body_of(request)
-    return parse(body) if body.strip() else {}
+    return parse(body, tensors=False) if body.strip() else {}
 
 
 async def body_of(request: Request) -> bytes:

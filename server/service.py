@@ -86,7 +86,8 @@ class Service:
         to stop, and the device's process, if that is another, was heard of a moment ago.
         """
         if self.state == "incomplete":
-            return "not every model could be loaded, and server.strict_readiness asks for all of them"
+            which = "POST /v2/repository/index says which of a tenant's, the log which of all"
+            return f"not every model could be loaded, and server.strict_readiness asks for all of them; {which}"
         if self.state != "serving":
             return f"the server is {self.state}"
         suspended = [tenant.lane.suspended for tenant in self.tenants.values()]
@@ -115,7 +116,9 @@ class Service:
             return self.tenants[who.name]
         except KeyError:
             owner = " and ".join(f"tenant {name!r}" for name in self.tenants) or "no tenant"
-            raise Misdirected(f"this connection belongs to {owner}; open another for {who.name!r}") from None
+            where = "to the server's common port" + (f", or to {who.port}, its own," if who.port else "")
+            text = f"this connection belongs to {owner}; send requests of {who.name!r} {where} on another connection"
+            raise Misdirected(text) from None
 
 
 def open_tenant(config: TenantConfig, link: Link, control: Control) -> Tenant:

@@ -17,15 +17,18 @@ _KINDS: dict[type, str] = {
 }  # fmt: skip
 
 
-def parse(data: "bytes | memoryview", what: str = "the request body") -> Object:
-    """Parse a JSON object. Raises BadRequest for anything else, for NaN, and for a key that stands twice."""
+def parse(data: "bytes | memoryview", what: str = "the request body", tensors: bool = True) -> Object:
+    """Parse a JSON object. Raises BadRequest for anything else, for NaN, and for a key that stands twice.
+
+    `tensors` is whether binary tensors could follow it, of which errors then remind.
+    """
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         text = bytes(data)
         if not text.strip():
             raise BadRequest(f"{what} is empty; expected an object") from None
-        raise BadRequest(f"{what} is not JSON: {explain(text, error)}") from error
+        raise BadRequest(f"{what} is not JSON: {explain(text, error, tensors)}") from error
     if type(document) is not dict:
         raise BadRequest(f"{what} is {kind_of(document)}; expected an object")
     # Every key takes a colon, so as many colons as keys leave none for a key that stands twice. Strings with colons in

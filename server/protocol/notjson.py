@@ -14,8 +14,8 @@ _SHOWN = 16
 """Bytes that a message repeats of what was found."""
 
 
-def explain(data: bytes, error: JSONDecodeError) -> str:
-    """Why orjson refused these bytes with this error."""
+def explain(data: bytes, error: JSONDecodeError, tensors: bool = True) -> str:
+    """Why orjson refused these bytes with this error; `tensors` is whether binary tensors could follow them."""
     try:
         text = data.decode()
     except UnicodeDecodeError as wrong:
@@ -23,8 +23,8 @@ def explain(data: bytes, error: JSONDecodeError) -> str:
         return found + _after_json(data[: wrong.start])
     offset = len(text[: error.pos].encode())
     if offset == len(data):
-        why = "where it ends; Inference-Header-Content-Length, where it is sent, counts all of the JSON"
-        return f"{error.msg} at byte {offset}, {why}"
+        hint = "; Inference-Header-Content-Length, where it is sent, counts all of the JSON" if tensors else ""
+        return f"{error.msg} at byte {offset}, where it ends{hint}"
     return _explain_at(data, offset, error.msg)
 
 

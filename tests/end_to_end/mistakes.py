@@ -149,12 +149,12 @@ SHAPES = {
         "add",
     ),
     "a batch over the maximum": Case(
-        "input 'x': batch of 5 in shape [5, 3]; expected 1 to 4, the model's max_batch",
+        "input 'x': batch of 5 in shape [5, 3]; expected 1 to 4, the model's max_batch_size",
         request(tensor("x", "FP32", [5, 3], [1] * 15)),
         "rows",
     ),
     "a batch of none": Case(
-        "input 'x': batch of 0 in shape [0, 3]; expected 1 to 4, the model's max_batch",
+        "input 'x': batch of 0 in shape [0, 3]; expected 1 to 4, the model's max_batch_size",
         request(tensor("x", "FP32", [0, 3], [])),
         "rows",
     ),

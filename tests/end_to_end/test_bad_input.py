@@ -47,9 +47,13 @@ HEADERS = {
     "a long encoding": Case(
         f"Content-Encoding: '{LONG[:40]}'; expected", SMALL, headers=(f"Content-Encoding: {LONG[:1000]}",), status=415
     ),
-    "no gzip under its name": Case("the body is not gzip: ", SMALL, headers=("Content-Encoding: gzip",)),
+    "no gzip under its name": Case(
+        "Content-Encoding: gzip, but the body is not gzip: ", SMALL, headers=("Content-Encoding: gzip",)
+    ),
     "half of a gzip": Case(
-        "the body is not one whole gzip stream", gzip.compress(b" " * 99)[:-9], headers=("Content-Encoding: gzip",)
+        "Content-Encoding: gzip, but the body is not one whole gzip stream",
+        gzip.compress(b" " * 99)[:-9],
+        headers=("Content-Encoding: gzip",),
     ),
     "a gzip bomb": Case(
         "the body unpacks to more than 67108864 bytes",

@@ -170,10 +170,13 @@ BAD_INDEX = [
 ]
 BAD_PARAMETERS = [
     ('{"parameters": []}', "parameters: [] is an array; expected an object"),
-    ('{"parameters": {"config": {}}}', "parameters.config: {} is an object; expected a string, a number or true or false"),
     ('{"parameters": {"unload_dependents": null}}', "parameters.unload_dependents: null; expected a string"),
 ]
+BAD_UNLOAD = [('{"parameters": {"config": {}}}', "parameters.config: {} is an object; expected a string, a number or")]
 BAD_LOAD = [
+    ('{"parameters": {"config": {}}}', "parameters.config: an object; expected a text that holds its JSON"),
+    ('{"parameters": {"confg": "{}"}}', "parameters.confg: there is no such parameter; did you mean 'config'?"),
+    ('{"config": "{}"}', "config: stands beside 'parameters', where it means nothing; send it as parameters.config"),
     ('{"parameters": {"config": 1}}', "parameters.config: 1 is an integer; expected a string"),
     ('{"parameters": {"config": "{"}}', "failed to load 'whole': the config parameter: "),
     ('{"parameters": {"config": "[]"}}', "failed to load 'whole': the config parameter: []; expected an object"),
@@ -188,6 +191,7 @@ BAD = [
     *((INDEX, body, text) for body, text in BAD_INDEX),
     *((path, body, text) for path in (LOAD, UNLOAD) for body, text in BAD_PARAMETERS),
     *((LOAD, body, text) for body, text in BAD_LOAD),
+    *((UNLOAD, body, text) for body, text in BAD_UNLOAD),
 ]
 
 

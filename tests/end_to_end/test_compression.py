@@ -173,7 +173,7 @@ def test_a_damaged_body_is_400_and_executes_nothing(http: httpx.Client, encoding
     answer = sent(http, body, content_encoding=encoding)
     assert answer.status_code == 400
     expected = encoding if damage in ("flipped", "rubbish") else f"one whole {encoding} stream"
-    assert answer.json()["error"].startswith(f"the body is not {expected}")
+    assert answer.json()["error"].startswith(f"Content-Encoding: {encoding}, but the body is not {expected}")
     check(infer(http, "identity", SMALL))
     assert statistics(http, "identity")["execution_count"] == before + 1
 

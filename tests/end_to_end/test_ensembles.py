@@ -243,7 +243,10 @@ def test_all_steps_are_models_of_the_tenant_s(client: triton.InferenceServerClie
 @on_cores
 def test_what_does_not_fit_together_is_refused_with_the_names(root: Path, kind: str) -> None:
     wrong = {
-        "nested": (CONFIG.replace('"less"', '"all"'), "step[2] (all) is an ensemble itself; name its steps instead"),
+        "nested": (
+            CONFIG.replace('"less"', '"all"'),
+            "step[2] (all) is an ensemble, which cannot be a step; name its steps instead",
+        ),
         "nowhere": (CONFIG.replace('"less"', '"fewer"'), "step[2] (fewer) is not in the repository"),
         "version": (
             CONFIG.replace("model_version: -1", "model_version: 7"),
@@ -254,6 +257,10 @@ def test_what_does_not_fit_together_is_refused_with_the_names(root: Path, kind: 
         "batch": (
             CONFIG.replace("max_batch_size: 8", "max_batch_size: 16"),
             "the ensemble's largest batch is 16, but ensemble_scheduling.step[1] (double) takes batches of up to 8",
+        ),
+        "unused": (
+            CONFIG + 'input { name: "ELSE" data_type: TYPE_FP32 dims: 1 }',
+            "contradicts the model: no step takes input 'ELSE'; of the ensemble the steps take 'IN'",
         ),
         "type": (CONFIG.replace("TYPE_FP32", "TYPE_INT32"), "contradicts the model: 'IN' is TYPE_INT32, but TYPE_FP32"),
     }

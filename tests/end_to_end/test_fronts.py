@@ -35,6 +35,7 @@ front_cores = "{core}"
 KEY = {"Authorization": "Bearer secret"}
 ACME = "X-Tenant: acme"
 GLOBEX = "Authorization: Bearer secret"
+ELSEWHERE = "send requests of {!r} to the server's common port{} on another connection"
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -146,14 +147,16 @@ def test_a_request_in_chunks_goes_to_its_tenant_too(server: Running) -> None:
         ends_up_at(server, connection, "greenlane globe")
 
 
-def test_a_connection_that_cannot_move_is_closed_with_a_word_on_whose_it_is(server: Running) -> None:
+def test_a_connection_that_cannot_move_is_closed_with_a_word_on_whose_it_is(own_port: int, server: Running) -> None:
     with Connection(server) as connection:
         connection.send(chunked(ACME))
         assert connection.answer().status == 200
         connection.send(chunked(GLOBEX))
         answer = connection.answer()
         assert (answer.status, answer.headers.get_all("connection")) == (421, ["close"])
-        assert answer.json == {"error": "this connection belongs to tenant 'acme'; open another for 'globex'"}
+        assert answer.json == {
+            "error": f"this connection belongs to tenant 'acme'; {ELSEWHERE.format('globex', f', or to {own_port}, its own,')}"
+        }
         assert connection.ended()
 
 
@@ -164,7 +167,7 @@ def test_who_reaches_a_tenants_own_port_reaches_no_other_tenant(own_port: int, s
         connection.send(posted("identity", SMALL, ACME))
         answer = connection.answer()
         assert (answer.status, connection.ended()) == (421, True)
-        assert answer.json["error"] == "this connection belongs to tenant 'globex'; open another for 'acme'"
+        assert answer.json["error"] == f"this connection belongs to tenant 'globex'; {ELSEWHERE.format('acme', '')}"
 
 
 def test_what_is_nobodys_is_answered_where_the_connection_is(server: Running) -> None:

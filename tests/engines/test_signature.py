@@ -1,5 +1,6 @@
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -153,7 +154,15 @@ def test_a_batch_up_to_the_largest_is_taken(batch: int) -> None:
 def test_a_batch_beyond_the_limits_is_refused_with_them(batch: int) -> None:
     with pytest.raises(TensorMismatch) as caught:
         BATCHES.check([(batch, 2), (1, 2)])
-    assert str(caught.value) == f"input 'x': batch of {batch} in shape [{batch}, 2]; expected 1 to 8, the model's max_batch"
+    assert (
+        str(caught.value) == f"input 'x': batch of {batch} in shape [{batch}, 2]; expected 1 to 8, the model's max_batch_size"
+    )
+
+
+def test_a_batch_beyond_the_limits_is_shown_in_the_shape_that_callers_sent() -> None:
+    spec = replace(_spec("x", "batch", 2), form=Form((-1, 1, 2), (-1, 2)))
+    with pytest.raises(TensorMismatch, match=r"^input 'x': batch of 9 in shape \[9, 1, 2\]; expected 1 to 8, "):
+        _takes(spec).with_max_batch(8).check([(9, 2)])
 
 
 def test_inputs_of_different_batches_are_refused() -> None:

@@ -455,6 +455,21 @@ def test_an_ensemble_that_cannot_be_is_told_with_the_names(told: Told) -> None:
     assert told.err[1:] == [f"{step.replace('raws', 'rows')} is not a model of this tenant's"]
 
 
+def test_an_ensemble_as_a_step_is_refused_as_one_whatever_the_order(told: Told) -> None:
+    ensemble(told.folder)
+    (told.folder / "models" / "aaa" / "1").mkdir(parents=True)
+    (told.folder / "models" / "aaa" / "config.pbtxt").write_text(ENSEMBLE.replace('"rows"', '"all"').replace('"x"', '"IN"'))
+    assert told.check(('["rows"]', '["aaa", "all", "rows"]')) == 1
+    step = "model aaa 1 is unavailable: ensemble_scheduling.step[0] (all)"
+    assert told.err[1:] == [f"{step} is an ensemble, which cannot be a step; name its steps instead"]
+
+
+def test_a_model_of_several_problems_is_listed_once_as_unavailable(told: Told) -> None:
+    told.check(("max_batch = 2", 'max_batch = 2\nstrategy = "lazy"\nprofiles = [{ x = { max = [2, 3] } }]'))
+    assert len([line for line in told.err if line.startswith("model rows is unavailable: ")]) == 2
+    assert told.out.count("  rows: unavailable") == 1
+
+
 def test_a_setting_that_an_ensemble_s_steps_have_is_refused_of_it_or_ignored(told: Told) -> None:
     ensemble(told.folder, ENSEMBLE + "instance_group { count: 1 profile: '0' }")
     assert told.check(('["rows"]', '["all", "rows"]'), more='[models.all]\nstrategy = "lazy"\n') == 1

@@ -127,7 +127,7 @@ def test_building_again_changes_nothing(root):
 
 def test_without_the_extra_it_is_said_which_the_demo_needs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx.parser", None)
-    with pytest.raises(ConfigError, match=r"^the demo needs pip install 'greenlane\[cpu\]'; or name a configuration with"):
+    with pytest.raises(ConfigError, match=r"^the demo needs scripts/install cpu; or name a configuration with"):
         demo.build(tmp_path)
 
 

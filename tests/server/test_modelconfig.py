@@ -206,7 +206,7 @@ def test_the_platform_or_the_backend_decides_which_file_is_the_model_unless_it_i
     [
         ('max_batch_size: "x"', "1", "Couldn't parse integer"),
         ('instance_group [ {\n} ]\nname: "a"\nname: "b"', "4", 'should not have multiple "name" fields'),
-        ("\ninput { data_type: TYPE_FLOAT }", "2", "no value named TYPE_FLOAT"),
+        ("\ninput { data_type: TYPE_FLOAT }", "2", "no value named TYPE_FLOAT.; expected a data type such as TYPE_FP32"),
         ("max_batch_size: 99999999999", "1", "Value out of range"),
         ("version_policy { latest {} all {} }", "1", "another member of oneof"),
         ("no such syntax", "1", 'no field named "no"'),
@@ -231,6 +231,10 @@ def test_what_cannot_be_read_is_refused_with_file_and_line(text, line, reason):
         (
             "dynamic_batching { preferred_batch_size: [4, 0] }",
             "dynamic_batching.preferred_batch_size: 0 in [0, 4]; expected 1 or more",
+        ),
+        (
+            "max_batch_size: 0 dynamic_batching { preferred_batch_size: 16 }",
+            "dynamic_batching.preferred_batch_size is [16], but max_batch_size is 0, so nothing is joined into batches",
         ),
         (
             "max_batch_size: 8 dynamic_batching { preferred_batch_size: 16 }",
@@ -458,6 +462,13 @@ def test_inputs_are_listed_all_or_not_at_all():
 )
 def test_a_contradiction_is_refused_naming_the_tensor_and_both_values(text, reason):
     assert contradiction(text).startswith(f"m/config.pbtxt contradicts the model: {reason}")
+
+
+def test_dims_that_lack_only_the_batch_are_refused_with_the_key_that_leaves_it_out():
+    hint = "; dims leave the batch out only with a max_batch_size above 0: set it"
+    assert contradiction(tensor("input", "x", "TYPE_FP32", "[3, 4, 5]")).endswith(hint)
+    assert not contradiction(tensor("input", "x", "TYPE_FP32", "[3, 4]")).endswith(hint)
+    assert not contradiction("max_batch_size: 8 " + tensor("input", "x", "TYPE_FP32", "3")).endswith(hint)
 
 
 def test_an_unknown_input_is_named_before_one_that_is_missing():

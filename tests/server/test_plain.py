@@ -12,8 +12,9 @@ from server.plain import prepare
 ACME = TenantConfig(name="acme", granules=1, models=("*",))
 GLOBEX = TenantConfig(name="globex", granules=1, models=("*",))
 SHARED = (
-    "  server.fronts: the HTTP of all tenants shares one process and one event loop, so that large or many requests of one "
-    "delay the others'; python -m server gives each an HTTP process of its own"
+    "  server.fronts: it is 'per-tenant', unless it is set, but here the HTTP of all tenants shares one process and one event "
+    "loop, so that large or many requests of one delay the others'; python -m server gives each an HTTP process of its own, "
+    "and 'inline' says that this is meant"
 )
 
 

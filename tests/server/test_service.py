@@ -26,6 +26,8 @@ CONFIG = Config(
     source="test",
 )
 
+ELSEWHERE = r"^this connection belongs to {}; send requests of '{}' to the server's common port on another connection$"
+
 
 class Device:
     """Remembers what it was asked."""
@@ -72,10 +74,16 @@ def test_a_request_s_tenant_is_found_with_its_catalog_and_lane(desks: dict[str, 
 
 def test_a_tenant_that_is_not_served_here_is_sent_elsewhere(desks: dict[str, LocalDesk]) -> None:
     service = Service(CONFIG, [desks["acme"].tenant])
-    with pytest.raises(Misdirected, match=r"^this connection belongs to tenant 'acme'; open another for 'globex'$") as caught:
+    with pytest.raises(Misdirected, match=ELSEWHERE.format("tenant 'acme'", "globex")) as caught:
         service.tenant("Bearer globex-key", None)
     assert answer(caught.value, "-").status == 421
     assert service.tenant(None, None).name == "acme"
+
+
+def test_a_tenant_with_a_port_of_its_own_is_sent_there_or_to_the_common_one(desks: dict[str, LocalDesk]) -> None:
+    tenants = {**CONFIG.tenants, "globex": replace(GLOBEX, port=8001)}
+    with pytest.raises(Misdirected, match=r"send requests of 'globex' to the server's common port, or to 8001, its own, on"):
+        Service(replace(CONFIG, tenants=tenants), [desks["acme"].tenant]).tenant("Bearer globex-key", None)
 
 
 def test_a_full_queue_is_told_by_the_setting_that_limits_it(desks: dict[str, LocalDesk]) -> None:
@@ -87,7 +95,7 @@ def test_a_full_queue_is_told_by_the_setting_that_limits_it(desks: dict[str, Loc
 @pytest.mark.parametrize("headers", [(None, None), (None, "acme"), ("Bearer globex-key", "globex")])
 def test_where_nobody_is_served_everybody_is_sent_elsewhere(headers: tuple[str | None, str | None]) -> None:
     service = Service(CONFIG, tenants=[])
-    with pytest.raises(Misdirected, match=r"^this connection belongs to no tenant; open another for '(acme|globex)'$"):
+    with pytest.raises(Misdirected, match=ELSEWHERE.format("no tenant", "(acme|globex)")):
         service.tenant(*headers)
     assert repr(service) == "<Service starting, of nobody>"
 
@@ -228,6 +236,7 @@ def test_a_server_whose_device_is_another_process_is_ready_only_while_that_is_he
     services[0].heard()
     assert services[0].ready
     services[0].become("incomplete")
-    assert services[0].unready == "not every model could be loaded, and server.strict_readiness asks for all of them"
+    reason = "not every model could be loaded, and server.strict_readiness asks for all of them; "
+    assert services[0].unready == reason + "POST /v2/repository/index says which of a tenant's, the log which of all"
     services[0].become("draining")
     assert services[0].unready == "the server is draining"

@@ -89,8 +89,8 @@ def test_a_shape_that_no_body_could_fill_is_refused(entry: dict[str, Any], shape
         (model("FP32", "n"), [1, 1], "input 'x': shape [1, 1] has 2 dimensions; expected 1, as in [-1]"),
         (model("FP32", "n"), [], "input 'x': shape [] has 0 dimensions; expected 1, as in [-1]"),
         (model("FP32", 3), [1], "input 'x': dimension 0 of shape [1] is 1; expected 3"),
-        (BATCHED, [0, 2], "input 'x': batch of 0 in shape [0, 2]; expected 1 to 4, the model's max_batch"),
-        (BATCHED, [5, 2], "input 'x': batch of 5 in shape [5, 2]; expected 1 to 4, the model's max_batch"),
+        (BATCHED, [0, 2], "input 'x': batch of 0 in shape [0, 2]; expected 1 to 4, the model's max_batch_size"),
+        (BATCHED, [5, 2], "input 'x': batch of 5 in shape [5, 2]; expected 1 to 4, the model's max_batch_size"),
     ],
 )
 def test_a_shape_that_the_model_does_not_take_is_a_mismatch(signature: Signature, shape: list[int], told: str) -> None:

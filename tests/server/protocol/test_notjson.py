@@ -84,8 +84,11 @@ def test_a_wrong_number_in_a_tensor_is_found_too() -> None:
 
 @pytest.mark.parametrize("body", [b'{"inputs": [', b'{"id": "a'])
 def test_json_that_ends_too_soon_is_told_what_says_where_it_ends(body: bytes) -> None:
-    why = "where it ends; Inference-Header-Content-Length, where it is sent, counts all of the JSON"
-    assert told(body) == f"unexpected end of data at byte {len(body)}, {why}"
+    why = f"unexpected end of data at byte {len(body)}, where it ends"
+    assert told(body) == f"{why}; Inference-Header-Content-Length, where it is sent, counts all of the JSON"
+    with pytest.raises(BadRequest) as refused:
+        parse(body, tensors=False)
+    assert str(refused.value) == f"the request body is not JSON: {why}"
 
 
 def test_a_byte_that_is_no_utf_8_is_shown_with_its_place() -> None:
