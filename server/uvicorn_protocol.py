@@ -46,7 +46,8 @@ class JsonHttpToolsProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client that says no more has gone, unless it waits for an answer that costs little; see `Front.eof_received`."""
         waits = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if waits and not is_infer(path := self.scope["path"]) and not is_change(path):
+        # Its own path: the head of the next request may have begun, of which no path is known yet.
+        if waits and not is_infer(path := self.cycle.scope["path"]) and not is_change(path):
             self.cycle.keep_alive = False
             return True
         return False

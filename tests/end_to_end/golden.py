@@ -249,6 +249,9 @@ GLANCE = {
     ),
     "a client that says it has said all": Row((get("/v2"),), (Answer(200, "greenlane"),), ends=True, shuts=True),
     "two requests, and that was all": Row((get("/v2") * 2,), (Answer(200, "greenlane"),) * 2, ends=True, shuts=True),
+    "a request, half of another, and that was all": Row(
+        (get("/v2") + get("/v2")[:9],), (Answer(200, "greenlane"),), ends=True, shuts=True
+    ),
     "one slash more": Row((get("/v2/models/identity/"),), (Answer(404, "there is nothing at /v2/models/identity/"),)),
 }
 """What load balancers, browsers and people look at."""

@@ -11,7 +11,7 @@ import pytest
 
 from .golden import APP, GOLDEN, OK, Answer, Row, infer
 from .processes import Running, configure, running, running_plain
-from .wire import Connection
+from .wire import FOREVER, Connection, posted, spin
 
 FORMS = {"server": running, "uvicorn": running_plain}
 TENANTS = """
@@ -87,3 +87,16 @@ def hear(connection: Connection, expected: Answer) -> None:
     else:
         assert (answer.status, json.loads(answer.body)["error"]) == (expected.status, expected.text)
         assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_next_request_is_no_error(start: Start, form: str) -> None:
+    """The fuzz found it: what is known of the next request so far has no path."""
+    server = start(form, False, False)
+    with Connection(server) as connection:
+        connection.send(posted("spin", spin(FOREVER)) + b"GET /v2 HT")
+        connection.shut()
+        assert connection.ended()
+    with Connection(server) as connection:
+        connection.send(infer())
+        hear(connection, OK)
+    assert "Traceback" not in "".join(server.log)
