@@ -83,7 +83,7 @@ class Channel:
             self.tell(_CANCEL, number)
 
     def _send(self, message: Message) -> None:
-        if self._writer and not self.closed.is_set():
+        if self._writer and not self._writer.is_closing():  # It is, before `closed` says so, when a write has failed.
             data = pickle.dumps(tuple(message))
             self._writer.write(len(data).to_bytes(_LENGTH, "little") + data)
 

@@ -121,7 +121,8 @@ class House:
         """Let every process finish what it is about, and end. Nobody is let in from now on."""
         self._closing.set()
         if self._control:
-            self._control.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # The doorman has just died, and this end is closed already.
+                self._control.shutdown(socket.SHUT_RDWR)
         for listener in (*self._listeners, *self._own):
             listener.close()
         if self._doorman:  # Before the others: what it has passed on is to be answered.
@@ -247,7 +248,7 @@ class House:
                 self._control.send(doorman.ASK)
 
     async def _mind_doorman(self) -> None:
-        while True:
+        while not self._closing.is_set():
             assert self._control
             with suppress(OSError):
                 while await asyncio.get_running_loop().sock_recv(self._control, len(doorman.ANSWER)):

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import uvloop
 
 from server.errors import Failed, Unavailable
 from server.fronts.channel import Channel
@@ -163,3 +164,18 @@ async def test_an_answer_that_nobody_waits_for_is_forgotten() -> None:
         one.ask("wait").cancel()
         gate.set()
         assert await one.ask("ok") == 1
+
+
+def test_what_is_said_while_the_other_end_goes_away_is_heard_by_nobody_and_raises_nothing() -> None:
+    """uvloop, which the server runs on, raises for what is written between a broken connection and the word of it."""
+
+    async def say() -> None:
+        ours, theirs = socket.socketpair()
+        channel = Channel({})
+        await channel.open(ours)
+        theirs.close()
+        while not channel.closed.is_set():
+            channel.tell("anything")
+            await asyncio.sleep(0)
+
+    uvloop.run(asyncio.wait_for(say(), 10))

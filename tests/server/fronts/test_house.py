@@ -3,6 +3,8 @@
 What the house does with real processes is in tests/end_to_end/test_fronts.py.
 """
 
+import asyncio
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,4 +84,14 @@ async def test_what_cannot_be_started_is_tried_again_at_once_first() -> None:
     house = Unlucky(TenantConfig(name="acme", granules=1, models=("*",)))
     await house._insist(lambda: house._start(house._fronts["acme"]))
     assert house.told == ["failed", ("rest", 0.0), ("started", house.desk.descriptors)]
+    house.desk.close()
+
+
+async def test_a_server_ends_in_order_though_its_doorman_has_just_died() -> None:
+    house = Staged(TenantConfig(name="acme", granules=1, models=("*",)))
+    house._control, theirs = socket.socketpair()
+    for end in (house._control, theirs):  # As `_mind_doorman` leaves it until there is another.
+        end.close()
+    await house.close()
+    await asyncio.wait_for(house._mind_doorman(), 10)
     house.desk.close()
