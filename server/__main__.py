@@ -4,7 +4,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from .app import Application, configuration, open_configured
 from .check import check
 from .compiled import Outdated, announce, ensure_current
 from .config import Config, ConfigError
+from .ending import give_up
 from .front import Front
 from .fronts.serve import serve
 from .listen import Taken, address, listen
@@ -33,10 +34,19 @@ log = logging.getLogger("greenlane")
 
 
 class Server(uvicorn.Server):
-    """uvicorn, ending with status 0 when it was told to stop and did, instead of by the signal that told it."""
+    """uvicorn, ending with status 0 when it was told to stop and did, instead of by the signal that told it.
+
+    Told again, it ends the process at once: `unanswered` says how many accepted requests that gives up. (uvicorn's own way
+    would wait for the tenants' threads, which nobody closes then.)
+    """
+
+    def __init__(self, config: uvicorn.Config, unanswered: Callable[[], int]) -> None:
+        super().__init__(config)
+        self._unanswered = unanswered
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
+        if self.should_exit and frame:  # Without a frame it is no signal, but the end of a drain.
+            os._exit(give_up(self._unanswered()))
         self.should_exit = True
 
 
@@ -115,7 +125,8 @@ def _serve(options: argparse.Namespace) -> int:
             listeners, _ = listen(config)
             announce()
             log.info("listening on %s", ", ".join(map(address, listeners)))
-            server = Server(_uvicorn(config, device))
+            application = Application(lambda: nullcontext(config), lambda _: device)
+            server = Server(_uvicorn(config, application), application.unanswered)
             server.run(sockets=listeners)
             return 0 if server.started else 1
         return _serve_fronts(config, device)
@@ -135,8 +146,7 @@ def _override(config: Config, options: argparse.Namespace) -> Config:
     return replace(config, server=replace(config.server, **{key: value for key, value in given.items() if value is not None}))
 
 
-def _uvicorn(config: Config, device: Device) -> uvicorn.Config:
-    application = Application(lambda: nullcontext(config), lambda _: device)
+def _uvicorn(config: Config, application: Application) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         loop="uvloop",

@@ -115,6 +115,10 @@ class Application:
         """The runtime. Raises Unavailable while there is none."""
         return self._open[1]
 
+    def unanswered(self) -> int:
+        """Requests that were accepted and are not answered yet."""
+        return self._found[0].unanswered if self._found else 0
+
     @property
     def _open(self) -> tuple[Service, Runtime]:
         if self._found is None:

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable
 from threading import Timer
 
+from .exits import GAVE_UP
+
 log = logging.getLogger("greenlane")
 
 ORDER = 0.9
@@ -25,3 +27,11 @@ def end_in_time(grace: float, timeout: float, end: Callable[[], object]) -> Time
     timer.daemon = True
     timer.start()
     return timer
+
+
+def give_up(requests: int) -> int:
+    """Say how many accepted requests a second signal leaves unanswered; returns the status to end with."""
+    if not requests:
+        return 0
+    log.error("told to end a second time: %d accepted request(s) are given up", requests)
+    return GAVE_UP

@@ -101,6 +101,12 @@ class Service:
         """Whether new work is welcome."""
         return self.unready is None
 
+    @property
+    def unanswered(self) -> int:
+        """Requests of all tenants here that were accepted and are not answered yet."""
+        lanes = [tenant.lane.statistics() for tenant in self.tenants.values()]
+        return sum(lane.waiting + lane.in_flight for lane in lanes)
+
     def heard(self) -> None:
         """The device's process, which is another, turns: it says so again and again from now on."""
         self._heard = time.monotonic()

@@ -15,7 +15,7 @@ from .. import listen, web
 from ..app import PARTING, ROUTERS, freeze
 from ..config import Config, ServerConfig
 from ..desk import State
-from ..ending import end_in_time
+from ..ending import end_in_time, give_up
 from ..exits import NEEDS_RESTART
 from ..runtime import Runtime
 from ..service import Service
@@ -40,7 +40,8 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP, then drain. Returns the exit status.
 
-    `abandon` ends the process, with a status, when it is told a second time: what is in flight is not waited for.
+    `abandon` ends the process, with a status, when it is told a second time: what is in flight is not waited for, and where
+    there is something in flight the status is GAVE_UP.
     `cores` says which of the host's a process may run on; where its device sets none aside for the tenants, this process
     shares them with those that speak HTTP, and runs on its own from then on.
     """
@@ -106,12 +107,19 @@ async def _end(told: asyncio.Event, house: House, runtime: Runtime, abandon: Cal
         _end_in_time(house, runtime.config.server, abandon)
         first = await _first(runtime.gone.wait(), told.wait(), _leave(house, runtime))
         if first == _TOLD:
+            status = give_up(await _unanswered(runtime))
             house.kill()
-            abandon(0)
+            abandon(status)
+            return status
         if first > _GONE:
             return 0
     await asyncio.sleep(PARTING)
     return NEEDS_RESTART
+
+
+async def _unanswered(runtime: Runtime) -> int:
+    """Requests that tenants' processes say they hold now; of one that does not answer nothing is known. Within a second."""
+    return sum(each.lane.waiting + each.lane.in_flight for _, each in await runtime.reports() if not each.age)
 
 
 def _end_in_time(house: House, config: ServerConfig, abandon: Callable[[int], object]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from server.exits import GAVE_UP
 from server.tenancy import digest
 
 from .harness import cores
@@ -73,8 +74,22 @@ def test_a_second_signal_ends_it_at_once(keyed: Path) -> None:
         server.signal()
         server.told("draining")
         server.signal()
-        assert server.wait(5) == 0
+        assert server.wait(5) == GAVE_UP
         assert connection.ended()
+        server.told("told to end a second time: 1 accepted request(s) are given up")
+
+
+def test_a_second_signal_ends_a_single_process_at_once_too(keyed: Path) -> None:
+    keyed.write_text(keyed.read_text().replace("[server]", '[server]\nfronts = "inline"'))
+    with running(keyed) as server, Connection(server) as connection, client(server, Authorization="Bearer admin") as admin:
+        connection.send(posted("spin", spin(FOREVER)))
+        until(lambda: lane(admin)["in_flight"] == 1)
+        server.signal(signal.SIGINT)
+        server.told("Shutting down")
+        server.signal(signal.SIGINT)
+        assert server.wait(5) == GAVE_UP
+        assert connection.ended()
+        server.told("told to end a second time: 1 accepted request(s) are given up")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
