@@ -1,6 +1,7 @@
 """Halts tenants' workers and has them serve again: one change of a tenant's worker at a time."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,10 +13,11 @@ from .config import Config, ConfigError
 from .desk import Desk
 from .errors import Conflict
 from .lifecycle import Lifecycle
-from .overruns import slow_first
 from .tables import dotted
 from .worker import Seat, Worker
 
+TOGETHER = 0.01
+"""Seconds for which one who moves may be kept waiting by another's inference."""
 _UNCHANGED = "; nothing was changed, and everyone is served as before"
 
 
@@ -46,8 +48,7 @@ class Seats:
     async def halted(self, workers: Mapping[str, Worker]) -> AsyncIterator[None]:
         """These tenants' workers are halted within; afterwards those that are theirs then serve, each once it can.
 
-        Those whose inferences take long are halted first, and the others are served until then. Raises Conflict if one does
-        not halt within `max_pause`: it is that one whose inference takes longer.
+        Raises Conflict if one does not halt within `max_pause`: it is that one whose inference takes longer.
         """
         held: list[str] = []
         halting: dict[str, asyncio.Future[None]] = {}
@@ -55,13 +56,7 @@ class Seats:
             for name in workers:
                 await hold(self.locks[name], name, self._config.server.max_pause)
                 held.append(name)
-            for group in await slow_first(workers):
-                halting |= {name: asyncio.wrap_future(workers[name].stop()) for name in group}
-                if halting:
-                    await asyncio.wait(halting.values(), timeout=self._config.server.max_pause)
-                if late := [name for name, halted in halting.items() if not halted.done()]:
-                    pause = f"{self._config.server.max_pause:g} s (server.max_pause)"
-                    raise Conflict(f"{_an_inference(late)} for {pause}{_UNCHANGED}")
+            await self._halt(workers, halting)
             yield
         finally:
             for name in held:
@@ -72,12 +67,34 @@ class Seats:
                 else:  # Two would read its link.
                     halting[name].add_done_callback(partial(self._go_on, name, workers[name]))
 
+    async def _halt(self, workers: Mapping[str, Worker], halting: "dict[str, asyncio.Future[None]]") -> None:
+        """Return when all of these have halted; `halting` is then what says so of each that was told to, also after an error.
+
+        Those that have halted are served again while another takes longer than TOGETHER. Raises Conflict.
+        """
+        pause = self._config.server.max_pause
+        until = time.monotonic() + pause
+        while workers:
+            halting |= {name: asyncio.wrap_future(worker.stop()) for name, worker in workers.items() if name not in halting}
+            late = (await asyncio.wait(halting.values(), timeout=TOGETHER))[1]
+            if not late:
+                return
+            for name in [name for name, halted in halting.items() if halted.done()]:
+                del halting[name]
+                self._resume(name, workers[name])
+            await asyncio.wait(late, timeout=until - time.monotonic())
+            if longest := [name for name, halted in halting.items() if not halted.done()]:
+                raise Conflict(f"{_an_inference(longest)} for {pause:g} s (server.max_pause){_UNCHANGED}")
+
     def _go_on(self, name: str, halted: Worker, _: object = None) -> None:
         """Serve a tenant again whose worker has halted, and let others change that."""
+        self._resume(name, halted)
+        self.locks[name].release()
+
+    def _resume(self, name: str, halted: Worker) -> None:
         halted.halt()
         if self._lifecycle.state != "closed":
             self.serve(name)
-        self.locks[name].release()
 
     async def reseat(self, name: str, free: Callable[[], None]) -> None:
         """Stop a tenant's work in flight, have its worker serve the desk's new link once that has ended, and call `free`.

@@ -86,10 +86,13 @@ class Supervision:
         """Look now and then how long everyone's inferences have been running, and stop those that take too long."""
         while True:
             await asyncio.sleep(INTERVAL)
-            now = time.monotonic()
-            for name, worker in self._workers.items():
-                serial = worker.oldest
-                self._look(name, worker, serial, self._oldest[name].lasts(now, serial))
+            self._look_at_all(time.monotonic())
+
+    def _look_at_all(self, now: float) -> None:
+        """In a frame that ends, which keeps no worker that is replaced before the next look, and no memory of its models."""
+        for name, worker in self._workers.items():
+            serial = worker.oldest
+            self._look(name, worker, serial, self._oldest[name].lasts(now, serial))
 
     def _look(self, name: str, worker: Worker, serial: int | None, seconds: float) -> None:
         """A tenant's oldest work has been running for so long."""

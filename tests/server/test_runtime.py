@@ -1,6 +1,7 @@
 """The runtime over fakes: faults at every step of a repartition, loading and unloading, draining."""
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ from server.modelconfig import ModelConfig, from_json
 from server.runtime import Runtime
 from server.service import LocalDesk, Service, Tenant
 from server.ticket import Done
+from server.worker import Worker
 from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
 from tests.memory import MEMORY, watched
 
@@ -890,6 +892,27 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_given_up_until_it_has_en
             await asyncio.sleep(0.001)
         await site.infer("acme")
         await site.infer("globex")
+
+
+async def test_who_looks_for_inferences_that_take_too_long_keeps_no_worker_that_was_replaced(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = asyncio.Event()
+
+    def look(*_: object) -> None:
+        monkeypatch.setattr("server.supervision.INTERVAL", 3600.0)
+        looked.set()
+
+    monkeypatch.setattr("server.supervision.INTERVAL", 0.001)
+    monkeypatch.setattr("server.supervision.Supervision._look", look)
+    gc.collect()
+    before = [id(thing) for thing in gc.get_objects() if isinstance(thing, Worker)]
+    async with serving(root) as site:
+        await looked.wait()
+        await site.runtime.repartition({"globex": 3})
+        gc.collect()
+        there = [thing for thing in gc.get_objects() if isinstance(thing, Worker) and id(thing) not in before]
+        assert sorted(worker.partition.size for worker in there) == [2, 3]
 
 
 async def test_a_new_process_is_served_while_a_model_of_its_tenant_is_being_bound(root: Path) -> None:
