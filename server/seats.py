@@ -70,21 +70,22 @@ class Seats:
     async def _halt(self, workers: Mapping[str, Worker], halting: "dict[str, asyncio.Future[None]]") -> None:
         """Return when all of these have halted; `halting` is then what says so of each that was told to, also after an error.
 
-        Those that have halted are served again while another takes longer than TOGETHER. Raises Conflict.
+        Those whose inferences take longer than TOGETHER are halted first. If another one's turns out to, those that have halted
+        are served again until that has ended. Raises Conflict.
         """
         pause = self._config.server.max_pause
         until = time.monotonic() + pause
-        while workers:
+        late = await _busy(workers)
+        while True:
+            halting |= {name: asyncio.wrap_future(workers[name].stop()) for name in late if name not in halting}
+            if longest := await _unfinished(halting, until - time.monotonic()):
+                raise Conflict(f"{_an_inference(longest)} for {pause:g} s (server.max_pause){_UNCHANGED}")
             halting |= {name: asyncio.wrap_future(worker.stop()) for name, worker in workers.items() if name not in halting}
-            late = (await asyncio.wait(halting.values(), timeout=TOGETHER))[1]
-            if not late:
+            if not (late := await _unfinished(halting, TOGETHER)):
                 return
-            for name in [name for name, halted in halting.items() if halted.done()]:
+            for name in halting.keys() - set(late):
                 del halting[name]
                 self._resume(name, workers[name])
-            await asyncio.wait(late, timeout=until - time.monotonic())
-            if longest := [name for name, halted in halting.items() if not halted.done()]:
-                raise Conflict(f"{_an_inference(longest)} for {pause:g} s (server.max_pause){_UNCHANGED}")
 
     def _go_on(self, name: str, halted: Worker, _: object = None) -> None:
         """Serve a tenant again whose worker has halted, and let others change that."""
@@ -165,6 +166,22 @@ async def hold(lock: asyncio.Lock, name: str, limit: float) -> None:
     except TimeoutError:
         why = "a model of it is being loaded or unloaded, or an inference does not end"
         raise Conflict(f"tenant {name}: {why}{_UNCHANGED}") from None
+
+
+async def _busy(workers: Mapping[str, Worker]) -> list[str]:
+    """Those whose works take longer than TOGETHER now."""
+    before = {name: worker.oldest for name, worker in workers.items()}
+    if all(serial is None for serial in before.values()):
+        return []
+    await asyncio.sleep(TOGETHER)
+    return [name for name, worker in workers.items() if before[name] is not None and worker.oldest == before[name]]
+
+
+async def _unfinished(halting: Mapping[str, "asyncio.Future[None]"], seconds: float) -> list[str]:
+    """Those that have not halted after so long, or sooner if all have."""
+    if halting:
+        await asyncio.wait(halting.values(), timeout=max(0.0, seconds))
+    return [name for name, halted in halting.items() if not halted.done()]
 
 
 async def _ended(worker: Worker) -> None:
