@@ -11,7 +11,8 @@ from .harness import PATIENCE, configuration, serving
 from .processes import configure, running
 from .wire import SMALL, infer, until
 
-WHY = "not every model could be loaded, and server.strict_readiness asks for all of them"
+WHY = "not every model could be loaded, and server.strict_readiness asks for all of them; "
+WHY += "POST /v2/repository/index says which of a tenant's, the log which of all"
 
 
 @pytest.fixture(params=["asgi", "front", "fronts"])
