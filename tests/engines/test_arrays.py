@@ -182,7 +182,7 @@ def test_without_cuda_core_what_dlpack_lends_of_a_gpu_is_refused_with_what_to_in
     lent: Array, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cuda.core.utils", None)
-    with pytest.raises(TensorMismatch, match=r"Lender is on a GPU; to use it install greenlane\[cuda\]"):
+    with pytest.raises(TensorMismatch, match=r"Lender is on a GPU; to use it run scripts/install cuda"):
         Tensor.of(Lender(lent))
 
 

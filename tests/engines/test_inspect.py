@@ -105,7 +105,7 @@ def _uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_library_it_is_said_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _uninstall(monkeypatch)
     rows = dict(ask(PlanFile(memoryview(b"plan"), None)))
-    assert rows["engine"].startswith("not asked: no TensorRT is installed; install greenlane[rtx]")
+    assert rows["engine"].startswith("not asked: no TensorRT is installed; run scripts/install cpu,rtx (or cpu,tensorrt)")
 
 
 def refused(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -166,4 +166,4 @@ def test_without_a_library_an_engine_file_still_says_what_it_takes_and_gives(
     shown = capsys.readouterr().out
     assert "plan         1 byte\n" in shown
     assert "input        x FP32 [batch, 3, ?]" in shown
-    assert "engine       not asked: no TensorRT is installed; install greenlane[rtx]" in shown
+    assert "engine       not asked: no TensorRT is installed; run scripts/install cpu,rtx (or cpu,tensorrt)" in shown

@@ -56,7 +56,7 @@ def test_a_library_that_is_not_installed_is_refused_with_what_was_tried(
     (tmp_path / "tensorrt_bindings.py").write_text("raise ImportError('for another Python')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        ModelRefused, match=r"install greenlane\[rtx\].*tensorrt: libnvinfer.so.11.*tensorrt_bindings: for another"
+        ModelRefused, match=r"run scripts/install cpu,rtx.*tensorrt: libnvinfer.so.11.*tensorrt_bindings: for another"
     ):
         find_tensorrt(["tensorrt"])
 
