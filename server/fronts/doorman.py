@@ -160,7 +160,10 @@ class Doorman:
 
     def _on_control(self, _: int) -> None:
         """A new process takes this name's place, it is asked whether it turns, or everything ends."""
-        name, descriptors, _flags, _address = socket.recv_fds(self._control, _NAME, 1)
+        try:
+            name, descriptors, _flags, _address = socket.recv_fds(self._control, _NAME, 1)
+        except ConnectionError:  # The other end was killed before it read what was sent to it.
+            name, descriptors = b"", []
         if not name:
             self._open = False
             return

@@ -311,3 +311,18 @@ def test_a_shut_door_holds_so_many_and_no_more() -> None:
         one.close()
         other.close()
     gc.collect()
+
+
+def test_it_ends_quietly_though_the_process_that_controls_it_was_killed_with_answers_unread() -> None:
+    """The kernel then reports a reset connection instead of its end."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listeners: Any = [Listener()]
+    doorman = Doorman(Tenancy(TENANTS, None), listeners, theirs)
+    theirs.send(b"unread")
+    control.close()
+
+    doorman.run()
+
+    doorman.close()
+    theirs.close()
+    listeners[0].close()
