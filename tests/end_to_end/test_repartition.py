@@ -21,6 +21,7 @@ from server.config import TenantConfig
 
 from .harness import Served, configuration, serving
 from .virtual import VirtualDevice
+from .wire import until
 
 GRANULES = 8
 NAMES = ("acme", "globex", "initech")
@@ -150,7 +151,7 @@ def test_a_thousand_repartitions_under_load_lose_nothing_and_leave_nothing(movin
     assert statuses[409] > 0
     for client in clients:
         assert min(client.outcomes[kind] for kind in ("right", "wrong", "cancelled")) > 50, client.outcomes
-    assert leftovers() == before
+    until(lambda: leftovers() == before)  # What was moved last is closed a moment after it was left.
     for tenant in moving.service.tenants.values():
         assert tenant.lane.slots.statistics().used == 0
 
