@@ -152,7 +152,8 @@ def test_a_thousand_repartitions_under_load_lose_nothing_and_leave_nothing(movin
     for client in clients:
         assert min(client.outcomes[kind] for kind in ("right", "wrong", "cancelled")) > 50, client.outcomes
     until(lambda: leftovers()[1:] == before[1:])
-    # After the whole suite one worker's executors were still referred to, of three thousand; what refers to them is not known.
+    # After the whole suite one worker's executors were still referred to, of three thousand. `Supervision` kept a replaced
+    # worker for a moment then; whether that was all is to be seen in a whole run with `== before[0]`.
     assert leftovers()[0] <= before[0] + 2
     for tenant in moving.service.tenants.values():
         assert tenant.lane.slots.statistics().used == 0
