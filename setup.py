@@ -9,28 +9,28 @@ from typing import Any
 from setuptools import setup
 
 COMPILED = [
-    "server/aside.py",
-    "server/blocks.py",
-    "server/body.py",
-    "server/deadlines.py",
-    "server/departures.py",
-    "server/front.py",
-    "server/head.py",
-    "server/infer.py",
-    "server/inference.py",
-    "server/lane.py",
-    "server/link.py",
-    "server/pending.py",
-    "server/pool.py",
-    "server/precedence.py",
-    "server/protocol/plans.py",
+    "server/workers/deferred.py",
+    "server/link/blocks.py",
+    "server/http/body.py",
+    "server/scheduling/deadlines.py",
+    "server/http/disconnects.py",
+    "server/http/connection.py",
+    "server/http/head.py",
+    "server/http/infer.py",
+    "server/http/inference.py",
+    "server/scheduling/lane.py",
+    "server/link/ring.py",
+    "server/scheduling/pending.py",
+    "server/scheduling/slot_pool.py",
+    "server/workers/gil_priority.py",
+    "server/protocol/request_cache.py",
     "server/protocol/request.py",
     "server/protocol/response.py",
-    "server/roles.py",
-    "server/scheduler.py",
-    "server/slots.py",
-    "server/statistics.py",
-    "server/worker.py",
+    "server/workers/roles.py",
+    "server/scheduling/scheduler.py",
+    "server/link/slots.py",
+    "server/tenants/statistics.py",
+    "server/workers/worker.py",
 ]
 """Together, for a call from one of them to another takes no detour; each of both processes' time by inference is spent here."""
 
@@ -44,7 +44,7 @@ def extensions() -> list[Any]:
         return []
     from mypyc.build import mypycify  # Only here: whoever does not compile need not have it.
 
-    return mypycify([*MYPY, *COMPILED], opt_level="3", debug_level="0", group_name="server.compiled")
+    return mypycify([*MYPY, *COMPILED], opt_level="3", debug_level="0", group_name="server.host.compiled")
 
 
 if __name__ == "__main__":

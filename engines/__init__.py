@@ -9,15 +9,15 @@ from partitions import Device
 
 from . import wire
 from .base import Engine, Executor, Preparing, Room, Tensor, Work
-from .building import Builds
-from .cachefolder import CacheFolder
-from .callers import on_stream
+from .building.builds import Builds
 from .chain import chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
+from .model_files.cache_folder import CacheFolder
 from .settings import ONNX_RUNTIMES, RuntimeSettings, lacking, lacking_on_cpu
 from .signature import Signature, TensorSpec
-from .tensorrt_api import LIBRARIES, find_tensorrt
+from .streams import on_stream
+from .tensorrt.api import LIBRARIES, find_tensorrt
 from .wiring import Step
 
 __all__ = [
@@ -104,7 +104,7 @@ def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
     if held.build_profiles:
         raise ModelRefused(f"{path}: build_profiles are for TensorRT, and ONNX Runtime runs any shape; leave them out")
     try:
-        from .onnx import load_onnx
+        from .onnxruntime.engine import load_onnx
     except ImportError as error:
         raise ModelRefused(f"{path}: ONNX Runtime is not installed; run scripts/install cpu ({error})") from error
     return load_onnx(path, settings or RuntimeSettings())
@@ -115,7 +115,7 @@ def _load_tensorrt(
 ) -> Engine:
     """The one place where TensorRT is, and only when there is a GPU for it."""
     try:
-        from .tensorrt import load_tensorrt
+        from .tensorrt.load import load_tensorrt
     except ImportError as error:
         raise ModelRefused(f"{path}: serving from a GPU needs scripts/install cpu,rtx (or cpu,tensorrt) ({error})") from error
     cuda: Any = device  # A device of this kind is a CudaDevice.

@@ -14,11 +14,11 @@ import numpy as np
 from partitions import Partition
 
 from .arrays import borrow
-from .callers import selected
 from .datatypes import DataType
 from .errors import TensorMismatch
 from .memory import view
 from .signature import ALIGNMENT, Shape, Signature, TensorSpec
+from .streams import selected
 
 
 class Tensor(NamedTuple):

@@ -1,6 +1,6 @@
 """Several models one after another as one engine: what one gives the next takes, by the names of tensors; an ensemble.
 
-On a GPU they are one graph, and what is between them stays on the device: see `engines.tensorrt_chain`. Elsewhere they run
+On a GPU they are one graph, and what is between them stays on the device: see `engines.tensorrt.chain`. Elsewhere they run
 in turn, each on what the one before gave.
 """
 

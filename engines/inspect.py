@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .artifact import Artifact, PlanFile, read_plan
 from .errors import ModelRefused
-from .onnxfile import OnnxFile, read_onnx
+from .model_files.artifact import Artifact, PlanFile, read_plan
+from .model_files.onnx_file import OnnxFile, read_onnx
 from .signature import TensorSpec
-from .tensorrt_api import TensorRT, engine_facts, find_tensorrt
+from .tensorrt.api import TensorRT, engine_facts, find_tensorrt
 
 Row = tuple[str, str]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from .base import Tensor
 from .errors import ModelRefused, TensorMismatch
-from .profiles import dimensions
+from .model_files.profiles import dimensions
 from .settings import Sample
 from .signature import Shape, Signature, TensorSpec
 

@@ -62,7 +62,7 @@ def _core_numbers(cores: Iterable[int]) -> list[int]:
 def _open_cuda(index: int, granule_sms: int | None) -> Device:
     """The only place where this package imports CUDA."""
     try:
-        from .cuda import open_cuda
+        from .cuda.device import open_cuda
     except ImportError as error:
         raise DeviceUnavailable(
             f"CUDA partitions need scripts/install cuda (or cpu,rtx, to serve models on them); or use backend = 'cpu' ({error})"

@@ -17,18 +17,18 @@ import uvloop
 
 from partitions import Device, PartitionError
 
-from . import logs
 from .app import Application, configuration, open_configured
 from .check import check
-from .compiled import Outdated, announce, ensure_current
-from .config import Config, ConfigError
-from .ending import give_up
-from .front import Front
-from .fronts.serve import serve
-from .listen import Taken, address, listen
-from .plain import SWITCH_INTERVAL
-from .tables import nearest
-from .units import whole
+from .config.schema import Config, ConfigError
+from .config.tables import nearest
+from .config.values import whole
+from .host import logs
+from .host.compiled import Outdated, announce, ensure_current
+from .host.shutdown_timer import give_up
+from .http.connection import Front
+from .processes.listen import Taken, address, listen
+from .processes.serve import serve
+from .single_process import SWITCH_INTERVAL
 
 log = logging.getLogger("greenlane")
 

@@ -21,21 +21,29 @@ from fastapi import FastAPI
 from engines import has_tensorrt
 from partitions import Device, DeviceUnavailable, PartitionError, open_device
 
-from . import admin, asgi, cors, demo, loads, logs, metrics, plain, routes, web
-from .allocator import keep_large_blocks
-from .alone import NotAlone, alone, supervisor
-from .compiled import Outdated, announce, ensure_current
-from .config import Config, ConfigError, ServerConfig
-from .configfile import load
-from .departures import Receive
-from .ending import end_in_time
+from . import demo
+from . import single_process as plain
+from .admin import metrics
+from .admin import models as loads
+from .admin import partitions as admin
+from .config.file import load
+from .config.schema import Config, ConfigError, ServerConfig
+from .device.model_loader import Read
+from .device.runtime import Runtime
 from .errors import Unavailable
-from .exits import NEEDS_RESTART
-from .infer import Infer, Send, is_infer
-from .library import Read
-from .runtime import Runtime
-from .service import Service, open_local
-from .watchdog import Watchdog
+from .host import logs
+from .host.compiled import Outdated, announce, ensure_current
+from .host.exit_codes import NEEDS_RESTART
+from .host.malloc import keep_large_blocks
+from .host.shutdown_timer import end_in_time
+from .host.single_worker import NotAlone, alone, supervisor
+from .host.watchdog import Watchdog
+from .http import asgi, cors
+from .http import framework as web
+from .http import metadata as routes
+from .http.disconnects import Receive
+from .http.infer import Infer, Send, is_infer
+from .tenants.service import Service, open_local
 
 log = logging.getLogger("greenlane")
 

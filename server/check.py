@@ -15,16 +15,16 @@ from pathlib import Path
 from engines import TensorSpec
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
 
-from .blocks import most_of
-from .catalog import Entry, Served
-from .config import Config, ConfigError, ModelOptions, TenantConfig
-from .configfile import salvage
-from .fronts.cores import TOO_FEW, placed, share, trespasses
-from .keeping import open_builds
-from .library import Library, Loaded, open_library
-from .needs import fit
-from .repository import Repository
-from .tables import KeyPath, dotted, nearest
+from .config.file import salvage
+from .config.schema import Config, ConfigError, ModelOptions, TenantConfig
+from .config.tables import KeyPath, dotted, nearest
+from .device.cache_paths import open_builds
+from .device.memory_needs import fit
+from .device.model_loader import Library, Loaded, open_library
+from .link.blocks import most_of
+from .processes.affinity import TOO_FEW, placed, share, trespasses
+from .repository.model_repository import Repository
+from .tenants.catalog import Entry, Served
 
 Plan = Mapping[str, tuple[int, ...]]
 

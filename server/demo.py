@@ -14,7 +14,7 @@ from pathlib import Path
 
 from partitions import open_device
 
-from .config import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from .config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 
 log = logging.getLogger("greenlane.demo")
 

@@ -6,14 +6,20 @@ import pytest
 from hypothesis import settings
 
 from partitions.cpu import CpuDevice, CpuPartition, open_cpu
-from server.compiled import ROOT, Outdated, ensure_current
+from server.host.compiled import ROOT, Outdated, ensure_current
 
 pytest.register_assert_rewrite("tests.contract")
 
 settings.register_profile("unhurried", deadline=None)  # A busy machine is no reason to fail.
 settings.load_profile("unhurried")
 
-WITH_COMPILED = ("tests/end_to_end/", "tests/load/", "tests/gpu/", "tests/server/protocol/", "tests/server/test_compiled.py")
+WITH_COMPILED = (
+    "tests/end_to_end/",
+    "tests/load/",
+    "tests/gpu/",
+    "tests/server/protocol/",
+    "tests/server/host/test_compiled.py",
+)
 """What can be tested of compiled modules, which take no fakes for what they call by name."""
 
 

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
-from server import link as links
-from server.arena import Arena
-from server.blocks import Blocks
-from server.link import Descriptors, Link, Tickets
-from server.slots import Slot
+from server.link import ring as links
+from server.link.arena import Arena
+from server.link.blocks import Blocks
+from server.link.ring import Descriptors, Link, Tickets
+from server.link.slots import Slot
 
 PATIENCE = 30
 MEMORY = 64 << 20

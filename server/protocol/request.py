@@ -10,11 +10,11 @@ import numpy as np
 
 from engines import Signature, TensorSpec, wire
 from server.errors import BadRequest, TooLarge
-from server.slots import Slot
-from server.ticket import Shape
+from server.link.messages import Shape
+from server.link.slots import Slot
 
-from .document import Object, count, field, flag, parameters, parse, refuse, short, show, unsigned
-from .elements import Declared, to_array, to_wire
+from .json_document import Object, count, field, flag, parameters, parse, refuse, short, show, unsigned
+from .json_tensors import Declared, to_array, to_wire
 
 _MOST_DIMENSIONS = 64
 """As in numpy; no model has more, and the product of a body full of them would take seconds."""

@@ -9,14 +9,14 @@ import orjson
 
 from engines import Signature, TensorSpec, wire
 from server.errors import BadRequest, Failed
-from server.slots import Slot
-from server.ticket import Extent
-from server.turns import Steps
+from server.link.messages import Extent
+from server.link.slots import Slot
+from server.protocol.time_slices import Steps
 
-from .classes import UNLABELLED, Classes, Labels, classify
+from .classification import UNLABELLED, Classes, Labels, classify
+from .json_slices import ELEMENTS, write
 from .nonfinite import dump
 from .request import ASK, InferRequest
-from .slices import ELEMENTS, write
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from server.config import ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
-from server.configfile import load
-from server.modelsettings import from_options, settle, usual
+from server.config.file import load
+from server.config.schema import ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
+from server.repository.model_settings import from_options, settle, usual
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "deploy" / "greenlane.toml").read_text()

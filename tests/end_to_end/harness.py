@@ -15,11 +15,11 @@ import uvicorn
 
 from partitions import Device
 from server.app import Application, open_configured
-from server.config import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
-from server.front import Front
-from server.runtime import Runtime
-from server.service import Service
-from server.uvicorn_protocol import JsonHttpToolsProtocol
+from server.config.schema import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.device.runtime import Runtime
+from server.http.connection import Front
+from server.http.uvicorn_protocol import JsonHttpToolsProtocol
+from server.tenants.service import Service
 
 T = TypeVar("T")
 PATIENCE = 60.0

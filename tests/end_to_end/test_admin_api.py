@@ -11,11 +11,11 @@ import httpx
 import pytest
 from fastapi import Request
 
-from server import caller
 from server.app import Application
 from server.app import configuration as demo
-from server.config import TenantConfig
+from server.config.schema import TenantConfig
 from server.errors import Unauthorized
+from server.http import dependencies as caller
 
 from .harness import Served, configuration, cores, serving
 from .virtual import VirtualDevice

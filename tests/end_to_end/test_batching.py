@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from server.config import TenantConfig
+from server.config.schema import TenantConfig
 from tests.load.bare import session
 from tests.load.models import build, model_path
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engines.errors import ModelRefused
-from engines.tensorrt_api import find_tensorrt
+from engines.tensorrt.api import find_tensorrt
 from tests.engines.small import ADD, model
 
 from .harness import cores
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two c
 
 SERVER = """
 import sys
-from engines.tensorrt_api import find_tensorrt
+from engines.tensorrt.api import find_tensorrt
 from server.__main__ import main
 from tests.simulation import Gpu, installed
 from tests.simulation.building import building

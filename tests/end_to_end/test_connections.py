@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server import connections
+from server.http import connection_limits as connections
 
 from .harness import Served, configuration, serving
 from .processes import Running, configure, running

@@ -20,9 +20,9 @@ SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from server import logs
-from server.configfile import load
-from server.fronts.serve import serve
-from server.listen import listen
+from server.config.file import load
+from server.processes.serve import serve
+from server.processes.listen import listen
 from tests.fakes import FakeDevice
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from server.tenancy import digest
+from server.tenants.auth import digest
 
 from .harness import cores
 from .processes import Load, Running, alive, client, configure, free_port, holder, running, threads

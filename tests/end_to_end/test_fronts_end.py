@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from server.exits import GAVE_UP
-from server.tenancy import digest
+from server.host.exit_codes import GAVE_UP
+from server.tenants.auth import digest
 
 from .harness import cores
 from .processes import Load, alive, client, configure, running
@@ -160,9 +160,9 @@ def test_a_server_that_cannot_start_ends_and_leaves_nothing(standard: Path, tmp_
 import asyncio, sys
 from pathlib import Path
 from partitions.cpu import open_cpu
-from server.configfile import load
-from server.fronts.serve import serve
-from server.listen import listen
+from server.config.file import load
+from server.processes.serve import serve
+from server.processes.listen import listen
 
 class Broken(Exception): ...
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.config import TenantConfig
+from server.config.schema import TenantConfig
 
 from .harness import configuration, cores, serving
 from .processes import Load, Running, alive, client, configure, running

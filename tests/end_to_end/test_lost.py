@@ -10,9 +10,9 @@ import pytest
 
 from engines import DATATYPES, Engine, Signature, TensorSpec
 from partitions import DeviceLost
-from server import library as libraries
-from server.config import TenantConfig
-from server.exits import NEEDS_RESTART
+from server.config.schema import TenantConfig
+from server.device import model_loader as libraries
+from server.host.exit_codes import NEEDS_RESTART
 from tests.fakes import FakeDevice, FakeEngine, Script
 
 from .harness import PATIENCE, configuration, serving

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from partitions.cpu import CpuDevice
-from server import freeing
-from server.config import TenantConfig
-from server.pool import SlotStatistics
-from server.service import LocalDesk
-from server.slots import SMALLEST
-from server.tenancy import digest
+from server.config.schema import TenantConfig
+from server.device import freeing
+from server.link.slots import SMALLEST
+from server.scheduling.slot_pool import SlotStatistics
+from server.tenants.auth import digest
+from server.tenants.service import LocalDesk
 from tests.memory import anonymous
 
 from . import repository

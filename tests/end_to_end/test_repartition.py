@@ -15,9 +15,9 @@ import aiohttp
 import httpx
 import pytest
 
-from engines.onnx import OnnxExecutor
+from engines.onnxruntime.engine import OnnxExecutor
 from partitions.cpu import CpuPartition
-from server.config import TenantConfig
+from server.config.schema import TenantConfig
 
 from .harness import Served, configuration, serving
 from .virtual import VirtualDevice

@@ -13,7 +13,7 @@ import aiohttp
 import httpx
 import pytest
 
-from server.config import ModelOptions, TenantConfig
+from server.config.schema import ModelOptions, TenantConfig
 
 from . import repository
 from .harness import Served, configuration, serving

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from server import body
-from server.allocator import SPARE
-from server.body import Uploads
-from server.config import TenantConfig
-from server.tenancy import digest
+from server.config.schema import TenantConfig
+from server.host.malloc import SPARE
+from server.http import body
+from server.http.body import Uploads
+from server.tenants.auth import digest
 
 from .harness import Served, configuration, serving
 from .processes import configure, running

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from server.exits import NEEDS_RESTART
-from server.watch import write_stacks
+from server.host.exit_codes import NEEDS_RESTART
+from server.host.watch import write_stacks
 
 from .harness import cores
 from .processes import Running, Standing, alive, client, configure, running
@@ -49,7 +49,7 @@ BLOCKS_THE_LOOP = "loops[0].call_soon_threadsafe(time.sleep, 600)"
 SERVER = """
 import asyncio, ctypes, os, sys, threading, time
 from server import __main__ as command
-from server.runtime import Runtime
+from server.device.runtime import Runtime
 
 loops, start = [], Runtime.start
 
@@ -107,7 +107,7 @@ def configured(folder: Path, repository: Path, watchdog: str, **server: str) -> 
 
 
 def watchers(server: Running) -> list[Standing]:
-    return [one for one in server.family() if b"server.watch" in command_line(one.pid)]
+    return [one for one in server.family() if b"server.host.watch" in command_line(one.pid)]
 
 
 def command_line(pid: int) -> bytes:

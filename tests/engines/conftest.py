@@ -1,4 +1,4 @@
-"""A simulated GPU for tests of engines.tensorrt and its neighbours."""
+"""A simulated GPU for tests of engines.tensorrt.load and its neighbours."""
 
 from collections.abc import Iterator
 from pathlib import Path

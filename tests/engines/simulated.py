@@ -1,4 +1,4 @@
-"""A partition of a simulated GPU with a simulated TensorRT, for tests of engines.tensorrt and its neighbours."""
+"""A partition of a simulated GPU with a simulated TensorRT, for tests of engines.tensorrt.load and its neighbours."""
 
 import importlib
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from engines import Room, RuntimeSettings, Tensor, load_engine
-from engines.artifact import Artifact
-from engines.profiles import Profile, Range
+from engines.model_files.artifact import Artifact
+from engines.model_files.profiles import Profile, Range
 from tests.engines.small import model
 from tests.engines.tensors import Array, Memory, run
 from tests.simulation import Gpu, installed
@@ -36,9 +36,9 @@ class Bench:
         self.device = cuda.open_cuda()
         self.partition = self.device.carve([0])
         self.partition.attach()
-        self.tensorrt = importlib.import_module("engines.tensorrt")
-        self.copies = importlib.import_module("engines.copies")
-        self.routes = importlib.import_module("engines.tensorrt_routes")
+        self.tensorrt = importlib.import_module("engines.tensorrt.load")
+        self.copies = importlib.import_module("engines.tensorrt.copies")
+        self.routes = importlib.import_module("engines.tensorrt.address_cache")
         self.engines: list[Any] = []
         """Those that were loaded."""
         self._pins: list[Any] = []

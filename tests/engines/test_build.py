@@ -18,13 +18,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.artifact import Artifact, read_plan, unpack
 from engines.build import BuildOptions, build, build_cached, main
-from engines.builder import _Job, _parser_errors
+from engines.building.builder import _Job, _parser_errors
+from engines.building.progress import Step, Watch
 from engines.errors import Cancelled, ModelRefused
-from engines.profiles import Profile, Range
-from engines.progress import Step, Watch
-from engines.tensorrt_api import TensorRT, find_tensorrt
+from engines.model_files.artifact import Artifact, read_plan, unpack
+from engines.model_files.profiles import Profile, Range
+from engines.tensorrt.api import TensorRT, find_tensorrt
 from tests.models import PASSING
 
 from .small import ADD, BATCHES, IMAGES, model

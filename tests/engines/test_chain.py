@@ -27,9 +27,9 @@ from engines.base import Trimming
 from partitions import open_cpu
 from tests import models
 from tests.engines.simulated import ROWS, Bench, affine, rows
+from tests.engines.tensorrt.test_shapes import Held
+from tests.engines.tensorrt.test_unsized import NONZERO
 from tests.engines.tensors import Array, array, run
-from tests.engines.test_tensorrt_shapes import Held
-from tests.engines.test_tensorrt_unsized import NONZERO
 from tests.simulation.plans import Ranges
 
 LOGGER = "greenlane.engines"

@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.artifact import Artifact, PlanFile, unpack
-from engines.builder import BuildOptions, build
+from engines.building.builder import BuildOptions, build
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
 from engines.inspect import ask, described, engine_rows, main
-from engines.profiles import Profile, Range
+from engines.model_files.artifact import Artifact, PlanFile, unpack
+from engines.model_files.profiles import Profile, Range
 from engines.signature import Signature, TensorSpec
-from engines.tensorrt_api import find_tensorrt
+from engines.tensorrt.api import find_tensorrt
 
 from .small import BATCHES, model
 

@@ -26,6 +26,6 @@ def test_a_file_is_named_by_text_or_path(tmp_path: Path, kind: type[str] | type[
 
 def test_without_onnx_runtime_a_model_for_it_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.delitem(sys.modules, "engines.onnx", raising=False)
+    monkeypatch.delitem(sys.modules, "engines.onnxruntime.engine", raising=False)
     with pytest.raises(ModelRefused, match=r"model\.onnx: ONNX Runtime is not installed; run scripts/install cpu"):
         load_engine("model.onnx")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from partitions import open_device
-from server import arena
-from server.arena import TensorMemory
+from server.link import arena
+from server.link.arena import TensorMemory
 
 MIB = 1 << 20
 
@@ -58,7 +58,7 @@ def registered(memory: TensorMemory, *sizes: int) -> Iterator[None]:
 
 def across(device: Any, *sizes: int) -> dict[str, str]:
     """What becomes of the middle MiB of two that are registered as pieces of these sizes."""
-    from engines.copies import compile_kernels, open_copier
+    from engines.tensorrt.copies import compile_kernels, open_copier
 
     current = device.make_current()
     memory, back, data = fresh(2 * MIB), fresh(MIB), np.random.default_rng(1).bytes(MIB)

@@ -18,7 +18,7 @@ import pytest
 
 from engines import load_engine
 from partitions import Device
-from server.precedence import Precedence
+from server.workers.gil_priority import Precedence
 from tests.load import subjects
 from tests.load.asks import TOLERANCE, tensor, truth
 from tests.load.figures import figures as summary

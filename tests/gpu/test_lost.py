@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from server.exits import NEEDS_RESTART
+from server.host.exit_codes import NEEDS_RESTART
 
 from .networks import mlp, plan
 from .process import PATIENCE, Client, _wait_until_ready

@@ -42,7 +42,7 @@ def where_am_i(device: Any) -> Callable[[Any, int, int, int], None]:
     """Launches that many blocks which write their SM to that address of the device and stay for that many cycles."""
     from cuda.core import LaunchConfig, Program, ProgramOptions, launch
 
-    from partitions.smid import SOURCE, THREADS
+    from partitions.cuda.sm_probe import SOURCE, THREADS
 
     program = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.make_current().arch}"))
     kernel = program.compile("cubin").get_kernel("where_am_i")
@@ -64,7 +64,7 @@ def free_memory(device: Any) -> int:
 
 def everywhere(device: Any) -> frozenset[int]:
     """The SMs that a stream of the primary context runs on."""
-    from partitions.smid import open_probe
+    from partitions.cuda.sm_probe import open_probe
 
     here = device.make_current()
     stream = here.create_stream()
@@ -222,7 +222,7 @@ def test_pinned_memory_is_written_by_a_partition(device: Any, where_am_i: Any, f
 
 def test_finer_granules_are_fenced_too(device: Any, figures: dict[str, Any]) -> None:
     """A second split of this process: nothing of the first one is open by now."""
-    from partitions.cuda import open_cuda
+    from partitions.cuda.device import open_cuda
 
     size = 2
     if size >= device.granules[0]:

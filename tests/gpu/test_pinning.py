@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from partitions.pages import touch
+from partitions.cuda.pages import touch
 from tests.gpu.across import MIB, fresh, register, unregister
 from tests.load.copies import Carrier, carrier
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.artifact import read_plan
+from engines.model_files.artifact import read_plan
 
 from .bench import MIB, assert_close, expected, free_memory
 from .networks import NETWORKS, feed, mlp, plan, resnet, several

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from server.config import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 from tests.end_to_end.harness import Served, serving
 
 from .bench import expected

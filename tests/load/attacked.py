@@ -15,7 +15,7 @@ from time import perf_counter, sleep
 
 import onnx.parser
 
-from server.tenancy import digest
+from server.tenants.auth import digest
 from tests.end_to_end.processes import alive, family_of
 from tests.end_to_end.repository import HEADER, SPIN
 from tests.models import FUSSY

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from engines import Builds, CacheFolder, load_engine
 from partitions import Device, open_device
-from partitions.pages import touch
+from partitions.cuda.pages import touch
 
 from .inside import quiet
 from .loading import SETTINGS, Watcher

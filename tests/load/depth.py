@@ -20,11 +20,11 @@ import uvloop
 
 from engines import Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceLost, Partition, open_device
-from server.config import TenantConfig
-from server.precedence import Precedence
-from server.service import open_local
-from server.worker import Seat as WorkerSeat
-from server.worker import Worker
+from server.config.schema import TenantConfig
+from server.tenants.service import open_local
+from server.workers.gil_priority import Precedence
+from server.workers.worker import Seat as WorkerSeat
+from server.workers.worker import Worker
 
 from .asks import TOLERANCE
 from .inside import quiet

@@ -171,7 +171,7 @@ def awaited(partition: Partition, ask: Ask, seconds: float) -> list[float]:
 
 def alone(executor: Any, partition: Any, ask: Ask, seconds: float) -> float | None:
     """Seconds of the engine without copies. On an attached thread, nothing in flight; None where it has no graphs."""
-    from engines.tensorrt_capture import capture
+    from engines.tensorrt.capture import capture
 
     ask().wait()
     prepared = next(

@@ -20,7 +20,7 @@ import numpy as np
 
 from engines import Engine, load_engine
 from partitions import Device, Partition, open_device
-from server.precedence import Precedence
+from server.workers.gil_priority import Precedence
 
 from . import machine, subjects
 from .arrangement import Impossible, fourth, halves
@@ -271,7 +271,7 @@ def _notes(device: Device, groups: dict[str, list[int]]) -> Iterator[str]:
     yield f"Every tenant is a thread of one process on its own partition: the victim {mine} {unit}s, the aggressor {theirs}."
     if "four" in groups:
         yield f"With three aggressors: {', '.join(map(str, groups['four']))} {unit}s."
-    yield "Where several have work, they give way to each other as the server's workers do (server/precedence.py)."
+    yield "Where several have work, they give way to each other as the server's workers do (server/workers/gil_priority.py)."
     yield "Latency is from the call to the outputs in host memory; copies are part of it, on both sides."
     yield "Control: the same threads, models and graphs on plain streams of the whole device."
     yield "Figures are medians over rounds, ratios the medians of the rounds' ratios. Alone and under load take turns."

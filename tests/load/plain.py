@@ -19,8 +19,8 @@ def _plain_stream(device: Any) -> Partition:
     from cuda.core import StreamOptions
     from cuda.core._utils.cuda_utils import handle_return
 
-    from partitions.cuda import CudaPartition, SideStream
-    from partitions.green import NONBLOCKING, Green
+    from partitions.cuda.device import CudaPartition, SideStream
+    from partitions.cuda.green_contexts import NONBLOCKING, Green
 
     class PlainStream(CudaPartition):
         """A stream of the primary context in a partition's place; there is no green context to be kept for others."""

@@ -14,8 +14,8 @@ import numpy as np
 from engines import Engine, Executor, Room, Tensor, Work
 from engines.signature import align
 from partitions import Device, Partition
-from server.precedence import Place, Precedence
-from server.worker import BUNDLE
+from server.workers.gil_priority import Place, Precedence
+from server.workers.worker import BUNDLE
 
 from .figures import Samples
 from .subjects import Array

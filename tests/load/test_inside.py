@@ -11,7 +11,7 @@ import pytest
 
 from engines import load_engine
 from partitions import open_device
-from server.precedence import Precedence
+from server.workers.gil_priority import Precedence
 
 from . import subjects
 from .arrangement import Impossible

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.configfile import load
+from server.config.file import load
 
 from . import kinds, subjects
 from .arrangement import EVERYONE, QUARTERS, SHARED, SPLIT, Cores, Impossible, deployments, fourth, halves, share_cores

@@ -3,10 +3,10 @@
 import sys
 
 from engines import DATATYPES, Signature, TensorSpec
-from server import link as links
-from server.link import Descriptors
-from server.precedence import Precedence
-from server.worker import Seat, Worker
+from server.link import ring as links
+from server.link.ring import Descriptors
+from server.workers.gil_priority import Precedence
+from server.workers.worker import Seat, Worker
 from tests.fakes import FakeDevice, FakeEngine
 
 FP32 = DATATYPES["FP32"]

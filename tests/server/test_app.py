@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from engines import has_tensorrt
-from engines.tensorrt_api import LIBRARIES
+from engines.tensorrt.api import LIBRARIES
 from partitions import Device, DeviceUnavailable
 from server.app import open_configured
-from server.config import Config, DeviceConfig, ModelsConfig
+from server.config.schema import Config, DeviceConfig, ModelsConfig
 from tests.fakes import FakeDevice
 
 NO_SUCH = 4095

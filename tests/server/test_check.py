@@ -10,8 +10,8 @@ import pytest
 from engines import Builds, Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
 from server.check import check
-from server.config import Config
-from server.configfile import load
+from server.config.file import load
+from server.config.schema import Config
 from tests.end_to_end import repository
 from tests.fakes import FakeDevice, Script
 
@@ -421,7 +421,7 @@ def test_models_are_tried_as_they_would_be_served(told: Told, monkeypatch: pytes
         tried.append(settings)
         return load_engine(path, device, settings, max_batch, builds)
 
-    monkeypatch.setattr("server.library.load_engine", remember)
+    monkeypatch.setattr("server.device.model_loader.load_engine", remember)
     assert told.check(('backend = "cpu"', 'backend = "cpu"\ncopies = "engine"')) == 0
     assert tried == [RuntimeSettings(copies="engine", warm_up="usual", batch_padding=True)]
 

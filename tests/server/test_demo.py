@@ -11,9 +11,9 @@ import pytest
 from engines.datatypes import DATATYPES
 from engines.signature import Signature, TensorSpec
 from server import demo
-from server.config import ConfigError
-from server.modelconfig import apply
-from server.repository import Repository
+from server.config.schema import ConfigError
+from server.repository.model_config import apply
+from server.repository.model_repository import Repository
 
 SIZES = [(8, 8), (12, 20), (33, 47), (64, 64)]
 KINDS = ["horizontal", "vertical", "diagonal", "other diagonal", "checkerboard"]

@@ -4,7 +4,7 @@ Plans carry an ONNX, so the real partitions.cuda and engines.tensorrt run on it 
 It is as unhelpful as the real thing where that has cost somebody a day: a second split of the device overlaps the first
 without a word, an error on the device comes out of a later call and then out of every call, and what the device writes
 to host memory is not there before the stream was waited for. Where the real thing would leak or crash, it raises Misuse.
-tests/partitions/test_cuda_manifest.py and tests/engines/test_tensorrt_manifest.py hold its names and parameters against
+tests/partitions/cuda/test_manifest.py and tests/engines/tensorrt/test_manifest.py hold its names and parameters against
 the real packages.
 """
 

@@ -13,26 +13,26 @@ from . import core, driver
 from .errors import CUDAError
 from .gpu import Gpu
 
-OURS = ("partitions.cuda", "partitions.faults", "partitions.green", "partitions.smid")
-OURS += ("engines.copies", "engines.ordering", "engines.pointers")
+OURS = ("partitions.cuda.device", "partitions.cuda.driver", "partitions.cuda.green_contexts", "partitions.cuda.sm_probe")
+OURS += ("engines.tensorrt.copies", "engines.tensorrt.stream_order", "engines.tensorrt.pointers")
 OURS += tuple(
-    f"engines.tensorrt{part}"
-    for part in (
-        "",
-        "_bind",
-        "_capture",
-        "_chain",
-        "_context",
-        "_engine",
-        "_instance",
-        "_lifetime",
-        "_outputs",
-        "_plan",
-        "_routes",
-        "_run",
-        "_shapes",
-        "_staging",
-        "_work",
+    f"engines.tensorrt.{module}"
+    for module in (
+        "load",
+        "bind",
+        "capture",
+        "chain",
+        "context",
+        "engine",
+        "instance",
+        "lifetime",
+        "outputs",
+        "plan",
+        "address_cache",
+        "executor",
+        "shapes",
+        "staging",
+        "work",
     )
 )
 TENSORRT = ("tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindings")
@@ -40,7 +40,7 @@ TENSORRT = ("tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindi
 
 @contextmanager
 def installed(gpu: Gpu, library: ModuleType | None = None) -> Iterator[Any]:
-    """While the block runs, this is the machine's only GPU; gives the module partitions.cuda as imported there.
+    """While the block runs, this is the machine's only GPU; gives the module partitions.cuda.device as imported there.
 
     `library`, where given, is its only TensorRT: what `tensorrt.library` makes.
     """
@@ -52,7 +52,7 @@ def installed(gpu: Gpu, library: ModuleType | None = None) -> Iterator[Any]:
         for name in OURS:
             patch.setitem(sys.modules, name, ModuleType(name))
             del sys.modules[name]
-        yield importlib.import_module("partitions.cuda")
+        yield importlib.import_module("partitions.cuda.device")
 
 
 def public(module: ModuleType) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from server.config import Config, DeviceConfig, ModelOptions, ModelsConfig
-from server.library import Loaded, open_library
+from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
+from server.device.model_loader import Loaded, open_library
 from tests.engines.simulated import AFFINE, ROWS, Bench, assert_right, opened, rows
 from tests.engines.small import model
 

@@ -7,9 +7,9 @@ import pytest
 
 from engines import DATATYPES, Signature
 from server.errors import BadRequest
+from server.link.messages import Extent
 from server.protocol.request import InferRequest, Wanted
 from server.protocol.response import InferResponse, encode
-from server.ticket import Extent
 from tests.memory import roomy
 
 from .messages import INTEGERS, floats, packed, spec

@@ -12,9 +12,9 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 
 from engines import DATATYPES, Signature, TensorSpec, wire
 from engines.signature import align
+from server.link.messages import Extent
 from server.protocol.request import InferRequest, Wanted
 from server.protocol.response import encode
-from server.ticket import Extent
 from tests.memory import slot_of
 
 from .messages import Document, request, take

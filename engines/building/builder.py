@@ -1,0 +1,356 @@
+"""ONNX models made into engine files: one build, and builds that are kept.
+
+TensorRT-RTX builds on the CPU for every kind of GPU; TensorRT measures on the GPU it builds for. Precision comes from
+the ONNX: neither library changes types any more.
+"""
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from partitions.cuda.current_context import restored
+
+from ..errors import Cancelled, ModelRefused
+from ..model_files.artifact import PORTABLE, Artifact, read_plan, this_platform
+from ..model_files.atomic import replace_file
+from ..model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest
+from ..model_files.profiles import Profile, complete
+from ..signature import Signature, TensorSpec
+from ..tensorrt.api import Message, TensorRT, find_tensorrt, first_error, listening, tidy
+from ..tensorrt.release import releasing
+from .progress import Progress, Watch, monitor
+
+log = logging.getLogger("greenlane.engines")
+
+StreamFor = Callable[[int], int]
+"""From a number of SMs to the handle of a stream on such a partition, which must live until the build has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How to build. Raises ValueError naming the field.
+
+    - `profiles`: sizes of dynamic inputs; without any, batches of 1 to `max_batch`.
+    - `targets`: compute capabilities, such as "8.6"; none for the library's default, which for TensorRT-RTX is every
+      GPU from Ampere on.
+    - `optimization_level`: 0 to 5; None for the library's own.
+    - `max_aux_streams`: streams the engine may use beside the caller's, each of which is one more stream on the partition of
+      every executor; by default none.
+    - `flags`: the library's builder flags in lower case, such as "weight_streaming", or "no_tf32" to clear one.
+    - `weight_streaming_budget`: bytes of weights to keep on the GPU unless whoever loads the engine says otherwise, for one
+      with that flag; None leaves it to the library.
+    """
+
+    profiles: tuple[Profile, ...] = ()
+    max_batch: int = 8
+    targets: tuple[str, ...] = ()
+    optimization_level: int | None = None
+    max_aux_streams: int = 0
+    flags: tuple[str, ...] = ()
+    weight_streaming_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_batch < 1:
+            raise ValueError(f"max_batch is {self.max_batch}; expected 1 or more")
+        for index, profile in enumerate(self.profiles):
+            if profile.sms is not None and profile.sms < 1:
+                raise ValueError(f"profile {index}: sms is {profile.sms}; expected 1 or more")
+        if self.optimization_level not in (None, *range(6)):
+            raise ValueError(f"optimization_level is {self.optimization_level}; expected 0 to 5")
+        if self.max_aux_streams < 0:
+            raise ValueError(f"max_aux_streams is {self.max_aux_streams}; expected 0 or more")
+        if (budget := self.weight_streaming_budget) is not None and (budget < 0 or "weight_streaming" not in self.flags):
+            raise ValueError(f"weight_streaming_budget is {budget}; expected 0 or more, and the flag weight_streaming")
+
+
+DEFAULTS = BuildOptions()
+
+
+@releasing()
+def build(
+    onnx: bytes,
+    options: BuildOptions = DEFAULTS,
+    progress: Progress | None = None,
+    *,
+    api: TensorRT | None = None,
+    path: Path | None = None,
+    stream_for: StreamFor | None = None,
+) -> bytes:
+    """Build a model and return the engine file's bytes. Blocks, seconds to minutes, without the GIL; one build a thread.
+
+    `path` is where the model came from: weights in files of their own are looked for beside it. What is made up for want
+    of options is logged. The context that is current in the calling thread stays so, though the library asks the GPU. Raises
+    ModelRefused with the first thing the library said, Cancelled, or what `progress` raised.
+    """
+    where = path or "the model"
+    job = _Job(api or find_tensorrt(), onnx, options, path, stream_for, Watch(progress or (lambda step: True)))
+    try:
+        with restored(), listening() as heard:
+            return job.run(heard)
+    except ModelRefused as error:
+        if job.watch.cancelled:
+            raise job.watch.error or Cancelled(f"{where}: the build was cancelled") from None
+        raise ModelRefused(f"{where}: {error}") from error
+
+
+def build_cached(
+    onnx_path: Path,
+    cache_dir: Path,
+    options: BuildOptions = DEFAULTS,
+    progress: Progress | None = None,
+    *,
+    api: TensorRT | None = None,
+    device: str = "",
+) -> Path:
+    """The engine file of a model's file, built in this process unless `cache_dir` has it; see `kept`.
+
+    A process that serves builds in a child instead: `engines.building.builds`.
+    """
+    library = api or find_tensorrt()
+    want = Wanted(onnx_path, cache_dir, options, library.library, library.version, device)
+    return kept(want, lambda onnx: build(onnx, options, progress, api=library, path=onnx_path))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An engine file: of which model's file, in which directory, built how, for which library of which version.
+
+    `device` is what else the plan depends on: the GPU, where the library measures on it.
+    """
+
+    onnx_path: Path
+    cache_dir: Path
+    options: BuildOptions
+    library: str
+    version: str
+    device: str = ""
+
+
+def kept(want: Wanted, make: Callable[[bytes], bytes]) -> Path:
+    """The path of an engine file; `make` is called for its bytes, with the model's, where the directory does not have it.
+
+    The file's name says what it depends on: the model's bytes and those of its weights, the options, the library, the GPU.
+    So models share a directory and cannot take each other's. A file that is there is found without writing anything. Blocks:
+    of several processes one makes it while the others wait. Raises ModelRefused and what `make` raises.
+    """
+    try:
+        onnx = want.onnx_path.read_bytes()
+        source = source_digest(onnx, want.onnx_path.parent)
+    except OSError as error:
+        raise ModelRefused(f"{error.filename or want.onnx_path}: {error.strerror}") from error
+    path = want.cache_dir / f"{want.onnx_path.stem}-{_key(want, source)}.plan"
+    if not _is_whole(path):
+        with _locked(want, path):
+            if not _is_whole(path):
+                _keep(want, path, make(onnx))
+    return path
+
+
+@contextmanager
+def _locked(want: Wanted, path: Path) -> Iterator[None]:
+    """Hold the lock of an engine file, whose directory is made. Raises ModelRefused where nothing can be written there."""
+    from filelock import FileLock
+
+    lock = FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise _unwritable(want, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _keep(want: Wanted, path: Path, data: bytes) -> None:
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise _unwritable(want, error) from error
+
+
+def _unwritable(want: Wanted, error: OSError) -> ModelRefused:
+    """Clients read it: where the directory lies is left to the log."""
+    reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+    log.warning("%s: %s: %s", want.onnx_path, error.filename or want.cache_dir, reason)
+    return ModelRefused(
+        f"{want.onnx_path}: its plan cannot be kept in the cache directory: {reason}; name a directory that can be "
+        "written (models.cache), or serve a .plan of python -m engines.build"
+    )
+
+
+def _key(want: Wanted, source: str) -> str:
+    platform = "" if want.library in PORTABLE else this_platform()
+    parts = [want.library, want.version, platform, source, want.device, asdict(want.options)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _is_whole(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        return read_plan(path).artifact is not None
+    except ModelRefused as error:
+        log.warning("%s", error)
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One build. Its errors do not say which model it is about."""
+
+    api: TensorRT
+    onnx: bytes
+    options: BuildOptions
+    path: Path | None
+    stream_for: StreamFor | None
+    watch: Watch
+
+    def run(self, heard: list[Message]) -> bytes:
+        """`heard` is where the library's words appear."""
+        builder = self.api.module.Builder(self.api.logger)
+        network = builder.create_network(0)
+        parser = self.api.module.OnnxParser(network, self.api.logger)  # It owns the weights, so it lives as long.
+        self._parse(parser, network)
+        signature = self._signature(network, read_onnx(self.onnx))
+        profiles, notes = complete(self.options.profiles, signature.inputs, self.options.max_batch)
+        for note in notes:
+            log.info("%s", note)
+        config = builder.create_builder_config()
+        self._configure(config)
+        profiles = tuple(self._add(builder, config, index, profile) for index, profile in enumerate(profiles))
+        plan = self._make(builder, network, config)
+        if plan is None:
+            raise ModelRefused(first_error(heard))
+        for text in dict.fromkeys(message.text for message in heard if message.severity == "WARNING"):
+            log.info("%s: %s", self.api, tidy(text))
+        return self._artifact(network, config, signature, profiles, plan).pack(plan)
+
+    def _parse(self, parser: Any, network: Any) -> None:
+        done = parser.parse(self.onnx, str(self.path)) if self.path else parser.parse(self.onnx)
+        if not done:
+            errors = [parser.get_error(index) for index in range(parser.num_errors)]
+            raise ModelRefused(blame(self.onnx, _parser_errors(errors)))
+        if not network.num_outputs:
+            raise ModelRefused(blame(self.onnx, "it has no outputs"))
+
+    def _signature(self, network: Any, file: OnnxFile) -> Signature:
+        inputs = [network.get_input(index) for index in range(network.num_inputs)]
+        outputs = [network.get_output(index) for index in range(network.num_outputs)]
+        if both := sorted({declared.name for declared in file.inputs} & {tensor.name for tensor in outputs}):
+            raise ModelRefused(f"output {both[0]!r} is an input of the same name, which a plan cannot have; name one otherwise")
+        for tensor in inputs:
+            if tensor.is_shape_tensor:
+                raise ModelRefused(f"the values of input {tensor.name!r} decide shapes; make it a constant of the model")
+        for double in (declared.name for declared in (*file.inputs, *file.outputs) if declared.is_double):
+            log.warning("%r is FP64 in the ONNX; %s serves it as FP32", double, self.api)
+        return Signature(self._specs(inputs, file.inputs), self._specs(outputs, file.outputs))
+
+    def _specs(self, tensors: Sequence[Any], declared: Sequence[Declared]) -> tuple[TensorSpec, ...]:
+        return tuple(self._spec(tensor, declared) for tensor in tensors)
+
+    def _spec(self, tensor: Any, declared: Sequence[Declared]) -> TensorSpec:
+        """Sizes are the library's, which has inferred them; names are the file's."""
+        sizes = tuple(tensor.shape)
+        names = next((value.dims for value in declared if value.name == tensor.name and len(value.dims) == len(sizes)), sizes)
+        dims = (size if size >= 0 else name if isinstance(name, str) else "" for size, name in zip(sizes, names, strict=True))
+        return TensorSpec(tensor.name, self.api.datatype(tensor.name, tensor.dtype), tuple(dims))
+
+    def _configure(self, config: Any) -> None:
+        config.max_aux_streams = self.options.max_aux_streams
+        if self.options.optimization_level is not None:
+            config.builder_optimization_level = self.options.optimization_level
+        for flag in self.options.flags:
+            self._set_flag(config, flag)
+        if self.options.targets:
+            self._set_targets(config)
+
+    def _set_flag(self, config: Any, flag: str) -> None:
+        members = {name.lower(): member for name, member in self.api.module.BuilderFlag.__members__.items()}
+        if (name := flag.removeprefix("no_")) not in members:
+            raise ModelRefused(f"{self.api} has no builder flag {name!r}; it has {', '.join(sorted(members))}")
+        (config.clear_flag if flag.startswith("no_") else config.set_flag)(members[name])
+
+    def _set_targets(self, config: Any) -> None:
+        there = self.api.targets()
+        if missing := [target for target in self.options.targets if target not in there]:
+            have = (
+                f"it has {', '.join(there)}, or its own choice without targets" if there else "it builds for the GPU it runs on"
+            )
+            raise ModelRefused(f"{self.api} has no target {', '.join(missing)}; {have}")
+        config.num_compute_capabilities = len(self.options.targets)
+        for index, target in enumerate(self.options.targets):
+            config.set_compute_capability(there[target], index)
+
+    def _add(self, builder: Any, config: Any, index: int, profile: Profile) -> Profile:
+        """Hand a profile to the library, and return it as it then is. Without dynamic inputs the library makes one by itself,
+        but only one, and the engine is to have as many as its file says.
+        """
+        theirs = builder.create_optimization_profile()
+        for name, range_ in profile.ranges.items():
+            theirs.set_shape(name, *range_)
+        profile = replace(profile, tuned=self._tune(theirs, index, profile.sms))
+        if profile.ranges or profile.tuned or len(self.options.profiles) > 1:
+            config.add_optimization_profile(theirs)
+        return profile
+
+    def _tune(self, theirs: Any, index: int, sms: int | None) -> bool:
+        if sms is None:
+            return False
+        if "profile_stream" in self.api.features and self.stream_for is not None:
+            theirs.profile_stream = self.stream_for(sms)
+            return True
+        why = "no partition to measure on" if "profile_stream" in self.api.features else f"{self.api} cannot"
+        log.warning("profile %d: recorded as meant for %d SMs, but not tuned for them: %s", index, sms, why)
+        return False
+
+    def _make(self, builder: Any, network: Any, config: Any) -> bytes | None:
+        watching = monitor(self.api.module, self.watch)
+        config.progress_monitor = watching
+        memory = builder.build_serialized_network(network, config)
+        return None if memory is None else bytes(memoryview(memory))
+
+    def _recorded(self, config: Any) -> dict[str, Any]:
+        """What the engine file says it was built with."""
+        options: dict[str, Any] = {
+            "optimization_level": config.builder_optimization_level,
+            "max_aux_streams": config.max_aux_streams,
+            "flags": list(self.options.flags),
+        }
+        budget = self.options.weight_streaming_budget
+        return options if budget is None else {**options, "weight_streaming_budget": budget}
+
+    def _artifact(
+        self, network: Any, config: Any, signature: Signature, profiles: tuple[Profile, ...], plan: bytes
+    ) -> Artifact:
+        return Artifact(
+            library=self.api.library,
+            version=self.api.version,
+            targets=self.options.targets,
+            source=source_digest(self.onnx, self.path.parent if self.path else Path()),
+            signature=signature,
+            profiles=profiles,
+            options=self._recorded(config),
+            layers=network.num_layers,
+            facts=self.api.facts(plan),
+        )
+
+
+def _parser_errors(errors: Sequence[Any]) -> str:
+    texts = [_parser_error(error) for error in errors[:3]]
+    more = len(errors) - len(texts)
+    return "; ".join(texts) + (f"; and {more} more" if more else "")
+
+
+def _parser_error(error: Any) -> str:
+    text = re.sub(r"^Assertion failed: .*?: (?=[A-Z])", "", tidy(error.desc()))  # Without the condition.
+    if error.node() < 0:
+        return f"input {error.file()!r}: {text}" if error.func() == "importInput" else text
+    return f"node {error.node_name() or error.node()!r} ({error.node_operator()}): {text}"

@@ -1,0 +1,399 @@
+"""ONNX models on ONNX Runtime: one session a partition, its threads on that partition's cores.
+
+A session's threads inherit the cores of the thread that makes it, so sessions are made on an attached thread. They do
+not spin while idle: a spinning thread would be felt by whoever shares the machine.
+"""
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # Read at the import; else 1.29 and later report models to their makers.
+# isort: split
+import onnxruntime as ort
+
+from partitions import Partition
+from partitions.cpu import CpuPartition, CpuStream
+
+from ..base import NO_ROOM, Room, Tensor, check_tensors
+from ..datatypes import DATATYPES
+from ..errors import Cancelled, ExecutionFailed, ModelRefused
+from ..memory import SMALL
+from ..model_files.onnx_file import blame
+from ..settings import RuntimeSettings, overridden
+from ..signature import Shape, Signature, TensorSpec
+from ..warmup import blank, shape_sets
+from .defaults import with_default
+from .errors import is_wrong_shape, tidy
+from .model_copy import ModelCopy, copy_model
+from .outputs import Outputs, to_tensor
+from .texts import FEW, of_array, to_array, to_value
+
+log = logging.getLogger("greenlane.engines")
+
+# ONNX Runtime's names, with the numbers of onnx.TensorProto.DataType that its bindings take.
+_TYPES = {
+    "float": ("FP32", 1), "uint8": ("UINT8", 2), "int8": ("INT8", 3), "uint16": ("UINT16", 4), "int16": ("INT16", 5),
+    "int32": ("INT32", 6), "int64": ("INT64", 7), "string": ("BYTES", 8), "bool": ("BOOL", 9), "float16": ("FP16", 10),
+    "double": ("FP64", 11), "uint32": ("UINT32", 12), "uint64": ("UINT64", 13), "bfloat16": ("BF16", 16),
+}  # fmt: skip
+_NUMBERS = dict(_TYPES.values())
+_LEVELS = {"all": "ORT_ENABLE_ALL", "extended": "ORT_ENABLE_EXTENDED", "basic": "ORT_ENABLE_BASIC", "none": "ORT_DISABLE_ALL"}
+
+Values = dict[str, Any]
+
+DEFAULTS = RuntimeSettings()
+
+
+class OnnxEngine:
+    """An ONNX file, read once; see `engines.base.Engine` for the contract."""
+
+    platform = "onnxruntime_onnx"
+
+    def __init__(
+        self,
+        path: Path,
+        model: ModelCopy,
+        signature: Signature,
+        warm_up: Sequence[Sequence[Shape]],
+        settings: RuntimeSettings = DEFAULTS,
+    ) -> None:
+        self.path = path
+        self.settings = settings
+        self.signature = signature
+        self.warm_up = tuple(map(tuple, warm_up))
+        """Shapes of the inputs to run before an executor is bound, a set a run."""
+        self._model = model
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"<OnnxEngine {self.path.name} {self.signature!r}>"
+
+    def bind(self, partition: Partition) -> "OnnxExecutor":
+        if not isinstance(partition, CpuPartition):
+            raise ModelRefused(f"{self.path}: ONNX Runtime serves partitions of CPU cores, not {partition!r}")
+        session = partition.run(lambda: _session(self._model, self.path, _options(self.settings, partition.size)))
+        executor = OnnxExecutor(self, session, partition)
+        self._warm_up(executor)
+        return executor
+
+    def close(self) -> None:
+        """Free the copy of the file; executors have what they need of it."""
+        self._model.close()
+
+    def blank(self, shapes: Sequence[Shape], value: int = 0) -> list[Tensor]:
+        """Inputs of these shapes that are nothing but zeros, or another value."""
+        return [blank(spec, shape, value) for spec, shape in zip(self.signature.inputs, shapes, strict=True)]
+
+    def _warm_up(self, executor: "OnnxExecutor") -> None:
+        """A model may refuse shapes and values that were made up, so failing here is worth a word and no more."""
+        try:
+            for shapes in self.warm_up:
+                if not _nbytes(executor.enqueue(self.blank(shapes)).wait()):
+                    executor.enqueue(self.blank(shapes, 1)).wait()  # Its first piece of memory a session never gives back.
+        except ExecutionFailed as error:
+            if self._warned:  # By the first of the partitions it is bound to.
+                return
+            self._warned = True
+            log.warning("%s: warm-up with zeros failed, so the first request pays for it: %s", self.path, error)
+
+
+class Bound(NamedTuple):
+    """Where a run reads and writes: the library's object, and each output that was given a place, None for those without."""
+
+    binding: ort.IOBinding
+    placed: list[Tensor | None]
+
+
+class Kept(NamedTuple):
+    """A binding whose outputs were seen to be written to their places by a run."""
+
+    binding: ort.IOBinding
+    outputs: tuple[Tensor, ...]
+    large: bool
+
+
+Key = tuple[object, ...]
+"""The room, and each input's shape, address and size."""
+
+Sizes = tuple[object, ...]
+"""Each input's shape and bytes, None for what is no tensor."""
+
+MOST_KEPT = 64
+
+LARGE = 16 << 20
+"""Bytes of inputs and outputs from which on an inference makes the session take memory that is worth giving back."""
+
+
+class OnnxExecutor:
+    """A session on a partition's cores; see `engines.base.Executor` for the contract."""
+
+    def __init__(self, engine: OnnxEngine, session: ort.InferenceSession, partition: CpuPartition) -> None:
+        self.engine = engine
+        self._session = session
+        self._stream = partition.stream
+        self._size = partition.size
+        self._signature = engine.signature
+        self._fitting: set[Sizes] = set()
+        self._kept: dict[Key, Kept] = {}
+        self._texts = any(spec.datatype.kind == "bytes" for spec in (*self._signature.inputs, *self._signature.outputs))
+        self._outputs = Outputs(engine.signature)
+        self._runs = 0
+        self._large = math.inf
+        self._shrinks = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        runs = f"{self._runs} run{'s' * (self._runs != 1)}"
+        return f"<OnnxExecutor {self.engine.path.name}, {runs}{', closed' if self._closed else ''}>"
+
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "OnnxWork":
+        if self._closed:
+            raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
+        if _sizes(inputs) not in self._fitting:
+            self._check(inputs)
+        return OnnxWork(self._stream, inputs, room, self._run)
+
+    def rebind(self, partition: Partition) -> "OnnxExecutor":
+        """A session of its own: its threads are on the new partition's cores."""
+        return self.engine.bind(partition)
+
+    @contextmanager
+    def overriding(self, **changes: Any) -> Iterator[None]:
+        """As `Executor.overriding`; none of these settings has an effect here."""
+        if overridden(RuntimeSettings(), changes).graphs == "required":
+            raise ModelRefused(
+                f"{self.engine.path}: graphs are required, but ONNX Runtime on a CPU has none; leave graphs 'on'"
+            )
+        yield
+
+    def describe(self) -> Mapping[str, object]:
+        """No graphs, and threads on the partition's cores: within an operator, and of operators beside each other."""
+        warm = [[list(shape) for shape in shapes] for shapes in self.engine.warm_up]
+        within, beside = self.engine.settings.threads(self._size)
+        parallel = {"parallel": beside} if self.engine.settings.execution_mode == "parallel" else {}
+        return {"graphs": "none", "threads": within, **parallel, "shapes": warm}
+
+    def trim(self, after: float, idle: bool) -> None:
+        """The session gives memory back at the end of a run that is told to: the next, or one with zeros if it is idle.
+
+        It is kept for a while because to take it anew costs three times as much as to use it again, where it is much.
+        """
+        if time.monotonic() - self._large < after or not self.engine.settings.memory_arena:
+            return
+        self._large, self._shrinks = math.inf, True
+        if idle and not self._closed:
+            ways = [self.engine.blank(shapes) for shapes in self.engine.warm_up]
+            with suppress(ExecutionFailed):  # A model may refuse zeros; the memory is given back all the same.
+                OnnxWork(self._stream, min(ways, key=_nbytes), NO_ROOM, self._run).wait()
+            self._large = math.inf
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            del self._kept, self._session
+
+    def _check(self, inputs: Sequence[Tensor]) -> None:
+        """What fits is remembered: the same few sizes come again and again, and a set is asked in half the time of a check."""
+        check_tensors(self._signature, inputs)
+        self._signature.check([tensor.shape for tensor in inputs])
+        if len(self._fitting) >= MOST_KEPT:
+            self._fitting.clear()
+        self._fitting.add(_sizes(inputs))
+
+    def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
+        self._runs += 1
+        if self._shrinks:
+            self._shrinks = False
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        if self._texts and self._are_few(inputs):
+            with suppress(UnicodeDecodeError):  # Texts that are none go the other way.
+                return self._run_values(inputs, options)
+        key = (room, *[tensor[:3] for tensor in inputs])
+        kept = self._kept.get(key)
+        bound = kept or self._bind(inputs, room)
+        try:
+            self._session.run_with_iobinding(bound.binding, options)
+        except RuntimeError as error:
+            if not is_wrong_shape(error):
+                raise
+            self._outputs.distrust()  # The file declares shapes that are not so; from now on they are asked for.
+            self._kept.clear()
+            bound = self._bind(inputs, room)
+            self._session.run_with_iobinding(bound.binding, options)
+        if not isinstance(bound, Kept):
+            return self._collect(key, inputs, bound)
+        if bound.large:
+            self._large = time.monotonic()
+        return bound.outputs
+
+    def _bind(self, inputs: Sequence[Tensor], room: Room) -> Bound:
+        """Tell the session where tensors are."""
+        binding = self._session.io_binding()
+        outputs: list[Tensor | None] = []
+        for spec, tensor in zip(self._signature.inputs, inputs, strict=True):
+            if spec.datatype.size:
+                binding.bind_input(spec.name, "cpu", 0, _NUMBERS[spec.datatype.name], tensor.shape, tensor.address)
+            else:
+                binding.bind_ortvalue_input(spec.name, to_value(tensor.address, tensor.nbytes, tensor.shape))
+        places = self._outputs.place([tensor.shape for tensor in inputs], room)
+        for spec, place in zip(self._signature.outputs, places, strict=True):
+            if place is None:
+                binding.bind_output(spec.name, "cpu")
+                outputs.append(None)
+            else:
+                address, number = room.address + place.offset, _NUMBERS[spec.datatype.name]
+                binding.bind_output(spec.name, "cpu", 0, number, place.shape, address)
+                outputs.append(Tensor(place.shape, address, place.nbytes))
+        return Bound(binding, outputs)
+
+    def _collect(self, key: Key, inputs: Sequence[Tensor], bound: Bound) -> tuple[Tensor, ...]:
+        """Where the outputs of a binding's first run are, which need not be where they were to be written.
+
+        Of an output that is one of the inputs the session writes nothing: it gives the input. Slots are used again and again,
+        so a binding is kept where everything was written as it was told.
+        """
+        values, given = bound.binding.get_outputs(), {tensor.address for tensor in inputs}
+        if not self._texts and [value.data_ptr() for value in values] == [tensor and tensor.address for tensor in bound.placed]:
+            outputs = tuple([tensor for tensor in bound.placed if tensor])
+            self._keep(key, Kept(bound.binding, outputs, _nbytes((*inputs, *outputs)) >= LARGE))
+        else:
+            found = zip(self._signature.outputs, values, bound.placed, strict=True)
+            outputs = tuple([to_tensor(spec, value, placed, given) for spec, value, placed in found])
+        if _nbytes((*inputs, *outputs)) >= LARGE:
+            self._large = time.monotonic()
+        return outputs
+
+    def _keep(self, key: Key, kept: Kept) -> None:
+        if len(self._kept) >= MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = kept
+
+    def _are_few(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether it is known to be little that goes in and comes out, so that it may be converted with the interpreter."""
+        texts = [tensor for spec, tensor in zip(self._signature.inputs, inputs, strict=True) if not spec.datatype.size]
+        if sum(tensor.nbytes for tensor in texts) > SMALL or sum(math.prod(tensor.shape) for tensor in texts) > FEW:
+            return False
+        return self._outputs.are_few([tensor.shape for tensor in inputs])
+
+    def _run_values(self, inputs: Sequence[Tensor], options: ort.RunOptions) -> tuple[Tensor, ...]:
+        """With arrays in place of memory, which takes a tenth of the time for few texts. Raises UnicodeDecodeError."""
+        values = {spec.name: to_array(spec, tensor) for spec, tensor in zip(self._signature.inputs, inputs, strict=True)}
+        names = [spec.name for spec in self._signature.outputs]
+        return tuple([of_array(array) for array in self._session.run(names, values, options)])
+
+
+class OnnxWork:
+    """One run of a session, on its partition's stream; see `engines.base.Work`."""
+
+    def __init__(self, stream: CpuStream, inputs: Sequence[Tensor], room: Room, run: Callable[..., tuple[Tensor, ...]]) -> None:
+        self._stream = stream
+        self._call = (inputs, room)
+        self._run = run
+        self._options = _run_options()
+        self._outputs: tuple[Tensor, ...] = ()
+        self._task = stream.put(self._execute)
+
+    def __repr__(self) -> str:
+        return f"<OnnxWork {self._task!r}>"
+
+    def wait(self) -> tuple[Tensor, ...]:
+        self._stream.wait(self._task)
+        return self._outputs
+
+    def cancel(self) -> None:
+        self._options.terminate = True
+
+    def _execute(self) -> None:
+        if self._options.terminate:
+            raise Cancelled("cancelled before it began")
+        try:
+            self._outputs = self._run(*self._call, self._options)
+        except Exception as error:
+            if self._options.terminate:
+                raise Cancelled("cancelled while it ran") from error
+            raise ExecutionFailed(tidy(error)) from error
+
+
+def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
+    """Read an ONNX file and its signature. Blocks. Raises ModelRefused with what the library said.
+
+    Of the settings those of ONNX Runtime are honoured, and `warm_up`: memory for each shape that is run once is allocated
+    before it is served.
+    """
+    try:
+        model = copy_model(path)
+    except OSError as error:
+        raise ModelRefused(f"{path}: {error.strerror}") from error
+    options = _options(DEFAULTS, 1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = _session(model, path, options)
+    inputs = [_spec(path, value) for value in session.get_inputs()]
+    weights = [value for value in session.get_overridable_initializers() if value.name in settings.optional_inputs]
+    for spec in [_spec(path, value) for value in weights]:
+        inputs.append(with_default(spec, _NUMBERS[spec.datatype.name], model.view(), path))
+    outputs = tuple(_spec(path, value) for value in session.get_outputs())
+    types = {spec.datatype.name for spec in (*inputs, *outputs)}
+    if {"BYTES", "BF16"} <= types:
+        raise ModelRefused(f"{path}: ONNX Runtime cannot serve BYTES and BF16 tensors in one model")
+    signature = Signature(tuple(inputs), outputs)
+    try:
+        return OnnxEngine(path, model, signature, _shapes_to_warm(signature, settings), settings)
+    except ModelRefused as error:
+        raise ModelRefused(f"{path}: {error}") from error
+
+
+def _session(model: ModelCopy, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
+    """A session of this copy of the file at `path`, beside which its weights may lie. Raises ModelRefused."""
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    try:
+        return ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ModelRefused(f"{path}: failed to load: {blame(model.view(), tidy(error, path.parent))}") from error
+
+
+def _options(settings: RuntimeSettings, cores: int) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = settings.threads(cores)
+    if settings.execution_mode == "parallel":
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[settings.graph_optimization])
+    options.enable_cpu_mem_arena, options.enable_mem_pattern = settings.memory_arena, settings.memory_pattern
+    options.log_severity_level = 4  # What goes wrong is raised; the library would print it as well.
+    for pool in ("intra", "inter"):
+        options.add_session_config_entry(f"session.{pool}_op.allow_spinning", "0")
+    return options
+
+
+def _run_options() -> ort.RunOptions:
+    options = ort.RunOptions()
+    options.log_severity_level = 4
+    options.add_run_config_entry("gpu_graph_id", "-1")  # Absent, each run raises and catches an exception: 20 us.
+    return options
+
+
+def _spec(path: Path, value: Any) -> TensorSpec:
+    inner = value.type.removeprefix("tensor(").removesuffix(")")
+    if inner not in _TYPES:
+        raise ModelRefused(f"{path}: {value.name!r} has type {value.type}, which the protocol has no name for")
+    dims = tuple(dim if isinstance(dim, int) and dim >= 0 else dim if isinstance(dim, str) else "" for dim in value.shape)
+    return TensorSpec(value.name, DATATYPES[_TYPES[inner][0]], dims)
+
+
+def _nbytes(tensors: Sequence[Tensor]) -> int:
+    return sum([tensor.nbytes for tensor in tensors])
+
+
+def _sizes(inputs: Sequence[Tensor]) -> Sizes:
+    return tuple([tensor[:3:2] if type(tensor) is Tensor else None for tensor in inputs])
+
+
+def _shapes_to_warm(signature: Signature, settings: RuntimeSettings) -> list[tuple[Shape, ...]]:
+    """Dynamic dimensions are 1 where nothing else is asked for. Raises ModelRefused."""
+    ones = tuple(tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims) for spec in signature.inputs)
+    return [ones] if isinstance(settings.warm_up, str) else shape_sets(settings.warm_up, signature, ones)

@@ -1,0 +1,90 @@
+"""A model's outputs: their sizes and places as far as the shapes of inputs tell them, and where they are after a run."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..base import Room, Tensor
+from ..memory import SMALL, copy
+from ..signature import Shape, Signature, TensorSpec, align
+from .texts import FEW, of_wire, to_wire
+
+_MOST_KEPT = 64
+
+
+class Placement(NamedTuple):
+    """Where an output goes: its shape, its size, and its offset in the room."""
+
+    shape: Shape
+    nbytes: int
+    offset: int
+
+
+class Outputs:
+    """Of one model; what was found out for some shapes is remembered. For one thread."""
+
+    def __init__(self, signature: Signature) -> None:
+        self._signature = signature
+        self._trusted = True
+        self._placements: dict[tuple[Shape, ...], tuple[tuple[Placement | None, ...], bool]] = {}
+
+    def distrust(self) -> None:
+        """The signature is wrong about shapes: no size is known from now on."""
+        self._trusted = False
+
+    def place(self, shapes: Sequence[Shape], room: Room) -> list[Placement | None]:
+        """Where each output goes, for those whose size is known and that fit in the room."""
+        if not self._trusted or not room.nbytes:
+            return [None] * len(self._signature.outputs)
+        placements, _ = self._find(shapes)
+        return [place if place and place.offset + place.nbytes <= room.nbytes else None for place in placements]
+
+    def are_few(self, shapes: Sequence[Shape]) -> bool:
+        """Whether their sizes are known, and small; how long texts are, only the model decides."""
+        return self._trusted and self._find(shapes)[1]
+
+    def _find(self, shapes: Sequence[Shape]) -> tuple[tuple[Placement | None, ...], bool]:
+        key = tuple(shapes)
+        if (known := self._placements.get(key)) is None:
+            if len(self._placements) >= _MOST_KEPT:
+                self._placements.clear()
+            found = self._signature.output_shapes(self._signature.check(shapes))
+            known = self._placements[key] = tuple(_lay_out(self._signature, found)), _are_few(self._signature, found)
+        return known
+
+
+def _lay_out(signature: Signature, shapes: Sequence[Shape | None]) -> Iterator[Placement | None]:
+    offset = 0
+    for spec, shape in zip(signature.outputs, shapes, strict=True):
+        if shape is None or not spec.datatype.size:
+            yield None
+        else:
+            yield Placement(shape, spec.nbytes(shape), offset)
+            offset = align(offset + spec.nbytes(shape))
+
+
+def _are_few(signature: Signature, shapes: Sequence[Shape | None]) -> bool:
+    outputs = zip(signature.outputs, shapes, strict=True)
+    return all(
+        shape is not None and math.prod(shape) * (spec.datatype.size or SMALL // FEW) <= SMALL for spec, shape in outputs
+    )
+
+
+def to_tensor(spec: TensorSpec, value: Any, placed: Tensor | None, given: set[int]) -> Tensor:
+    """An output of a run: in its place, in the session's memory, or, where it lies in an input, as a copy of that."""
+    shape = tuple(value.shape())
+    if not spec.datatype.size:
+        return of_wire(shape, to_wire(value))
+    address = value.data_ptr()
+    if placed is not None and address == placed.address:
+        return placed
+    nbytes = spec.nbytes(shape)
+    if address not in given:
+        return Tensor(shape, address, nbytes, value)
+    if placed is None:
+        memory = np.empty(nbytes, np.uint8)
+        placed = Tensor(shape, memory.ctypes.data, nbytes, memory)
+    copy(placed.address, address, nbytes)
+    return placed

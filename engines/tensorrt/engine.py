@@ -1,0 +1,120 @@
+"""A TensorRT plan as an engine: bound to partitions on instances that outlive their executors."""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from cuda.core import Stream
+
+from partitions import DeviceLost, Partition, PartitionError
+from partitions.cuda.device import CudaPartition
+from partitions.cuda.driver import translated
+
+from ..errors import ExecutionFailed, ModelRefused
+from ..settings import RuntimeSettings
+from ..signature import Signature
+from ..wiring import Wiring
+from .bind import move_executor, open_executor
+from .chain import ChainedPlan, open_chain
+from .executor import TensorRTExecutor
+from .graph_mode import Way
+from .instance import Instance, open_instance
+from .lifetime import Pool, close_collected
+from .plan import LoadedPlan
+from .release import releasing
+
+Opener = Callable[[LoadedPlan, Way, Sequence[int], Stream], Instance]
+"""What makes instances: see `open_instance`."""
+
+
+class TensorRTEngine:
+    """See `engines.base.Engine` for the contract.
+
+    Instances that no executor uses are kept for the next, and freed by `close`, or once the engine is collected: see
+    `engines.tensorrt.instance`.
+    """
+
+    platform = "tensorrt_plan"
+
+    def __init__(self, loaded: LoadedPlan, open_instance: Opener = open_instance) -> None:
+        self.loaded = loaded
+        self.open_instance = open_instance
+        self.pool = Pool()
+        """Its instances, and what its executors hold."""
+        weakref.finalize(self, close_collected, self.pool, loaded.close)
+
+    def __repr__(self) -> str:
+        return f"<TensorRTEngine {self.path.name} {self.signature!r}, {self.loaded.api}>"
+
+    @property
+    def path(self) -> Path:
+        """The plan's file."""
+        return self.loaded.path
+
+    @property
+    def signature(self) -> Signature:
+        return self.loaded.signature
+
+    @property
+    def plan(self) -> Any:
+        """The library's engine, None once closed."""
+        return self.loaded.plan
+
+    def chained(self, wiring: Wiring, settings: RuntimeSettings) -> "TensorRTEngine":
+        """The engine of a chain whose engines are all of this kind; see `engines.chain`. Raises ModelRefused."""
+        plans = [engine.loaded for engine in wiring.engines if isinstance(engine, TensorRTEngine)]
+        if any(isinstance(part, ChainedPlan) for part in plans):
+            raise ModelRefused("a chain cannot be a step of another one; name its steps instead")
+        if any(part.plan is None for part in plans) or len({part.device.index for part in plans}) > 1:
+            raise ModelRefused(f"{[part.path.name for part in plans]} are not all loaded on one GPU; load them there")
+        return TensorRTEngine(ChainedPlan(plans, wiring, settings), open_chain)
+
+    @releasing()
+    def bind(self, partition: Partition) -> TensorRTExecutor:
+        ours = self._taken(partition)
+        self.pool.release_left()
+        with refusing(f"binding {self.path} to {partition!r}"):
+            return ours.run(lambda: open_executor(self, ours))
+
+    @releasing()
+    def rebind(self, executor: TensorRTExecutor, partition: Partition) -> TensorRTExecutor:
+        """As `Executor.rebind`."""
+        ours = self._taken(partition)
+        self.pool.release_left()
+        with refusing(f"moving {self.path} to {partition!r}"):
+            return ours.run(lambda: move_executor(self, executor, ours))
+
+    def close(self) -> None:
+        """Free the weights and the idle instances; its executors must be closed before.
+
+        Keeps the interpreter for up to some 100 ms an instance: for when no inference waits. Raises ExecutionFailed,
+        DeviceLost; the weights are freed all the same.
+        """
+        with ExitStack() as left:
+            left.callback(self.loaded.close)
+            left.callback(self.pool.close)
+
+    def _taken(self, partition: Partition) -> CudaPartition:
+        """The partition, if this engine can be bound to it. Raises ModelRefused."""
+        if not isinstance(partition, CudaPartition):
+            raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
+        if self.plan is None:
+            raise ModelRefused(f"{self.path}: the engine is closed; load it again")
+        if partition.device.index != self.loaded.device.index:
+            mine, theirs = self.loaded.device.index, partition.device.index
+            raise ModelRefused(f"{self.path}: loaded on GPU {mine}, but {partition!r} is of GPU {theirs}; load it there")
+        return partition
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """What CUDA and a first run say as ModelRefused, but for errors after which nothing works: DeviceLost."""
+    try:
+        with translated(what):
+            yield
+    except DeviceLost:
+        raise
+    except (PartitionError, ExecutionFailed) as error:
+        raise ModelRefused(str(error)) from error

@@ -1,0 +1,186 @@
+"""TensorRT plans made into engines: found fit for this library and GPU, or refused with the reason, and deserialised once."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from partitions.cuda.device import CudaDevice
+
+from ..building.builder import BuildOptions
+from ..building.builds import Builds
+from ..errors import ModelRefused
+from ..model_files.artifact import PORTABLE, PlanFile, read_plan
+from ..model_files.profiles import Profile, Range
+from ..settings import RuntimeSettings, streaming_budget
+from ..signature import Signature, TensorSpec
+from .api import TensorRT, find_tensorrt
+from .engine import TensorRTEngine, refusing
+from .graph_mode import Situation
+from .kernel_cache import CacheKey
+from .plan import LoadedPlan
+from .release import releasing
+
+log = logging.getLogger("greenlane.engines")
+
+DEFAULTS = RuntimeSettings()
+
+DOUBTFUL = frozenset({"UNSUPPORTED_CC"})
+"""What a plan is tried in spite of: TensorRT-RTX 1.6 denies compute capability 9.0, and runs there all the same."""
+
+
+@releasing()
+def load_tensorrt(
+    path: Path,
+    device: CudaDevice,
+    settings: RuntimeSettings = DEFAULTS,
+    max_batch: int | None = None,
+    builds: Builds | None = None,
+) -> TensorRTEngine:
+    """Load a plan, or one that `builds` makes of an ONNX file, for so many rows. Blocks.
+
+    What is built, and kernels unless `settings` say otherwise, is kept in the cache of `builds`; without `builds` or a cache,
+    beside the model. Raises ModelRefused, DeviceLost, Cancelled where `builds` are closed meanwhile. Warns of `settings`
+    that have no effect with the library that is installed.
+    """
+    builds = builds or Builds()
+    api = find_tensorrt()
+    try:
+        settings = settings.effective(str(api), api.features)
+    except ModelRefused as error:
+        raise ModelRefused(f"{path}: {error}") from error
+    with ExitStack() as context:
+        with refusing(f"loading {path}"):
+            major, minor = context.enter_context(device.current()).compute_capability  # The library needs it to build or load.
+        return _load(path, device, api, settings, builds, max_batch, f"{major}.{minor}")
+
+
+def _load(
+    path: Path,
+    device: CudaDevice,
+    api: TensorRT,
+    settings: RuntimeSettings,
+    builds: Builds,
+    max_batch: int | None,
+    capability: str,
+) -> TensorRTEngine:
+    if path.suffix == ".onnx":
+        measured = "" if api.library in PORTABLE else f"{device.name} {capability}"
+        path = builds.plan(path, _options(settings, max_batch), api.library, api.version, measured, device.index)
+    elif settings.build_profiles:
+        raise ModelRefused(
+            f"{path}: it is built already, so build_profiles are in vain; leave them out, or serve the ONNX file"
+        )
+    file = read_plan(path)
+    digest = hashlib.sha256(file.plan).hexdigest()
+    if builds.cache and settings.cache_path is None:  # Named by what the plan is: models' files mostly have the same name.
+        settings = settings.merge(cache_path=builds.cache.path() / f"{path.stem[:64]}-{digest[:32]}.cache")
+    _check(path, file, api, capability)
+    plan = api.deserialize(file.plan, str(path))
+    _check_tensors(path, plan)
+    streaming = _stream_weights(path, plan, api, settings, file)
+    key = CacheKey(digest, f"{api.library} {api.version}", device.name)
+    return _engine(path, device, api, plan, file, settings, streaming, key, builds)
+
+
+def _options(settings: RuntimeSettings, max_batch: int | None) -> BuildOptions:
+    """How to build an ONNX file for these settings."""
+    profiles = tuple(Profile({name: Range(*shapes) for name, shapes in profile}) for profile in settings.build_profiles)
+    flags = () if settings.weight_streaming_budget is None else ("weight_streaming",)
+    return BuildOptions(profiles, max_batch or BuildOptions().max_batch, flags=flags)
+
+
+def _engine(
+    path: Path,
+    device: CudaDevice,
+    api: TensorRT,
+    plan: Any,
+    file: PlanFile,
+    settings: RuntimeSettings,
+    streaming: bool,
+    key: CacheKey,
+    builds: Builds,
+) -> TensorRTEngine:
+    signature = file.artifact.signature if file.artifact else _signature(plan, api)
+    profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
+    pinned = settings.profile
+    if pinned is not None and pinned >= len(profiles):
+        raise ModelRefused(f"{path}: profile {pinned} is asked for, but it has {len(profiles)}, numbered from 0")
+    usable = profiles if pinned is None else profiles[pinned : pinned + 1]
+    dynamic = any(-1 in spec.shape for spec in signature.inputs)
+    situation = Situation(dynamic, streaming, native="cuda_graph_strategy" in api.features)
+    loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, key, builds)
+    return TensorRTEngine(loaded)
+
+
+def _check(path: Path, file: PlanFile, api: TensorRT, capability: str) -> None:
+    """Refuse before deserialising what its file or the library says does not fit, in words. Raises ModelRefused."""
+    if file.artifact:
+        file.artifact.check(str(path), api.library, api.version, capability)
+    verdict, reasons = api.validity(file.plan)
+    said = ", ".join(reason.lower().replace("_", " ") for reason in reasons)
+    if verdict == "INVALID" and set(reasons) - DOUBTFUL:
+        raise ModelRefused(f"{path}: {api} finds that the plan does not fit here: {said}; build it again with engines.build")
+    if reasons or verdict == "SUBOPTIMAL":
+        log.warning("%s: %s calls the plan %s here (%s); it is tried all the same", path, api, verdict, said or "no reason")
+
+
+def _check_tensors(path: Path, plan: Any) -> None:
+    """Refuse what an executor cannot give or take as bytes that are the GPU's alone. Raises ModelRefused."""
+    for name in (plan.get_tensor_name(index) for index in range(plan.num_io_tensors)):
+        if plan.is_shape_inference_io(name):
+            raise ModelRefused(f"{path}: the values of {name!r} decide shapes, which is not served; make it a constant")
+        if hasattr(plan, "get_aliased_input_tensor") and (alias := plan.get_aliased_input_tensor(name)):
+            raise ModelRefused(f"{path}: output {name!r} is written over input {alias!r}, which is not served")
+
+
+def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSettings, file: PlanFile) -> bool:
+    """Set how many bytes of weights stay on the GPU, while there is no context yet; True if others are streamed."""
+    streamable = plan.streamable_weights_size if "weight_streaming_budget" in api.features else 0
+    if not streamable:
+        if (budget := settings.weight_streaming_budget) is not None:
+            why = "it was not built to stream weights, or has none that could be (engines.build --flag weight_streaming)"
+            raise ModelRefused(f"{path}: a weight_streaming_budget of {budget} bytes is in vain: {why}; leave it out")
+        return False
+    baked = file.artifact.options.get("weight_streaming_budget") if file.artifact else None
+    asked, automatic = settings.weight_streaming_budget, plan.get_weight_streaming_automatic_budget
+    plan.weight_streaming_budget_v2 = streaming_budget(asked, baked, streamable, automatic)
+    return bool(plan.weight_streaming_budget_v2 < streamable)
+
+
+def _signature(plan: Any, api: TensorRT) -> Signature:
+    """What a bare plan says of itself; it has forgotten the names of dimensions."""
+    names = [plan.get_tensor_name(index) for index in range(plan.num_io_tensors)]
+    specs = {name: _spec(plan, api, name) for name in names}
+    inputs = [name for name in names if plan.get_tensor_mode(name).name == "INPUT"]
+    return Signature(tuple(specs[n] for n in inputs), tuple(specs[n] for n in names if n not in inputs))
+
+
+def _spec(plan: Any, api: TensorRT, name: str) -> TensorSpec:
+    dims = tuple(size if size >= 0 else "" for size in plan.get_tensor_shape(name))
+    return TensorSpec(name, api.datatype(name, plan.get_tensor_dtype(name)), dims)
+
+
+def _profiles(plan: Any, signature: Signature) -> tuple[Profile, ...]:
+    """At least one, though an engine without dynamic inputs may have none."""
+    dynamic = [spec.name for spec in signature.inputs if -1 in spec.shape]
+    return tuple(
+        Profile({name: Range(*(tuple(dims) for dims in plan.get_tensor_profile_shape(name, number))) for name in dynamic})
+        for number in range(max(1, plan.num_optimization_profiles))
+    )
+
+
+def _limited(signature: Signature, profiles: Sequence[Profile]) -> Signature:
+    """The signature that refuses what no profile holds, dimension by dimension, before it waits in a queue."""
+    return replace(signature, inputs=tuple(_within(spec, profiles) for spec in signature.inputs))
+
+
+def _within(spec: TensorSpec, profiles: Sequence[Profile]) -> TensorSpec:
+    ranges = [profile.ranges[spec.name] for profile in profiles if spec.name in profile.ranges]
+    if not ranges:
+        return spec
+    least, most = (zip(*(getattr(range_, end) for range_ in ranges), strict=True) for end in ("min", "max"))
+    return replace(spec, limits=tuple(zip(map(min, least), map(max, most), strict=True)))

@@ -1,0 +1,369 @@
+"""Partitions of a GPU: a granule is the smallest group of SMs the driver fences, and a partition is a green context.
+
+The primary context is the one that threads have current; what makes work stay on a partition's SMs is its stream. So pass
+the stream to everything, and run nothing on streams of the primary context: they have everybody's SMs.
+
+A caller of this library may have another context current, a green one for instance. Every call leaves the context that was
+current in its thread before, none if there was none; `CudaPartition.attach` and the threads of `run` keep the primary one.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from threading import Lock
+from typing import TypeVar
+
+from cuda.bindings import driver
+from cuda.core import Device, Stream
+from cuda.core._utils.cuda_utils import CUDAError, handle_return
+
+from ..errors import DeviceUnavailable, PartitionError
+from ..plan import choose
+from ..streams import stream_handle
+from .current_context import restored
+from .driver import translated
+from .green_contexts import NONBLOCKING, SM, Green, Split, split
+from .pages import touch
+from .sm_probe import SmProbe, open_probe
+
+T = TypeVar("T")
+
+DEFAULT_STREAMS = {0: "the NULL stream", 1: "the legacy default stream", 2: "the per-thread default stream"}
+NOT_CAPTURED = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+
+NEEDED = "green contexts need a driver of CUDA 12.4 and a GPU of compute capability 6.0, or newer; or use backend = 'cpu'"
+
+
+class CudaPartition:
+    """SMs set aside; see `partitions.base.Partition` for the contract.
+
+    Work may be submitted to `stream` from one thread at a time. Executors, graphs and events made for it have to be gone
+    before it is closed.
+    """
+
+    def __init__(self, device: "CudaDevice", granules: Sequence[int], green: Green) -> None:
+        self.device = device
+        self.granules = tuple(granules)
+        self.size = green.sms
+        self.stream: Stream = green.stream
+        self._green = green
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<CudaPartition granules {list(self.granules)}, {self.size} SMs{', closed' if self._closed else ''}>"
+
+    @property
+    def host_cores(self) -> frozenset[int] | None:
+        return None
+
+    @property
+    def handle(self) -> int:
+        """The stream as the integer (CUstream) that other libraries take."""
+        return int(self.stream.handle)
+
+    def attach(self) -> None:
+        """Make the device's primary context current in the calling thread; the stream keeps work on the partition."""
+        if self._closed:
+            raise PartitionError(f"{self!r} cannot take another thread")
+        self.device.make_current()
+
+    def run(self, function: Callable[[], T]) -> T:
+        def body() -> T:
+            self.attach()
+            return function()
+
+        with ThreadPoolExecutor(1, thread_name_prefix=f"granules {self.granules}") as thread:
+            return thread.submit(body).result()
+
+    def make_stream(self) -> "SideStream":
+        """A further stream on this partition's SMs, to be closed by whoever asked before the partition is. From an attached
+        thread; takes some 20 microseconds. Raises PartitionError, DeviceLost.
+        """
+        with translated(f"making a stream on {self!r}"):
+            context = handle_return(driver.cuStreamGetGreenCtx(self.stream.handle))
+            return SideStream(int(handle_return(driver.cuGreenCtxStreamCreate(context, NONBLOCKING, 0))))
+
+    def locate(self) -> frozenset[int]:
+        """The SMs that a kernel on this partition's stream ran on. Waits for the work before it.
+
+        Not while a graph is captured from the stream. Raises PartitionError, DeviceLost.
+        """
+        return self.run(lambda: self.device.locate(self))
+
+    def close(self) -> None:
+        """Wait for the stream, then keep it and the context for whoever carves the same granules next. Raises DeviceLost."""
+        if self._closed:
+            return
+        self._closed = True
+        with translated(f"closing {self!r}"), ExitStack() as left:
+            left.callback(self._green.release)
+            with self.device.current():
+                self.stream.sync()
+            left.pop_all()
+        self.device.put_back(self.granules, self._green)
+
+
+class AdoptedPartition(CudaPartition):
+    """The SMs of a stream that the caller made, with granules unknown; see `CudaDevice.adopt`."""
+
+    def __init__(self, device: "CudaDevice", green: Green, confined: bool) -> None:
+        super().__init__(device, (), green)
+        self._confined = confined
+
+    def __repr__(self) -> str:
+        whose = "of a green context" if self._confined else "with all of the device"
+        state = ", closed" if self._closed else ""
+        return f"<AdoptedPartition, stream {self.handle:#x} {whose}, {self.size} SMs{state}>"
+
+    def make_stream(self) -> "SideStream":
+        if self._confined:
+            return super().make_stream()
+        with self.device.current(), translated(f"making a stream on {self!r}"):
+            return SideStream(int(handle_return(driver.cuStreamCreate(NONBLOCKING))))
+
+    def close(self) -> None:
+        """Wait for the stream, which stays the caller's, as its context does. Raises DeviceLost."""
+        if not self._closed:
+            self._closed = True
+            with translated(f"closing {self!r}"), self.device.current():
+                self.stream.sync()
+
+
+class SideStream:
+    """A stream of a partition's green context besides its own."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        """The CUstream as an integer."""
+        self.stream = Stream.from_handle(handle)
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<SideStream {self.handle:#x}{', closed' if self._closed else ''}>"
+
+    def close(self) -> None:
+        """Destroy it, once; nothing may be in flight on it. Raises PartitionError, DeviceLost."""
+        if not self._closed:
+            self._closed = True
+            with translated(f"closing {self!r}"):
+                handle_return(driver.cuStreamDestroy(self.handle))
+
+
+class Pinned:
+    """Host memory that the device reads and writes in place, until it is closed."""
+
+    def __init__(self, device: "CudaDevice", address: int, nbytes: int, device_address: int) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.device_address = device_address
+        self._device = device
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Pinned {self.nbytes} bytes at {self.address:#x}{', closed' if self._closed else ''}>"
+
+    def close(self) -> None:
+        """Unpin; nothing on the device may use the memory any more. Calling it again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._device.unpin(self.address)
+
+
+class CudaDevice:
+    """A GPU, split into groups of SMs once. Any thread may call any method.
+
+    Green contexts that are not needed any more are kept, by their granules: the driver takes 4 MiB of device memory for each
+    and does not give it back when one is destroyed (seen with raw driver calls on an H100, driver 580.159, 2026-11-21).
+    """
+
+    kind = "cuda"
+    unit = "SM"
+
+    def __init__(self, index: int, name: str, groups: Split, clusters: bool = True) -> None:
+        self.index = index
+        self.name = name
+        self.granules = groups.sizes
+        self._groups = groups
+        self._clusters = clusters
+        self._probe: SmProbe | None = None
+        self._opening = Lock()
+        self._idle: dict[tuple[int, ...], list[Green]] = {}
+        self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # Where each begins, ascending, and ends.
+        self.unpinned = 0
+        """How often memory was unpinned: whoever remembers that some `is_pinned` has to ask again when this has changed."""
+
+    def __repr__(self) -> str:
+        return f"<CudaDevice {self.index}, {self.name}, granules {_shares(self.granules)}>"
+
+    def describe(self) -> str:
+        price = "" if self._clusters else "; no thread-block clusters"
+        total, count = sum(self.granules), len(self.granules)
+        queues = "balanced" if self._groups.balanced else "shared"
+        return f"{self.name}, {total} SMs in {count} granules ({_shares(self.granules)}), {queues} work queues{price}"
+
+    def make_current(self) -> Device:
+        """Make the primary context current in the calling thread, for good, and return the device as that thread has to see it.
+
+        For threads that are the device's; in those of others use `current`. Raises PartitionError, DeviceLost.
+        """
+        with translated(f"using {self!r}"):
+            device = Device(self.index)
+            device.set_current()
+            return device
+
+    @contextmanager
+    def current(self) -> Iterator[Device]:
+        """The primary context current in the block, and after it what was current before. As `make_current` otherwise."""
+        with restored():
+            yield self.make_current()
+
+    def carve(self, granules: Sequence[int]) -> CudaPartition:
+        """Blocks for a millisecond and takes some MiB of device memory, unless these granules were a partition before."""
+        wanted = choose(granules, len(self.granules))
+        with translated(f"carving granules {wanted} from {self!r}"):
+            green = self._take(tuple(wanted))
+            if green.sms != (granted := sum(self.granules[granule] for granule in wanted)):
+                with self.current():
+                    green.release()
+                raise PartitionError(f"the driver gave {green.sms} SMs for granules {wanted}, which hold {granted}")
+            return CudaPartition(self, wanted, green)
+
+    def adopt(self, stream: object) -> AdoptedPartition:
+        """A partition over a stream that the caller made, for `Engine.bind`: what is bound to it runs on that stream.
+
+        `stream` is its handle (CUstream), or an object with `__cuda_stream__`. Of a green context, it has that one's SMs, and
+        else those of the whole device: other partitions' too, as nothing of it is in the manager's account. Work may be
+        submitted to it from one thread at a time, the caller's own included. Closing the partition waits for the stream and
+        destroys nothing. It has to live until the engines that were bound to it are closed: they free their memory on it.
+        Does not block. Raises PartitionError for a default stream, one that is captured, or one of another device or context;
+        TypeError for what is no stream.
+        """
+        handle = stream_handle(stream)
+        if handle in DEFAULT_STREAMS:
+            raise PartitionError(
+                f"{DEFAULT_STREAMS[handle]} cannot be adopted: it is everybody's; make a stream, and give that"
+            )
+        with self.current(), translated(f"adopting stream {handle:#x}"):
+            if (index := int(handle_return(driver.cuStreamGetDevice(handle)))) != self.index:
+                raise PartitionError(f"stream {handle:#x} is of device {index}, not of device {self.index}; adopt it there")
+            if handle_return(driver.cuStreamIsCapturing(handle)) != NOT_CAPTURED:
+                raise PartitionError(f"stream {handle:#x} is being captured; end the capture first")
+            context = handle_return(driver.cuStreamGetGreenCtx(handle))
+            confined = context is not None and int(context) != 0
+            if not confined and int(handle_return(driver.cuStreamGetCtx(handle))) != int(
+                handle_return(driver.cuCtxGetCurrent())
+            ):
+                raise PartitionError(
+                    f"stream {handle:#x} is of a context that is neither green nor the primary one of {self!r}"
+                )
+            sms = handle_return(driver.cuGreenCtxGetDevResource(context, SM)).sm.smCount if confined else sum(self.granules)
+        return AdoptedPartition(self, Green(sms, Stream.from_handle(handle), lambda: None), confined)
+
+    def put_back(self, granules: tuple[int, ...], green: Green) -> None:
+        """Keep a green context on which nothing runs; `CudaPartition.close` calls it."""
+        with self._opening:
+            self._idle.setdefault(granules, []).append(green)
+
+    def _take(self, granules: tuple[int, ...]) -> Green:
+        with self._opening:
+            if idle := self._idle.get(granules):
+                return idle.pop()
+        with self.current() as device:
+            return self._groups.create(device, granules)
+
+    def locate(self, partition: CudaPartition) -> frozenset[int]:
+        """The SMs that a kernel on the partition's stream runs on; from a thread attached to it. Blocks."""
+        with translated(f"looking where {partition!r} runs"):
+            with self._opening:
+                if not self._probe:
+                    self._probe = open_probe(Device(self.index), sum(self.granules))
+            return self._probe.run(partition.stream, partition.size)
+
+    def pin(self, address: int, nbytes: int) -> Pinned:
+        """Page-lock host memory and map it for the device, for all contexts.
+
+        Blocks, and the driver's lock keeps every thread that uses the GPU waiting: 0.1 ms a MiB, and five times that if the
+        pages were not touched before, as is done here (H100, driver 580, 2026-11-22). So pin before anybody is served. All of
+        it is one registration: others report that the copy engines refuse host memory that lies in two, though side by side
+        (https://github.com/sgl-project/sglang/pull/36798; tests/gpu/test_pinning.py tries it).
+
+        Raises PartitionError for memory that is pinned already, is not the process's, or is more than it may lock.
+        """
+        flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
+        try:
+            touch(address, nbytes)
+        except OSError as error:
+            raise PartitionError(f"taking {nbytes} bytes at {address:#x} to pin them: {error.strerror}") from error
+        with self.current(), translated(f"pinning {nbytes} bytes at {address:#x}"), ExitStack() as done:
+            handle_return(driver.cuMemHostRegister(address, nbytes, flags))
+            done.callback(self.unpin, address)
+            device_address = int(handle_return(driver.cuMemHostGetDevicePointer(address, 0)))
+            done.pop_all()
+        self._note(address, nbytes)
+        return Pinned(self, address, nbytes, device_address)
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        """Whether all of this lies in memory that one `pin` has made reachable, and is so still."""
+        starts, ends = self._pinned
+        place = bisect_right(starts, address) - 1
+        return place >= 0 and address + nbytes <= ends[place]
+
+    def unpin(self, address: int) -> None:
+        """Undo a `pin`; `Pinned.close` calls it. Raises PartitionError for what is not pinned."""
+        self._note(address, None)
+        self.unpinned += 1
+        with self.current(), translated(f"unpinning the memory at {address:#x}"):
+            handle_return(driver.cuMemHostUnregister(address))
+
+    def _note(self, address: int, nbytes: int | None) -> None:
+        """So many bytes are pinned there from now on; None: they are no more."""
+        with self._opening:
+            known = dict(zip(*self._pinned, strict=True))
+            known.pop(address, None)
+            if nbytes is not None:
+                known[address] = address + nbytes
+            self._pinned = tuple(sorted(known)), tuple(known[start] for start in sorted(known))
+
+    def close(self) -> None:
+        """Destroy the contexts that were kept, and free what `locate` used; every partition must be closed.
+
+        The primary context stays: other libraries of the process may be using it. Raises DeviceLost.
+        """
+        idle, self._idle = self._idle, {}
+        probe, self._probe = self._probe, None
+        with translated(f"closing {self!r}"), ExitStack() as left:
+            context = left.enter_context(ExitStack())
+            for green in chain.from_iterable(idle.values()):
+                left.callback(green.release)
+            if probe:
+                left.callback(probe.close)
+            if probe or idle:
+                context.enter_context(self.current())
+
+
+def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
+    """Open the GPU with this ordinal and split its SMs. Once in a process: partitions of two splits overlap.
+
+    `granule_sms` asks for granules of another size than the driver's smallest (8 SMs on Hopper). Fewer than that, 2 for
+    instance, divide more finely at a price: no thread-block clusters, and models that need them do not run.
+    Raises DeviceUnavailable with what is missing, ValueError for a size below 1.
+    """
+    if granule_sms is not None and granule_sms < 1:
+        raise ValueError(f"granules of {granule_sms} SMs; expected 1 or more")
+    try:
+        device = Device(index)
+        with restored():
+            device.set_current()
+            smallest = device.resources.sm.min_partition_size
+            clusters = granule_sms is None or granule_sms >= smallest
+            return CudaDevice(index, device.name, split(device, granule_sms), clusters)
+    except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
+        raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
+
+
+def _shares(sizes: Sequence[int]) -> str:
+    """15 of 8, 1 of 12."""
+    return ", ".join(f"{count} of {size}" for size, count in Counter(sizes).items())

@@ -1,0 +1,53 @@
+"""CUDA's errors as this package's: which call failed, and whether the device is lost with it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cuda.core._utils.cuda_utils import CUDAError as CUDAError  # cuda.core raises it but exports it nowhere else
+
+from ..errors import DeviceLost, PartitionError
+
+# What leaves the process's context unusable: "the process must be terminated and relaunched"
+# (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html, CUresult).
+LOST = frozenset(
+    f"CUDA_ERROR_{name}"
+    for name in (
+        "ASSERT",
+        "CONTAINED",
+        "CONTEXT_IS_DESTROYED",
+        "DEINITIALIZED",
+        "DEVICE_UNAVAILABLE",
+        "ECC_UNCORRECTABLE",
+        "EXTERNAL_DEVICE",
+        "HARDWARE_STACK_ERROR",
+        "ILLEGAL_ADDRESS",
+        "ILLEGAL_INSTRUCTION",
+        "INVALID_ADDRESS_SPACE",
+        "INVALID_PC",
+        "LAUNCH_FAILED",
+        "LAUNCH_TIMEOUT",
+        "MISALIGNED_ADDRESS",
+        "MPS_CLIENT_TERMINATED",
+        "NVLINK_UNCORRECTABLE",
+        "TENSOR_MEMORY_LEAK",
+        "UNKNOWN",
+    )
+)
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Raise a CUDA error of the block as `what: its words`: DeviceLost if nothing will work again, else PartitionError."""
+    try:
+        yield
+    except CUDAError as error:
+        raise translation(error, what) from error
+
+
+def translation(error: CUDAError, what: str) -> PartitionError:
+    """The same as an error to be raised.
+
+    An error of earlier work on the device may surface in any later call, so `what` need not be its cause.
+    """
+    code = str(error).partition(":")[0]
+    return (DeviceLost if code in LOST else PartitionError)(f"{what}: {error}")

@@ -1,0 +1,61 @@
+"""Which SMs does a stream run on? A kernel whose blocks say where they ran, and stay long enough to fill every SM."""
+
+from ctypes import c_uint32
+from threading import Lock
+
+from cuda.core import Buffer, Device, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, Stream, launch
+
+from ..errors import PartitionError
+
+SOURCE = r"""
+extern "C" __global__ void where_am_i(unsigned *seen, long long cycles) {
+    const long long start = clock64();
+    unsigned sm;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+    if (threadIdx.x == 0) seen[blockIdx.x] = sm;
+    while (clock64() - start < cycles);
+}
+"""
+
+# Two blocks of 1024 threads fill an SM, so four for each SM come in two waves; 100,000 cycles are some 60 microseconds,
+# in which every block of a wave has found its SM.
+THREADS = 1024
+BLOCKS_FOR_EACH_SM = 4
+CYCLES = 100_000
+
+
+class SmProbe:
+    """The kernel and the memory it writes to, made once for a device. One call at a time runs; others wait."""
+
+    def __init__(self, kernel: Kernel, seen: Buffer) -> None:
+        self._kernel = kernel
+        self._seen = seen
+        self._turn = Lock()
+
+    def __repr__(self) -> str:
+        return f"<SmProbe for up to {self._seen.size // BLOCKS_FOR_EACH_SM // 4} SMs>"
+
+    def run(self, stream: Stream, sms: int) -> frozenset[int]:
+        """Launch enough blocks to fill this many SMs, block until they ran, and return the SMs that they ran on."""
+        blocks = BLOCKS_FOR_EACH_SM * sms
+        with self._turn:
+            launch(stream, LaunchConfig(grid=blocks, block=THREADS), self._kernel, self._seen, CYCLES)
+            stream.sync()
+            return frozenset((c_uint32 * blocks).from_address(int(self._seen.handle)))
+
+    def close(self) -> None:
+        """Free the memory; nothing may be running."""
+        self._seen.close()
+
+
+def open_probe(device: Device, sms: int) -> SmProbe:
+    """Compile the kernel for a device of this many SMs. Blocks for a good part of a second.
+
+    Raises PartitionError where NVRTC is missing, CUDAError. The device must be current in the calling thread.
+    """
+    try:
+        program = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.arch}"))
+        kernel = program.compile("cubin").get_kernel("where_am_i")
+    except RuntimeError as error:  # libnvrtc was not found
+        raise PartitionError(f"looking where a partition runs needs NVRTC, pip install nvidia-cuda-nvrtc: {error}") from error
+    return SmProbe(kernel, LegacyPinnedMemoryResource().allocate(BLOCKS_FOR_EACH_SM * sms * 4))

@@ -1,0 +1,1 @@
+"""Routes that need the process which owns the device: partitions, loading and unloading models, metrics."""

@@ -1,0 +1,22 @@
+"""Where a server keeps the plans that it builds and the kernels that are compiled, and how long a build may take."""
+
+import os
+from pathlib import Path
+
+from engines import Builds, CacheFolder
+
+from ..config.schema import ModelsConfig
+
+BESIDE = ".greenlane"
+"""The directory in the repository that is used where nothing else is configured; no model's name begins with a dot."""
+
+
+def open_builds(models: ModelsConfig) -> Builds:
+    """What builds for this configuration; nothing is looked at or made before something is to be kept.
+
+    Without `models.cache` that is a directory in the repository, or, where the repository cannot be written, in the user's
+    own directory for caches: $XDG_CACHE_HOME, or else ~/.cache.
+    """
+    own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "greenlane")
+    candidates = [models.cache] if models.cache else [models.repository / BESIDE, own]
+    return Builds(CacheFolder(candidates), models.build_timeout, compiles=True)

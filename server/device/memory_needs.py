@@ -1,0 +1,70 @@
+"""How much memory a model's requests take, as far as its signature tells, and whether a tenant's memory is enough for them."""
+
+from dataclasses import replace
+
+from engines import Signature, TensorSpec
+from engines.signature import align
+
+from ..config.schema import TenantConfig
+from ..config.tables import dotted
+from ..link.blocks import most_of
+from ..tenants.catalog import Entry
+from .model_loader import Loaded
+
+
+def fit(loaded: Loaded, tenant: TenantConfig) -> Loaded:
+    """The same without the versions of which not even the smallest request fits the tenant's memory, which are closed.
+
+    Where only the largest does not, a warning is added. Blocks if something is closed.
+    """
+    most, key = most_of(tenant.memory), dotted(("tenants", tenant.name, "memory"))
+    served, problems, warnings, executors = [], list(loaded.problems), list(loaded.warnings), dict(loaded.executors)
+    for each in loaded.served:
+        least, largest = needed(each.signature, largest=False), needed(each.signature, largest=True)
+        limit = f"{key} of {tenant.memory} lets one take {most}"
+        if least is not None and sum(least) > most:
+            reason = f"its smallest request takes {_sum(least)}, but {limit}; raise it"
+            problems.append(Entry(each.name, each.version, "UNAVAILABLE", reason))
+            executors.pop(each.key).close()
+            continue
+        if largest is not None and sum(largest) > most:
+            text = f"its largest request takes {_sum(largest)}, but {limit}: larger ones are answered 413"
+            warnings.append(f"model {each.name} {each.version}: {text}")
+        served.append(each)
+    return replace(loaded, served=served, problems=problems, warnings=warnings, executors=executors)
+
+
+def needed(signature: Signature, largest: bool) -> tuple[int, int] | None:
+    """Bytes of the inputs and the outputs of the largest or the smallest request; None if some dimension has no limit.
+
+    Texts, and outputs whose size no shape tells, count as nothing. A dimension without a lower limit is 1 at least.
+    """
+    sizes: dict[str, int] = {}
+    shapes = []
+    for spec in signature.inputs:
+        shape = []
+        for axis, dim in enumerate(spec.dims):
+            size = dim if isinstance(dim, int) else _size(signature, spec, axis, largest)
+            if size is None:
+                return None
+            if isinstance(dim, str) and dim:
+                size = sizes[dim] = min(sizes.get(dim, size), size) if largest else max(sizes.get(dim, size), size)
+            shape.append(size)
+        shapes.append(tuple(shape))
+    inputs = sum(align(spec.nbytes(shape)) for spec, shape in zip(signature.inputs, shapes, strict=True))
+    return inputs, signature.output_bytes(sizes)
+
+
+def _size(signature: Signature, spec: TensorSpec, axis: int, largest: bool) -> int | None:
+    """The most or the least that a variable dimension may be."""
+    limits = spec.limits[axis] if axis < len(spec.limits) else None
+    if not largest:
+        return limits[0] if limits else 1
+    batch = signature.max_batch if axis == 0 else 0
+    mosts = [most for most in (limits and limits[1], batch) if most]
+    return min(mosts, default=None)
+
+
+def _sum(needs: tuple[int, int]) -> str:
+    inputs, outputs = needs
+    return f"{inputs + outputs} bytes of memory (inputs {inputs} + outputs {outputs})"

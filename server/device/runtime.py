@@ -1,0 +1,323 @@
+"""What lives as long as the process: the device, the account of its granules, and every tenant's worker."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from engines import Executor
+from partitions import Device, DeviceLost, Move, Partition, PartitionManager
+from partitions import probe as probes
+from partitions.base import Closing
+
+from ..config.schema import Config, TenantConfig
+from ..errors import BadRequest
+from ..link.messages import Failure, ModelKey
+from ..protocol.json_document import show
+from ..tenants.frontend import Desk, Report, State
+from ..tenants.lifecycle import Lifecycle
+from ..workers.gil_priority import Precedence
+from ..workers.seats import Seats, hold
+from ..workers.supervision import Supervision
+from ..workers.worker import Worker
+from .cache_paths import open_builds
+from .freeing import free_engines
+from .model_loader import Read, open_library
+from .served import Execution
+from .tenant_models import Models
+
+log = logging.getLogger("greenlane.runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeStatistics:
+    """The state, and how often the device was partitioned anew."""
+
+    state: State
+    repartitions: int
+
+
+class Runtime:
+    """Serves a configuration on a device, to tenants at their desks.
+
+    It starts, repartitions, drains and closes. `Models` has what tenants are served with, `Seats` halts workers and has them
+    serve again, `Supervision` looks after them; all share the workers of now. A tenant has two locks, which repartitions take
+    as well: that of `changing` first, that of `Seats` last. Every method belongs to the event loop that does not say
+    otherwise. `read` makes engines of model files and their largest batches; `tell` is told each state.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        device: Device,
+        desks: Mapping[str, Desk],
+        tell: Callable[[State], None],
+        read: Read | None = None,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.desks = desks
+        self.manager = PartitionManager(device)
+        self.builds = open_builds(config.models)
+        self.library = open_library(config, device, read, self.builds)
+        self.gone = asyncio.Event()
+        self._lifecycle = Lifecycle(tell)
+        self._precedence = Precedence()
+        self._workers: dict[str, Worker] = {}
+        self._changing = {name: asyncio.Lock() for name in config.tenants}
+        """Of those who change a tenant's models or partition, also while that is prepared."""
+        self._seats = Seats(config, desks, self._workers, self._lifecycle)
+        self._supervision = Supervision(config, desks, self._workers, self._seats, self._lifecycle)
+        self._models = Models(config, desks, self.library, self._workers, self._seats, self._changing, self._lifecycle)
+        self._repartitioning = asyncio.Lock()
+        self._repartitions = 0
+        self._leaving: asyncio.Task[None] | None = None
+        self._freeing: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"<Runtime {self.state}, {self.manager!r}>"
+
+    def statistics(self) -> RuntimeStatistics:
+        return RuntimeStatistics(self.state, self._repartitions)
+
+    @property
+    def state(self) -> State:
+        """Of the server."""
+        return self._lifecycle.state
+
+    @property
+    def ready(self) -> bool:
+        """Whether new work is welcome: every model was tried, or loaded if that is asked for, and nobody asked for the end."""
+        return self._lifecycle.ready
+
+    async def start(self) -> None:
+        """Give every tenant its partition and its memory, and begin to load the models. Raises DoesNotFit or ConfigError."""
+        self._loop = asyncio.get_running_loop()
+        for name, desk in self.desks.items():
+            desk.open(self)
+            await self._seats.pin(self.device, name)
+        unit, sizes = self.device.unit, self.device.granules
+        await self.repartition({name: tenant.share(unit, sizes) for name, tenant in self.config.tenants.items()})
+        log.info("%s: %s", self.device.describe(), self._shares())
+        self._models.start()
+        self._freeing = asyncio.create_task(free_engines(self.library, self._workers, self._changing))
+        self._supervision.start()
+
+    async def loaded(self) -> None:
+        """Wait until every model that is configured was tried."""
+        await self._models.loaded()
+
+    async def repartition(self, counts: Mapping[str, int]) -> Move:
+        """Give these tenants these numbers of granules while everyone is served; the others keep theirs.
+
+        New partitions are made, loaded, warmed and probed beside the old ones; then the movers pause for as long as
+        their longest work in flight takes, change over, and go on. Raises DoesNotFit with the arithmetic, BadRequest for
+        an unknown tenant or a count below one, Conflict naming the tenant whose work takes longer than `max_pause`; after any
+        error the old plan is in force.
+        """
+        self._check_counts(counts)
+        async with AsyncExitStack() as locks:
+            await locks.enter_async_context(self._repartitioning)
+            move = self.manager.plan(counts)
+            for name in move.movers:
+                await hold(self._changing[name], name, self.config.server.max_pause)
+                locks.callback(self._changing[name].release)
+            workers = await asyncio.to_thread(self._prepare, move)
+            before = {name: self._workers[name] for name in move.movers if name in self._workers}
+            left: Iterable[Worker] = workers.values()
+            try:
+                async with self._seats.halted(before):
+                    self.manager.commit(move, {name: worker.partition for name, worker in workers.items()})
+                    self._workers.update(workers)
+                    self._repartitions += 1
+                    left = before.values()
+                for name in move.movers:
+                    if name not in before:
+                        self._seats.serve(name)
+            finally:
+                await asyncio.to_thread(_close, left)
+        if before:
+            log.info("repartitioned: %s", self._shares())
+        return move
+
+    async def reopen(self, name: str, free: Callable[[], None] = lambda: None) -> None:
+        """As `Supervision.reopen`."""
+        await self._supervision.reopen(name, free)
+
+    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
+        """As `Models.load`."""
+        await self._models.load(tenant, name, override)
+
+    async def unload(self, tenant: str, name: str) -> None:
+        """As `Models.unload`."""
+        await self._models.unload(tenant, name)
+
+    def cancel(self, tenant: str, slot: int, serial: int) -> None:
+        """Stop a ticket of a tenant, if it can be stopped."""
+        if worker := self._workers.get(tenant):
+            worker.cancel(slot, serial)
+
+    async def reports(self) -> list[tuple[TenantConfig, Report]]:
+        """What every tenant's HTTP side has counted."""
+        found = await asyncio.gather(*(desk.report() for desk in self.desks.values()))
+        return [(self.config.tenants[name], report) for name, report in zip(self.desks, found, strict=True)]
+
+    def executions(self) -> list[Execution]:
+        """Which way every model runs now, see `engines.Executor.describe`. Does not block."""
+        return self._models.executions()
+
+    async def probe(self) -> dict[str, frozenset[int]]:
+        """Run a little work in every partition and say on which units it ran."""
+        async with self._repartitioning:
+            return await asyncio.to_thread(probes.locate, self.manager.held)
+
+    async def drain(self, grace: float) -> None:
+        """Say that the server is not ready; `grace` seconds later refuse new work, and return when the last is answered.
+
+        Models that are being built by then are abandoned. What has not ended after half of `drain_timeout` is stopped, and
+        after as much again, or a second, it is waited for no more.
+        """
+        if self.state in ("closed", "lost"):
+            return
+        self._lifecycle.become("draining")
+        log.info("draining: not ready from now on, new requests are refused in %g s", grace)
+        await asyncio.sleep(grace)
+        self.builds.close()
+        limit = self.config.server.drain_timeout / 2
+        emptying = asyncio.ensure_future(self._empty("the server is draining"))
+        if not (await asyncio.wait({emptying}, timeout=limit))[0]:
+            text = f"the server is draining, and this has not ended in {limit:g} s (server.drain_timeout)"
+            log.error("inferences are stopped that have not ended in %g s, and those behind them", limit)
+            for worker in self._workers.values():
+                worker.abandon(Failure("stopped", text))
+            if not (await asyncio.wait({emptying}, timeout=min(limit, 1.0)))[0]:
+                log.error("some inferences cannot be stopped: their requests are answered without them")
+                for name in self.desks:
+                    self._supervision.suspend(name, text)
+                return
+        emptying.result()
+        log.info("drained: every request was answered")
+
+    async def close(self) -> None:
+        """Finish what is in flight, but for builds, and release the device. Calling it again does nothing."""
+        if self.state == "closed":
+            return
+        self._lifecycle.become("closed")
+        self.builds.close()
+        await self.loaded()
+        async with AsyncExitStack() as locks:  # A change that has begun goes on to its end.
+            everyones = (
+                *self._models.ordering.values(),
+                self._repartitioning,
+                *self._changing.values(),
+                *self._seats.locks.values(),
+            )
+            for lock in everyones:
+                await locks.enter_async_context(lock)
+            if self._freeing:
+                self._freeing.cancel()
+            self._supervision.close()
+            workers = list(self._workers.values())
+            self._workers.clear()
+            await asyncio.to_thread(_close, workers)
+            await asyncio.to_thread(self.library.close)
+            self._seats.close()
+            for desk in self.desks.values():
+                desk.close()
+            self.manager.close()
+            self.device.close()
+            self._models.close()
+
+    def lose(self, error: DeviceLost) -> None:
+        """The device is lost for everyone: not ready at once, nothing new is taken, and what waits is told. Any thread.
+
+        `gone` is set when everyone was; nothing but a new process will get the device back.
+        """
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._lose, error)
+
+    def _lose(self, error: DeviceLost) -> None:
+        if self.state != "lost":
+            self._lifecycle.become("lost")
+            log.critical("the device is lost, and this process with it: %s", error)
+            self._leaving = asyncio.create_task(self._leave(f"the device is lost: {error}"))
+
+    async def _leave(self, reason: str) -> None:
+        await self._empty(reason)
+        self.gone.set()
+
+    async def _empty(self, reason: str) -> None:
+        for desk in self.desks.values():
+            desk.refuse(reason)
+        await asyncio.gather(*(desk.empty() for desk in self.desks.values()))
+
+    def _broke(self, name: str, error: Exception) -> None:
+        """The worker of this tenant cannot go on. Any thread."""
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._supervision.mend, name, error)
+
+    def _check_counts(self, counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            if name not in self.config.tenants:
+                raise BadRequest(f"{name}: there is no such tenant; there are {', '.join(self.config.tenants)}")
+            if type(count) is not int or count < 1:
+                raise BadRequest(f"{name}: {show(count)} granules; expected an integer of at least 1")
+
+    def _prepare(self, move: Move) -> dict[str, Worker]:
+        """Workers on the movers' new partitions, with all their models, ready and probed. Blocks. All or none.
+
+        Each mover's models are set up on a thread of its own.
+        """
+        carved = self.manager.carve(move)
+        workers: dict[str, Worker] = {}
+        try:
+            probes.check(carved, probes.locate(carved))
+            with ThreadPoolExecutor(max(1, len(carved)), "rebinding") as threads:
+                begun = {name: threads.submit(self._worker, name, partition) for name, partition in carved.items()}
+            workers = {name: future.result() for name, future in begun.items() if not future.exception()}
+            for future in begun.values():
+                future.result()
+        except BaseException:
+            _close(workers.values())
+            self.manager.discard(carved)
+            raise
+        return workers
+
+    def _worker(self, name: str, partition: Partition) -> Worker:
+        before = self._workers.get(name)
+        return Worker(
+            partition,
+            _rebind(before.executors if before else {}, partition),
+            self.lose,
+            self._precedence,
+            partial(self._broke, name),
+        )
+
+    def _shares(self) -> str:
+        held = self.manager.held.items()
+        return ", ".join(f"{name} has {partition.size} ({_places(partition)})" for name, partition in held)
+
+
+def _rebind(executors: Mapping[ModelKey, Executor], partition: Partition) -> dict[ModelKey, Executor]:
+    bound: dict[ModelKey, Executor] = {}
+    try:
+        for key, executor in executors.items():
+            bound[key] = executor.rebind(partition)
+    except BaseException:
+        for executor in bound.values():
+            executor.close()
+        raise
+    return bound
+
+
+def _close(things: Iterable[Closing]) -> None:
+    for thing in things:
+        thing.close()
+
+
+def _places(partition: Partition) -> str:
+    return "granule " + ", ".join(map(str, partition.granules))

@@ -1,0 +1,229 @@
+"""The models that each tenant is served with: loaded at the start, loaded and unloaded when a tenant asks for it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from engines import Executor
+from engines.tensorrt.thread_priority import give_way
+
+from ..config.schema import Config, TenantConfig
+from ..errors import BadRequest, NotFound, Unavailable
+from ..tenants.catalog import Entry
+from ..tenants.frontend import Desk
+from ..tenants.lifecycle import Lifecycle
+from ..workers.seats import Seats
+from ..workers.worker import Worker
+from .memory_needs import fit
+from .model_loader import Library, Loaded, Prepared
+from .served import UNLOADED, Execution, ServedModels, versions
+
+log = logging.getLogger("greenlane.runtime")
+
+
+class Models:
+    """What each tenant is served with. Every method belongs to the event loop; what blocks runs on threads.
+
+    A model is read under the tenant's `ordering` lock alone, as that takes minutes where it has to be built. It is bound to
+    the tenant's partition and put in place under the tenant's `changing` lock as well, which repartitions hold, too.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        desks: Mapping[str, Desk],
+        library: Library,
+        workers: Mapping[str, Worker],
+        seats: Seats,
+        changing: Mapping[str, asyncio.Lock],
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._config = config
+        self._desks = desks
+        self._library = library
+        self._workers = workers
+        self._seats = seats
+        self._changing = changing
+        self._lifecycle = lifecycle
+        self._served = ServedModels(config)
+        self.ordering = {name: asyncio.Lock() for name in config.tenants}
+        """Of those who load or unload for a tenant, from its first file to its last: one at a time."""
+        self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", give_way)
+        self._changes: set[asyncio.Task[None]] = set()
+        self._loading: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Models {len(self._changes)} changes on their way, {self._served!r}>"
+
+    def start(self) -> None:
+        """Begin to load what every tenant may call; each must have its partition."""
+        self._loading = asyncio.create_task(self._load_all())
+
+    def close(self) -> None:
+        """Give back the threads that read models."""
+        self._loaders.shutdown(wait=False)
+
+    async def loaded(self) -> None:
+        """Wait until every model that is configured was tried."""
+        if self._loading:
+            await self._loading
+
+    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
+        """Load or reload a model for one tenant, all versions or none; other tenants keep what they have.
+
+        An ensemble's steps are loaded before it if they are not, and ensembles that run the model are made again. What served
+        before goes on serving until the new is ready, and if that fails. Raises NotFound for a model that is not the tenant's,
+        BadRequest when a version cannot be served, with the reason. Cancelled before its turn nothing is loaded, cancelled
+        later it goes on to its end.
+        """
+        self._check_may_call(tenant, name)
+        await self._in_turn(tenant, partial(self._load, tenant, name, override))
+
+    async def unload(self, tenant: str, name: str) -> None:
+        """Stop serving a model to one tenant: requests that are in are finished, new ones are told it is unavailable.
+
+        So are those for ensembles that run it, until it is loaded again. Raises NotFound for a model that is not the tenant's.
+        Cancelled as `load` is.
+        """
+        self._check_may_call(tenant, name)
+        await self._in_turn(tenant, partial(self._unload, tenant, name))
+
+    def executions(self) -> list[Execution]:
+        """As `ServedModels.executions`, on the workers of now."""
+        return self._served.executions(self._workers)
+
+    async def _in_turn(self, tenant: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Change what a tenant is served once the changes before are made; not cancelled any more when its turn has come.
+
+        Raises Unavailable if the server was closed before that.
+        """
+        ordering = self.ordering[tenant]
+        await ordering.acquire()
+        if self._lifecycle.state == "closed":
+            ordering.release()
+            raise Unavailable("the server is stopping")
+        changing = asyncio.ensure_future(change())
+        self._changes.add(changing)
+        changing.add_done_callback(self._changes.discard)
+        changing.add_done_callback(lambda _: ordering.release())
+        await asyncio.shield(changing)
+
+    async def _load(self, tenant: str, name: str, override: str | None) -> None:
+        there = await asyncio.to_thread(self._library.names)
+        if name not in there:
+            raise BadRequest(f"failed to load {name!r}: not in the repository")
+        steps = await asyncio.to_thread(self._library.steps, name, override)
+        allowed = [step for step in steps if step in there and self._config.tenants[tenant].may_call(step)]
+        missing = [step for step in allowed if not self._served.serves(tenant, step)]
+        changed = {step for step in missing if (await self._load_alone(tenant, step, None)).served}
+        loaded = await self._load_alone(tenant, name, override)
+        await self._renew_ensembles(tenant, {*changed, name} if loaded.served else changed, name)
+        if not loaded.served:
+            raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
+        log.info("loaded for %s: %s", tenant, versions(loaded))
+
+    async def _load_alone(self, tenant: str, name: str, override: str | None) -> Loaded:
+        kept = self._served.serves(tenant, name)
+        prepared = await self._read_model(tenant, name, override)
+        async with self._changing[tenant]:
+            loaded = await self._bind(tenant, prepared, whole=True, kept=kept)
+            if loaded.served or not kept:
+                await self._put(tenant, loaded)
+        return loaded
+
+    async def _renew_ensembles(self, tenant: str, changed: Collection[str], name: str) -> None:
+        """Make those that run one of these models again, of what it is now; but for the one of this name, which is new.
+
+        One that cannot be made of it is unavailable, with the reason, as it is in Triton.
+        """
+        for ensemble in self._served.ensembles(tenant, changed):
+            if ensemble.name != name:
+                prepared = await self._read_model(tenant, ensemble.name, ensemble.override)
+                async with self._changing[tenant]:
+                    await self._put(tenant, await self._bind(tenant, prepared, whole=True))
+
+    async def _unload(self, tenant: str, name: str) -> None:
+        async with self._changing[tenant]:
+            if name in self._served.of(tenant):
+                for ensemble in self._served.ensembles(tenant, [name]):
+                    await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
+                    log.info("unavailable for %s: %s, as its step %s is unloaded", tenant, ensemble.name, name)
+                await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", UNLOADED)], {}))
+                log.info("unloaded for %s: %s", tenant, name)
+
+    async def _load_all(self) -> None:
+        """Load what every tenant may call, all tenants at once; ready when the last model is."""
+        await asyncio.gather(*(self._load_tenant(tenant) for tenant in self._config.tenants.values()))
+        if self._lifecycle.state == "starting":
+            self._lifecycle.become(self._served.state())
+            ready = "ready" if self._lifecycle.ready else "for server.strict_readiness, which asks for every model, not ready"
+            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._served.shown(name)}" for name in self._desks))
+
+    async def _load_tenant(self, tenant: TenantConfig) -> None:
+        known = await asyncio.to_thread(self._library.names)
+        names = [name for name in dict.fromkeys([*tenant.models, *known]) if name != "*" and tenant.may_call(name)]
+        for name in names:
+            self._desks[tenant.name].announce(name)
+        for name in await asyncio.to_thread(self._library.in_order, names):
+            if self._lifecycle.state != "starting":
+                return
+            async with self.ordering[tenant.name]:
+                prepared = await self._read_model(tenant.name, name, None)
+                async with self._changing[tenant.name]:
+                    await self._put(tenant.name, await self._bind(tenant.name, prepared))
+        if not any(self._served.serves(tenant.name, name) for name in self._served.of(tenant.name)):
+            log.warning(
+                "tenant %s is served nothing: %s", tenant.name, "every model failed" if names else "it may call no model"
+            )
+
+    async def _read_model(self, tenant: str, name: str, override: str | None) -> Prepared:
+        """Read a model, which takes minutes where it has to be built: with no partition held, for what goes on meanwhile, and
+        on threads that nothing else waits for. A tenant has one at a time.
+        """
+        self._desks[tenant].announce(name)
+        loop, among = asyncio.get_running_loop(), self._served.of(tenant)
+        return await loop.run_in_executor(self._loaders, self._library.prepare, name, override, among)
+
+    async def _bind(self, tenant: str, prepared: Prepared, whole: bool = False, kept: bool = False) -> Loaded:
+        """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory.
+
+        `whole` and `kept` are as in `Library.bind`.
+        """
+        partition = self._workers[tenant].partition
+        # What computes on the host's own cores keeps the priority of the thread that bound it.
+        threads = self._loaders if partition.host_cores is None else None
+        loop = asyncio.get_running_loop()
+        loaded = await loop.run_in_executor(threads, self._library.bind, prepared, partition, whole, kept)
+        fitting = await asyncio.to_thread(fit, loaded, self._config.tenants[tenant])
+        known = frozenset(loaded.told(kept))
+        for line in fitting.told(kept):
+            if line not in known:
+                log.warning("%s", line)
+        return await asyncio.to_thread(fitting.give_up) if whole and fitting.problems else fitting
+
+    async def _put(self, tenant: str, loaded: Loaded) -> None:
+        """Serve what was loaded in place of what was; the old is closed once its last request ended."""
+        executors = self._workers[tenant].executors
+        executors.update(loaded.executors)
+        before = self._served.put(tenant, loaded)
+        settled = await self._desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
+        left = [executors.pop(served.key) for served in before.served] if before else []
+        if settled:
+            await asyncio.to_thread(_close, left)
+        elif left:  # Its process died: what that had asked for may still be running.
+            async with self._seats.stopped(tenant):
+                await asyncio.to_thread(_close, left)
+        if self._lifecycle.state in ("serving", "incomplete") and self._served.state() != self._lifecycle.state:
+            self._lifecycle.become(self._served.state())
+
+    def _check_may_call(self, tenant: str, name: str) -> None:
+        if not self._config.tenants[tenant].may_call(name):
+            raise NotFound(f"Request for unknown model: {name!r} is not found")
+
+
+def _close(executors: Iterable[Executor]) -> None:
+    for executor in executors:
+        executor.close()

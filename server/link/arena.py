@@ -1,0 +1,118 @@
+"""The memory that the two sides of one tenant share, as two threads of a process or as two processes.
+
+There are two files in memory. One is the arena's: the cells of the two rings and three single ones (see `ring`), then
+for every slot a page for what is said about it; a process that takes another's place gets a new one. The other one holds
+the tensors and lives as long as the tenant is served: the device is made to reach it once.
+"""
+
+import mmap
+import os
+
+import numpy as np
+
+from .slots import Slot
+
+MESSAGE = 8 * 1024
+"""Bytes for a slot's ticket, and as many for its completion."""
+_CELL = 4
+_NORESERVE = 0x4000  # MAP_NORESERVE of Linux, on every architecture; Python has no name for it before 3.13.
+
+
+class TensorMemory:
+    """The memory of one tenant's tensors in this process: `nbytes` bytes at `address`. A page is taken when first written."""
+
+    def __init__(self, memory: mmap.mmap, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.view = memoryview(memory)
+        self.address: int = np.frombuffer(memory, np.uint8, 1).ctypes.data
+
+    def __repr__(self) -> str:
+        return f"<TensorMemory of {self.nbytes} bytes at {self.address:#x}>"
+
+
+class Arena:
+    """Rings, and slots that lie in `memory`; `shared` is of `nbytes(count)` bytes. Slots are made when first asked for."""
+
+    def __init__(self, shared: mmap.mmap, count: int, memory: TensorMemory) -> None:
+        self.count = count
+        self.memory = memory
+        self._view = memoryview(shared)
+        self._slots: list[Slot | None] = [None] * count
+
+    def __repr__(self) -> str:
+        return f"<Arena of {self.count} slots, {sum(slot is not None for slot in self._slots)} used so far>"
+
+    def cells(self, ring: int) -> memoryview:
+        """The cells of ring 0 or 1, one for each slot: 32-bit unsigned integers."""
+        start = ring * self.count * _CELL
+        return self._view[start : start + self.count * _CELL].cast("I")
+
+    @property
+    def announced(self) -> memoryview:
+        """How many tickets were put so far, modulo 2**32, as one cell: for whoever looks without reading any."""
+        return self._single(0)
+
+    @property
+    def aside(self) -> memoryview:
+        """How many tickets the device side has put aside, as one cell."""
+        return self._single(1)
+
+    @property
+    def hosted(self) -> memoryview:
+        """1 if works are done on cores of the host, which requests are answered on as well, else 0, as one cell."""
+        return self._single(2)
+
+    def _single(self, place: int) -> memoryview:
+        start = (2 * self.count + place) * _CELL
+        return self._view[start : start + _CELL].cast("I")
+
+    def slot(self, index: int) -> Slot:
+        """The slot with this number, always the same object."""
+        slot = self._slots[index]
+        if slot is None:
+            slot = self._slots[index] = self._make(index)
+        return slot
+
+    def _make(self, index: int) -> Slot:
+        said = _rings(self.count) + index * 2 * MESSAGE
+        ticket, completion = (self._view[at : at + MESSAGE] for at in (said, said + MESSAGE))
+        return Slot(index, self.memory.view, self.memory.address, ticket, completion)
+
+
+def create(count: int) -> int:
+    """A descriptor of fresh shared memory for the rings and pages of so many slots; the caller closes it."""
+    return _create("greenlane", nbytes(count))
+
+
+def create_memory(size: int) -> int:
+    """A descriptor of fresh shared memory for so many bytes of tensors; the caller closes it."""
+    return _create("greenlane tensors", size)
+
+
+def attach(descriptor: int, count: int, memory: TensorMemory) -> Arena:
+    """Map what `create` made; the descriptor may be closed afterwards."""
+    return Arena(_map(descriptor, nbytes(count)), count, memory)
+
+
+def attach_memory(descriptor: int, size: int) -> TensorMemory:
+    """Map what `create_memory` made; the descriptor may be closed afterwards."""
+    return TensorMemory(_map(descriptor, size), size)
+
+
+def nbytes(count: int) -> int:
+    """The size of an arena of so many slots."""
+    return _rings(count) + count * 2 * MESSAGE
+
+
+def _create(name: str, size: int) -> int:
+    descriptor = os.memfd_create(name)
+    os.truncate(descriptor, size)
+    return descriptor
+
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | _NORESERVE)
+
+
+def _rings(count: int) -> int:
+    return -(-(2 * count + 3) * _CELL // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,0 +1,133 @@
+"""Which parts of a tenant's memory its requests hold: a block each, of the size that its tensors need. Pure: no I/O.
+
+Blocks of up to 1 MiB are taken from the beginning of the memory, larger ones from its end, and an eighth at the beginning is
+never taken by a larger one. So large requests do not keep small ones out, and small ones do not break up the space of large
+ones. A block that was given back is kept for the next request of its size, which then finds the memory that was used last,
+and is joined with what is free beside it when another size is needed.
+"""
+
+from ..errors import MemoryFull, TooLarge
+
+UNIT = 64 * 1024
+"""Bytes that every block is a multiple of."""
+LARGE = 1 << 20
+"""Bytes above which a block is a large one."""
+_SHARE = 8
+"""What part of the memory is kept for blocks that are not large: one in so many."""
+_STEPS = 16
+"""Sizes of blocks between 0 and a power of two: few, so that blocks are used again, and at most an eighth is wasted."""
+
+
+class Blocks:
+    """Gives out parts of `nbytes` bytes; `setting` is what that number is called where it is set. Not thread-safe."""
+
+    def __init__(self, nbytes: int, setting: str = "memory") -> None:
+        self.nbytes = nbytes
+        self.used = 0
+        self._setting = setting
+        self._common = nbytes // _SHARE // UNIT * UNIT
+        self._most = most_of(nbytes)
+        self._kept: dict[int, list[int]] = {}
+        self._holes: list[tuple[int, int]] = [(0, nbytes // UNIT * UNIT)]  # Where each begins, ascending, and its size.
+
+    def __repr__(self) -> str:
+        return f"<Blocks, {self.used} of {self.nbytes} bytes in use>"
+
+    def check(self, nbytes: int) -> None:
+        """Raise TooLarge if so many bytes do not fit, whatever is free."""
+        if nbytes > self._most:
+            needed = f"the request and its answer need {nbytes} bytes of memory"
+            raise TooLarge(f"{needed}; the most for one is {self._most} ({self._explain()})")
+
+    def take(self, nbytes: int, spare: int = 0) -> tuple[int, int]:
+        """A block that is free, of at least so many bytes: where it begins, and its size. With `spare` more, if that fits.
+
+        Raises TooLarge if it would not fit if all were free, MemoryFull if it does not fit now.
+        """
+        self.check(nbytes)
+        size = min(rounded(nbytes + spare), self._most)
+        start = self._find(size)
+        if start < 0 and spare:
+            size = min(rounded(nbytes), self._most)
+            start = self._find(size)
+        if start < 0:
+            raise MemoryFull(
+                f"the request and its answer need {nbytes} bytes of memory in one piece, "
+                f"but requests hold {self.used} and the largest piece left for one is {self._largest()} ({self._explain()})"
+            )
+        self.used += size
+        return start, size
+
+    def give(self, start: int, size: int) -> None:
+        """Take back a block that nothing uses any more."""
+        self.used -= size
+        kept = self._kept.get(size)
+        if kept is None:
+            kept = self._kept[size] = []
+        kept.append(start)
+
+    def _find(self, size: int) -> int:
+        """Where a block of this size can begin; -1 if nowhere."""
+        kept = self._kept.get(size)
+        if kept:
+            return kept.pop()
+        start = self._cut(size)
+        if start < 0 and self._kept:
+            self._join()
+            start = self._cut(size)
+        return start
+
+    def _cut(self, size: int) -> int:
+        """Cut a block off a hole: a large one off the end of the last that has room, another off the beginning of the first."""
+        if size > LARGE:
+            for place in range(len(self._holes) - 1, -1, -1):
+                start, room = self._holes[place]
+                begin = start + room - size
+                if begin >= max(start, self._common):
+                    self._put(place, start, room - size)
+                    return begin
+            return -1
+        for place, (start, room) in enumerate(self._holes):
+            if room >= size:
+                self._put(place, start + size, room - size)
+                return start
+        return -1
+
+    def _put(self, place: int, start: int, room: int) -> None:
+        if room:
+            self._holes[place] = (start, room)
+        else:
+            del self._holes[place]
+
+    def _join(self) -> None:
+        """Make one hole of all free parts that lie side by side."""
+        parts = self._holes + [(start, size) for size, kept in self._kept.items() for start in kept]
+        self._kept = {}
+        self._holes = []
+        for start, size in sorted(parts):
+            if self._holes and sum(self._holes[-1]) == start:
+                before, room = self._holes[-1]
+                self._holes[-1] = before, room + size
+            else:
+                self._holes.append((start, size))
+
+    def _largest(self) -> int:
+        """The most bytes that a block could have now, after `_join`."""
+        small = max([min(room, LARGE) for _, room in self._holes], default=0)
+        large = max([start + room - max(start, self._common) for start, room in self._holes], default=0)
+        return large if large > LARGE else small
+
+    def _explain(self) -> str:
+        return f"{self._setting}: {self.nbytes}, of which {self._common} are kept for requests of up to {LARGE}"
+
+
+def rounded(nbytes: int) -> int:
+    """The size of the block for so many bytes, where there is that much."""
+    step = max(UNIT, (1 << (nbytes - 1).bit_length()) // _STEPS) if nbytes else UNIT
+    return max(step, -(-nbytes // step) * step)
+
+
+def most_of(nbytes: int) -> int:
+    """The most that one request may take of a memory of so many bytes."""
+    whole = nbytes // UNIT * UNIT
+    return max(min(whole, LARGE), whole - nbytes // _SHARE // UNIT * UNIT)

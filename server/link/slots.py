@@ -1,0 +1,140 @@
+"""The memory that an inference's tensors live in, from the parsed request to the encoded answer.
+
+A slot's layout follows from the model's signature and the shapes alone, so that both sides find the tensors without
+being told: inputs in the signature's order, each at a multiple of 64 bytes, the outputs after them. A BYTES tensor,
+whose size no shape tells, is preceded by one such block that begins with its size as a little-endian uint64.
+"""
+
+import struct
+from collections.abc import Sequence
+
+from engines import Room, Signature, Tensor
+from engines.memory import copy
+from engines.signature import ALIGNMENT, align
+
+from ..errors import Outgrown
+from .blocks import UNIT, Blocks
+from .messages import Extent, Shape
+
+_SIZE = struct.Struct("<Q")
+SMALLEST = UNIT
+"""Bytes that the block of a slot has at least."""
+
+
+class Slot:
+    """Memory for one request at a time; owned by one side at a time, and by one thread there.
+
+    Its tensors lie in a block of the tenant's memory, of `capacity` bytes from `start` on: `view`, at `address` in this
+    process. The HTTP side takes one from `blocks` when it knows how much is needed, the device side is told of it. What is
+    said of the slot is written to `ticket` and `completion`.
+    """
+
+    def __init__(self, index: int, memory: memoryview, base: int, ticket: memoryview, completion: memoryview) -> None:
+        self.index = index
+        self.blocks: Blocks | None = None
+        self.start = 0
+        self.capacity = 0
+        self.view = memory[:0]
+        self.address = base
+        self.ticket = ticket
+        self.completion = completion
+        self._memory = memory
+        self._base = base
+        self._laid: tuple[object, tuple[list[Tensor], Room]] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Slot {self.index}, {self.capacity} bytes>"
+
+    def reserve(self, nbytes: int, spare: int = 0) -> None:
+        """Have a block of at least so many bytes, and `spare` more if they can be had; what was in a smaller one is kept.
+
+        For the HTTP side. Raises TooLarge or MemoryFull, and leaves the slot as it was.
+        """
+        if self.capacity and nbytes <= self.capacity:
+            return
+        if self.blocks is None:
+            raise ValueError(f"{self!r} was not handed out by a pool, so there is no memory to take {nbytes} bytes of")
+        taken, size = self.blocks.take(nbytes, spare)
+        before, start, capacity = self.address, self.start, self.capacity
+        self.occupy(taken, size)
+        if capacity:
+            copy(self.address, before, capacity)
+            self.blocks.give(start, capacity)
+
+    def occupy(self, start: int, capacity: int) -> None:
+        """Lie in this block, which the slot's owner holds. Raises ValueError for one that is not in the tenant's memory."""
+        if start == self.start and capacity == self.capacity:
+            return
+        if not 0 <= start <= start + capacity <= len(self._memory):
+            raise ValueError(f"slot {self.index}: {capacity} bytes from {start} on are not in {len(self._memory)} of memory")
+        self.start, self.capacity = start, capacity
+        self.view = self._memory[start : start + capacity]
+        self.address = self._base + start
+
+    def vacate(self) -> None:
+        """Give the block back; nothing may read or write it any more."""
+        if self.blocks is not None and self.capacity:
+            self.blocks.give(self.start, self.capacity)
+        self.capacity = 0
+
+    def place(self, signature: Signature, sizes: Sequence[int], room: int = 0, spare: int = 0) -> list[int]:
+        """Lay out inputs of these sizes in bytes, reserve that and `room` bytes after them, and return their offsets.
+
+        `spare` is as for `reserve`.
+        Raises TooLarge or MemoryFull.
+        """
+        offsets, end = [], 0
+        for spec, size in zip(signature.inputs, sizes, strict=True):
+            start = end if spec.datatype.size else end + ALIGNMENT
+            offsets.append(start)
+            end = align(start + size)
+        self.reserve(end + room, spare)
+        for spec, offset, size in zip(signature.inputs, offsets, sizes, strict=True):
+            if not spec.datatype.size:
+                _SIZE.pack_into(self.view, offset - ALIGNMENT, size)
+        return offsets
+
+    def inputs(self, signature: Signature, shapes: Sequence[Shape], capacity: int) -> tuple[list[Tensor], Room]:
+        """The tensors that `place` laid out, and the room after them, up to `capacity` bytes from the slot's beginning."""
+        key = (signature, shapes, self.start, capacity)
+        if self._laid and self._laid[0] == key:  # A slot's requests are mostly alike, and so are its blocks.
+            return self._laid[1]
+        tensors, end, sized = [], 0, True
+        for spec, shape in zip(signature.inputs, shapes, strict=True):
+            size = spec.nbytes(shape)
+            if not spec.datatype.size:
+                (size,) = _SIZE.unpack_from(self.view, end)
+                end, sized = end + ALIGNMENT, False
+            tensors.append(Tensor(shape, self.address + end, size))
+            end = align(end + size)
+        laid = tensors, Room(self.address + end, capacity - end)
+        self._laid = (key, laid) if sized else None
+        return laid
+
+    def keep(self, outputs: Sequence[Tensor], room: Room) -> tuple[Extent, ...]:
+        """Say where the outputs lie in this slot, after bringing in those that lie elsewhere to behind what is in the room.
+
+        An output may lie over an input: it stays there. Raises Outgrown if they do not fit, and leaves the inputs as they were.
+        """
+        low, high = self.address, self.address + self.capacity
+        if all(low <= tensor.address and tensor.address + tensor.nbytes <= high for tensor in outputs):
+            return tuple([Extent(t.shape, t.address - low, t.nbytes) for t in outputs])
+        return self._bring_in(outputs, room.address - low)
+
+    def _bring_in(self, outputs: Sequence[Tensor], end: int) -> tuple[Extent, ...]:
+        base, capacity = self.address, self.capacity
+        inside = [base <= t.address and t.address + t.nbytes <= base + capacity for t in outputs]
+        end = max([end, *(align(t.address - base + t.nbytes) for t, here in zip(outputs, inside, strict=True) if here)])
+        extents, needed = [], 0
+        for tensor, here in zip(outputs, inside, strict=True):
+            offset = tensor.address - base if here else end
+            if not here:
+                needed = end + tensor.nbytes
+                end = align(needed)
+            extents.append(Extent(tensor.shape, offset, tensor.nbytes))
+        if needed > capacity:
+            raise Outgrown(needed)
+        for tensor, here, (_, offset, nbytes) in zip(outputs, inside, extents, strict=True):
+            if not here:
+                copy(base + offset, tensor.address, nbytes)
+        return tuple(extents)

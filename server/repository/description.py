@@ -1,0 +1,94 @@
+"""The JSON of `GET /v2/models/NAME/config`: what is configured, as Triton shows it, completed by what holds.
+
+Triton fills in what a configuration leaves out before it shows it, and so is done here: from the model, or with Triton's
+defaults where these say what is so here too.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from engines.signature import Signature, TensorSpec
+
+from ..scheduling.batching import Batching
+from .model_config import ModelConfig
+from .model_settings import EXECUTION
+from .triton_schema import MESSAGE, as_json
+
+Object = dict[str, Any]
+
+
+def describe(
+    name: str,
+    config: ModelConfig,
+    signature: Signature,
+    platform: str,
+    filename: str = "model.onnx",
+    batching: Batching | None = None,
+    execution: Mapping[str, object] | None = None,
+    instances: int = 1,
+) -> Object:
+    """The whole configuration of a model that is served: `signature` is what it is served as, `platform` is
+    `<project>_<format>`, `filename` its file in the version's directory, `instances` how many executors there are.
+
+    `execution` is what an executor said of itself when the model was loaded; its counts change, so they are left out.
+    """
+    stated = as_json(config.message)
+    most = signature.max_batch
+    filled = {
+        "name": name,
+        "platform": platform,
+        "backend": platform.partition("_")[0],
+        "version_policy": config.versions.describe(),
+        "max_batch_size": most,
+        "input": list(_tensors(stated["input"], _blank("input"), signature.inputs, most)),
+        "output": list(_tensors(stated["output"], _blank("output"), signature.outputs, most)),
+        "optimization": {**as_json(MESSAGE().optimization), **_PINNED, **stated.get("optimization", {})},
+        "dynamic_batching": batching and _batching(stated.get("dynamic_batching"), batching),
+        "instance_group": _groups(stated["instance_group"], name, platform, instances),
+        "default_model_filename": filename,
+        "parameters": {**stated["parameters"], **_execution(execution or {})},
+    }
+    whole = {**stated, **filled}
+    order = [field.name for field in MESSAGE.DESCRIPTOR.fields]
+    return {key: whole[key] for key in order if whole.get(key) is not None}
+
+
+_PINNED: Mapping[str, Object] = {"input_pinned_memory": {"enable": True}, "output_pinned_memory": {"enable": True}}
+
+
+def _blank(field: str) -> Object:
+    """An input or output of which nothing is said."""
+    return as_json(getattr(MESSAGE(), field).add())
+
+
+def _tensors(stated: Sequence[Object], blank: Object, specs: Sequence[TensorSpec], most: int) -> Iterator[Object]:
+    """Those that are listed, in that order, and then the others."""
+    named = {spec.name: spec for spec in specs}
+    entries = {entry["name"]: entry for entry in stated if entry["name"] in named}
+    for name in dict.fromkeys([*entries, *named]):
+        spec = named[name]
+        dims = list(spec.shape[1:] if most else spec.shape)
+        kind = spec.datatype.config_name
+        yield {**entries.get(name, blank), "name": name, "data_type": kind, "dims": dims}
+
+
+def _batching(stated: Object | None, batching: Batching) -> Object:
+    """A size to stop at is the largest batch where none is said, which is also what Triton fills in."""
+    shown = as_json(MESSAGE().dynamic_batching) if stated is None else stated
+    sizes = list(batching.preferred) or [batching.most]
+    return {**shown, "preferred_batch_size": sizes, "max_queue_delay_microseconds": round(batching.delay * 1e6)}
+
+
+def _groups(stated: Sequence[Object], name: str, platform: str, instances: int) -> list[Object]:
+    """As they are listed, if there are as many executors as they say."""
+    kind = "KIND_GPU" if platform.startswith("tensorrt") else "KIND_CPU"
+    groups = [{**group, "count": group["count"] or 1, "name": group["name"] or f"{name}_{n}"} for n, group in enumerate(stated)]
+    if sum(group["count"] for group in groups) != instances:
+        groups = [{**as_json(MESSAGE().instance_group.add()), "name": name, "count": instances}]
+    return [{**group, "kind": kind if group["kind"] == "KIND_AUTO" else group["kind"]} for group in groups]
+
+
+def _execution(execution: Mapping[str, object]) -> Object:
+    lasting = {key: value for key, value in execution.items() if key != "counts"}
+    return {EXECUTION: {"string_value": json.dumps(lasting)}} if lasting else {}

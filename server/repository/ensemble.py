@@ -1,0 +1,176 @@
+"""Ensembles: models of one tenant that run one after another as one, as `ensemble_scheduling` in a `config.pbtxt` says.
+
+A request for an ensemble is one work: its steps run back to back, on a GPU in one graph, and nobody else's work comes in
+between. Its requests are joined up to its own `max_batch_size`; what its steps say of batches is for requests to them alone.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from engines import Engine, ModelRefused, Signature, Step, TensorSpec
+
+from ..protocol.json_document import short
+from ..tenants.catalog import Served
+
+PLATFORM = "ensemble"
+
+SETTINGS = ("graphs", "copies", "warm_up", "instances")
+"""The settings that an ensemble has of its own: its steps' engines are loaded with the others."""
+
+NOT_ITS_OWN = "an ensemble has none of its own, its steps do: say it of them"
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """A step as configured: a model, a version or None for the highest that is served, and what its tensors are called in the
+    ensemble. `where` is what errors call it.
+    """
+
+    model: str
+    version: int | None
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+    where: str
+
+
+class Part(NamedTuple):
+    """What serves a step: the tenant's own model."""
+
+    served: Served
+    engine: Engine
+
+
+def read_steps(message: Any) -> tuple[EnsembleStep, ...]:
+    """The steps that a configuration names, each after those whose tensors it takes; none where it is no ensemble.
+
+    `message` is as of `server.repository.triton_schema`. Raises ValueError naming what is in the way.
+    """
+    is_one = message.HasField("ensemble_scheduling")
+    platform = message.backend or message.platform
+    if is_one and platform != PLATFORM:
+        raise ValueError(f"ensemble_scheduling with platform {short(repr(platform))}; expected platform: {PLATFORM!r}")
+    if platform != PLATFORM:
+        return ()
+    steps = [_step(index, step) for index, step in enumerate(message.ensemble_scheduling.step)]
+    if not steps:
+        raise ValueError(f"platform is {PLATFORM!r}, but ensemble_scheduling has no step; expected one or more")
+    if not message.output:
+        raise ValueError("an ensemble has to list its output: which of its steps' tensors it gives")
+    return tuple(_in_order(steps))
+
+
+def shown(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of an ensemble's configuration as Triton shows it: without batching, a backend, a file and instances."""
+    rest = {key: value for key, value in config.items() if key != "dynamic_batching"}
+    steps = [{**step, "model_version": step["model_version"] or -1} for step in config["ensemble_scheduling"]["step"]]
+    none = {"backend": "", "default_model_filename": "", "instance_group": []}
+    return {**rest, **none, "ensemble_scheduling": {**config["ensemble_scheduling"], "step": steps}}
+
+
+def chained(steps: Sequence[EnsembleStep], parts: Sequence[Part], max_batch: int) -> list[Step]:
+    """What `engines.chain` takes. Raises ModelRefused, naming both, where a step takes smaller batches than the ensemble, and
+    for a step's tensor that has one shape in requests and another in the model.
+    """
+    for step, part in zip(steps, parts, strict=True):
+        specs = (*part.served.signature.inputs, *part.served.signature.outputs)
+        if reshaped := [spec.name for spec in specs if spec.form]:
+            why = "has a reshape, which is not served within an ensemble; leave it out and use the model's own shape"
+            raise ModelRefused(f"{step.where}: {short(repr(reshaped[0]))} {why}")
+        most = part.served.signature.max_batch
+        if max_batch > most:
+            those = f"batches of up to {most}" if most else "no batches, as it has no max_batch_size"
+            raise ModelRefused(f"the ensemble's largest batch is {max_batch}, but {step.where} takes {those}; lower it")
+    return [
+        Step(part.engine, step.inputs, step.outputs, _batched(part.served.signature, not max_batch), step.where)
+        for step, part in zip(steps, parts, strict=True)
+    ]
+
+
+def identity(links: Sequence[Step]) -> Hashable:
+    """What tells the chain of these steps from others, as long as their engines live."""
+    return tuple(
+        (id(link.engine), link.signature, tuple(sorted(link.inputs.items())), tuple(sorted(link.outputs.items())))
+        for link in links
+    )
+
+
+def notes(steps: Sequence[EnsembleStep], parts: Sequence[Part]) -> Iterator[str]:
+    """What a step says of batches that means nothing within the ensemble."""
+    for step, part in zip(steps, parts, strict=True):
+        if (how := part.served.batching) and (how.delay or how.preferred):
+            yield (
+                f"{step.where} has a batch delay or preferred batches, which hold for requests to it alone: those to the "
+                "ensemble are joined as a whole, up to its own largest batch"
+            )
+
+
+def _step(index: int, message: Any) -> EnsembleStep:
+    where = f"ensemble_scheduling.step[{index}]"
+    if not message.model_name:
+        raise ValueError(f"{where} has no model_name")
+    where = f"{where} ({short(message.model_name)})"
+    version = message.model_version if message.HasField("model_version") else -1
+    if version < 1 and version != -1:
+        raise ValueError(f"{where}: model_version is {version}; expected 1 or more, or -1 for the highest that is served")
+    for key, tensors in (("input_map", message.input_map), ("output_map", message.output_map)):
+        if unnamed := [name for name in sorted(tensors) if not tensors[name]]:
+            raise ValueError(f"{where}: {key} {short(repr(unnamed[0]))} has no value; expected the name of a tensor")
+    if not message.output_map:
+        raise ValueError(f"{where} has no output_map, so nothing comes of it")
+    inputs, outputs = dict(message.input_map), dict(message.output_map)
+    return EnsembleStep(message.model_name, version if version > 0 else None, inputs, outputs, where)
+
+
+def _in_order(steps: Sequence[EnsembleStep]) -> list[EnsembleStep]:
+    """Each after those whose tensors it takes, else as they came. Raises ValueError for a cycle or a tensor of two steps."""
+    makers: dict[str, EnsembleStep] = {}
+    for step in steps:
+        for tensor in step.outputs.values():
+            if makers.setdefault(tensor, step) is not step:
+                raise ValueError(f"{step.where} gives {short(repr(tensor))}, which {makers[tensor].where} gives too")
+    waiting, done = list(steps), list[EnsembleStep]()
+    while waiting:
+        ready = next((step for step in waiting if not _missing(step, makers, done)), None)
+        if ready is None:
+            raise ValueError(_cycle(waiting[0], makers, done))
+        waiting.remove(ready)
+        done.append(ready)
+    return done
+
+
+def _missing(step: EnsembleStep, makers: Mapping[str, EnsembleStep], done: Sequence[EnsembleStep]) -> str:
+    """A tensor that it takes of a step that has not run; empty if there is none."""
+    return next((tensor for tensor in step.inputs.values() if tensor in makers and makers[tensor] not in done), "")
+
+
+def _cycle(step: EnsembleStep, makers: Mapping[str, EnsembleStep], done: Sequence[EnsembleStep]) -> str:
+    """From a step that cannot run to one that was passed before: these wait for each other."""
+    path: list[EnsembleStep] = []
+    while step not in path:
+        path.append(step)
+        step = makers[_missing(step, makers, done)]
+    links = [f"{each.where} takes {short(repr(_missing(each, makers, done)))}" for each in path[path.index(step) :]]
+    return f"the steps wait for each other: {', which is of '.join(links)}, which is of {step.where}"
+
+
+def _batched(signature: Signature, limit: bool) -> Signature:
+    """That of a step that takes batches, with the batch under one name everywhere; `limit` has it limited to the largest."""
+    if not signature.max_batch:
+        return signature
+    firsts = {spec.dims[0] for spec in (*signature.inputs, *signature.outputs)}
+    taken = {dim for spec in (*signature.inputs, *signature.outputs) for dim in spec.dims[1:]}
+    named = sorted(dim for dim in firsts if isinstance(dim, str) and dim)
+    batch = next(iter(named), "batch" if "batch" not in taken else "the batch")
+
+    def renamed(spec: TensorSpec) -> TensorSpec:
+        dims = tuple(batch if dim in named else dim for dim in spec.dims[1:])
+        return replace(spec, dims=(batch, *dims))
+
+    def limited(spec: TensorSpec) -> TensorSpec:
+        if not limit:
+            return renamed(spec)
+        least, most = spec.limits[0] if spec.limits else (1, signature.max_batch)
+        return replace(renamed(spec), limits=((least, min(most, signature.max_batch)), *spec.limits[1:]))
+
+    return replace(signature, inputs=tuple(map(limited, signature.inputs)), outputs=tuple(map(renamed, signature.outputs)))

@@ -1,0 +1,360 @@
+"""A model's configuration: what `config.pbtxt` or its JSON form says, whether the model agrees, and our own.
+
+Only what decides how a model is served here is read; `server.repository.pbtxt` tolerates the rest.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
+
+from engines.datatypes import DATATYPES
+from engines.errors import ModelRefused
+from engines.signature import Form, Signature, TensorSpec, obstacle
+
+from ..protocol.json_document import short, show
+from ..scheduling.batching import Batching, most_rows
+from ..scheduling.queue_policy import QueuePolicy, read_queues
+from .ensemble import PLATFORM, EnsembleStep, read_steps
+from .model_settings import Sayings, from_parameters
+from .pbtxt import ConfigRefused, Reading, read_json, read_text
+from .triton_schema import MESSAGE
+from .triton_settings import PARAMETERS, from_triton
+from .unserved import instead, unserved
+
+__all__ = [
+    "ConfigRefused",
+    "ModelConfig",
+    "StatedTensor",
+    "VersionPolicy",
+    "apply",
+    "batching",
+    "from_json",
+    "parse",
+]
+
+_FILENAMES = {
+    "": ("model.onnx", "model.plan"),
+    "onnxruntime": ("model.onnx",),
+    "onnxruntime_onnx": ("model.onnx",),
+    "tensorrt": ("model.plan",),
+    "tensorrt_plan": ("model.plan",),
+    PLATFORM: (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which versions of a model are served: the `latest` highest, the `specific` ones, or with `latest` 0 all of them."""
+
+    latest: int = 1
+    specific: tuple[int, ...] = ()
+
+    def select(self, versions: Sequence[int]) -> list[int]:
+        """Those of `versions` to serve, ascending."""
+        if self.specific:
+            return sorted(set(versions).intersection(self.specific))
+        return sorted(versions)[-self.latest :]  # -0 is the start: all of them
+
+    def describe(self) -> dict[str, object]:
+        """As in Triton's JSON."""
+        if self.specific:
+            return {"specific": {"versions": list(self.specific)}}
+        return {"latest": {"num_versions": self.latest}} if self.latest else {"all": {}}
+
+
+class StatedTensor(NamedTuple):
+    """An input or output as configured: its protocol data type, and sizes or -1, without the batch if there is one.
+
+    `dims` are for callers. `reshape` are the model's where they are others, of as many elements; see `signature.Form`.
+    Requests may leave an `optional` input out, if the model has something of its own for it.
+    """
+
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    reshape: tuple[int, ...] | None = None
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What is configured for a model; the defaults are those of a model without `config.pbtxt`.
+
+    `max_batch` is what counts, None where nothing is said, and `max_batch_key` the file and key that said it.
+    `stated_max_batch` is what this file says, which another setting may have overruled; dims in the file leave the batch
+    out if that is above 0. `batch_delay` is in seconds, `preferred_batches` are ascending. Of `filenames` the first one
+    present is the model; an ensemble, which has `steps`, has none. `settings` are what is said of how it runs, see
+    `model_settings`. `unread` names the fields that were ignored, nested ones as `input.reshape`. `message` is all that
+    is configured, as of `triton_schema`. `labels` are the names of label files in the model's directory, by output.
+    """
+
+    name: str = ""
+    max_batch: int | None = None
+    max_batch_key: str = ""
+    stated_max_batch: int | None = None
+    inputs: tuple[StatedTensor, ...] = ()
+    outputs: tuple[StatedTensor, ...] = ()
+    batch_delay: float = 0.0
+    preferred_batches: tuple[int, ...] = ()
+    versions: VersionPolicy = VersionPolicy()
+    filenames: tuple[str, ...] = _FILENAMES[""]
+    steps: tuple[EnsembleStep, ...] = ()
+    settings: Sayings = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    queues: QueuePolicy | None = None
+    unread: tuple[str, ...] = ()
+    message: Any = field(default_factory=MESSAGE, repr=False)
+    source: str = "config.pbtxt"
+
+
+def parse(text: str, source: str) -> ModelConfig:
+    """Read a `config.pbtxt`. `source` is what errors call it. Raises ConfigRefused."""
+    return _Reader(source).read(read_text(text, source))
+
+
+def from_json(text: str, source: str = "the config parameter") -> ModelConfig:
+    """Read the JSON form, as in a request to load a model. Raises ConfigRefused, also for fields that Triton has not.
+
+    In a file these are tolerated, for it may be made for a newer Triton; who asks now can be told.
+    """
+    config = _Reader(source).read(read_json(text, source))
+    if unknown := [name for name in config.unread if name.endswith(")")]:  # With a word on what is wrong with it.
+        raise ConfigRefused(f"{source}: {unknown[0]}")
+    return config
+
+
+def apply(config: ModelConfig, signature: Signature) -> Signature:
+    """The signature as configured: its largest batch set, dynamic dimensions narrowed to the sizes that are stated.
+
+    Raises ModelRefused where the configuration contradicts the model, naming the tensor and both values.
+    """
+    sizes: dict[str, int] = {}
+    inputs = _narrow_all(config, "input", config.inputs, signature.inputs, sizes)
+    outputs = _narrow_all(config, "output", config.outputs, signature.outputs, sizes)
+    names = {tensor.name for tensor in config.inputs}
+    if names and (missing := [spec.name for spec in signature.inputs if spec.name not in names]):
+        _contradiction(config, f"the model also has input {_name(missing[0])}; list all inputs or none")
+    narrowed = replace(signature, inputs=_fix(inputs, sizes), outputs=_fix(outputs, sizes))
+    return narrowed if config.max_batch is None else _with_batch(config, narrowed, config.max_batch)
+
+
+def _with_batch(config: ModelConfig, signature: Signature, max_batch: int) -> Signature:
+    try:
+        return signature.with_max_batch(max_batch)
+    except ModelRefused as error:
+        raise ModelRefused(f"{config.max_batch_key}: {error}") from error
+
+
+def batching(config: ModelConfig, signature: Signature) -> tuple[Batching | None, str]:
+    """How requests for the model are joined, given what `apply` returned, or None; then why not, if it takes batches."""
+    most = most_rows(signature)
+    if most < 2:
+        return None, ""
+    if why := obstacle(signature):
+        return None, f"requests are not joined into batches: {why}"
+    return Batching(signature, most, config.batch_delay, config.preferred_batches), ""
+
+
+class _Reader:
+    """From protobuf's message to ours; `source` is what errors call it."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def read(self, reading: Reading) -> ModelConfig:
+        message = reading.message
+        max_batch = message.max_batch_size if message.HasField("max_batch_size") else None
+        if (max_batch or 0) < 0:
+            self._refuse(f"max_batch_size is {max_batch}; expected 0 (no batching) or more")
+        if why := unserved(message):
+            self._refuse(why)
+        settings, others = self._settings(message, max_batch or 0)
+        filenames = self._filenames(message)
+        return ModelConfig(
+            name=message.name,
+            max_batch=max_batch,
+            max_batch_key="" if max_batch is None else f"{self._source}: max_batch_size",
+            stated_max_batch=max_batch,
+            inputs=self._tensors("input", message.input),
+            outputs=self._tensors("output", message.output),
+            batch_delay=message.dynamic_batching.max_queue_delay_microseconds / 1e6,
+            preferred_batches=self._preferred(message.dynamic_batching, max_batch),
+            versions=self._versions(message.version_policy),
+            filenames=filenames,
+            steps=self._steps(message),
+            settings=settings,
+            labels=self._labels(message.output),
+            queues=self._queues(message.dynamic_batching),
+            unread=(*reading.unread, *(f"parameters.{short(name)}" for name in others if name not in PARAMETERS)),
+            message=message,
+            source=self._source,
+        )
+
+    def _settings(self, message: Any, max_batch: int) -> tuple[Sayings, list[str]]:
+        """How the model runs: in Triton's words, overruled by ours; and the names of parameters that are not ours."""
+        texts = {name: message.parameters[name].string_value for name in sorted(message.parameters)}
+        try:
+            ours, others = from_parameters(texts, self._source)
+            return {**from_triton(message, max_batch, self._source), **ours}, others
+        except ValueError as error:
+            self._refuse(str(error))
+
+    def _refuse(self, text: str) -> NoReturn:
+        raise ConfigRefused(f"{self._source}: {text}")
+
+    def _tensors(self, field: str, messages: Any) -> tuple[StatedTensor, ...]:
+        tensors = tuple(self._tensor(field, index, message) for index, message in enumerate(messages))
+        repeated = [name for name, count in Counter(tensor.name for tensor in tensors).items() if count > 1]
+        if repeated:
+            self._refuse(f"{field} {_name(repeated[0])} is listed twice")
+        return tensors
+
+    def _tensor(self, field: str, index: int, message: Any) -> StatedTensor:
+        if not message.name:
+            self._refuse(f"{field}[{index}] has no name")
+        datatypes = {datatype.config_name: datatype.name for datatype in DATATYPES.values()}
+        config_name = message.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[message.data_type].name
+        if config_name not in datatypes:
+            self._refuse(f"{field} {_name(message.name)} has no data_type; expected one such as TYPE_FP32")
+        where = f"{field} {_name(message.name)}"
+        dims = self._dims(f"{where}: ", "dims", message.dims)
+        reshape = self._dims(f"{where}: ", "reshape.shape", message.reshape.shape) if message.HasField("reshape") else None
+        if reshape is not None and (why := Form(dims, reshape).obstacle()):
+            self._refuse(f"{where} cannot be reshaped from dims to reshape.shape: {why}")
+        optional = field == "input" and message.optional
+        return StatedTensor(message.name, datatypes[config_name], dims, reshape, optional)
+
+    def _dims(self, where: str, key: str, values: Any) -> tuple[int, ...]:
+        if wrong := [dim for dim in values if dim < 1 and dim != -1]:
+            self._refuse(f"{where}{wrong[0]} in {key} {show(list(values))}; expected 1 or more, or -1")
+        return tuple(values)
+
+    def _queues(self, message: Any) -> QueuePolicy | None:
+        try:
+            return read_queues(message)
+        except ValueError as error:
+            self._refuse(str(error))
+
+    def _labels(self, outputs: Any) -> dict[str, str]:
+        named = {output.name: output.label_filename for output in outputs if output.label_filename}
+        for output, path in named.items():
+            if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+                expected = "expected the name of a file in the model's directory"
+                self._refuse(f"output {_name(output)}: label_filename is {_name(path)}; {expected}")
+        return named
+
+    def _preferred(self, message: Any, max_batch: int | None) -> tuple[int, ...]:
+        sizes = tuple(sorted(set(message.preferred_batch_size)))
+        if sizes and max_batch == 0:
+            why = "max_batch_size is 0, so nothing is joined into batches; raise that, or leave the sizes out"
+            self._refuse(f"dynamic_batching.preferred_batch_size is {show(list(sizes))}, but {why}")
+        if wrong := [size for size in sizes if size < 1 or (max_batch is not None and size > max_batch)]:
+            most = "" if max_batch is None else f" to {max_batch}, the max_batch_size"
+            expected = f"expected 1{most or ' or more'}"
+            self._refuse(f"dynamic_batching.preferred_batch_size: {wrong[0]} in {show(list(sizes))}; {expected}")
+        return sizes
+
+    def _versions(self, message: Any) -> VersionPolicy:
+        choice = message.WhichOneof("choice")
+        if choice == "all":
+            return VersionPolicy(latest=0)
+        if choice == "specific":
+            return self._specific(message.specific.versions)
+        if message.latest.HasField("num_versions") and not message.latest.num_versions:
+            self._refuse("version_policy.latest.num_versions is 0; expected 1 or more")
+        return VersionPolicy(latest=message.latest.num_versions or 1)
+
+    def _specific(self, versions: Sequence[int]) -> VersionPolicy:
+        if not versions or min(versions) < 1:
+            self._refuse(f"version_policy.specific.versions is {show(list(versions))}; expected one or more, each 1 or above")
+        return VersionPolicy(latest=0, specific=tuple(sorted(set(versions))))
+
+    def _steps(self, message: Any) -> tuple[EnsembleStep, ...]:
+        try:
+            return read_steps(message)
+        except ValueError as error:
+            self._refuse(str(error))
+
+    def _filenames(self, message: Any) -> tuple[str, ...]:
+        for key in ("platform", "backend"):
+            if (value := getattr(message, key)) not in _FILENAMES:
+                served = ", ".join(filter(None, _FILENAMES))
+                self._refuse(f"{key} is {_name(value)}; served here are {served}{instead(value)}")
+        filename = message.default_model_filename
+        if filename in (".", "..") or "/" in filename or "\0" in filename:
+            self._refuse(f"default_model_filename is {_name(filename)}; expected the name of a file in the version's directory")
+        return (filename,) if filename else _FILENAMES[message.backend or message.platform]
+
+
+def _name(text: str) -> str:
+    """A text of the configuration, in quotes, or how it begins."""
+    return short(repr(text))
+
+
+def _contradiction(config: ModelConfig, text: str) -> NoReturn:
+    raise ModelRefused(f"{config.source} contradicts the model: {text}")
+
+
+def _narrow_all(
+    config: ModelConfig, kind: str, tensors: Sequence[StatedTensor], specs: Sequence[TensorSpec], sizes: dict[str, int]
+) -> list[TensorSpec]:
+    stated = {tensor.name: tensor for tensor in tensors}
+    names = [spec.name for spec in specs]
+    if unknown := [name for name in stated if name not in names]:
+        those = ", ".join(map(_name, names)) or "none"
+        if config.steps and kind == "input":
+            _contradiction(config, f"no step takes input {_name(unknown[0])}; of the ensemble the steps take {those}")
+        _contradiction(config, f"the model has no {kind} {_name(unknown[0])}, it has {those}")
+    return [_narrow(config, stated[spec.name], spec, sizes) if spec.name in stated else spec for spec in specs]
+
+
+def _narrow(config: ModelConfig, stated: StatedTensor, spec: TensorSpec, sizes: dict[str, int]) -> TensorSpec:
+    """Compare one tensor; sizes of named dimensions go to `sizes`, those of nameless ones to the tensor returned."""
+    if stated.datatype != spec.datatype.name:
+        configured = DATATYPES[stated.datatype].config_name
+        _contradiction(config, f"{_name(spec.name)} is {configured}, but {spec.datatype.config_name} in the model")
+    form = _form(config, stated, spec)
+    wanted = form.inner
+    if len(wanted) != len(spec.dims):
+        batch = " with its batch" if config.stated_max_batch else ""
+        reshaped = "" if form.inner == form.outer else " (reshape.shape)"
+        came = f"{_name(spec.name)} is {show(list(wanted))}{reshaped}{batch}"
+        batched = not config.stated_max_batch and len(wanted) + 1 == len(spec.dims) and isinstance(spec.dims[0], str)
+        hint = "; dims leave the batch out only with a max_batch_size above 0: set it" if batched else ""
+        _contradiction(config, f"{came}, but {list(spec.shape)} in the model{hint}")
+    pairs = enumerate(zip(wanted, spec.dims, strict=True))
+    dims = tuple(_narrow_dim(config, spec, axis, want, dim, sizes) for axis, (want, dim) in pairs)
+    return replace(spec, dims=dims, form=None if form.inner == form.outer else form)
+
+
+def _form(config: ModelConfig, stated: StatedTensor, spec: TensorSpec) -> Form:
+    """The shapes for callers and for the model, with the batch if there is one.
+
+    ONNX Runtime does not tell a scalar from a tensor without a rank. Such a one is stated as Triton has it, with dims of one
+    element, and given to the model as a scalar.
+    """
+    batch = (-1,) if config.stated_max_batch else ()
+    reshape = stated.dims if stated.reshape is None else stated.reshape
+    if not spec.dims and not batch and stated.reshape is None and math.prod(stated.dims) == 1:
+        reshape = ()
+    return Form((*batch, *stated.dims), (*batch, *reshape))
+
+
+def _narrow_dim(
+    config: ModelConfig, spec: TensorSpec, axis: int, want: int, dim: int | str, sizes: dict[str, int]
+) -> int | str:
+    if want < 0:
+        return dim
+    have = sizes.setdefault(dim, want) if dim and isinstance(dim, str) else dim or want
+    if have != want:
+        where = f"elsewhere, where it is {_name(dim)} too" if isinstance(dim, str) else "in the model"
+        _contradiction(config, f"dimension {axis} of {_name(spec.name)} is {want}, but {have} {where}")
+    return want
+
+
+def _fix(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
+    """The same with the sizes of named dimensions in place of their names, wherever these occur."""
+    dims = [tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.dims) for spec in specs]
+    return tuple(replace(spec, dims=fixed) for spec, fixed in zip(specs, dims, strict=True))

@@ -1,0 +1,259 @@
+"""A model repository on disk, in Triton's layout: `<root>/<model>/<version>/model.onnx`, with a `config.pbtxt` if need be.
+
+Broken content is a result, not an exception: whoever reads a listing learns what can be served and what is in the way.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..config.schema import ModelOptions
+from ..config.tables import dotted
+from ..protocol.json_document import short
+from .model_config import ConfigRefused, ModelConfig, from_json, parse
+from .model_settings import Sayings, from_options
+from .unserved import recognized
+
+_VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
+_TRITONS_OWN = frozenset(("configs", "warmup", "initial_state"))
+"""Directories that Triton has beside the versions of a model."""
+_MOST_NAMED = 16
+"""How many of many names a message lists; a repository or a request may bring thousands."""
+_IN_DIRECTORY = "model.onnx"
+"""What the model is called in a directory that takes the place of its file, whatever that is called."""
+_MOST_LABELS = 1 << 20
+"""Bytes of a label file; each tenant's process has them, for each version."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One version of a model that is to be served; `path` is its directory where it is an ensemble.
+
+    `labels` are the contents of its label files, by output.
+    """
+
+    name: str
+    version: int
+    path: Path
+    config: ModelConfig
+    labels: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def filename(self) -> str:
+        """What `path` is from the version's directory on: a name, or that of a directory and the file in it; or nothing."""
+        if self.config.steps:
+            return ""
+        return f"{self.path.parent.name}/{self.path.name}" if self.path.parent.name != str(self.version) else self.path.name
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why something of a model is not served; `version` is its directory's name, empty where it is the whole model."""
+
+    version: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a model's directory held: files to serve, ascending by version, or problems, or both; never neither.
+
+    Problems are those of what the version policy selects; `warnings` are what was skipped or ignored, a line each.
+    """
+
+    name: str
+    files: tuple[ModelFile, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Repository:
+    """The models below a directory. Everything is read anew each time and blocks; any thread may call.
+
+    `options` are what is set elsewhere, by model; they overrule what a model's own files say. `source` is the file they
+    are from, as errors call it.
+    """
+
+    def __init__(self, root: Path, options: Mapping[str, ModelOptions], source: str = "") -> None:
+        self._root = root
+        self._options = options
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"<Repository {self._root}>"
+
+    def names(self) -> list[str]:
+        """The models' directories, sorted. Blocks. Raises OSError where the root itself cannot be read."""
+        return sorted(name for name in os.listdir(self._root) if _is_name(name) and os.path.isdir(self._root / name))
+
+    def read(self, name: str, override: str | None = None) -> Listing:
+        """What there is to serve of a model. `override` is a configuration as JSON, in place of `config.pbtxt`. Blocks.
+
+        Never raises for what the name, the override or the files are: that is what problems are for.
+        """
+        if not _is_name(name):
+            return _refused(name, "not in the repository")
+        try:
+            numbers, skipped = _version_directories(self._root / name)
+        except (FileNotFoundError, NotADirectoryError):
+            return _refused(name, "not in the repository")
+        except OSError as error:
+            return _refused(name, f"{name}: {error.strerror}")
+        try:
+            config = self._config(name, override)
+            labels = self._labels(name, config)
+        except ConfigRefused as error:
+            return _refused(name, str(error))
+        return replace(self._list(name, numbers, config, labels), warnings=_warnings(name, skipped, config))
+
+    def _config(self, name: str, override: str | None) -> ModelConfig:
+        config = self._read_config(name) if override is None else self._of_request(name, override)
+        if config.name not in ("", name):
+            raise ConfigRefused(
+                f"{config.source}: name is {short(repr(config.name))}; expected {name!r} as the directory, or none"
+            )
+        return _overruled(config, self._options[name], name, self._source) if name in self._options else config
+
+    def _of_request(self, name: str, override: str) -> ModelConfig:
+        """What a tenant asks for. How the model runs stays as its own file says: others feel what it costs."""
+        config = from_json(override)
+        if ours := [said.where for said in config.settings.values() if not said.foreign]:
+            place = f"in {name}/config.pbtxt or as [{dotted(('models', name))}]"
+            raise ConfigRefused(f"{ours[0]}: how a model runs is for the server's operator to say, {place}")
+        settings: Sayings = {}
+        labels: Collection[str] = ()
+        with suppress(ConfigRefused):  # Whose place the request takes.
+            own = self._read_config(name)
+            settings, labels = own.settings, own.labels.values()
+        if other := sorted(set(config.labels.values()).difference(labels)):  # Any file would be read to the tenant.
+            said = f"label_filename is {short(repr(other[0]))}"
+            raise ConfigRefused(f"{config.source}: {said}; expected one that {name}/config.pbtxt names, or none")
+        ignored = tuple(said.key for said in config.settings.values())
+        return replace(config, settings=settings, unread=(*config.unread, *ignored))
+
+    def _read_config(self, name: str) -> ModelConfig:
+        source = f"{name}/config.pbtxt"
+        try:
+            return parse((self._root / source).read_text(encoding="utf-8"), source)
+        except FileNotFoundError:
+            return ModelConfig()
+        except OSError as error:
+            raise ConfigRefused(f"{source}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigRefused(f"{source}: not UTF-8 at byte {error.start}") from error
+
+    def _labels(self, name: str, config: ModelConfig) -> dict[str, bytes]:
+        """The contents of its label files, by output."""
+        return {output: self._read_labels(f"{name}/{filename}") for output, filename in config.labels.items()}
+
+    def _read_labels(self, path: str) -> bytes:
+        try:
+            with (self._root / path).open("rb") as file:
+                content = file.read(_MOST_LABELS + 1)
+            if len(content) > _MOST_LABELS:
+                raise ConfigRefused(f"{path}: a file of labels has at most {_MOST_LABELS} bytes")
+            content.decode()
+        except OSError as error:
+            raise ConfigRefused(f"{path}: {error.strerror}; it is a label_filename") from error
+        except UnicodeDecodeError as error:
+            raise ConfigRefused(f"{path}: not UTF-8 at byte {error.start}, as labels have to be") from error
+        return content
+
+    def _list(self, name: str, numbers: list[int], config: ModelConfig, labels: Mapping[str, bytes]) -> Listing:
+        """The versions that the policy selects. Where one has no model, the policy also selects among those that have one."""
+        found = {number: self._version(name, number, config, labels) for number in numbers}
+        files = {number: item for number, item in found.items() if isinstance(item, ModelFile)}
+        chosen = [found[number] for number in config.versions.select(numbers)]
+        problems = [item for item in chosen if isinstance(item, Problem)]
+        if missing := sorted(set(config.versions.specific).difference(numbers)):
+            these = f"version {missing[0]}, which is" if len(missing) == 1 else f"versions {some(missing)}, which are"
+            problems.append(Problem(str(missing[0]), f"{config.source}: version_policy names {these} not there"))
+        if not found:
+            file = "".join(config.filenames[:1])  # An ensemble's directory may be empty.
+            problems.append(Problem("", f"no version in it; expected {name}/1/{file}"))
+        return Listing(name, tuple(files[number] for number in config.versions.select(list(files))), tuple(problems))
+
+    def _version(self, name: str, number: int, config: ModelConfig, labels: Mapping[str, bytes]) -> ModelFile | Problem:
+        version = str(number)
+        if config.steps:
+            return ModelFile(name, number, self._root / name / version, config, labels)
+        try:
+            path = _model_file(self._root / name / version, config.filenames)
+            if not path:
+                other = recognized(_listed(self._root / name / version))
+                return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}{other}")
+        except OSError as error:
+            return Problem(version, f"{name}/{version}: {error.strerror}")
+        return ModelFile(name, number, path, config, labels)
+
+
+def some(names: Iterable[object]) -> str:
+    """Names in a list for people: the first few, and how many others there are."""
+    listed = [str(name) for name in names]
+    others = len(listed) - _MOST_NAMED
+    return ", ".join(listed[:_MOST_NAMED]) + (f" and {others} more" if others > 0 else "")
+
+
+def _overruled(config: ModelConfig, options: ModelOptions, name: str, source: str) -> ModelConfig:
+    """The configuration where what is set elsewhere, in `source`, counts."""
+    config = replace(config, settings={**config.settings, **from_options(options, ("models", name), source)})
+    if options.max_batch is not None:
+        config = replace(config, max_batch=options.max_batch, max_batch_key=dotted(("models", name, "max_batch")))
+    if options.batch_delay is not None:
+        config = replace(config, batch_delay=options.batch_delay)
+    if options.preferred_batches is not None:
+        config = replace(config, preferred_batches=options.preferred_batches)
+    return config
+
+
+def _is_name(name: str) -> bool:
+    """Whether a directory of this name would be a model: one path component, not hidden, fit to be shown to clients."""
+    return name.isprintable() and "/" not in name and name[:1] not in ("", ".") and len(name.encode()) <= 255
+
+
+def _version_directories(model: Path) -> tuple[list[int], list[str]]:
+    """The versions, ascending, and the directories that are none, sorted. A link that leads nowhere was meant as a version."""
+    names = [name for name in os.listdir(model) if name.isprintable() and not name.startswith(".")]
+    names = [name for name in names if os.path.isdir(model / name) or os.path.islink(model / name)]
+    numbers = sorted(int(name) for name in names if _VERSION.fullmatch(name))
+    others = (name for name in names if not _VERSION.fullmatch(name) and os.path.isdir(model / name))
+    return numbers, sorted(name for name in others if name not in _TRITONS_OWN)
+
+
+def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
+    """The first of these files there; None without any. Raises OSError for one that is there and cannot be read.
+
+    An ONNX model of several files may be a directory of that name, as in Triton's layout: `model.onnx/model.onnx`.
+    """
+    for filename in filenames:
+        names = [filename] if filename.endswith(".plan") else [f"{filename}/{_IN_DIRECTORY}", filename]
+        for path in [directory / name for name in names]:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                path.open("rb").close()
+                return path
+    return None
+
+
+def _listed(directory: Path) -> list[str]:
+    """The names in a directory; none where it is no directory, such as a dangling link. Raises OSError."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _warnings(name: str, skipped: list[str], config: ModelConfig) -> tuple[str, ...]:
+    lines = []
+    if config.unread:
+        lines.append(f"{config.source}: ignored, as they mean nothing here: {some(config.unread)}")
+    if skipped:
+        expected = "a version is a number above 0 without leading zeros"
+        lines.append(f"{name}: not looked into: {some(map(short, skipped))}; {expected}")
+    return tuple(lines)
+
+
+def _refused(name: str, reason: str) -> Listing:
+    return Listing(name, problems=(Problem("", reason),))

@@ -1,0 +1,130 @@
+"""What the words of Triton's `config.pbtxt` say of how a model runs, where they mean something here.
+
+`instance_group` says how many executors there are, `model_warmup` and `optimization.cuda.graph_spec` what to be ready for,
+`optimization.cuda.graphs` whether there are graphs. Where a model runs is the tenant's partition's business, and which of
+its works goes first the requests': `kind`, `gpus` and `priority` are among what is ignored.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from engines.settings import Sample
+from engines.signature import Form
+
+from ..config.values import MOST_WARM
+from ..protocol.json_document import short, show
+from .model_settings import MOST_INSTANCES, Said
+
+_SWITCH: Mapping[str, object] = MappingProxyType({"0": False, "1": True, "false": False, "true": True})
+_PARAMETERS: Mapping[str, tuple[str, Mapping[str, object]]] = MappingProxyType(
+    {
+        "intra_op_thread_count": ("intra_op_threads", {}),
+        "inter_op_thread_count": ("inter_op_threads", {}),
+        "execution_mode": ("execution_mode", {"0": "sequential", "1": "parallel"}),
+        "enable_mem_arena": ("memory_arena", _SWITCH),
+        "enable_mem_pattern": ("memory_pattern", _SWITCH),
+    }
+)
+"""The parameters of Triton's ONNX Runtime backend that mean the same here: our fields, and what they may be if no number."""
+
+_LEVELS: Mapping[int, str] = MappingProxyType({-1: "basic", 1: "extended", 2: "none"})
+"""Which of ONNX Runtime's optimizations a level of `optimization.graph` stands for in Triton; others are all of them."""
+
+PARAMETERS = frozenset(_PARAMETERS)
+"""The names of parameters that are read here."""
+
+
+def from_triton(message: Any, max_batch: int, source: str) -> dict[str, Said]:
+    """By the fields of our settings. `message` is as of `server.repository.pbtxt`, `max_batch` what it says, `source` its file.
+
+    Raises ValueError naming the field, what came and what was expected.
+    """
+    said: dict[str, tuple[object, str]] = {}
+    if message.optimization.cuda.HasField("graphs"):
+        said["graphs"] = "on" if message.optimization.cuda.graphs else "off", "optimization.cuda.graphs"
+    named = len(message.model_warmup) + len(message.optimization.cuda.graph_spec)
+    if named > MOST_WARM:
+        raise ValueError(f"{named} samples to warm up; expected at most {MOST_WARM}")
+    if samples := tuple(dict.fromkeys(_samples(message, max_batch))):
+        said["warm_up"] = samples, "model_warmup" if message.model_warmup else "optimization.cuda.graph_spec"
+    if level := message.optimization.graph.level:
+        said["graph_optimization"] = _LEVELS.get(level, "all"), "optimization.graph.level"
+    for name in sorted(PARAMETERS.intersection(message.parameters)):
+        said[_PARAMETERS[name][0]] = _parameter(name, message.parameters[name].string_value), f"parameters {name}"
+    if message.instance_group:
+        said["instances"] = _instances(message.instance_group), "instance_group.count"
+    if (profile := _profile(message.instance_group)) is not None:
+        said["profile"] = profile, "instance_group.profile"
+    return {field: Said(value, value, source, key, foreign=True) for field, (value, key) in said.items()}
+
+
+def _parameter(name: str, text: str) -> object:
+    """A parameter of the ONNX Runtime backend, which are all texts."""
+    choices = _PARAMETERS[name][1]
+    word = text.strip().lower()
+    if word in choices:
+        return choices[word]
+    if not choices and re.fullmatch(r"[0-9]{1,4}", word, re.ASCII):
+        return int(word)
+    expected = " or ".join(choices) if choices else "a number of threads, or 0 for one a core"
+    raise ValueError(f"parameters {name}: {short(repr(text))}; expected {expected}")
+
+
+def _instances(groups: Any) -> int:
+    """Of all groups: here they are all on the tenant's partition."""
+    counts = [group.count or 1 for group in groups]
+    if min(counts) < 1 or sum(counts) > MOST_INSTANCES:
+        came = " + ".join(map(str, counts)) if len(counts) <= MOST_INSTANCES else f"{sum(counts)}, of {len(counts)} groups"
+        raise ValueError(f"instance_group.count is {came}; expected 1 to {MOST_INSTANCES} in all")
+    return sum(counts)
+
+
+def _profile(groups: Any) -> int | None:
+    """The only optimization profile that is named; a model has several by itself."""
+    names = sorted({name for group in groups for name in group.profile})
+    if wrong := [name for name in names if not (name.isascii() and name.isdigit() and len(name) < 5)]:
+        came = short(repr(wrong[0]))
+        raise ValueError(f"instance_group.profile: {came}; expected the number of an optimization profile, from 0")
+    return int(names[0]) if len(names) == 1 else None
+
+
+def _samples(message: Any, max_batch: int) -> Iterator[Sample]:
+    """What is named to be warmed up, or captured, in its order."""
+    for index, each in enumerate(message.model_warmup):
+        dims = {name: list(each.inputs[name].dims) for name in sorted(each.inputs)}
+        sample = _sample(f"model_warmup[{index}]", each.batch_size, dims, max_batch)
+        yield from (_reshaped(message, shapes) for shapes in sample)
+    for index, each in enumerate(message.optimization.cuda.graph_spec):
+        dims = {name: list(each.input[name].dim) for name in sorted(each.input)}
+        yield from _sample(f"optimization.cuda.graph_spec[{index}]", each.batch_size, dims, max_batch)
+
+
+def _reshaped(message: Any, sample: Sample) -> Sample:
+    """The model's shapes for those of callers, which are what a configuration has where its inputs have a `reshape`."""
+    if isinstance(sample, int):
+        return sample
+    forms = {}
+    for each in message.input:
+        if each.HasField("reshape"):
+            batch = (-1,) if message.max_batch_size else ()
+            forms[each.name] = Form((*batch, *each.dims), (*batch, *each.reshape.shape))
+    inner = {name: forms[name].inward(shape) for name, shape in sample if name in forms}
+    return tuple((name, shape if (found := inner.get(name)) is None else found) for name, shape in sample)
+
+
+def _sample(key: str, rows: int, inputs: Mapping[str, Sequence[int]], max_batch: int) -> Iterator[Sample]:
+    """Rows where no input is named, else shapes, whose dims leave the batch out if the model has one; or nothing at all."""
+    if not 0 <= rows <= max(1, max_batch):
+        expected = f"1 to {max_batch}, the max_batch_size" if max_batch else "1, as the model has no max_batch_size"
+        raise ValueError(f"{key}.batch_size is {rows}; expected {expected}")
+    for name, dims in inputs.items():
+        if wrong := [dim for dim in dims if dim < 1]:
+            came = f"{wrong[0]} in dims {show(dims)} of input {short(repr(name))}"
+            raise ValueError(f"{key}: {came}; expected sizes of 1 or more")
+    batch = (max(1, rows),) if max_batch else ()
+    if inputs:
+        yield tuple((name, (*batch, *dims)) for name, dims in inputs.items())
+    else:
+        yield from batch

@@ -1,0 +1,52 @@
+"""Which of a tenant's slots are free: those of the HTTP side, which takes the memory for them from the tenant's budget."""
+
+from typing import NamedTuple
+
+from ..errors import QueueFull
+from ..link.arena import Arena
+from ..link.blocks import Blocks
+from ..link.slots import Slot
+
+
+class SlotStatistics(NamedTuple):
+    """Slots in use, slots that were used so far, and the bytes of the tenant's memory that those in use hold."""
+
+    used: int
+    slots: int
+    nbytes: int
+
+
+class SlotPool:
+    """Hands out slots, the last one first. Not thread-safe: the HTTP side's. `setting` is what the budget is called."""
+
+    def __init__(self, arena: Arena, setting: str = "memory") -> None:
+        self.blocks = Blocks(arena.memory.nbytes, setting)
+        self._arena = arena
+        self._slots: list[Slot] = []
+        self._free: list[Slot] = []
+
+    def __repr__(self) -> str:
+        return f"<SlotPool {len(self._slots) - len(self._free)} of {len(self._slots)} in use, {self.blocks!r}>"
+
+    def statistics(self) -> SlotStatistics:
+        return SlotStatistics(len(self._slots) - len(self._free), len(self._slots), self.blocks.used)
+
+    def acquire(self) -> Slot:
+        """Take a slot, which has no memory before its `reserve`. Raises QueueFull if every one is taken."""
+        if self._free:
+            return self._free.pop()
+        if len(self._slots) == self._arena.count:
+            raise QueueFull(f"all {self._arena.count} slots are in use")
+        slot = self._arena.slot(len(self._slots))
+        slot.blocks = self.blocks
+        self._slots.append(slot)
+        return slot
+
+    def at(self, index: int) -> Slot:
+        """The slot with this number, which somebody took."""
+        return self._slots[index]
+
+    def release(self, slot: Slot) -> None:
+        """Give a slot back, and its memory; nothing may read or write it any more."""
+        slot.vacate()
+        self._free.append(slot)

@@ -1,0 +1,58 @@
+"""`uvicorn server.app:app`: what of a configuration this one process, whose socket is uvicorn's, keeps, and what it does not.
+
+`python -m server` opens the sockets itself and gives each tenant an HTTP process of its own; here neither can be done.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+
+from .config.schema import Config, ConfigError, ServerConfig
+from .config.tables import dotted
+from .http.uvicorn_protocol import install
+
+log = logging.getLogger("greenlane")
+
+SWITCH_INTERVAL = 0.001
+"""Seconds after which a thread must let another have the interpreter: what a completion may wait for while the event loop is
+busy. Python's own is 5 ms; shorter than 1 ms the waiting itself costs more, a timer for each."""
+
+
+def prepare(config: Config) -> None:
+    """Set what can be set for the whole process, and warn once of what the configuration asks for in vain.
+
+    Raises ConfigError for what has to be kept and cannot be: a tenant's own port keeps others away from it.
+    """
+    if problems := list(_refused(config)):
+        raise ConfigError(problems)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    install()
+    if lines := list(_not_honoured(config)):
+        log.warning("%s", "\n  ".join([f"not all of {config.source} is honoured by uvicorn server.app:app:", *lines]))
+
+
+def _refused(config: Config) -> Iterator[str]:
+    for name, tenant in config.tenants.items():
+        if tenant.port is not None:
+            key = dotted(("tenants", name, "port"))
+            why = "uvicorn server.app:app listens on uvicorn's own socket alone, so the tenant has none of its own"
+            yield f"{config.source}: {key}: {tenant.port}, but {why}; serve it with python -m server, or leave it out"
+
+
+def _not_honoured(config: Config) -> Iterator[str]:
+    server, default = config.server, ServerConfig()
+    if server.fronts == "per-tenant" and len(config.tenants) > 1:
+        yield (
+            "server.fronts: it is 'per-tenant', unless it is set, but here the HTTP of all tenants shares one process and one "
+            "event loop, so that large or many requests of one delay the others'; python -m server gives each an HTTP process "
+            "of its own, and 'inline' says that this is meant"
+        )
+    placed = [dotted(("tenants", name, "front_cores")) for name, tenant in config.tenants.items() if tenant.front_cores]
+    if server.front_cores != default.front_cores:
+        placed.insert(0, "server.front_cores")
+    if placed:
+        yield f"{', '.join(placed)}: there are no HTTP processes to put on cores"
+    if server.keep_alive != default.keep_alive:
+        yield "server.keep_alive: uvicorn closes idle connections after its --timeout-keep-alive, which is 5 s by default"
+    if (server.host, server.port) != (default.host, default.port):
+        yield f"server.host and server.port, {server.host}:{server.port}: uvicorn listens where its --host and --port say"

@@ -1,0 +1,137 @@
+"""The models one tenant may call, as the HTTP side sees them: signatures and states, no engines."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from engines import Signature
+
+from ..errors import NotFound, Unavailable
+from ..link.messages import ModelKey
+from ..protocol.classification import UNLABELLED, Labels
+from ..protocol.request_cache import Plans
+from ..scheduling.batching import Batching
+from ..scheduling.queue_policy import QueuePolicy
+from .statistics import ModelStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model at one version, ready on this tenant's partition; `batching` is how its requests are joined, if they are.
+
+    `labels` are what the classes of its outputs are called, `queues` how its requests may wait where its own configuration
+    says so.
+    """
+
+    name: str
+    version: str
+    key: ModelKey
+    signature: Signature
+    platform: str
+    config: dict[str, Any]
+    batching: Batching | None = None
+    labels: Labels = field(default=UNLABELLED, compare=False)
+    queues: QueuePolicy | None = None
+    statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
+    plans: Plans = field(default_factory=Plans, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What counts and remembers requests stays in the process that has them."""
+        said = self.name, self.version, self.key, self.signature, self.platform, self.config, self.batching
+        return Served, (*said, self.labels, self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the repository index; `version` is empty where the problem is the whole model's."""
+
+    name: str
+    version: str
+    state: Literal["READY", "LOADING", "UNAVAILABLE"]
+    reason: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        fields = {"name": self.name, "version": self.version, "state": self.state, "reason": self.reason}
+        return {key: value for key, value in fields.items() if value}
+
+
+class Catalog:
+    """What one tenant is served, by model and version. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, dict[str, Served]] = {}
+        self._entries: dict[str, list[Entry]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Catalog {sum(map(len, self._served.values()))} ready, {len(self._entries)} known>"
+
+    def find(self, name: str, version: str | None = None) -> Served:
+        """The model at a version, the highest by default. Raises NotFound, or Unavailable with the reason."""
+        try:
+            versions = self._served[name]
+            return versions[version] if version else next(iter(versions.values()))
+        except KeyError:
+            raise self._missing(name, version) from None
+
+    def knows(self, name: str) -> bool:
+        """Whether the index has a line for this model."""
+        return name in self._entries
+
+    def versions(self, name: str) -> list[str]:
+        """The versions served of a model, the highest first."""
+        return list(self._served.get(name, ()))
+
+    def served(self) -> list[Served]:
+        """Everything that is ready."""
+        return [served for versions in self._served.values() for served in versions.values()]
+
+    def index(self, there: Collection[str] | None = None, expected: Collection[str] = ()) -> list[Entry]:
+        """Every model that this tenant may call, by name, with its state.
+
+        `there` are those of them that are in the repository, if that is known: what was not loaded yet is listed too, and what
+        is neither there nor served nor `expected` is left out.
+        """
+        if there is None:
+            return [entry for name in sorted(self._entries) for entry in self._entries[name]]
+        present = {*there, *expected}
+        known = [name for name, entries in self._entries.items() if name in present or any(map(_is_alive, entries))]
+        named = sorted({*known, *there})
+        return [e for name in named for e in self._entries.get(name) or [Entry(name, "", "UNAVAILABLE", "not loaded")]]
+
+    def listing(self) -> list[tuple[str, list[Served], list[Entry]]]:
+        """What it would take to say all of this again: by model, what is ready and what is wrong; neither while it loads."""
+        return [
+            (name, list(self._served.get(name, {}).values()), [e for e in entries if e.state == "UNAVAILABLE"])
+            for name, entries in self._entries.items()
+        ]
+
+    def announce(self, name: str) -> None:
+        """This model is being loaded; a version that serves goes on."""
+        if name not in self._served:
+            self._entries[name] = [Entry(name, "", "LOADING")]
+
+    def put(self, name: str, served: list[Served], problems: list[Entry]) -> None:
+        """From now on these versions of a model are served, and no others; each keeps its counts."""
+        before = self._served.pop(name, {})
+        kept = [_continue(item, before.get(item.version)) for item in served]
+        if kept:
+            self._served[name] = {item.version: item for item in sorted(kept, key=lambda i: int(i.version), reverse=True)}
+        ready = [Entry(name, item.version, "READY") for item in self._served.get(name, {}).values()]
+        self._entries[name] = ready + problems
+
+    def _missing(self, name: str, version: str | None) -> NotFound | Unavailable:
+        for entry in self._entries.get(name, ()):
+            if entry.state != "READY" and (entry.version in ("", version) or name not in self._served):
+                return Unavailable(f"model {name!r} is {entry.state.lower()}: {entry.reason or 'try again soon'}")
+        which = f"{name!r} version {version}" if name in self._served else f"{name!r}"
+        return NotFound(f"Request for unknown model: {which} is not found")
+
+
+def _is_alive(entry: Entry) -> bool:
+    return entry.state != "UNAVAILABLE"
+
+
+def _continue(item: Served, before: Served | None) -> Served:
+    if before is None:
+        return item
+    return replace(item, statistics=before.statistics)

@@ -1,0 +1,169 @@
+"""What was served, counted by model: Triton's categories, in plain integers."""
+
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from ..link.messages import Done
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """How often something happened, and for how many nanoseconds in all."""
+
+    count: int
+    ns: int
+
+    def as_json(self) -> dict[str, int]:
+        return {"count": self.count, "ns": self.ns}
+
+
+BOUNDS = (*(digit * 10**power for power in range(5, 10) for digit in (1, 2, 5)), 10**10)
+"""Nanoseconds up to which the buckets of a histogram count: 100 microseconds to 10 seconds."""
+
+
+_NO_CACHE = {"cache_hit": {"count": 0, "ns": 0}, "cache_miss": {"count": 0, "ns": 0}}
+"""There is no cache of responses, and Triton shows the fields all the same where it has none."""
+
+
+@dataclass(slots=True)
+class Size:
+    """Requests of one number of rows that were answered, or runs, and where their nanoseconds went, added up."""
+
+    count: int = 0
+    total: int = 0
+    queue: int = 0
+    compute_input: int = 0
+    compute_infer: int = 0
+    compute_output: int = 0
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """One model at one version, as one tenant used it. The HTTP side's: not thread-safe.
+
+    `sizes` are requests that ran alone, by rows; `joined` all that ran together with others, `joined_rows` their rows, and
+    `runs` what they ran in, by rows; `buckets` are how many were answered within each of `BOUNDS` and not the one before, and
+    the last how many took longer; `failures` are by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER); `last` is when
+    the last request was answered, on the clock of `time.monotonic_ns`, 0 for never. What is asked for seldom is added up
+    when asked for.
+    """
+
+    sizes: dict[int, Size] = field(default_factory=dict)
+    joined: Size = field(default_factory=Size)
+    joined_rows: int = 0
+    runs: dict[int, Size] = field(default_factory=dict)
+    last_run: int = 0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    failures: dict[str, int] = field(default_factory=dict)
+    failed_ns: int = 0
+    last: int = 0
+
+    def succeeded(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> None:
+        """Count an answered request; the times are nanoseconds on the clock of `time.monotonic_ns`.
+
+        Those that ran together are counted one after another.
+        """
+        size = self._share(arrived, decoded, done, encoded, rows) if done.rows else self.sizes.get(rows)
+        if size is None:
+            size = self.sizes[rows] = Size()
+        size.count += 1
+        total = encoded - arrived
+        size.total += total
+        self.buckets[bisect_left(BOUNDS, total)] += 1
+        if done.began > decoded:
+            size.queue += done.began - decoded
+        size.compute_input += decoded - arrived
+        size.compute_infer += done.ended - done.began
+        size.compute_output += encoded - done.ended
+        self.last = encoded
+
+    def _share(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> Size:
+        """Count the run with the first request that tells of it; its beginning is its name."""
+        self.joined_rows += rows
+        if done.began != self.last_run:
+            self.last_run = done.began
+            run = self.runs.setdefault(done.rows, Size())
+            run.count += 1
+            run.compute_input += decoded - arrived
+            run.compute_infer += done.ended - done.began
+            run.compute_output += encoded - done.ended
+        return self.joined
+
+    def failed(self, ns: int, reason: str) -> None:
+        """Count a request that got an error instead."""
+        self.failed_ns += ns
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+
+    @property
+    def inferences(self) -> int:
+        """Rows inferred."""
+        return self.joined_rows + sum(rows * size.count for rows, size in self.sizes.items())
+
+    @property
+    def executions(self) -> int:
+        """Runs of the model."""
+        return sum(size.count for sizes in (self.sizes, self.runs) for size in sizes.values())
+
+    @property
+    def success(self) -> Duration:
+        """Requests answered, and their time from the whole body to the encoded answer."""
+        return self._sum("total")
+
+    @property
+    def queue(self) -> Duration:
+        """Their time from decoded inputs to the beginning of the run."""
+        return self._sum("queue")
+
+    @property
+    def compute_input(self) -> Duration:
+        """Their time to decode."""
+        return self._sum("compute_input")
+
+    @property
+    def compute_infer(self) -> Duration:
+        """Their time to run."""
+        return self._sum("compute_infer")
+
+    @property
+    def compute_output(self) -> Duration:
+        """Their time from the end of the run to the encoded answer."""
+        return self._sum("compute_output")
+
+    @property
+    def fail(self) -> Duration:
+        """Requests that got an error."""
+        return Duration(sum(self.failures.values()), self.failed_ns)
+
+    @property
+    def last_ms(self) -> int:
+        """When the last request was answered, in milliseconds since 1970; 0 for never."""
+        return int(time.time() * 1000 - (time.monotonic_ns() - self.last) / 1e6) if self.last else 0
+
+    def as_json(self) -> dict[str, object]:
+        """The fields of one entry of `model_stats` in Triton's statistics extension, name and version aside.
+
+        `response_stats` are empty as there for models that answer a request once.
+        """
+        durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        return {
+            "last_inference": self.last_ms,
+            "inference_count": self.inferences,
+            "execution_count": self.executions,
+            "inference_stats": {**{name: getattr(self, name).as_json() for name in durations}, **_NO_CACHE},
+            "response_stats": {},
+            "batch_stats": [self._batch(rows) for rows in sorted(self.sizes.keys() | self.runs.keys())],
+            "memory_usage": [],
+        }
+
+    def _sum(self, name: str) -> Duration:
+        sizes = (self.joined, *self.sizes.values())
+        return Duration(sum(size.count for size in sizes), sum(getattr(size, name) for size in sizes))
+
+    def _batch(self, rows: int) -> dict[str, object]:
+        """The runs of so many rows, whether of one request or of several."""
+        sizes = [size for size in (self.sizes.get(rows), self.runs.get(rows)) if size]
+        count = sum(size.count for size in sizes)
+        phases = ("compute_input", "compute_infer", "compute_output")
+        times = {name: Duration(count, sum(getattr(size, name) for size in sizes)).as_json() for name in phases}
+        return {"batch_size": rows, **times}

@@ -1,0 +1,121 @@
+"""Tickets that wait until their executor has prepared itself for their shapes, while those of others go past."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from threading import Lock
+
+from ..link.messages import ModelKey, Shape, Ticket
+
+Key = tuple[ModelKey, tuple[Shape, ...]]
+
+
+class Aside:
+    """The tickets that one worker has put aside, those of one model and equal shapes in the order they came.
+
+    `ready` are those that may be begun; at first `left`, what another worker had put aside. `tell` is told how many there are
+    whenever that changes, and `wake` wakes the worker. One thread at a time, but for `wake`.
+    """
+
+    def __init__(self, left: Iterable[Ticket], tell: Callable[[int], None], wake: Callable[[], None]) -> None:
+        self.ready: deque[Ticket] = deque(left)
+        self._tell = tell
+        self._wake = wake
+        self._closing = Lock()
+        self._closed = False
+        self._groups: dict[Key, list[Ticket]] = {}
+        self._prepared: deque[tuple[Key, Future[None]]] = deque()
+        self.count = len(self.ready)
+
+    def __repr__(self) -> str:
+        return f"<Aside {self.count} tickets of {len(self._groups)} shapes, {len(self.ready)} of them ready>"
+
+    def follow(self, ticket: Ticket, again: bool = False) -> bool:
+        """Put a ticket aside behind those of its model and shapes, if there are any; whether there are.
+
+        One that was aside before, `again`, goes before those that are ready.
+        """
+        if group := self._groups.get((ticket.model, ticket.shapes)):
+            group.append(ticket)
+        elif not again and any(each.model == ticket.model and each.shapes == ticket.shapes for each in self.ready):
+            self.ready.append(ticket)
+        else:
+            return False
+        self._change(1)
+        return True
+
+    def put(self, ticket: Ticket, prepared: "Future[None]") -> None:
+        """Put a ticket aside until this is done."""
+        key = (ticket.model, ticket.shapes)
+        self._groups[key] = [ticket]
+        self._change(1)
+        prepared.add_done_callback(partial(self._hear, key))
+
+    def collect(self) -> list[tuple[Ticket, Exception]]:
+        """Make those ready whose executor is prepared. Returns those, not aside any more, for which that failed, and why."""
+        lost = []
+        while self._prepared:
+            key, prepared = self._prepared.popleft()
+            group = self._groups.pop(key, [])
+            if error := failed(prepared):
+                lost += [(ticket, error) for ticket in group]
+            else:
+                self.ready += group
+        self._change(-len(lost))
+        return lost
+
+    def take(self) -> Ticket:
+        """The first that is ready; it is not aside any more."""
+        ticket = self.ready.popleft()
+        self._change(-1)
+        return ticket
+
+    def drop(self, is_over: Callable[[Ticket], bool]) -> list[Ticket]:
+        """Those that need not be run any more; they are not aside any more."""
+        dropped = [ticket for ticket in self._all() if is_over(ticket)]
+        if dropped:
+            serials = {ticket.serial for ticket in dropped}
+            self.ready = deque([ticket for ticket in self.ready if ticket.serial not in serials])
+            for key, group in list(self._groups.items()):
+                self._groups[key] = [ticket for ticket in group if ticket.serial not in serials]
+            self._change(-len(dropped))
+        return dropped
+
+    def wake(self) -> None:
+        """Wake the worker if anything is aside, until `close`. Any thread."""
+        with self._closing:
+            if self.count and not self._closed:
+                self._wake()
+
+    def close(self) -> list[Ticket]:
+        """Wake nobody any more. Returns all that are aside, as they came, for the next worker; they count as before."""
+        with self._closing:
+            self._closed = True
+        return sorted(self._all(), key=_serial)
+
+    def _all(self) -> list[Ticket]:
+        return [*self.ready, *[ticket for group in self._groups.values() for ticket in group]]
+
+    def _hear(self, key: Key, prepared: "Future[None]") -> None:
+        """On whichever thread did it."""
+        self._prepared.append((key, prepared))
+        self.wake()
+
+    def _change(self, by: int) -> None:
+        if by:
+            self.count += by
+            self._tell(self.count)
+
+
+def failed(prepared: "Future[None]") -> Exception | None:
+    """Why this failed, which is done; None if it did not."""
+    try:
+        prepared.result()
+    except Exception as error:
+        return error
+    return None
+
+
+def _serial(ticket: Ticket) -> int:
+    return ticket.serial

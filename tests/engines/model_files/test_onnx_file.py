@@ -1,0 +1,113 @@
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from engines.model_files.onnx_file import Declared, OnnxFile, blame, initializer, read_onnx, source_digest
+
+from ..small import IMAGES, model
+
+
+def test_names_and_sizes_of_inputs_and_outputs_are_read() -> None:
+    file = read_onnx(model("m (float[n, 3] x, double[2] d) => (float[n, 3] y, double[2] e) { y = Relu(x) e = Abs(d) }"))
+    assert file.inputs == (Declared("x", ("n", 3), False), Declared("d", (2,), True))
+    assert file.outputs == (Declared("y", ("n", 3), False), Declared("e", (2,), True))
+    assert file.external == ()
+
+
+def test_sizes_that_are_unknown_or_negative_have_no_name() -> None:
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, -1, 3])
+    graph = helper.make_graph([], "g", [], [output, helper.make_tensor_value_info("z", TensorProto.FLOAT, None)])
+    file = read_onnx(helper.make_model(graph).SerializeToString())
+    assert file.outputs == (Declared("y", ("", "", 3), False), Declared("z", (), False))
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x3a\xff", b"\xff" * 100, b"\x08" + b"\xff" * 11, b"\x3a\x05ab", b"\x3b"])
+def test_what_is_no_onnx_is_empty(data: bytes) -> None:
+    assert read_onnx(data) == OnnxFile()
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_make_it_raise(data: bytes) -> None:
+    read_onnx(data)
+    read_onnx(b"\x3a" + bytes([len(data) & 0x7F]) + data)
+
+
+@given(st.integers(0), st.integers(0, 255))
+def test_no_damage_makes_it_raise(at: int, byte: int) -> None:
+    data = bytearray(model(IMAGES))
+    data[at % len(data)] = byte
+    read_onnx(bytes(data))
+
+
+def test_a_weight_is_found_by_its_name() -> None:
+    other, value = (numpy_helper.from_array(np.arange(300.0), name) for name in "vw")
+    graph = helper.make_graph([], "g", [], [], [other, value])
+    assert initializer(helper.make_model(graph).SerializeToString(), "w") == value.SerializeToString()
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"\x3a\xff", b"\x3a\x03\x2a\x01\xff", model(IMAGES)])
+def test_a_weight_that_is_not_there_is_none(data: bytes) -> None:
+    assert initializer(data, "nothing") is None
+
+
+def test_a_library_s_words_about_bytes_follow_whether_those_are_onnx() -> None:
+    whole = model(IMAGES)
+    assert blame(whole, "no such operator") == "no such operator"
+    assert blame(whole[:-9], "cannot parse") == "not an ONNX file, or a truncated one: cannot parse"
+    assert blame(b"", "no graph") == "not an ONNX file (0 bytes)"
+
+
+def test_fixed_width_numbers_are_passed_over() -> None:
+    assert read_onnx(b"\x81\x01" + bytes(8) + b"\x85\x01" + bytes(4) + model(IMAGES)) == read_onnx(model(IMAGES))
+
+
+def save_with_weights(folder: Path, weights: "np.ndarray[tuple[int, ...], np.dtype[np.float32]]") -> Path:
+    """A model whose weights lie in a file of their own, one of them inside a branch."""
+    then = helper.make_graph(
+        [helper.make_node("Constant", [], ["t"], value=numpy_helper.from_array(weights))],
+        "then",
+        [],
+        [helper.make_tensor_value_info("t", TensorProto.FLOAT, weights.shape)],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("If", ["c"], ["u"], then_branch=then, else_branch=then),
+            helper.make_node("MatMul", ["u", "w"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("c", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, weights.shape)],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    path = folder / "model.onnx"
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    onnx.save(
+        proto, str(path), save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0, convert_attribute=True
+    )
+    return path
+
+
+def test_files_with_weights_are_found_also_inside_branches(tmp_path: Path) -> None:
+    path = save_with_weights(tmp_path, np.ones((2, 2), np.float32))
+    beside = sorted(file.name for file in tmp_path.iterdir() if file != path)
+    assert list(read_onnx(path.read_bytes()).external) == beside
+    assert len(beside) > 1
+
+
+def test_the_digest_of_a_plain_model_is_that_of_its_file(tmp_path: Path) -> None:
+    data = model(IMAGES)
+    assert source_digest(data, tmp_path) == hashlib.sha256(data).hexdigest()
+
+
+def test_the_digest_changes_with_weights_in_other_files_and_ignores_a_missing_one(tmp_path: Path) -> None:
+    data = save_with_weights(tmp_path, np.ones((2, 2), np.float32)).read_bytes()
+    digests = {source_digest(data, tmp_path), source_digest(data, tmp_path / "nowhere")}
+    file = tmp_path / read_onnx(data).external[0]
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    assert len(digests | {source_digest(data, tmp_path)}) == 3

@@ -1,0 +1,781 @@
+import gc
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engines import (
+    DATATYPES,
+    Engine,
+    ExecutionFailed,
+    Executor,
+    ModelRefused,
+    Room,
+    RuntimeSettings,
+    Tensor,
+    TensorMismatch,
+    TensorSpec,
+    load_engine,
+)
+from engines.base import NO_ROOM
+from engines.onnxruntime.engine import OnnxExecutor, OnnxWork
+from engines.onnxruntime.errors import tidy
+from engines.signature import Default
+from partitions.cpu import CpuDevice, CpuPartition
+from tests import models
+from tests.engines.tensors import Array, Memory, array, packed, run, unpacked
+from tests.fakes import FakeDevice
+from tests.interpreter import Watcher
+from tests.memory import anonymous
+
+NUMBERS = {
+    "float": ("FP32", np.float32), "double": ("FP64", np.float64), "float16": ("FP16", np.float16),
+    "bfloat16": ("BF16", np.uint16), "bool": ("BOOL", np.bool_),
+    "int8": ("INT8", np.int8), "int16": ("INT16", np.int16), "int32": ("INT32", np.int32), "int64": ("INT64", np.int64),
+    "uint8": ("UINT8", np.uint8), "uint16": ("UINT16", np.uint16), "uint32": ("UINT32", np.uint32),
+    "uint64": ("UINT64", np.uint64),
+}  # fmt: skip
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> "Loader":
+    return Loader(tmp_path)
+
+
+class Loader:
+    """Loads models from their source, each from a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, source: str, settings: RuntimeSettings | None = None) -> Engine:
+        return load_engine(models.save(self.folder / f"{len(list(self.folder.iterdir()))}.onnx", source), settings=settings)
+
+
+def _extremes(dtype: type[np.generic]) -> Array:
+    """Two by three elements with every bit used."""
+    every = np.frombuffer(bytes(range(0x70, 0x70 + 6 * np.dtype(dtype).itemsize)), dtype)
+    return (every.astype(np.uint8) % 2 == 1 if dtype is np.bool_ else every).reshape(2, 3)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("nbytes", [0, 4096])
+def test_every_type_of_number_goes_through_bit_by_bit(load: Loader, partition: CpuPartition, name: str, nbytes: int) -> None:
+    protocol, dtype = NUMBERS[name]
+    data, memory = _extremes(dtype), Memory(4096)
+    engine = load(models.identity(name))
+    assert repr(engine.signature) == f"<Signature x {protocol}[-1, -1] -> y {protocol}[-1, -1], batch none>"
+    with closing(engine.bind(partition)) as executor:
+        (output,) = executor.enqueue([Tensor.of(data)], memory.room._replace(nbytes=nbytes)).wait()
+    assert memory.holds(output) == (nbytes > 0)
+    assert (output.shape, output.nbytes) == (data.shape, data.nbytes)
+    assert array(output, dtype).tobytes() == data.tobytes()
+
+
+@pytest.fixture
+def texts(load: Loader, partition: CpuPartition) -> Iterator[Executor]:
+    with closing(load(models.identity("string", "n")).bind(partition)) as executor:
+        yield executor
+
+
+@given(st.lists(st.text()))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_texts_go_through(texts: Executor, elements: list[str]) -> None:
+    encoded = [text.encode() for text in elements]
+    (output,) = texts.enqueue([packed(encoded)]).wait()
+    assert output.shape == (len(elements),)
+    assert unpacked(output) == encoded
+
+
+def test_bytes_that_are_not_utf_8_go_through_bit_by_bit(texts: Executor) -> None:
+    elements = [b"fine", b"\xff", b"\0\xfe" * 20]
+    (output,) = texts.enqueue([packed(elements)]).wait()
+    assert unpacked(output) == elements
+
+
+def test_bytes_that_are_not_in_wire_form_fail_the_work(texts: Executor) -> None:
+    with pytest.raises(ExecutionFailed, match="element 0 claims"):
+        texts.enqueue([Tensor.of(np.full(8, 255, np.uint8))._replace(shape=(1,))]).wait()
+
+
+def test_many_texts_go_through(texts: Executor) -> None:
+    elements = [b"text %d" % index for index in range(5000)]
+    (output,) = texts.enqueue([packed(elements)]).wait()
+    assert unpacked(output) == elements
+
+
+def test_many_texts_go_with_numbers_in_their_places(load: Loader, partition: CpuPartition) -> None:
+    source = (
+        "mixed (string[n] s, float[m] x) => (float[m] y, string[n] t, float[k] u) {t = Identity(s) y = Neg(x) u = Unique(x)}"
+    )
+    memory = Memory(1 << 16)
+    with closing(load(source).bind(partition)) as executor:
+        for count in (3000, 2999):
+            elements = [b"%d" % index for index in range(count)]
+            inputs = [packed(elements), Tensor.of(np.array([count, 1, 1], np.float32))]
+            y, t, u = executor.enqueue(inputs, memory.room).wait()
+            assert array(y).tolist() == [-count, -1, -1]
+            assert unpacked(t) == elements
+            assert array(u).tolist() == [1, count]
+            assert memory.holds(y)
+
+
+def test_more_texts_than_anybody_could_know_of_leave_the_interpreter_to_others(load: Loader, partition: CpuPartition) -> None:
+    """What is asked for is few: one text, and how often it is to be given."""
+    source = "many (string[1] x, int64[1] n) => (string[m] y) { y = Expand(x, n) }"
+    count = 400_000
+    asked = [packed([b"text"]), Tensor.of(np.array([count]))]
+    engine = load(source)
+    session = ort.InferenceSession(load.folder / "0.onnx", providers=["CPUExecutionProvider"])
+    with Watcher() as control:
+        session.run(None, {"x": np.array(["text"], object), "n": np.array([count])})
+    with closing(engine.bind(partition)) as executor, Watcher() as watcher:
+        (output,) = executor.enqueue(asked).wait()
+    assert output.shape == (count,)
+    assert watcher.longest < max(0.005, control.longest / 3), control.longest
+
+
+def test_texts_keep_their_shape_and_go_with_numbers(load: Loader, partition: CpuPartition) -> None:
+    source = (
+        "mixed (string[n, 2] s, bfloat16[2] b, float[m] x) => (float[m] y, string[n, 2] t) {t = Identity(s) y = Identity(x)}"
+    )
+    with pytest.raises(ModelRefused, match="cannot serve BYTES and BF16 tensors in one model"):
+        load(source)
+    engine = load(source.replace("bfloat16[2] b", "float16[2] b"))
+    with closing(engine.bind(partition)) as executor:
+        numbers = [Tensor.of(np.zeros(2, np.float16)), Tensor.of(np.array([1, 2, 3], np.float32))]
+        y, t = executor.enqueue([packed([b"a", b"b", b"c", b"d"], (2, 2)), *numbers]).wait()
+    assert array(y).tolist() == [1, 2, 3]
+    assert (t.shape, unpacked(t)) == ((2, 2), [b"a", b"b", b"c", b"d"])
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [("", ()), ("n", (0,)), ("n, m", (0, 3)), ("n, 0", (2, 0)), ("1, n", (1, 1)), ("?", (3,)), ("2, ?", (2, 1))],
+)
+@pytest.mark.parametrize("nbytes", [0, 4096])
+def test_tensors_without_dimensions_or_elements_go_through(
+    load: Loader, partition: CpuPartition, dims: str, shape: tuple[int, ...], nbytes: int
+) -> None:
+    data, memory = np.full(shape, 2.5, np.float32), Memory(4096)
+    with closing(load(models.identity("float", dims)).bind(partition)) as executor:
+        (output,) = executor.enqueue([Tensor.of(data)], memory.room._replace(nbytes=nbytes)).wait()
+    assert (output.shape, output.nbytes) == (shape, data.nbytes)
+    assert array(output).tolist() == data.tolist()
+
+
+def test_a_tensor_without_elements_needs_no_room(
+    load: Loader, partition: CpuPartition, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(load(models.identity("float", "n, 0")).bind(partition)) as executor:
+        assert run(executor, np.zeros((2, 0), np.float32))[0].shape == (2, 0)
+    assert not caplog.records
+
+
+def test_texts_without_elements_or_dimensions_go_through(load: Loader, partition: CpuPartition) -> None:
+    with closing(load(models.identity("string", "")).bind(partition)) as executor:
+        (output,) = executor.enqueue([packed([b"one"], ())]).wait()
+    assert (output.shape, unpacked(output)) == ((), [b"one"])
+
+
+def test_outputs_are_laid_out_side_by_side_as_far_as_their_sizes_are_known_and_fit(
+    load: Loader, partition: CpuPartition
+) -> None:
+    source = """many (float[n] x) => (float[n] a, float[m] b, float[n] c, float[n] d) {
+        a = Identity(x) b = Unique<sorted = 0>(x) c = Neg(x) d = Identity(x) }"""
+    x, memory = np.array([3, 1, 3], np.float32), Memory(4096)
+    with closing(load(source).bind(partition)) as executor:
+        for _ in range(2):
+            outputs = executor.enqueue([Tensor.of(x)], memory.room._replace(nbytes=128)).wait()
+            assert [array(output).tolist() for output in outputs] == [[3, 1, 3], [3, 1], [-3, -1, -3], [3, 1, 3]]
+            assert [memory.holds(output) for output in outputs] == [True, False, True, False]
+            assert [outputs[index].address - memory.room.address for index in (0, 2)] == [0, 64]
+
+
+def test_an_output_may_be_an_input_or_a_constant(load: Loader, partition: CpuPartition) -> None:
+    source = "lazy (float[n] x) => (float[n] x, float[2] c) <float[2] c = {1, 2}> { y = Neg(x) }"
+    with closing(load(source).bind(partition)) as executor:
+        x, c = run(executor, np.array([5, 6, 7], np.float32))
+    assert (x.tolist(), c.tolist()) == ([5, 6, 7], [1, 2])
+
+
+def test_a_model_without_inputs_gives_what_it_has(load: Loader, partition: CpuPartition) -> None:
+    with closing(load("constant () => (float[2] y) <float[2] c = {1, 2}> { y = Identity(c) }").bind(partition)) as executor:
+        assert run(executor)[0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("declared", ["1", "7", "1, 1", "n, 1", ""])
+def test_a_file_that_declares_the_wrong_output_shape_is_served_all_the_same(
+    load: Loader, partition: CpuPartition, declared: str
+) -> None:
+    model = onnx.load(models.save(load.folder / "right.onnx", models.identity("float", "n")))
+    model.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g () => (float[{declared}] y) {{ y = Constant() }}").output[0])
+    onnx.save(model, load.folder / "wrong.onnx")
+    memory = Memory(4096)
+    with closing(load_engine(load.folder / "wrong.onnx").bind(partition)) as executor:
+        for count in (3, 2):
+            data = np.arange(count, dtype=np.float32)
+            (output,) = executor.enqueue([Tensor.of(data)], memory.room).wait()
+            assert output.shape == (count,)
+            assert array(output).tolist() == data.tolist()
+
+
+def test_shapes_without_end_are_served(load: Loader, partition: CpuPartition) -> None:
+    memory = Memory(4096)
+    with closing(load(models.identity("float", "n")).bind(partition)) as executor:
+        for count in [*range(200), 1]:
+            assert len(run(executor, np.zeros(count, np.float32), room=memory.room)[0]) == count
+
+
+def test_a_model_is_told_apart_by_what_it_is_bound_to_and_how_often_it_ran(load: Loader, partition: CpuPartition) -> None:
+    executor = load(models.identity()).bind(partition)
+    assert repr(executor) == "<OnnxExecutor 0.onnx, 1 run>"
+    run(executor, np.zeros((1, 1), np.float32))
+    executor.close()
+    assert repr(executor) == "<OnnxExecutor 0.onnx, 2 runs, closed>"
+    assert repr(executor.engine) == f"<OnnxEngine 0.onnx {executor.engine.signature!r}>"
+
+
+# Files
+
+
+def test_weights_in_a_file_of_their_own_are_found_beside_the_model(load: Loader, partition: CpuPartition) -> None:
+    source = "weights (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> { y = Mul(x, w) }"
+    path = load.folder / "external.onnx"
+    model = onnx.load(models.save(path, source))
+    weights = np.array([1, 2, 3, 4], np.float32)  # In the raw form, the only one that goes to another file.
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert (load.folder / "weights.bin").stat().st_size >= 16
+    with closing(load_engine(path).bind(partition)) as executor:
+        assert run(executor, np.full(4, 10, np.float32))[0].tolist() == [10, 20, 30, 40]
+    (load.folder / "weights.bin").unlink()
+    with pytest.raises(ModelRefused, match=r"external\.onnx: failed to load: .*weights\.bin"):
+        load_engine(path)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_weight_that_is_an_input_is_one_where_it_is_asked_for_with_its_own_value_for_default(
+    load: Loader, partition: CpuPartition, external: bool
+) -> None:
+    path = load.folder / "scaled.onnx"
+    model = onnx.load(models.save(path, "scaled (float[n] x) => (float[n] y) <float[2] w = {2, 3}> { y = Mul(x, w) }"))
+    model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array([2, 3], np.float32), "w"))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [2]))
+    onnx.save_model(model, path, save_as_external_data=external, location="weights.bin", size_threshold=0)
+    ones = np.ones(2, np.float32)
+    with closing(load_engine(path).bind(partition)) as executor:
+        assert [spec.name for spec in executor.engine.signature.inputs] == ["x"]
+        assert run(executor, ones)[0].tolist() == [2, 3]
+    engine = load_engine(path, settings=RuntimeSettings(optional_inputs=("w", "x", "nothing")))
+    x, w = engine.signature.inputs
+    default = Default((2,), np.array([2, 3], np.float32).tobytes())
+    assert (x.default, w) == (None, TensorSpec("w", DATATYPES["FP32"], (2,), default=default))
+    with closing(engine.bind(partition)) as executor:
+        memory = Memory(4096)
+        for _ in range(2):
+            assert run(executor, ones, np.array([5, 7], np.float32), room=memory.room)[0].tolist() == [5, 7]
+
+
+def test_an_engine_is_bound_after_its_file_is_gone(load: Loader, partition: CpuPartition) -> None:
+    path = models.save(load.folder / "m.onnx", models.identity())
+    engine = load_engine(path)
+    path.unlink()
+    with closing(engine.bind(partition)) as executor:
+        assert run(executor, np.ones((1, 1), np.float32))[0].tolist() == [[1]]
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 64 MiB, nearly all of them weights."""
+    path = tmp_path_factory.mktemp("heavy") / "heavy.onnx"
+    model = onnx.parser.parse_model(models.HEADER + "heavy (float[n, 4096] x) => (float[n, 4096] y) { y = MatMul(x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4096, 4096), np.float32), "w"))
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_loading_and_binding_a_large_model_leave_the_interpreter_to_others(heavy: Path, partition: CpuPartition) -> None:
+    data = heavy.read_bytes()
+    with Watcher() as control:
+        ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+    with ExitStack() as closed, Watcher() as watcher:
+        engine = closed.enter_context(closing(load_engine(heavy)))
+        executor = closed.enter_context(closing(engine.bind(partition)))
+        closed.enter_context(closing(executor.rebind(partition)))
+    assert watcher.longest < max(0.01, control.longest / 2), control.longest
+
+
+def test_what_was_inspected_is_what_is_bound_whatever_becomes_of_the_file(load: Loader, partition: CpuPartition) -> None:
+    path = models.save(load.folder / "m.onnx", "m (float[n] x) => (float[n] y) { y = Neg(x) }")
+    engine = load_engine(path)
+    with path.open("r+b") as file:  # In place, so that whoever has it open sees it.
+        file.write(models.save(load.folder / "other.onnx", "m (float[n] x) => (float[n] y) { y = Abs(x) }").read_bytes())
+    with closing(engine.bind(partition)) as executor:
+        assert run(executor, np.ones(1, np.float32))[0].tolist() == [-1]
+    engine.close()
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"missing\.onnx: No such file or directory$"):
+        load_engine(tmp_path / "missing.onnx")
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").mkdir()
+    with pytest.raises(ModelRefused, match=r"model\.onnx: Is a directory$"):
+        load_engine(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model\n", b"\xff" * 100, b"\0" * 1000])
+def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelRefused) as caught:
+        load_engine(path)
+    assert str(caught.value).startswith(f"{path}: failed to load: not an ONNX file")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_without_a_byte_is_said_to_have_none(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(ModelRefused, match=r"model\.onnx: failed to load: not an ONNX file \(0 bytes\)$"):
+        load_engine(tmp_path / "model.onnx")
+
+
+def test_a_model_that_was_cut_short_is_refused(tmp_path: Path) -> None:
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    whole = path.read_bytes()
+    for end in range(0, len(whole) - 1, 7):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ModelRefused, match=r"failed to load: (not an ONNX file|Missing opset)"):
+            load_engine(path)
+
+
+def test_an_operator_that_the_library_lacks_is_named(load: Loader) -> None:
+    with pytest.raises(ModelRefused, match=r"0\.onnx: failed to load: .*Frobnicate"):
+        load("strange (float[n] x) => (float[n] y) { y = Frobnicate(x) }")
+
+
+@pytest.mark.parametrize(
+    ("declared", "shown"),
+    [("seq(float[n])", "seq(tensor(float))"), ("optional(float[n])", "optional(tensor(float))")],
+)
+def test_a_type_that_the_protocol_has_no_name_for_is_refused(load: Loader, declared: str, shown: str) -> None:
+    with pytest.raises(ModelRefused) as caught:
+        load(f"odd ({declared} x) => ({declared} y) {{ y = Identity(x) }}")
+    assert str(caught.value) == f"{load.folder / '0.onnx'}: 'x' has type {shown}, which the protocol has no name for"
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        (
+            "[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Failed to load model because protobuf parsing failed.",
+            "protobuf parsing failed.",
+        ),
+        ("[ONNXRuntimeError] : 7 : INVALID_PROTOBUF : Load model from /proc/self/fd/7 failed:No graph.", "No graph."),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/core/graph/model.cc:256 "
+            "onnxruntime::Model::Model(onnx::ModelProto&&, const onnxruntime::PathString&, const Options*) "
+            "Unsupported model IR version: 99, max supported IR version: 13\n",
+            "Unsupported model IR version: 99, max supported IR version: 13",
+        ),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Add node. Name:'' Status Message: "
+            "/src/math/element_wise_ops.h:563 void onnxruntime::BroadcastIterator::Init(ptrdiff_t, ptrdiff_t) "
+            "axis == 1 || axis == largest was false. Attempting to broadcast an axis by a dimension other than 1. 3 by 5\n",
+            "Add: Attempting to broadcast an axis by a dimension other than 1. 3 by 5",
+        ),
+        (
+            "Non-zero status code returned while running Conv node. Name:'y_nchwc' Status Message: matmul_helper.h:59 Compute "
+            "MatMul dimension mismatch",
+            "Conv 'y_nchwc': MatMul dimension mismatch",
+        ),
+        (
+            "/src/tensor.h:12 const T* onnxruntime::Tensor::Data() const [with T = std::vector<int>] "
+            "utils::Is<T>(x.y) was false. Tensor type mismatch.",
+            "Tensor type mismatch.",
+        ),
+        (
+            "Error: tensorprotoutils.cc:461 ValidateExternalDataPathFromDir External data path does not exist: "
+            '"/models/m/1/weights.bin"',
+            'Error: External data path does not exist: "weights.bin"',
+        ),
+        (
+            "Error in execution: Got invalid dimensions for input: x for the following indices\n index: 1 Got: 5 Expected: 4\n "
+            "Please fix either the inputs/outputs or the model.",
+            "Error in execution: Got invalid dimensions for input: x for the following indices index: 1 Got: 5 Expected: 4 "
+            "Please fix either the inputs/outputs or the model.",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_of_what_the_library_says_only_what_people_can_use_is_left(said: str, left: str) -> None:
+    assert tidy(RuntimeError(said), Path("/models/m/1")) == left
+
+
+def test_a_file_of_a_later_format_is_refused_in_one_sentence(load: Loader) -> None:
+    path = models.save(load.folder / "m.onnx", models.identity())
+    model = onnx.load(path)
+    model.ir_version = 99
+    onnx.save(model, path)
+    with pytest.raises(ModelRefused) as caught:
+        load_engine(path)
+    assert str(caught.value).startswith(f"{path}: failed to load: Unsupported model IR version: 99, max supported")
+
+
+# Partitions
+
+
+def test_a_partition_of_other_hardware_is_refused(load: Loader) -> None:
+    with pytest.raises(ModelRefused, match=r"ONNX Runtime serves partitions of CPU cores, not <FakePartition \[0\]>"):
+        load(models.identity()).bind(FakeDevice().carve([0]))
+
+
+def _threads() -> dict[str, str]:
+    """The cores that each thread of this process may use."""
+    cores = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # It ended meanwhile.
+            lines = (task / "status").read_text().splitlines()
+            cores[task.name] = next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list"))
+    return cores
+
+
+def _added(before: dict[str, str], count: int) -> dict[str, str]:
+    """The threads since then; threads that were joined stay listed a moment longer, so look until there are `count`."""
+    until = time.monotonic() + 10
+    while len(added := {thread: cores for thread, cores in _threads().items() if thread not in before}) != count:
+        assert time.monotonic() < until, added
+        os.sched_yield()
+    return added
+
+
+def _sessions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Those that are made from now on."""
+    import onnxruntime
+
+    made = []
+    plain = onnxruntime.InferenceSession
+
+    def remember(*arguments: object, **options: object) -> object:
+        made.append(plain(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", remember)
+    return made
+
+
+@pytest.fixture
+def twice(device: CpuDevice) -> Iterator[CpuPartition]:
+    """A partition that counts one core twice, so that its session has a thread more and every machine can tell where."""
+    core = device.cores[-1]
+    with closing(CpuPartition([0, 1], [core, core], threading.local())) as partition:
+        yield partition
+
+
+def test_a_session_s_threads_are_on_the_partition_s_cores(load: Loader, twice: CpuPartition) -> None:
+    before = _threads()
+    with closing(load(models.identity()).bind(twice)):
+        assert set(_added(before, 1).values()) == {str(twice.cores[0])}
+
+
+@pytest.mark.parametrize(
+    ("settings", "threads"),
+    [
+        ({}, 4),
+        ({"intra_op_threads": 2}, 2),
+        ({"intra_op_threads": 64, "inter_op_threads": 64}, 4),
+        ({"execution_mode": "parallel"}, 4),
+        ({"execution_mode": "parallel", "inter_op_threads": 2}, 4),
+        ({"execution_mode": "parallel", "inter_op_threads": 2, "intra_op_threads": 2}, 3),
+    ],
+)
+def test_a_session_has_no_more_threads_than_its_partition_has_cores(
+    load: Loader, device: CpuDevice, settings: dict[str, Any], threads: int
+) -> None:
+    core = device.cores[-1]
+    with closing(CpuPartition([0, 1, 2, 3], [core] * 4, threading.local())) as partition:
+        run(bound := load(models.identity()).bind(partition), np.zeros((1, 1), np.float32))
+        bound.close()
+        before = _threads()
+        with closing(load(models.identity(), RuntimeSettings(**settings)).bind(partition)) as executor:
+            run(executor, np.zeros((1, 1), np.float32))
+            assert set(_added(before, threads - 1).values()) == {str(core)}, "beside the thread that calls"
+
+
+def test_the_settings_of_a_session_are_those_that_were_asked_for(
+    load: Loader, twice: CpuPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = _sessions(monkeypatch)
+    asked = RuntimeSettings(
+        execution_mode="parallel", graph_optimization="basic", memory_arena=False, memory_pattern=False, intra_op_threads=1
+    )
+    executor = load(models.identity(), asked).bind(twice)
+    options = made[-1].get_session_options()
+    assert options.execution_mode.name == "ORT_PARALLEL"
+    assert options.graph_optimization_level.name == "ORT_ENABLE_BASIC"
+    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, False)
+    assert executor.describe()["parallel"] == 2
+    executor.close()
+    assert options.get_session_config_entry("session.inter_op.allow_spinning") == "0"
+
+
+def test_closing_an_executor_ends_its_threads(load: Loader, twice: CpuPartition) -> None:
+    before = _threads()
+    executor = load(models.identity()).bind(twice)
+    run(executor, np.zeros((1, 1), np.float32))
+    _added(before, 1)
+    gc.disable()
+    try:
+        executor.close()
+        _added(before, 0)
+    finally:
+        gc.enable()
+
+
+def test_onnx_runtime_reports_nothing_to_its_makers(tmp_path: Path) -> None:
+    """Where it does, it keeps an identifier at home and sends names and hashes of models."""
+    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}  # Nothing that would keep it quiet for another reason, as CI.
+    subprocess.run([sys.executable, "-c", "import engines.onnxruntime.engine"], env=home, check=True)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+def test_a_session_s_threads_do_not_spin(load: Loader, twice: CpuPartition, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _sessions(monkeypatch)
+    load(models.identity()).bind(twice).close()
+    assert [session.get_session_options().intra_op_num_threads for session in made] == [1, 2]
+    for session in made:
+        assert session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+# What goes wrong while it runs
+
+
+def test_too_few_tensors_are_refused_at_once_with_those_that_are_expected(load: Loader, partition: CpuPartition) -> None:
+    with (
+        closing(load(models.identity()).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^0 tensors given, but the model's inputs are 1: x FP32\[-1, -1\]$"),
+    ):
+        executor.enqueue([])
+
+
+def test_tensors_for_a_model_that_takes_none_are_refused(load: Loader, partition: CpuPartition) -> None:
+    source = "constant () => (float[2] y) <float[2] c = {1, 2}> { y = Identity(c) }"
+    with (
+        closing(load(source).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^1 tensor given, but the model's inputs are none$"),
+    ):
+        executor.enqueue([Tensor.of(np.zeros(1, np.float32))])
+
+
+def test_a_tensor_that_is_in_no_list_is_refused(load: Loader, partition: CpuPartition) -> None:
+    with (
+        closing(load(models.identity()).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^one Tensor by itself; expected a list .* inputs \(1: x FP32\[-1, -1\]\)$"),
+    ):
+        executor.enqueue(Tensor.of(np.zeros((1, 1), np.float32)))
+
+
+def test_names_where_tensors_belong_are_refused(load: Loader, partition: CpuPartition) -> None:
+    with (
+        closing(load(models.identity()).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^input 'x': a str; expected an engines.Tensor"),
+    ):
+        executor.enqueue({"x": Tensor.of(np.zeros((1, 1), np.float32))})  # type: ignore[arg-type]
+
+
+def test_an_array_where_a_tensor_belongs_is_refused_with_how_to_make_one(load: Loader, partition: CpuPartition) -> None:
+    with (
+        closing(load(models.identity()).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^input 'x': a numpy.ndarray; expected an engines.Tensor, as Tensor.of"),
+    ):
+        executor.enqueue([np.zeros((1, 1), np.float32)])  # type: ignore[list-item]
+
+
+def test_of_several_inputs_the_one_that_is_no_tensor_is_named(load: Loader, partition: CpuPartition) -> None:
+    source = "add (float[n] a, float[n] b) => (float[n] y) { y = Add(a, b) }"
+    with (
+        closing(load(source).bind(partition)) as executor,
+        pytest.raises(TensorMismatch, match=r"^input 'b': a NoneType; expected an engines.Tensor"),
+    ):
+        executor.enqueue([Tensor.of(np.zeros(1, np.float32)), None])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((1, 5), r"^input 'x': dimension 1 of shape \[1, 5\] is 5; expected 4$"),
+        ((4,), r"^input 'x': shape \[4\] has 1 dimensions; expected 2, as in \[-1, 4\]$"),
+        ((1, 1, 4), r"^input 'x': shape \[1, 1, 4\] has 3 dimensions; expected 2"),
+    ],
+)
+@pytest.mark.parametrize("name", ["float", "string"])
+def test_a_shape_that_the_model_does_not_take_is_refused_at_once_each_time(
+    load: Loader, partition: CpuPartition, name: str, shape: tuple[int, ...], why: str
+) -> None:
+    wrong, right = (
+        packed([b"a"] * math.prod(shape), shape) if name == "string" else Tensor.of(np.zeros(shape, np.float32))
+        for shape in (shape, (2, 4))
+    )
+    with closing(load(models.identity(name, "n, 4")).bind(partition)) as executor:
+        for _ in range(2):
+            with pytest.raises(TensorMismatch, match=why):
+                executor.enqueue([wrong])
+            assert executor.enqueue([right]).wait()[0].shape == (2, 4)
+
+
+def test_a_closed_executor_says_so_and_what_to_do(load: Loader, partition: CpuPartition) -> None:
+    executor = load(models.identity()).bind(partition)
+    executor.close()
+    with pytest.raises(ExecutionFailed, match=r"^<OnnxExecutor 0\.onnx, 1 run, closed> takes nothing more; bind the engine"):
+        executor.enqueue([Tensor.of(np.zeros((1, 1), np.float32))])
+
+
+def test_an_index_out_of_range_fails_the_work_in_one_line(load: Loader, partition: CpuPartition) -> None:
+    with closing(load(models.FUSSY).bind(partition)) as executor:
+        with pytest.raises(ExecutionFailed, match="idx=7 must be within") as caught:
+            run(executor, np.full(3, 7, np.float32))
+        assert "\n" not in str(caught.value)
+        assert run(executor, np.zeros(3, np.float32))[0].tolist() == [0, 0, 0]
+
+
+def test_a_warm_up_that_fails_is_worth_a_warning_and_no_more(
+    load: Loader, partition: CpuPartition, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = models.FUSSY.replace("index = Cast<to = 7>(x)", "less = Sub(x, five) index = Cast<to = 7>(less)")
+    source = source.replace("<float[1] table = {0}>", "<float[1] table = {0}, float five = {5}>")
+    with caplog.at_level(logging.WARNING), closing(load(source).bind(partition)) as executor:
+        assert run(executor, np.full(2, 5, np.float32))[0].tolist() == [0, 0]
+        engine = executor.engine
+        engine.bind(partition).close()
+    (record,) = caplog.records
+    assert "0.onnx: warm-up with zeros failed, so the first request pays for it: " in record.getMessage()
+    assert "idx=-5" in record.getMessage()
+
+
+def test_a_run_s_caller_is_left_on_its_own_cores(load: Loader, partition: CpuPartition) -> None:
+    before = os.sched_getaffinity(0)
+    with closing(load(models.identity()).bind(partition)) as executor:
+        run(executor, np.zeros((1, 1), np.float32))
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_tensor_of_another_size_than_its_shape_is_refused_not_read_past_its_end(
+    tmp_path: Path, partition: CpuPartition
+) -> None:
+    executor = load_engine(models.save(tmp_path / "model.onnx", models.identity())).bind(partition)
+    with pytest.raises(TensorMismatch, match=r"^input 'x': 4 bytes for shape \[1, 4\] of FP32; expected 16$"):
+        executor.enqueue([Tensor.of(np.ones((1, 4), np.int8))])
+
+
+def test_shapes_that_are_asked_for_are_run_before_the_executor_is_bound(
+    tmp_path: Path, partition: CpuPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    ran: list[tuple[int, ...]] = []
+    enqueue = OnnxExecutor.enqueue
+
+    def remember(self: OnnxExecutor, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> OnnxWork:
+        ran.extend(tensor.shape for tensor in inputs)
+        return enqueue(self, inputs, room)
+
+    monkeypatch.setattr(OnnxExecutor, "enqueue", remember)
+    engine = load_engine(path, settings=RuntimeSettings(warm_up=(1, 4, (("x", (2, 5)),))))
+    with closing(engine.bind(partition)) as executor:
+        assert ran == [(1, 1), (4, 1), (2, 5)]
+        assert executor.describe() == {"graphs": "none", "threads": 1, "shapes": [[[1, 1]], [[4, 1]], [[2, 5]]]}
+
+
+def test_a_shape_to_be_ready_for_that_the_model_does_not_take_is_refused(tmp_path: Path) -> None:
+    path = models.save(tmp_path / "model.onnx", models.identity())
+    with pytest.raises(ModelRefused, match=r"model\.onnx: warm_up: the model has no input 'z'; it has 'x'"):
+        load_engine(path, settings=RuntimeSettings(warm_up=((("z", (2, 5)),),)))
+
+
+# Memory
+
+
+MUCH = 1 << 27
+EXPAND = "expand (float[1] x, int64[1] n) => (float[m] y) { y = Expand(x, n) }"
+
+
+def expand(executor: Executor, nbytes: int) -> None:
+    """Have the model answer with so many bytes, and forget the answer."""
+    run(executor, np.ones(1, np.float32), np.array([nbytes // 4]))
+
+
+def test_what_a_large_inference_took_is_given_back_when_nothing_runs(load: Loader, partition: CpuPartition) -> None:
+    with closing(cast(OnnxExecutor, load(EXPAND).bind(partition))) as executor:
+        before = anonymous()
+        expand(executor, MUCH)
+        assert anonymous() - before > MUCH // 2
+        executor.trim(after=3600, idle=True)
+        assert anonymous() - before > MUCH // 2
+        executor.trim(after=0, idle=True)
+        assert anonymous() - before < MUCH // 4
+        runs = repr(executor)
+        executor.trim(after=0, idle=True)
+        assert repr(executor) == runs, "there was nothing more to give back"
+
+
+def test_what_a_large_inference_took_is_given_back_by_the_next_one_where_something_runs(
+    load: Loader, partition: CpuPartition
+) -> None:
+    with closing(cast(OnnxExecutor, load(EXPAND).bind(partition))) as executor:
+        before = anonymous()
+        expand(executor, MUCH)
+        executor.trim(after=0, idle=False)
+        assert anonymous() - before > MUCH // 2
+        expand(executor, 4)
+        assert anonymous() - before < MUCH // 4
+
+
+def test_what_a_large_inference_took_is_given_back_by_a_model_that_refuses_zeros(load: Loader, partition: CpuPartition) -> None:
+    source = """fussy (float[1] x, int64[1] n) => (float[m] y) <float[1] one = {1}, int64[1] none = {0}>
+        { is_none = Equal(n, none) at = Cast<to = 7>(is_none) first = Gather(one, at) z = Mul(x, first) y = Expand(z, n) }"""
+    with closing(cast(OnnxExecutor, load(source).bind(partition))) as executor:
+        before = anonymous()
+        expand(executor, MUCH)
+        assert anonymous() - before > MUCH // 2
+        executor.trim(after=0, idle=True)
+        assert anonymous() - before < MUCH // 4
+
+
+def test_memory_of_known_shapes_is_given_back_as_well(load: Loader, partition: CpuPartition) -> None:
+    """What is between inputs and outputs, though these lie in the room, whose binding is kept."""
+    source = "deep (float[n] x) => (float[n] y) { a = Sigmoid(x) b = Exp(a) c = Mul(a, b) d = Sigmoid(c) y = Mul(a, d) }"
+    memory, x = Memory(MUCH // 4), np.zeros(MUCH // 16, np.float32)
+    with closing(cast(OnnxExecutor, load(source).bind(partition))) as executor:
+        for _ in range(3):
+            before = anonymous()
+            (output,) = executor.enqueue([Tensor.of(x)], memory.room).wait()
+            assert memory.holds(output)
+            assert anonymous() - before > MUCH // 4
+            executor.trim(after=0, idle=True)
+            assert anonymous() - before < MUCH // 8
+
+
+def test_a_session_that_keeps_no_memory_is_not_told_to_give_any_back(load: Loader, partition: CpuPartition) -> None:
+    """It would refuse to run."""
+    engine = load_engine(models.save(load.folder / "m.onnx", EXPAND), settings=RuntimeSettings(memory_arena=False))
+    with closing(cast(OnnxExecutor, engine.bind(partition))) as executor:
+        expand(executor, MUCH)
+        for idle in (False, True):
+            executor.trim(after=0, idle=idle)
+            expand(executor, MUCH)

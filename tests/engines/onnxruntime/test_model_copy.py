@@ -1,0 +1,56 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from engines.onnxruntime.model_copy import copy_model
+
+
+def test_a_copy_has_the_files_bytes_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+    path, content = tmp_path / "model", os.urandom(100_000)
+    path.write_bytes(content)
+    copy = copy_model(path)
+    path.write_bytes(b"another")
+    assert bytes(copy.view()) == Path(copy.path).read_bytes() == content
+    assert copy.nbytes == len(content)
+    copy.close()
+
+
+def test_a_copy_of_nothing_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "model").touch()
+    copy = copy_model(tmp_path / "model")
+    assert (copy.nbytes, copy.view().nbytes) == (0, 0)
+    copy.close()
+
+
+def test_a_copy_cannot_be_changed_by_whoever_has_its_path(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"model")
+    copy = copy_model(tmp_path / "model")
+    with pytest.raises(PermissionError), open(copy.path, "r+b", buffering=0) as file:
+        file.write(b"other")
+    with pytest.raises(PermissionError):
+        os.truncate(copy.path, 1)
+    assert bytes(copy.view()) == b"model"
+    copy.close()
+
+
+def test_a_copy_is_gone_once_it_is_closed_or_nobody_has_it(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"model")
+    copy = copy_model(tmp_path / "model")
+    path = copy.path
+    assert os.path.exists(path)
+    copy.close()
+    copy.close()
+    assert not os.path.exists(path)
+    assert repr(copy) == "<ModelCopy 5 bytes, closed>"
+    another = copy_model(tmp_path / "model")
+    path = another.path
+    del another
+    assert not os.path.exists(path)
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        copy_model(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        copy_model(tmp_path / "missing")

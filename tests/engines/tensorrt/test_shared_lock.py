@@ -1,0 +1,97 @@
+"""A lock that many threads hold together, or one alone. Threads that have to wait are seen among the lock's waiters."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Barrier, Event
+
+import pytest
+
+from engines.tensorrt.shared_lock import SharedLock
+from tests.contract import in_a_thread
+
+
+def wait_in_vain(lock: SharedLock, *asked: "Future[None]") -> bool:
+    """Whether all of these come to wait for the lock, instead of getting it."""
+    while not any(each.done() for each in asked):
+        if len(lock._changed._waiters) == len(asked):  # type: ignore[attr-defined]
+            return True
+    return False
+
+
+def note(lock: SharedLock, how: str, order: list[str]) -> Callable[[], None]:
+    def body() -> None:
+        with getattr(lock, how)():
+            order.append(how)
+
+    return body
+
+
+def test_threads_share_it_at_the_same_time() -> None:
+    lock, together = SharedLock(), Barrier(3)
+
+    def share() -> None:
+        with lock.shared():
+            together.wait(30)
+
+    asked = [in_a_thread(share)[1] for _ in range(2)]
+    with lock.shared():
+        together.wait(30)
+    for each in asked:
+        each.result(30)
+
+
+@pytest.mark.parametrize("how", ["shared", "alone"])
+def test_who_is_alone_keeps_others_out(how: str) -> None:
+    lock, order = SharedLock(), list[str]()
+    with lock.alone():
+        assert repr(lock) == "<SharedLock held alone>"
+        _, asked = in_a_thread(note(lock, how, order))
+        assert wait_in_vain(lock, asked)
+        order.append("let go")
+    asked.result(30)
+    assert order == ["let go", how]
+
+
+def test_who_wants_to_be_alone_waits_for_all_who_share() -> None:
+    lock, order, leave = SharedLock(), list[str](), Event()
+
+    def share() -> None:
+        with lock.shared():
+            order.append("shared")
+            assert leave.wait(30)
+            order.append("left")
+
+    _, sharing = in_a_thread(share)
+    with lock.shared():
+        _, asked = in_a_thread(note(lock, "alone", order))
+        assert wait_in_vain(lock, asked)
+    assert wait_in_vain(lock, asked)
+    leave.set()
+    for each in (sharing, asked):
+        each.result(30)
+    assert order == ["shared", "left", "alone"]
+
+
+def test_who_waits_to_be_alone_goes_before_who_asks_to_share_later() -> None:
+    lock, order = SharedLock(), list[str]()
+    with lock.shared():
+        assert repr(lock) == "<SharedLock shared by 1>"
+        _, first = in_a_thread(note(lock, "alone", order))
+        assert wait_in_vain(lock, first)
+        _, later = in_a_thread(note(lock, "shared", order))
+        assert wait_in_vain(lock, first, later)
+        assert order == []
+    for each in (first, later):
+        each.result(30)
+    assert order == ["alone", "shared"]
+
+
+@pytest.mark.parametrize("how", ["shared", "alone"])
+def test_an_exception_lets_go_of_it(how: str) -> None:
+    lock, order = SharedLock(), list[str]()
+    with pytest.raises(KeyError), getattr(lock, how)():
+        raise KeyError
+    for again in ("alone", "shared", "alone"):
+        in_a_thread(note(lock, again, order))[1].result(30)
+    assert order == ["alone", "shared", "alone"]
+    assert repr(lock) == "<SharedLock shared by 0>"

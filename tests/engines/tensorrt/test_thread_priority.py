@@ -1,0 +1,27 @@
+"""What compiles gives way to what serves, thread by thread."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+
+from engines.tensorrt.thread_priority import NICE, give_way
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_a_thread_that_gives_way_does_so_with_those_that_it_starts_and_no_other() -> None:
+    found = []
+    before = niceness()
+
+    def inner() -> None:
+        thread = Thread(target=lambda: found.append(niceness()))
+        thread.start()
+        thread.join()
+
+    with ThreadPoolExecutor(1, initializer=give_way) as threads:
+        threads.submit(inner).result()
+        assert threads.submit(niceness).result() == max(before, NICE)
+    assert found == [max(before, NICE)]
+    assert niceness() == before

@@ -1,0 +1,51 @@
+import ctypes
+import mmap
+from collections.abc import Iterator
+
+import pytest
+
+from partitions.cuda import pages
+from partitions.cuda.pages import PIECE, touch
+
+SIZE = 3 * PIECE + 5 * mmap.PAGESIZE
+
+
+@pytest.fixture
+def memory() -> Iterator[mmap.mmap]:
+    with mmap.mmap(-1, SIZE + 2 * mmap.PAGESIZE) as memory:
+        yield memory
+
+
+def address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def resident(memory: mmap.mmap) -> list[bool]:
+    """Whether the system has provided each page; see mincore(2)."""
+    found = (ctypes.c_ubyte * (len(memory) // mmap.PAGESIZE))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mincore(ctypes.c_void_p(address(memory)), ctypes.c_size_t(len(memory)), found) == 0
+    return [bool(page & 1) for page in found]
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["this kernel", "an old kernel"])
+def test_every_page_is_there_afterwards_with_what_was_in_it(
+    memory: mmap.mmap, old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if old:
+        monkeypatch.setattr(pages, "_populate", lambda address, nbytes: False)
+    memory[PIECE] = 7
+    assert sum(resident(memory)) == 1
+    touch(address(memory) + 10, SIZE)
+    assert resident(memory) == [True] * (SIZE // mmap.PAGESIZE + 1) + [False]
+    assert memory[PIECE] == 7
+    assert not any(memory[:PIECE])
+
+
+def test_memory_that_is_not_the_process_s_is_an_error() -> None:
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        touch(mmap.PAGESIZE, 10 * mmap.PAGESIZE)
+
+
+def test_no_memory_needs_no_pages() -> None:
+    touch(mmap.PAGESIZE, 0)

@@ -1,0 +1,680 @@
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from server.config.file import load, salvage
+from server.config.schema import Config, ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
+
+KEY_A, KEY_B = "aa" * 32, "bb" * 32
+ACME = 'granules = 6\nmodels = ["*"]\n'
+COMPLETE = f"""
+[server]
+host = "0.0.0.0"
+port = 0
+max_body = "10MB"
+max_json_tensor = 4096
+max_string_elements = 1000
+nonfinite_json = "null"
+admin_key_sha256 = "{"AB" * 32}"
+default_tenant = "globex"
+fronts = "inline"
+log_format = "json"
+log_level = "debug"
+strict_readiness = true
+keep_alive = "2min"
+cors_origins = ["https://app.example", "http://localhost:3000"]
+drain_grace = "250ms"
+
+[device]
+backend = "cpu"
+index = 1
+cores = "0,2-3"
+copies = "engine"
+
+[models]
+repository = "models"
+
+[models.resnet50]
+max_batch = 8
+batch_delay = "500us"
+preferred_batches = [4, 8]
+
+[models."with space"]
+
+[tenants.globex]
+cores = 2
+models = ["resnet50", "bert"]
+
+[tenants.acme]
+granules = 6
+queue = 1
+in_flight = 1
+models = ["*"]
+keys_sha256 = ["{KEY_A.upper()}"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return tmp_path
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "greenlane.toml"
+    path.write_text(text)
+    return path
+
+
+def sections(server: str = "", device: str = "", models: str = 'repository = "models"', tenants: str = ACME) -> str:
+    return f"[server]\n{server}\n[device]\n{device}\n[models]\n{models}\n[tenants.acme]\n{tenants}\n"
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as refusal:
+        load(write(folder, text))
+    start = "greenlane.toml: "
+    assert all(problem.startswith(start) for problem in refusal.value.problems)
+    assert str(refusal.value).splitlines() == list(refusal.value.problems)
+    return [problem.removeprefix(start) for problem in refusal.value.problems]
+
+
+def test_a_complete_file_becomes_a_configuration(folder: Path) -> None:
+    assert load(write(folder, COMPLETE)) == Config(
+        server=ServerConfig(
+            host="0.0.0.0",
+            port=0,
+            max_body=10_000_000,
+            max_json_tensor=4096,
+            max_string_elements=1000,
+            nonfinite_json="null",
+            admin_key_sha256="ab" * 32,
+            default_tenant="globex",
+            fronts="inline",
+            log_format="json",
+            log_level="debug",
+            strict_readiness=True,
+            keep_alive=120.0,
+            cors_origins=("https://app.example", "http://localhost:3000"),
+            drain_grace=0.25,
+        ),
+        device=DeviceConfig(backend="cpu", index=1, cores=(0, 2, 3), copies="engine"),
+        models=ModelsConfig(
+            repository=folder / "models",
+            options={
+                "resnet50": ModelOptions(max_batch=8, batch_delay=0.0005, preferred_batches=(4, 8)),
+                "with space": ModelOptions(max_batch=None),
+            },
+        ),
+        tenants={
+            "globex": TenantConfig(name="globex", cores=2, models=("resnet50", "bert")),
+            "acme": TenantConfig(name="acme", granules=6, queue=1, in_flight=1, models=("*",), keys_sha256=(KEY_A,)),
+        },
+        source="greenlane.toml",
+    )
+
+
+def test_tenants_keep_the_order_of_the_file(folder: Path) -> None:
+    assert list(load(write(folder, COMPLETE)).tenants) == ["globex", "acme"]
+
+
+def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
+    config = load(write(folder, '[models]\nrepository = "models"\n[tenants.acme]\nsms = 48\nmodels = ["a"]'))
+    assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
+    assert (config.server.max_body, config.server.max_json_tensor) == (67_108_864, 1_048_576)
+    assert config.server.nonfinite_json == "literal"
+    assert config.server.max_string_elements == 262_144
+    assert (config.server.admin_key_sha256, config.server.default_tenant) == (None, None)
+    assert (config.server.fronts, config.server.log_format, config.server.log_level) == ("per-tenant", "text", "info")
+    assert (config.server.drain_grace, config.server.front_cores) == (1.0, "auto")
+    assert config.server.strict_readiness is False
+    assert (config.server.keep_alive, config.server.cors_origins) == (75.0, ())
+    assert config.device == DeviceConfig(backend="auto", index=0, cores=None, copies="auto")
+    acme = config.tenants["acme"]
+    assert (acme.name, acme.sms, acme.queue, acme.in_flight, acme.keys_sha256) == ("acme", 48, 64, 2, ())
+    assert (acme.port, acme.front_cores) == (None, None)
+    assert ModelOptions() == ModelOptions(max_batch=None, batch_delay=None, preferred_batches=None)
+
+
+def test_the_repository_is_found_from_the_files_folder_wherever_the_process_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, sections())
+    monkeypatch.chdir(folder)
+    assert load(Path("greenlane.toml")).models.repository == folder / "models"
+
+
+def test_an_absolute_repository_is_taken_as_it_is(folder: Path) -> None:
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    assert load(write(folder, sections(models=f"repository = '{elsewhere}'"))).models.repository == elsewhere
+
+
+def test_a_configuration_cannot_be_changed(folder: Path) -> None:
+    config = load(write(folder, COMPLETE))
+    with pytest.raises(FrozenInstanceError):
+        config.server.port = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        config.tenants["new"] = config.tenants["acme"]  # type: ignore[index]
+    with pytest.raises(TypeError):
+        config.models.options["new"] = ModelOptions()  # type: ignore[index]
+
+
+def test_a_configuration_can_be_made_without_a_file() -> None:
+    tenant = TenantConfig(name="demo", granules=1, models=("*",))
+    config = Config(models=ModelsConfig(repository=Path("/m")), tenants={"demo": tenant}, source="the demo")
+    assert (config.server, config.device, config.models.options) == (ServerConfig(), DeviceConfig(), {})
+
+
+def test_a_missing_file_is_named_with_the_place_it_was_looked_for(folder: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(folder / "none.toml")
+    assert refusal.value.problems == (f"none.toml: cannot be read at {folder}/none.toml: No such file or directory",)
+
+
+def test_a_syntax_error_is_told_with_its_line(folder: Path) -> None:
+    (problem,) = problems(folder, "[server]\nport 8000\n")
+    assert problem.startswith("not TOML: ")
+    assert "line 2" in problem
+
+
+def test_a_file_in_another_encoding_is_told_with_its_line(folder: Path) -> None:
+    path = folder / "greenlane.toml"
+    path.write_bytes(b'[server]\nhost = "\xff"\n')
+    with pytest.raises(ConfigError, match=r"^greenlane.toml: line 2 is not UTF-8"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[sever]\n" + sections(), "sever: unknown key; did you mean 'server'?"),
+        (sections(server="prot = 1"), "server.prot: unknown key; did you mean 'port'?"),
+        (sections(device="core = '0'"), "device.core: unknown key; did you mean 'cores'?"),
+        (sections(tenants=ACME + "in_fligth = 1"), "tenants.acme.in_fligth: unknown key; did you mean 'in_flight'?"),
+        (sections(tenants=ACME + "name = 'b'"), "tenants.acme.name: unknown key; "),
+        (sections() + "[models.a]\nmax_bacth = 1", "models.a.max_bacth: unknown key; did you mean 'max_batch'?"),
+        (sections(tenants=ACME + "QUEUE = 1"), "tenants.acme.QUEUE: unknown key; did you mean 'queue'?"),
+        (sections() + "[models.a]\ndelay = '1ms'", "models.a.delay: unknown key; did you mean 'batch_delay'?"),
+        (
+            sections(models="repository = 'models'\nmax = 1"),
+            "models.max: unknown key; expected repository or cache or build_timeout",
+        ),
+        (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 13, such as max_batch"),
+        (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
+        (sections(server="priority = 1"), "server.priority: unknown key; expected one of "),
+        (sections(server="front = 'inline'"), "server.http.connection: unknown key; did you mean 'fronts'?"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(folder: Path, text: str, problem: str) -> None:
+    (only,) = problems(folder, text)
+    assert only.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (sections(tenants='granuels = 6\nmodels = ["*"]'), "tenants.acme.granuels: unknown key; did you mean 'granules'?"),
+        (sections(tenants="cores = 1\nmodles = ['*']"), "tenants.acme.modles: unknown key; did you mean 'models'?"),
+        (sections(models="repositry = 'models'"), "models.repositry: unknown key; did you mean 'repository'?"),
+        (sections().replace("[models]", "[model]"), "model: unknown key; did you mean 'models'?"),
+        (
+            sections(server="default_tenant = 'acme'").replace("[tenants.acme]", "[tenant.acme]"),
+            "tenant: unknown key; did you mean 'tenants'?",
+        ),
+        (
+            sections(server="default_tenant = 'b'") + "[tenant.b]\ncores = 1\nmodels = ['*']",
+            "tenant: unknown key; did you mean 'tenants'?",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_not_said_to_be_missing_as_well(folder: Path, text: str, problem: str) -> None:
+    assert problems(folder, text) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (sections(server="host = ''"), "server.host: '' is not a text of at least one character"),
+        (sections(server="port = 'abc'"), "server.port: 'abc' is not a whole number from 0 to 65535"),
+        (sections(server="port = 65536"), "server.port: 65536 is not a whole number from 0 to 65535"),
+        (sections(server="port = true"), "server.port: true is not a whole number from 0 to 65535"),
+        (sections(server="max_body = '64'"), "server.max_body: '64' is not a size: "),
+        (sections(server="max_json_tensor = -1"), "server.max_json_tensor: -1 is not a size: "),
+        (sections(server="admin_key_sha256 = 'secret'"), "server.admin_key_sha256: <6 characters> is not a SHA-256"),
+        (sections(server="default_tenant = 1"), "server.default_tenant: 1 is not a text"),
+        (sections(server="log_format = 'xml'"), "server.log_format: 'xml' is not 'text' or 'json'"),
+        (sections(server="log_level = 'INFO'"), "server.log_level: 'INFO' is not 'debug' or 'info' or "),
+        (sections(server="strict_readiness = 1"), "server.strict_readiness: 1 is not true or false"),
+        (sections(server="strict_readiness = 'yes'"), "server.strict_readiness: 'yes' is not true or false"),
+        (sections(server="drain_grace = 1"), "server.drain_grace: 1 is not a duration: "),
+        (sections(device="backend = 'gpu'"), "device.backend: 'gpu' is not 'auto' or 'cpu' or 'cuda'"),
+        (sections(device="index = -1"), "device.index: -1 is not a whole number of 0 or more"),
+        (sections(device="cores = 4"), "device.cores: 4 is not core numbers"),
+        (sections(device="copies = 'dma'"), "device.copies: 'dma' is not 'auto' or 'sm' or 'engine'"),
+        (sections(server="keep_alive = '500ms'"), "server.keep_alive: '500ms' is not a duration of at least 1 s"),
+        (
+            sections(server="cors_origins = ['app.example/a']"),
+            "server.cors_origins: ['app.example/a'] is not a list of origins of",
+        ),
+        (sections(server="cors_origins = '*'"), "server.cors_origins: '*' is not a list of origins of web pages"),
+        (sections(server="fronts = 'process'"), "server.fronts: 'process' is not 'per-tenant' or 'inline'"),
+        (sections(server="front_cores = '0-1'"), "server.front_cores: '0-1' is not 'auto' or 'any'"),
+        (sections() + "[models.a]\nbatch_delay = 500", "models.a.batch_delay: 500 is not a duration: "),
+        (sections() + "[models.a]\npreferred_batches = 4", "models.a.preferred_batches: 4 is not a list of batch sizes"),
+        (sections(tenants=ACME + "port = 0"), "tenants.acme.port: 0 is not a whole number from 1 to 65535"),
+        (sections(tenants=ACME + "front_cores = [0]"), "tenants.acme.front_cores: [0] is not core numbers"),
+        (sections(server=f"port = 0x{'f' * 4000}"), "server.port: a number of thousands of digits is not a whole number"),
+        (sections(server=f"log_level = '{'x' * 99}'"), f"server.log_level: '{'x' * 59}... is not 'debug'"),
+        (sections(models="repository = 3"), "models.repository: 3 is not a text"),
+        (sections(models="repository = {}"), "models.repository: a table is not a text"),
+        (sections(models=""), "models.repository: missing; expected a text"),
+        (sections() + "[models.a]\nmax_batch = -1", "models.a.max_batch: -1 is not a whole number of 0 or more"),
+        (
+            sections(tenants="granules = 0\nmodels = ['*']"),
+            "tenants.acme.granules: 0 is not a whole number of 1 or more",
+        ),
+        (sections(tenants="sms = true\nmodels = ['*']"), "tenants.acme.sms: true is not a whole number of 1 or more"),
+        (sections(tenants="cores = 1.0\nmodels = ['*']"), "tenants.acme.cores: 1.0 is not a whole number of 1 or more"),
+        (sections(tenants=ACME + "queue = 0"), "tenants.acme.queue: 0 is not a whole number of 1 or more"),
+        (
+            sections(tenants=ACME + "memory = '1023KiB'"),
+            "tenants.acme.memory: '1023KiB' is not a size of at least 1048576 bytes: a whole number of bytes, or a text such ",
+        ),
+        (sections(tenants=ACME + "in_flight = 0"), "tenants.acme.in_flight: 0 is not a whole number of 1 or more"),
+        (
+            sections(tenants="cores = 1\nmodels = 'a'"),
+            "tenants.acme.models: 'a' is not a list of one or more model names",
+        ),
+        (sections(tenants="cores = 1"), "tenants.acme.models: missing; expected a list of one or more model names"),
+        (sections(tenants=ACME + "keys_sha256 = ['k']"), "tenants.acme.keys_sha256: [<1 character>] is not a list of"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_came_and_what_was_expected(folder: Path, text: str, problem: str) -> None:
+    (only,) = problems(folder, text)
+    assert only.startswith(problem)
+
+
+def test_a_tenant_s_http_process_may_be_given_cores(folder: Path) -> None:
+    assert load(write(folder, sections(tenants=ACME + "front_cores = '0-1,3'"))).tenants["acme"].front_cores == (0, 1, 3)
+
+
+@pytest.mark.parametrize(("key", "value"), [("front_cores", "'0'"), ("port", "8001")])
+def test_what_only_an_http_process_of_its_own_could_have_is_refused_without_one(folder: Path, key: str, value: str) -> None:
+    assert problems(folder, sections(server="fronts = 'inline'", tenants=f"{ACME}{key} = {value}")) == [
+        f"tenants.acme.{key}: with server.fronts = 'inline' the tenant has no HTTP process of its own; "
+        "use 'per-tenant', or leave it out"
+    ]
+
+
+def test_a_port_belongs_to_one_socket(folder: Path) -> None:
+    globex = f"[tenants.globex]\n{ACME}port = 8001\n[tenants.initech]\n{ACME}port = 8000"
+    assert problems(folder, sections(tenants=ACME + "port = 8001") + globex) == [
+        "tenants.globex.port: 8001 is also tenants.acme.port; each listens on a port of its own",
+        "tenants.initech.port: 8000 is also server.port; each listens on a port of its own",
+    ]
+
+
+def test_a_server_on_any_free_port_leaves_every_port_to_tenants(folder: Path) -> None:
+    config = load(write(folder, sections(server="port = 0", tenants=ACME + "port = 8000")))
+    assert config.tenants["acme"].port == 8000
+
+
+def test_a_preferred_batch_above_the_largest_is_refused(folder: Path) -> None:
+    assert problems(folder, sections() + "[models.a]\nmax_batch = 8\npreferred_batches = [8, 16, 32]") == [
+        "models.a.preferred_batches: 16 is above max_batch, which is 8"
+    ]
+
+
+def test_preferred_batches_need_no_largest_as_the_models_files_may_have_one(folder: Path) -> None:
+    config = load(write(folder, sections() + "[models.a]\npreferred_batches = [4, 16]"))
+    assert config.models.options["a"].preferred_batches == (4, 16)
+
+
+def test_a_repository_that_does_not_exist_is_named_with_where_it_was_looked_for(folder: Path) -> None:
+    assert problems(folder, sections(models="repository = 'modles'")) == [
+        f"models.repository: 'modles' is not an existing directory: {folder}/modles"
+    ]
+
+
+def test_a_folder_is_no_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError) as refused:
+        load(Path("."))
+    assert str(refused.value) == f".: cannot be read at {folder}: Is a directory"
+
+
+def test_the_cache_lies_relative_to_the_file_and_a_build_has_a_quarter_of_an_hour(folder: Path) -> None:
+    assert load(write(folder, sections())).models == ModelsConfig(
+        repository=folder / "models", cache=None, build_timeout=900.0, options={}
+    )
+    models = load(write(folder, sections(models="repository = 'models'\ncache = 'kept'\nbuild_timeout = '2min'"))).models
+    assert (models.cache, models.build_timeout) == (folder / "kept", 120.0)
+
+
+def test_a_model_may_be_called_cache(folder: Path) -> None:
+    models = load(write(folder, sections(models="repository = 'models'\n[models.cache]\nmax_batch = 4"))).models
+    assert (models.cache, models.options["cache"].max_batch) == (None, 4)
+
+
+def test_a_file_is_no_repository(folder: Path) -> None:
+    (problem,) = problems(folder, sections(models="repository = 'greenlane.toml'"))
+    assert "is not an existing directory" in problem
+
+
+@pytest.mark.parametrize("section", ["server", "device", "models", "tenants"])
+def test_a_section_that_is_no_table_is_refused_with_how_to_write_it(folder: Path, section: str) -> None:
+    assert f"{section}: 3 is not a table; write [{section}]" in problems(folder, f"{section} = 3")
+
+
+def test_a_tenant_or_model_that_is_no_table_is_refused(folder: Path) -> None:
+    text = sections(models="repository = 'models'\na = [1]") + "[tenants]\nglobex = true"
+    assert problems(folder, text) == [
+        "models.a: unknown key; expected repository or cache or build_timeout",
+        "tenants.globex: true is not a table; write [tenants.globex]",
+    ]
+
+
+def test_a_configuration_without_tenants_is_refused(folder: Path) -> None:
+    assert problems(folder, '[models]\nrepository = "models"\n[server]\ndefault_tenant = "acme"') == [
+        "tenants: missing; at least one tenant is needed, as in [tenants.acme]",
+        "server.default_tenant: 'acme' is not a configured tenant; there is none",
+    ]
+
+
+def test_a_default_tenant_that_is_not_configured_is_refused_with_the_nearest_one(folder: Path) -> None:
+    assert problems(folder, sections(server="default_tenant = 'acmee'")) == [
+        "server.default_tenant: 'acmee' is not a configured tenant; did you mean 'acme'?"
+    ]
+
+
+def test_a_tenant_with_two_shares_is_refused_with_both_named(folder: Path) -> None:
+    assert problems(folder, sections(tenants=ACME + "sms = 48")) == [
+        "tenants.acme: granules and sms given; a share is only one of them"
+    ]
+
+
+@pytest.mark.parametrize("name", ["a b", "", "é", "a/b", "a\\n"])
+def test_a_tenants_name_that_cannot_travel_in_a_header_is_refused(folder: Path, name: str) -> None:
+    (problem,) = problems(folder, sections() + f'[tenants."{name}"]\n{ACME}')
+    assert problem.startswith(f'tenants."{name}": not a tenant\'s name; ')
+
+
+def test_a_tenants_name_may_hold_dots_and_is_quoted_in_problems(folder: Path) -> None:
+    (problem,) = problems(folder, sections() + f'[tenants."a.b_c-1"]\n{ACME}queue = 0')
+    assert problem.startswith('tenants."a.b_c-1".queue: 0 is not')
+
+
+def test_a_key_of_two_tenants_is_refused_however_it_is_written(folder: Path) -> None:
+    globex = f'[tenants.globex]\n{ACME}keys_sha256 = ["{KEY_B}", "{KEY_A.upper()}"]'
+    (problem,) = problems(folder, sections(tenants=f'{ACME}keys_sha256 = ["{KEY_A}"]') + globex)
+    assert problem.startswith("tenants.globex.keys_sha256: the key aaaaaaaa... is also in tenants.acme.keys_sha256; ")
+
+
+def test_the_admin_key_may_not_be_a_tenants(folder: Path) -> None:
+    text = sections(f'admin_key_sha256 = "{KEY_A}"', tenants=f'{ACME}keys_sha256 = ["{KEY_A}"]')
+    assert problems(folder, text) == [
+        "tenants.acme.keys_sha256: the key aaaaaaaa... is also in server.admin_key_sha256; a key belongs to one of them"
+    ]
+
+
+def test_a_key_listed_twice_by_its_tenant_does_no_harm(folder: Path) -> None:
+    config = load(write(folder, sections(tenants=f'{ACME}keys_sha256 = ["{KEY_A}", "{KEY_A}"]')))
+    assert set(config.tenants["acme"].keys_sha256) == {KEY_A}
+
+
+def test_every_problem_is_told_at_once_those_between_keys_too(folder: Path) -> None:
+    text = f"""
+        [server]
+        port = "abc"
+        admin_key_sha256 = "{KEY_A}"
+        default_tenant = "nobody"
+        [modles]
+        [tenants.acme]
+        cores = 1
+        sms = "x"
+        keys_sha256 = ["{KEY_A}", "pasted"]
+        [tenants.globex]
+        queue = 0
+    """
+    keys = [problem.split(": ")[0] for problem in problems(folder, text)]
+    assert keys == [
+        "modles",
+        "server.port",
+        "models.repository",
+        "tenants.acme.sms",
+        "tenants.acme.models",
+        "tenants.acme.keys_sha256",
+        "tenants.acme",
+        "tenants.globex.queue",
+        "tenants.globex.models",
+        "tenants.globex",
+        "server.default_tenant",
+        "tenants.acme.keys_sha256",
+    ]
+
+
+@pytest.mark.parametrize("text", [f"port = {'1' * 5000}", f"a = {'[' * 100_000}"])
+def test_toml_that_no_reader_takes_is_told_and_no_traceback(folder: Path, text: str) -> None:
+    (problem,) = problems(folder, text)
+    assert problem.startswith("not TOML: ")
+
+
+def test_what_is_salvaged_is_all_that_nothing_is_wrong_with(folder: Path) -> None:
+    text = sections(server='prot = 1\nhost = "::1"\ndefault_tenant = "globex"', device="index = -1", tenants=ACME + "queue = 0")
+    text += '[modles]\n[models.a]\nmax_batch = "x"\n[tenants.globex]\ncores = 1\n[tenants.initech]\nmodels = ["a"]'
+    salvaged = salvage(write(folder, text))
+    assert salvaged is not None
+    config, dropped = salvaged
+    assert (config.server, config.device) == (ServerConfig(host="::1", port=1), DeviceConfig())
+    assert config.models.options == {"a": ModelOptions()}
+    assert config.tenants == {"acme": TenantConfig(name="acme", granules=6, models=("*",))}
+    assert dropped >= {("server", "default_tenant"), ("models", "a", "max_batch"), ("tenants", "acme", "queue")}
+
+
+@pytest.mark.parametrize(
+    "text", ["models = 3", "[models]", ACME, sections(models="repository = 3"), "[models]\nrepository = 'models'"]
+)
+def test_nothing_is_salvaged_without_a_repository_and_a_tenant(folder: Path, text: str) -> None:
+    assert salvage(write(folder, text)) is None
+
+
+def test_a_repository_that_does_not_exist_is_salvaged_for_the_sake_of_the_rest(folder: Path) -> None:
+    salvaged = salvage(write(folder, sections(models="repository = 'nowhere'")))
+    assert salvaged is not None
+    config, _ = salvaged
+    assert (config.models.repository, list(config.tenants)) == (folder / "nowhere", ["acme"])
+
+
+def test_a_good_file_is_salvaged_whole(folder: Path) -> None:
+    path = write(folder, COMPLETE)
+    assert salvage(path) == (load(path), frozenset())
+
+
+def tenant(**share: int) -> TenantConfig:
+    return TenantConfig(name="acme", models=("a", "b"), **share)  # type: ignore[arg-type]
+
+
+def test_a_tenant_may_call_the_models_it_lists() -> None:
+    assert [tenant().may_call(model) for model in ("a", "b", "c", "*")] == [True, True, False, False]
+
+
+def test_a_tenant_with_a_star_may_call_every_model() -> None:
+    assert TenantConfig(name="acme", models=("*",)).may_call("anything")
+
+
+@pytest.mark.parametrize(
+    ("share", "unit", "sizes", "granules"),
+    [
+        ({"granules": 6}, "SM", [8] * 16, 6),
+        ({"granules": 6}, "core", [1] * 8, 6),
+        ({"cores": 3}, "core", [1] * 8, 3),
+        ({"sms": 48}, "SM", [8] * 16, 6),
+        ({"sms": 8}, "SM", [8] * 16, 1),
+    ],
+)
+def test_a_share_is_counted_in_granules(share: dict[str, int], unit: str, sizes: list[int], granules: int) -> None:
+    assert tenant(**share).share(unit, sizes) == granules
+
+
+def test_a_share_between_granules_is_refused_with_what_there_is() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        tenant(sms=12).share("SM", [8] * 4)
+    (problem,) = refusal.value.problems
+    assert problem == "tenants.acme.sms: 12 is not in whole granules of 8; expected one of 8, 16, 24, 32"
+
+
+@pytest.mark.parametrize(
+    ("share", "unit", "problem"),
+    [
+        ({"sms": 8}, "core", "tenants.acme.sms: this device is shared out in cores; use 'cores' instead"),
+        ({"cores": 8}, "SM", "tenants.acme.cores: this device is shared out in SMs; use 'sms' instead"),
+        ({"cores": 8}, "tile", "tenants.acme.cores: this device is shared out in tiles; use 'granules' instead"),
+    ],
+)
+def test_a_share_in_units_of_another_device_is_refused_with_the_key_to_use(
+    share: dict[str, int], unit: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        tenant(**share).share(unit, [8])
+    assert refusal.value.problems == (problem,)
+
+
+@pytest.mark.parametrize("share", [{}, {"granules": 1, "sms": 8}])
+def test_a_tenant_made_in_code_needs_one_share_too(share: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"^tenants.acme: "):
+        tenant(**share).share("SM", [8])
+
+
+def shared(**shares: dict[str, int]) -> Config:
+    tenants = {name: TenantConfig(name=name, models=("*",), **share) for name, share in shares.items()}  # type: ignore[arg-type]
+    return Config(models=ModelsConfig(repository=Path()), tenants=tenants, source="c.toml")
+
+
+def test_shares_that_fit_together_are_counted_in_granules() -> None:
+    config = shared(acme={"sms": 16}, globex={"granules": 2})
+    assert config.counts("SM", [8] * 4) == ({"acme": 2, "globex": 2}, [])
+    config.fit("SM", [8] * 4)
+
+
+@pytest.mark.parametrize(
+    ("shares", "unit", "sizes", "problem"),
+    [
+        (
+            {"acme": {"cores": 6}, "globex": {"cores": 2}}, "core", [1, 1],
+            "tenants.acme.cores 6 + tenants.globex.cores 2 = 8 cores, but the device has 2: lower them by 6",
+        ),
+        (
+            {"acme": {"granules": 3}}, "core", [1, 1],
+            "tenants.acme.granules 3 = 3 cores, but the device has 2: lower it by 1",
+        ),
+        (
+            {"acme": {"sms": 48}, "globex": {"granules": 12}}, "SM", [8] * 16,
+            "tenants.acme.sms 48 (6 granules) + tenants.globex.granules 12 = 18 granules of 8 SMs, but the device has 16: "
+            "lower them by 2",
+        ),
+    ],
+)  # fmt: skip
+def test_shares_that_are_too_many_together_are_told_by_their_keys(
+    shares: dict[str, dict[str, int]], unit: str, sizes: list[int], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        shared(**shares).fit(unit, sizes)
+    assert refused.value.problems == (f"c.toml: {problem}",)
+
+
+def test_a_share_that_is_none_here_hides_not_that_the_others_are_too_many() -> None:
+    counts, (first, second) = shared(acme={"sms": 8}, globex={"cores": 2}, initech={"cores": 1}).counts("core", [1, 1])
+    assert counts == {"globex": 2, "initech": 1}
+    assert first == "c.toml: tenants.acme.sms: this device is shared out in cores; use 'cores' instead"
+    assert second.startswith("c.toml: tenants.globex.cores 2 + tenants.initech.cores 1 = 3 cores, ")
+
+
+HOW = """
+[models.a]
+max_batch = 8
+graphs = "required"
+strategy = "lazy"
+cuda_graphs = "on"
+allocation = "on_profile_change"
+profile = 1
+profiles = [{ x = { min = [0, 3], opt = [4, 3], max = [8, 3] }, y = { max = [8] } }, { x = { opt = [16, 3] } }]
+instances = 2
+weight_budget = "1GiB"
+copies = "engine"
+warm_up = [1, 8]
+"""
+
+
+def test_how_a_model_runs_is_read_in_units(folder: Path) -> None:
+    assert load(write(folder, sections() + HOW)).models.options["a"] == ModelOptions(
+        max_batch=8,
+        graphs="required",
+        strategy="lazy",
+        cuda_graphs="on",
+        allocation="on_profile_change",
+        profile=1,
+        profiles=(
+            (("x", ((0, 3), (4, 3), (8, 3))), ("y", ((8,), (8,), (8,)))),
+            (("x", ((16, 3), (16, 3), (16, 3))),),
+        ),
+        instances=2,
+        weight_budget=2**30,
+        copies="engine",
+        warm_up=(1, 8),
+    )
+    assert load(write(folder, sections() + "[models.a]\nwarm_up = 'opt'")).models.options["a"].warm_up == "opt"
+
+
+def test_everything_that_is_wrong_with_how_a_model_runs_is_told_at_once(folder: Path) -> None:
+    wrong = """[models.a]
+max_batch = 4
+graphs = true
+strategy = "fast"
+cuda_graphs = "whole"
+allocation = ""
+profile = -1
+instances = 0
+weight_budget = "1 GiB"
+copies = "dma"
+warm_up = [4, 1]
+graph = "on"
+"""
+    assert problems(folder, sections() + wrong) == [
+        "models.a.graph: unknown key; did you mean 'graphs'?",
+        "models.a.graphs: true is not 'on' or 'off' or 'required'",
+        "models.a.strategy: 'fast' is not 'lazy' or 'eager' or 'none'",
+        "models.a.cuda_graphs: 'whole' is not 'on' or 'off'",
+        "models.a.allocation: '' is not 'static' or 'on_profile_change' or 'user_managed'",
+        "models.a.profile: -1 is not a whole number of 0 or more",
+        "models.a.instances: 0 is not a whole number from 1 to 16",
+        "models.a.weight_budget: '1 GiB' is not a size: bytes as a whole number, or a text such as '64MiB' or '10MB'",
+        "models.a.copies: 'dma' is not 'auto' or 'sm' or 'engine'",
+        "models.a.warm_up: [4, 1] is not 'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, "
+        "as in [1, 4, 32]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "[]", "[{}]", "{ x = { max = [8] } }", "[{ x = [8] }]", "[{ x = {} }]", "[{ x = { max = [] } }]",
+        "[{ x = { most = [8] } }]",
+        "[{ x = { max = ['8'] } }]", "[{ x = { max = [0] } }]", "[{ x = { min = [4], max = [2] } }]",
+        "[{ x = { min = [1, 4], max = [2] } }]", "[{ x = { max = [-1] } }]",
+        "[" + "{ x = { max = [8] } }, " * 17 + "]",
+    ],
+)  # fmt: skip
+def test_profiles_that_are_none_are_refused_with_an_example(folder: Path, wrong: str) -> None:
+    (problem,) = problems(folder, sections() + f"[models.a]\nprofiles = {wrong}")
+    assert problem.startswith("models.a.profiles: ")
+    assert "is not a list of 1 to 16 optimization profiles, each a table with shapes for inputs by name" in problem
+    assert problem.endswith("as in [{ x = { min = [1, 16], opt = [8, 16], max = [32, 16] } }]")
+
+
+def test_a_batch_to_be_ready_for_above_the_largest_is_refused(folder: Path) -> None:
+    assert problems(folder, sections() + "[models.a]\nmax_batch = 8\nwarm_up = [8, 16]") == [
+        "models.a.warm_up: 16 is above max_batch, which is 8"
+    ]
+    assert load(write(folder, sections() + "[models.a]\nmax_batch = 0\nwarm_up = [16]")).models.options["a"].warm_up == (16,)

@@ -1,0 +1,44 @@
+"""Which directory a server keeps plans and kernels in."""
+
+from pathlib import Path
+
+import pytest
+
+from server.config.schema import ModelsConfig
+from server.device.cache_paths import open_builds
+
+
+def chosen(models: ModelsConfig) -> Path:
+    cache = open_builds(models).cache
+    assert cache
+    return cache.path()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+
+def test_it_is_the_configured_one_whatever_else_could_be_written(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    assert chosen(ModelsConfig(repository=tmp_path / "models", cache=tmp_path / "kept")) == tmp_path / "kept"
+    assert not list((tmp_path / "models").iterdir())
+
+
+def test_it_is_in_the_repository_unless_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository that is read-only, shown by one that is a file, which stops root too."""
+    models = tmp_path / "models"
+    models.mkdir()
+    assert chosen(ModelsConfig(repository=models)) == models / ".greenlane"
+    (models / ".greenlane").rmdir()
+    models.rmdir()
+    models.touch()
+    assert chosen(ModelsConfig(repository=models)) == tmp_path / "home" / ".cache" / "greenlane"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert chosen(ModelsConfig(repository=models)) == tmp_path / "xdg" / "greenlane"
+
+
+def test_a_server_that_keeps_nothing_leaves_nothing(tmp_path: Path) -> None:
+    open_builds(ModelsConfig(repository=tmp_path))
+    assert not list(tmp_path.iterdir())

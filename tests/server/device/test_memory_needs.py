@@ -1,0 +1,89 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import DATATYPES, Signature, TensorSpec
+from engines.signature import align
+from server.config.schema import TenantConfig
+from server.device.memory_needs import fit, needed
+from server.device.model_loader import Loaded
+from server.tenants.catalog import Served
+from tests.fakes import FakeDevice, FakeEngine
+
+FP32 = DATATYPES["FP32"]
+MIB = 1 << 20
+
+
+def signature(*dims: int | str, limits: tuple[tuple[int, int], ...] = (), max_batch: int = 0) -> Signature:
+    """One input of these dimensions, and an output of the same."""
+    return Signature((TensorSpec("x", FP32, dims, limits),), (TensorSpec("y", FP32, dims),), max_batch)
+
+
+@pytest.mark.parametrize(
+    ("made", "smallest", "largest"),
+    [
+        (signature(), (64, 64), (64, 64)),
+        (signature(32, 2), (256, 256), (256, 256)),
+        (signature("b", 32, max_batch=4), (128, 128), (512, 512)),
+        (signature("b", 32, limits=((2, 3), (32, 32)), max_batch=4), (256, 256), (384, 384)),
+        (signature("b", "n", max_batch=4), (64, 64), None),
+        (signature("b", "n", limits=((1, 8), (32, 64))), (128, 128), (2048, 2048)),
+    ],
+)
+def test_a_signature_tells_what_its_smallest_and_largest_requests_take(
+    made: Signature, smallest: tuple[int, int], largest: tuple[int, int] | None
+) -> None:
+    assert needed(made, largest=False) == smallest
+    assert needed(made, largest=True) == largest
+
+
+def test_a_dimension_of_two_inputs_is_the_most_that_both_may_be() -> None:
+    inputs = (TensorSpec("x", FP32, ("n",), ((16, 64),)), TensorSpec("y", FP32, ("n",), ((32, 48),)))
+    made = Signature(inputs, (TensorSpec("z", FP32, ("n",)), TensorSpec("free", FP32, ("m",))))
+    assert needed(made, largest=True) == (256 + 192, 192)
+
+
+@given(st.integers(1, 64), st.integers(1, 512), st.integers(1, 64))
+def test_no_request_of_a_limited_model_takes_less_or_more(least: int, width: int, more: int) -> None:
+    made = signature("b", width, limits=((least, least + more), (width, width)))
+    smallest, largest = needed(made, largest=False), needed(made, largest=True)
+    assert smallest
+    assert largest
+    for rows in (least, least + more):
+        assert smallest[0] <= align(rows * width * 4) <= largest[0]
+
+
+def loaded(*signatures: Signature) -> Loaded:
+    partition = FakeDevice().carve([0])
+    served = [Served("m", str(place), f"m/{place}#1", each, "fake", {}) for place, each in enumerate(signatures)]
+    return Loaded("m", served, [], {each.key: FakeEngine(each.signature).bind(partition) for each in served})
+
+
+def tenant(memory: int) -> TenantConfig:
+    return TenantConfig(name="acme", granules=1, models=("*",), memory=memory)
+
+
+def test_a_model_that_fits_is_left_alone() -> None:
+    one = loaded(signature("n", 32), signature(1024))
+    assert fit(one, tenant(MIB)) == one
+
+
+def test_a_version_whose_smallest_request_never_fits_is_refused_with_the_arithmetic_and_closed() -> None:
+    one = loaded(signature(MIB), signature(1024))
+    fitting = fit(one, tenant(8 * MIB))
+    assert [each.version for each in fitting.served] == ["1"]
+    assert list(fitting.executors) == ["m/1#1"]
+    assert one.executors["m/0#1"].closed  # type: ignore[attr-defined]
+    assert fitting.told() == (
+        f"model m 0 is unavailable: its smallest request takes {8 * MIB} bytes of memory (inputs {4 * MIB} + outputs "
+        f"{4 * MIB}), but tenants.acme.memory of {8 * MIB} lets one take {7 * MIB}; raise it",
+    )
+
+
+def test_a_model_whose_largest_request_does_not_fit_is_served_with_a_warning() -> None:
+    fitting = fit(loaded(signature("b", MIB // 4, max_batch=4)), tenant(8 * MIB))
+    assert [each.version for each in fitting.served] == ["0"]
+    assert fitting.told() == (
+        f"model m 0: its largest request takes {8 * MIB} bytes of memory (inputs {4 * MIB} + outputs {4 * MIB}), but "
+        f"tenants.acme.memory of {8 * MIB} lets one take {7 * MIB}: larger ones are answered 413",
+    )

@@ -1,0 +1,339 @@
+"""Models from files to executors, and what is told about those that are in the way."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature, TensorSpec
+from engines.signature import Default
+from partitions import Partition
+from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
+from server.device.model_loader import Library, Read, open_library
+from server.repository.model_repository import Repository
+from server.scheduling.batching import Batching
+from server.tenants.catalog import Entry
+from tests.fakes import FakeDevice, FakeEngine, Script
+
+SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
+
+
+@pytest.fixture
+def partitions() -> list[Partition]:
+    device = FakeDevice()
+    return [device.carve([0]), device.carve([1])]
+
+
+def add(root: Path, model: str, config: str = "", version: str = "1") -> None:
+    (root / model / version).mkdir(parents=True)
+    (root / model / version / "model.onnx").touch()
+    (root / model / "config.pbtxt").write_text(config)
+
+
+def library(root: Path, read: Read = lambda path, max_batch, settings: FakeEngine(SIGNATURE, Script())) -> Library:
+    return Library(Repository(root, {}), read)
+
+
+def configured(root: Path, copies: str = "auto", **options: ModelOptions) -> Config:
+    models = ModelsConfig(repository=root, options=options)
+    return Config(device=DeviceConfig(copies=copies), models=models, tenants={}, source="greenlane.toml")
+
+
+def refuse(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+    raise ModelRefused(f"{path}: no good")
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    told = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
+    caplog.clear()
+    return told
+
+
+def test_a_warning_comes_once_for_a_model_and_not_for_every_tenant_and_load(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    add(tmp_path, "m", "instance_group { gpus: 0 }")
+    models = library(tmp_path)
+    for partition in [*partitions, *partitions]:
+        assert models.load("m", partition).served
+    assert messages(caplog) == ["m/config.pbtxt: ignored, as they mean nothing here: instance_group.gpus"]
+
+
+def test_a_problem_comes_once_and_again_when_it_came_back(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    add(tmp_path, "m", "max_batch_size: -1")
+    models, (first, second) = library(tmp_path), partitions
+    models.load("m", first)
+    models.load("m", second)
+    assert messages(caplog) == [
+        "model m is unavailable: m/config.pbtxt: max_batch_size is -1; expected 0 (no batching) or more"
+    ]
+    (tmp_path / "m" / "config.pbtxt").write_text("")
+    assert models.load("m", first).served
+    (tmp_path / "m" / "config.pbtxt").write_text("max_batch_size: -1")
+    models.load("m", first)
+    assert len(messages(caplog)) == 1
+
+
+def test_a_problem_of_one_version_names_it_but_not_where_the_repository_lies(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    add(tmp_path, "m")
+    library(tmp_path, refuse).load("m", partitions[0])
+    assert messages(caplog) == ["model m 1 is unavailable: m/1/model.onnx: no good"]
+
+
+def test_a_model_that_takes_batches_has_its_requests_joined_or_a_warning_why_not(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    add(tmp_path, "m", "max_batch_size: 4")
+    add(tmp_path, "square", "max_batch_size: 4")
+    square = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", "n")),), ())
+    models = library(tmp_path, lambda path, *_: FakeEngine(square if "square" in str(path) else SIGNATURE, Script()))
+    (joined,), (alone,) = (models.load(name, partitions[0]).served for name in ("m", "square"))
+    assert joined.batching == Batching(SIGNATURE.with_max_batch(4), 4)
+    assert "dynamic_batching" in joined.config
+    assert alone.batching is None
+    assert messages(caplog) == [
+        "model square 1: requests are not joined into batches: 'x' has the batch dimension 'n' in another place too: [n, n]"
+    ]
+
+
+def test_an_attempt_leaves_telling_to_its_caller(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    add(tmp_path, "m", "zzz: 1")
+    loaded = library(tmp_path, refuse).attempt("m", partitions[0])
+    assert loaded.told() == (
+        "m/config.pbtxt: ignored, as they mean nothing here: zzz (there is no such field)",
+        "model m 1 is unavailable: m/1/model.onnx: no good",
+    )
+    assert messages(caplog) == []
+
+
+def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m")
+    read: list[FakeEngine] = []
+
+    def remember(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        read.append(FakeEngine(SIGNATURE, Script()))
+        return read[-1]
+
+    models = library(tmp_path, remember)
+    loaded = [models.load("m", partition) for partition in partitions]
+    assert len(read) == 1
+    assert repr(models) == f"<Library <Repository {tmp_path}>, 1 engine>"
+    assert {len(each.executors) for each in loaded} == {1}
+
+
+def test_an_engine_is_made_for_the_batches_that_are_configured(tmp_path: Path, partitions: list[Partition]) -> None:
+    asked: list[int | None] = []
+
+    def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        asked.append(max_batch)
+        return FakeEngine(SIGNATURE, Script())
+
+    for config in ("", "max_batch_size: 0", "max_batch_size: 32"):
+        add(tmp_path / config[-1:], "m", config=config)
+        library(tmp_path / config[-1:], read).load("m", partitions[0])
+    assert asked == [None, None, 32]
+
+
+def test_a_repository_that_cannot_be_read_counts_as_empty_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert library(tmp_path / "gone").names() == []
+    (told,) = messages(caplog)
+    assert told.startswith("the model repository cannot be read, so it counts as empty: [Errno 2]")
+
+
+def test_what_goes_wrong_in_a_library_is_a_problem_with_a_traceback(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    add(tmp_path, "m")
+
+    def raise_it(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        raise RuntimeError("a bug")
+
+    loaded = library(tmp_path, raise_it).load("m", partitions[0])
+    assert [problem.reason for problem in loaded.problems] == ["a bug"]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
+    assert caplog.records[0].exc_info
+
+
+class Reader:
+    """Makes fakes, and remembers the settings they were asked for with."""
+
+    def __init__(self) -> None:
+        self.settings: list[RuntimeSettings] = []
+        self.engines: list[FakeEngine] = []
+
+    def __call__(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        self.settings.append(settings)
+        self.engines.append(FakeEngine(SIGNATURE, Script()))
+        return self.engines[-1]
+
+
+@pytest.mark.parametrize("copies", ["auto", "sm", "engine"])
+def test_a_model_of_which_nothing_is_said_runs_as_the_device_says_and_is_warm_at_the_usual_shapes(
+    tmp_path: Path, partitions: list[Partition], copies: str
+) -> None:
+    add(tmp_path, "m", "max_batch_size: 0")
+    read = Reader()
+    open_library(configured(tmp_path, copies), FakeDevice(), read).load("m", partitions[0])
+    assert read.settings == [RuntimeSettings(copies=copies, warm_up="usual")]
+
+
+def test_the_servers_configuration_overrules_the_models(tmp_path: Path, partitions: list[Partition]) -> None:
+    for name in ("m", "n"):
+        add(tmp_path, name, "max_batch_size: 8 model_warmup { batch_size: 8 } optimization { cuda { graphs: false } }")
+    read = Reader()
+    models = open_library(configured(tmp_path, m=ModelOptions(warm_up=(1, 4))), FakeDevice(), read)
+    for name in ("m", "n"):
+        assert models.load(name, partitions[0]).told() == ()
+    assert [(each.warm_up, each.graphs) for each in read.settings] == [((1, 4), "off"), ((8,), "off")]
+
+
+@pytest.mark.parametrize(("config", "padding"), [("", False), ("max_batch_size: 0", False), ("max_batch_size: 8", True)])
+def test_padding_is_asked_for_where_the_configuration_says_that_rows_are_a_batch(
+    tmp_path: Path, partitions: list[Partition], config: str, padding: bool
+) -> None:
+    add(tmp_path, "m", config)
+    read = Reader()
+    open_library(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
+    assert [each.batch_padding for each in read.settings] == [padding]
+
+
+def test_inputs_that_are_configured_as_optional_are_asked_for_and_told_where_they_are_not(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = 'input { name: "%s" data_type: TYPE_FP32 dims: [-1] optional: true }'
+    add(tmp_path, "m", entry % "x" + entry % "k")
+    asked: list[RuntimeSettings] = []
+    own = TensorSpec("k", DATATYPES["FP32"], ("m",), default=Default((0,), b""))
+
+    def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        asked.append(settings)
+        return FakeEngine(Signature((*SIGNATURE.inputs, own), ()), Script())
+
+    assert library(tmp_path, read).load("m", partitions[0]).served
+    assert [settings.optional_inputs for settings in asked] == [("k", "x")]
+    why = "the model has nothing to take in its place: send it"
+    assert messages(caplog) == [f"model m 1: input 'x' is optional in m/config.pbtxt, but {why}"]
+
+
+def test_everything_that_cannot_be_honoured_is_a_problem_with_its_key_and_nothing_is_loaded(
+    tmp_path: Path, partitions: list[Partition]
+) -> None:
+    """On a CPU, and of both versions told once."""
+    add(tmp_path, "m", "version_policy { all {} } parameters { key: 'greenlane.profile' value { string_value: '0' } }")
+    add(tmp_path, "m2")
+    (tmp_path / "m2" / "1").rename(tmp_path / "m" / "2")
+    (tmp_path / "m" / "2" / "model.onnx").touch()
+    read = Reader()
+    models = open_library(configured(tmp_path, m=ModelOptions(strategy="lazy", graphs="off")), FakeDevice(), read)
+    loaded = models.load("m", partitions[0])
+    assert loaded.problems == [
+        Entry(
+            "m",
+            "",
+            "UNAVAILABLE",
+            "m/config.pbtxt: parameters greenlane.profile: '0' cannot be honoured: ONNX Runtime on a CPU has no optimization "
+            "profiles; leave it out",
+        ),
+        Entry(
+            "m",
+            "",
+            "UNAVAILABLE",
+            "greenlane.toml: models.m.strategy: 'lazy' cannot be honoured: ONNX Runtime on a CPU compiles no kernels for "
+            "shapes; leave it out",
+        ),
+    ]
+    assert (loaded.served, read.engines) == ([], [])
+
+
+def test_an_error_about_a_setting_says_where_it_was_said(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m", "parameters { key: 'greenlane.strategy' value { string_value: 'lazy' } }")
+
+    def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        raise ModelRefused(f"{path}: a weight_streaming_budget of {settings.weight_streaming_budget} bytes is in vain")
+
+    options = {"m": ModelOptions(weight_budget=5)}
+    (problem,) = Library(Repository(tmp_path, options, "greenlane.toml"), read).load("m", partitions[0]).problems
+    assert problem.reason == (
+        "m/1/model.onnx: a weight_streaming_budget of 5 bytes is in vain (greenlane.toml: models.m.weight_budget)"
+    )
+
+
+def test_what_triton_asks_for_and_cannot_be_honoured_is_a_warning(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m", "instance_group { count: 2 }")
+    read = Reader()
+    loaded = open_library(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
+    assert loaded.told() == (
+        "m/config.pbtxt: instance_group.count: 2 cannot be honoured: ONNX Runtime on a CPU runs one inference at a time on a "
+        "partition's cores; it is ignored",
+    )
+    assert len(read.engines[0].executors) == 1
+
+
+def test_a_library_that_is_missing_is_a_problem_of_the_model(tmp_path: Path, partitions: list[Partition]) -> None:
+    def missing(_: object) -> dict[str, str]:
+        raise ModelRefused("no TensorRT is installed")
+
+    add(tmp_path, "m")
+    loaded = Library(Repository(tmp_path, {}), Reader(), unsupported=missing).load("m", partitions[0])
+    assert [problem.reason for problem in loaded.problems] == ["no TensorRT is installed"]
+
+
+def test_a_batch_to_be_ready_for_is_no_larger_than_the_largest(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m", "max_batch_size: 4")
+    models = open_library(configured(tmp_path, m=ModelOptions(warm_up=(4, 8))), FakeDevice(), Reader())
+    (problem,) = models.load("m", partitions[0]).problems
+    assert problem.reason == "greenlane.toml: models.m.warm_up: 8 is above the model's largest batch, which is 4"
+
+
+@pytest.mark.parametrize("text", ["model_warmup { inputs { key: 'x' value { dims: 99999999 } } }", "PARAMETER"])
+def test_nothing_is_warmed_up_that_no_request_could_bring(tmp_path: Path, partitions: list[Partition], text: str) -> None:
+    """A tenant may send such a configuration, and all share the machine's memory."""
+    add(tmp_path, "m", text.replace("PARAMETER", "parameters { key: 'greenlane.warm_up' value { string_value: '99999999' } }"))
+    read = Reader()
+    (problem,) = library(tmp_path, read).load("m", partitions[0]).problems
+    assert "inputs of 399999996 bytes, but the server takes bodies of up to 67108864" in problem.reason
+    assert read.engines[0].executors == []
+
+
+def test_as_many_executors_are_bound_as_are_asked_for(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m")
+    read = Reader()
+    options = {"m": ModelOptions(instances=3)}
+    loaded = Library(Repository(tmp_path, options), read).load("m", partitions[0])
+    (executor,) = loaded.executors.values()
+    assert len(read.engines[0].executors) == 3
+    assert executor.describe()["instances"] == 3
+
+
+def test_equal_settings_share_an_engine_and_others_do_not(tmp_path: Path, partitions: list[Partition]) -> None:
+    add(tmp_path, "m")
+    read = Reader()
+    models = Library(Repository(tmp_path, {}), read)
+    kept = [models.load("m", partition) for partition in partitions]
+    (tmp_path / "m" / "config.pbtxt").write_text("optimization { cuda { graphs: false } }")
+    kept.append(models.load("m", partitions[0]))
+    assert [each.graphs for each in read.settings] == ["on", "off"]
+    assert [len(each.executors) for each in kept] == [1, 1, 1]
+
+
+def test_which_way_a_model_runs_is_in_its_configuration_and_what_to_read_of_it_is_a_warning(
+    tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
+) -> None:
+    add(tmp_path, "m")
+
+    def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        engine = FakeEngine(SIGNATURE, Script())
+        engine.description = {"graphs": "none", "notes": ["cannot be captured (why)"], "counts": {"captures": 1}}
+        return engine
+
+    (served,) = library(tmp_path, read).load("m", partitions[0]).served
+    told = served.config["parameters"]["greenlane.execution"]["string_value"]
+    assert json.loads(told) == {"graphs": "none", "notes": ["cannot be captured (why)"]}
+    assert messages(caplog) == ["model m 1: cannot be captured (why)"]

@@ -1,0 +1,939 @@
+"""The runtime over fakes: faults at every step of a repartition, loading and unloading, draining."""
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import DATATYPES, Engine, RuntimeSettings, Signature, TensorSpec
+from engines.base import COUNTS
+from partitions import DeviceLost, DoesNotFit, Misplaced, PartitionError
+from server.admin.metrics import COUNTED, RuntimeCollector
+from server.config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.device.runtime import Runtime
+from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
+from server.link.messages import Done
+from server.repository.model_config import ModelConfig, from_json
+from server.tenants.frontend import State
+from server.tenants.service import LocalDesk, Service, Tenant
+from server.workers.worker import Worker
+from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
+from tests.memory import MEMORY, watched
+
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+
+
+class WatchedDesk(LocalDesk):
+    """Says when its worker is asked to stop, and remembers the cores it was told."""
+
+    def __init__(self, config: TenantConfig, before: "WatchedDesk | None" = None) -> None:
+        """`before` is the one whose place it takes, with the same memory."""
+        descriptors, link, self.tickets = watched(32, before=before and before.link)
+        super().__init__(config, descriptors, link)
+        self.placed: list[frozenset[int] | None] = []
+
+    def place(self, cores: frozenset[int] | None) -> None:
+        super().place(cores)
+        self.placed.append(cores)
+
+    async def infer(self, key: str) -> Done:
+        """One inference, from slot to completion."""
+        lane = self.tenant.lane
+        slot = lane.admit()
+        try:
+            slot.place(SIGNATURE, [4])
+            slot.view[:4] = np.float32(7).tobytes()
+            done = await lane.submit(slot, key, ((1,),))
+            (extent,) = done.outputs
+            assert np.frombuffer(slot.view[extent.offset : extent.offset + 4], np.float32) == [7]
+        finally:
+            lane.release(slot)
+        return done
+
+
+class Site:
+    """A runtime of two tenants on a fake device of eight granules, with every engine that it read."""
+
+    def __init__(self, root: Path, **server: Any) -> None:
+        self.script = Script()
+        self.engines: list[FakeEngine] = []
+        self.settings: list[RuntimeSettings] = []
+        self.device = FakeDevice((1,) * 8, self.script)
+        tenants = [TenantConfig(name="acme", granules=2, models=("*",)), TenantConfig(name="globex", granules=2, models=("b",))]
+        config = Config(
+            server=ServerConfig(default_tenant="acme", **server),
+            device=DeviceConfig(copies="engine"),
+            models=ModelsConfig(repository=root),
+            tenants={tenant.name: tenant for tenant in tenants},
+            source="test",
+        )
+        self.desks = {tenant.name: WatchedDesk(tenant) for tenant in tenants}
+        self.service = Service(config, [desk.tenant for desk in self.desks.values()])
+        self.states: list[State] = []
+        self.runtime = Runtime(config, self.device, self.desks, self.states.append, self.read)
+
+    def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        self.settings.append(settings)
+        self.engines.append(FakeEngine(SIGNATURE, self.script))
+        return self.engines[-1]
+
+    @property
+    def granules(self) -> dict[str, tuple[int, ...]]:
+        return {name: partition.granules for name, partition in self.runtime.manager.held.items()}
+
+    def pins(self) -> list[tuple[int, int, bool]]:
+        """What was pinned so far, each by address and size, and whether that was undone."""
+        return [(pin.address, pin.nbytes, pin.closed) for pin in self.device.pins]
+
+    def tenant(self, name: str) -> Tenant:
+        return self.service.tenants[name]
+
+    async def infer(self, name: str, model: str = "b") -> Done:
+        """One inference of a tenant, from slot to completion."""
+        return await self.desks[name].infer(self.tenant(name).catalog.find(model).key)
+
+    async def asked(self, count: int, name: str = "acme", model: str = "b") -> "list[asyncio.Task[Done]]":
+        """So many inferences that were asked for; the first is on its way."""
+        asking = [asyncio.ensure_future(self.infer(name, model)) for _ in range(count)]
+        await asyncio.sleep(0)
+        return asking
+
+
+def add_model(root: Path, name: str) -> None:
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "1" / "model.onnx").write_text(name)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        add_model(tmp_path, name)
+    return tmp_path
+
+
+@asynccontextmanager
+async def serving(root: Path, **server: Any) -> AsyncIterator[Site]:
+    site = Site(root, **server)
+    await site.runtime.start()
+    await site.runtime.loaded()
+    yield site
+    await site.runtime.close()
+    assert site.device.closed
+    assert all(executor.closed for engine in site.engines for executor in engine.executors)
+    assert all(engine.forgotten == 0 for engine in site.engines)
+
+
+async def test_every_tenant_gets_its_partition_and_its_models(root: Path) -> None:
+    site = Site(root)
+    await site.runtime.start()
+    assert not site.runtime.ready
+    await site.runtime.loaded()
+    assert site.runtime.ready
+    assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
+    assert [s.name for s in site.tenant("acme").catalog.served()] == ["a", "b"]
+    assert [s.name for s in site.tenant("globex").catalog.served()] == ["b"]
+    assert repr(site.runtime).startswith("<Runtime serving, ")
+    await site.runtime.close()
+
+
+async def test_models_run_as_the_device_s_section_says_and_are_ready_for_the_usual_shapes(root: Path) -> None:
+    async with serving(root) as site:
+        assert set(site.settings) == {RuntimeSettings(copies="engine", warm_up="usual")}
+
+
+async def test_which_way_models_run_is_told_of_the_executors_of_now(root: Path) -> None:
+    async with serving(root) as site:
+        (engine,) = [engine for engine in site.engines if len(engine.executors) == 2]
+        engine.description = {"graphs": "captured"}
+        told = [(each.tenant, each.name, each.version, each.description["graphs"]) for each in site.runtime.executions()]
+        assert sorted(told) == [("acme", "a", "1", "none"), ("acme", "b", "1", "captured"), ("globex", "b", "1", "captured")]
+        await site.runtime.repartition({"acme": 5})
+        engine.description = {"graphs": "native"}
+        assert [each.description["graphs"] for each in site.runtime.executions() if each.name == "b"] == ["native"] * 2
+        await site.runtime.unload("acme", "b")
+        assert [each.tenant for each in site.runtime.executions()] == ["acme", "globex"]
+
+
+async def test_metrics_tell_which_way_models_run_and_what_executors_counted(root: Path) -> None:
+    async with serving(root) as site:
+        for engine in site.engines:
+            counts = {"captures": 3, "staged": 0, "of a newer kind": 1}
+            engine.description = {"graphs": "captured", "why": "x", "counts": counts}
+        families = {family.name: family for family in RuntimeCollector(site.runtime, []).collect()}
+        graphs, captures = families["greenlane_model_graphs"], families["greenlane_graph_captures"]
+        assert {tuple(sample.labels.values()) for sample in graphs.samples} == {
+            (model, "1", tenant, "captured") for model, tenant in (("a", "acme"), ("b", "acme"), ("b", "globex"))
+        }
+        assert captures.type == "counter"
+        assert [(sample.name, sample.value) for sample in captures.samples] == [("greenlane_graph_captures_total", 3)] * 3
+        assert [sample.value for sample in families["greenlane_staged_inferences"].samples] == [0] * 3
+        assert families["greenlane_padded_inferences"].samples == [], "it is not known to occur"
+
+
+def test_metrics_tell_all_that_executors_may_count() -> None:
+    assert tuple(COUNTED) == COUNTS
+
+
+async def test_a_start_that_does_not_fit_says_so(root: Path) -> None:
+    site = Site(root)
+    site.device.granules = (1, 1, 1)
+    with pytest.raises(DoesNotFit, match="acme 2 \\+ globex 2 = 4 granules, but the device has 3"):
+        await site.runtime.start()
+
+
+async def test_the_movers_move_and_the_others_stay(root: Path) -> None:
+    async with serving(root) as site:
+        stayed = site.runtime.manager.held["globex"]
+        move = await site.runtime.repartition({"acme": 5})
+        assert move.movers == ("acme",)
+        assert site.granules == {"acme": (0, 1, 4, 5, 6), "globex": (2, 3)}
+        assert site.runtime.manager.held["globex"] is stayed
+        assert [partition.granules for partition in site.device.open] == [(2, 3), (0, 1, 4, 5, 6)]
+        await asyncio.gather(site.infer("acme"), site.infer("acme", "a"), site.infer("globex"))
+
+
+async def test_a_change_waits_for_what_is_in_flight_and_loses_nothing(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = [asyncio.ensure_future(site.infer("acme")) for _ in range(5)]
+        await asyncio.to_thread(gate.wait_for_arrival)
+        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
+        before = site.granules
+        while site.script.reached["bind"] < 3 + 2:
+            await asyncio.sleep(0)
+        assert site.granules == before
+        gate.open()
+        await changing
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
+        assert site.granules["acme"] == (0,)
+
+
+@pytest.mark.parametrize("point", ["carve", "locate", "attach", "bind"])
+@pytest.mark.parametrize("nth", [1, 2])
+async def test_a_fault_at_any_step_leaves_the_old_plan_in_force(root: Path, point: str, nth: int) -> None:
+    async with serving(root) as site:
+        before, held = site.granules, site.runtime.manager.held
+        site.script.fail(point, nth)
+        with pytest.raises(Exception, match=f"told to fail at {point}"):
+            await site.runtime.repartition({"acme": 1, "globex": 4})
+        assert site.granules == before
+        assert site.device.open == list(held.values())
+        await asyncio.gather(site.infer("acme"), site.infer("globex"))
+        await site.runtime.repartition({"acme": 1, "globex": 4})
+        assert site.granules == {"acme": (0,), "globex": (1, 2, 3, 4)}
+
+
+async def test_partitions_that_ran_on_the_same_units_are_not_put_in_force(root: Path) -> None:
+    async with serving(root) as site:
+        site.device.lie = lambda partition: frozenset({0})
+        with pytest.raises(Misplaced, match="acme and globex both ran on 0"):
+            await site.runtime.repartition({"acme": 1, "globex": 4})
+        assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
+
+
+async def test_a_change_that_is_given_up_while_the_movers_finish_lets_them_go_on(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = await site.asked(5)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
+        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_wake)
+        thread = site.runtime._workers["acme"]._running
+        changing.cancel()
+        for _ in range(9):
+            await asyncio.sleep(0)
+        assert site.runtime._workers["acme"]._running is thread, "another serves before this one has stopped"
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await changing
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
+        assert site.granules["acme"] == (0, 1)
+        assert site.device.open == list(site.runtime.manager.held.values())
+        await site.infer("acme")
+        await site.runtime.repartition({"acme": 1})
+        await site.infer("acme")
+
+
+async def test_a_fault_in_the_last_step_leaves_the_old_plan_in_force_and_those_who_waited_are_answered(root: Path) -> None:
+    async with serving(root) as site:
+        before, running, locating = site.granules, site.script.hold("run"), site.script.hold("locate")
+        asking = [*await site.asked(5), *await site.asked(5, "globex")]
+        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1, "globex": 3}))
+        await asyncio.to_thread(locating.wait_for_arrival)
+        another = site.runtime.manager.plan({"stranger": 1})  # So that the account is another when the plan is put in force.
+        site.runtime.manager.commit(another, site.runtime.manager.carve(another))
+        locating.open()
+        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_wake)
+        await asyncio.to_thread(site.desks["globex"].tickets.wait_for_wake)
+        running.open()
+        with pytest.raises(RuntimeError, match="the partitions changed since"):
+            await changing
+        assert site.granules == {**before, "stranger": (4,)}
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
+        assert len(site.device.open) == 3
+
+
+async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = await site.asked(9)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 5}))
+        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_wake)
+        asking += await site.asked(9)
+        gate.open()
+        await changing
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
+        old, new = (partition for partition in site.device.partitions if partition.granules[0] == 0)
+        assert old.closed
+        workers = {thread.name for thread in new.threads if thread.name.startswith("worker")}
+        assert workers == {f"worker {new!r}", f"worker {new!r}, second"}
+        statistics = site.runtime._workers["acme"].statistics()
+        assert 9 <= statistics.done <= 18
+        assert statistics.failed == 0
+
+
+async def test_every_desk_is_told_its_cores_when_it_gets_a_partition(root: Path) -> None:
+    site = Site(root)
+    site.device.hosted = True
+    await site.runtime.start()
+    await site.runtime.loaded()
+    await site.runtime.repartition({"acme": 1})
+    await site.runtime.close()
+    assert site.desks["acme"].placed == [frozenset({0, 1}), frozenset({0})]
+    assert site.desks["globex"].placed == [frozenset({2, 3})]
+
+
+async def test_an_abandoned_request_is_stopped_on_the_device(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        (asking,) = await site.asked(1)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        asking.cancel()
+        await site.desks["acme"].empty()
+        assert asking.cancelled()
+        assert site.engines[-1].computed == []
+
+
+async def test_a_tenant_s_memory_is_pinned_at_the_start_and_nothing_while_it_is_served(
+    root: Path,
+) -> None:
+    async with serving(root) as site:
+        memories = [desk.link.arena.memory for desk in site.desks.values()]
+        expected = [(memory.address, memory.nbytes, False) for memory in memories]
+        assert site.pins() == expected
+        for nbytes in (10, 1 << 20, 30 << 20, 10):
+            lane = site.tenant("acme").lane
+            slot = lane.admit()
+            slot.reserve(nbytes)
+            slot.place(SIGNATURE, [4])
+            await lane.submit(slot, site.tenant("acme").catalog.find("b").key, ((1,),))
+            lane.release(slot)
+            await site.infer("globex")
+        await site.runtime.repartition({"acme": 4})
+        await site.infer("acme")
+        assert site.pins() == expected
+
+
+async def test_memory_that_cannot_be_pinned_is_a_mistake_of_the_configuration(root: Path) -> None:
+    site = Site(root)
+    refusal = "pinning: CUDA_ERROR_OUT_OF_MEMORY"
+    site.script.fail("pin", nth=2, error=PartitionError(refusal))
+    text = rf"^test: tenants.globex.memory: the device cannot be made to reach {MEMORY} bytes of memory; lower it: {refusal}$"
+    with pytest.raises(ConfigError, match=text):
+        await site.runtime.start()
+    await site.runtime.close()
+    assert [pin.closed for pin in site.device.pins] == [True]
+
+
+async def test_everything_is_unpinned_in_the_end(root: Path) -> None:
+    async with serving(root) as site:
+        await asyncio.gather(site.infer("acme"), site.infer("globex"))
+        pins = list(site.device.pins)
+        assert [pin.closed for pin in pins] == [False, False]
+    assert all(pin.closed for pin in pins)
+
+
+async def test_a_desk_with_a_new_link_is_served_over_it_once_what_was_in_flight_over_the_old_has_ended(root: Path) -> None:
+    async with serving(root) as site:
+        old, key = site.desks["acme"], site.tenant("acme").catalog.find("b").key
+        gate = site.script.hold("run")
+        begun = await site.asked(1)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        begun += await site.asked(5)  # The device side hears of one of these, and may just have begun it.
+        pins = site.pins()
+        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"], old)
+        new.open(site.runtime)
+        reopening = asyncio.ensure_future(site.runtime.reopen("acme"))
+        await asyncio.to_thread(old.tickets.wait_for_wake)
+        gate.open()
+        await reopening
+        waiting = [asyncio.ensure_future(new.infer(key)) for _ in range(3)]
+        assert all(done.failure is None for done in await asyncio.gather(*waiting))
+        assert site.pins() == pins, "the memory is the same"
+        with pytest.raises(Failed, match="cancelled"):  # Nobody is there any more to want it.
+            await begun[0]
+        for asking in begun[1:]:  # Those that the device side had heard of are told so, the others nothing.
+            asking.cancel()
+        await asyncio.gather(*begun[1:], return_exceptions=True)
+        old.close()
+
+
+async def test_a_reopened_desk_serves_on_after_a_change_and_is_unpinned_in_the_end(root: Path) -> None:
+    async with serving(root) as site:
+        key = site.tenant("acme").catalog.find("b").key
+        await site.infer("acme")
+        old = site.desks["acme"]
+        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"], old)
+        new.open(site.runtime)
+        await site.runtime.reopen("acme")
+        old.close()
+        await new.infer(key)
+        await site.runtime.repartition({"acme": 4})
+        await new.infer(key)
+        assert [pin.closed for pin in site.device.pins] == [False, False]
+    assert [pin.closed for pin in site.device.pins] == [True, True]
+
+
+async def test_a_device_that_is_lost_is_told_to_everyone_who_waits_and_to_the_process(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = [*await site.asked(6), *await site.asked(6, "globex")]
+        await asyncio.to_thread(gate.wait_for_arrival, 2)
+        for nth in range(-1, 12):
+            site.script.fail("run", nth, DeviceLost("CUDA error 700: illegal address"))
+            site.script.fail("enqueue", nth, DeviceLost("CUDA error 700: illegal address"))
+        assert not site.runtime.gone.is_set()
+        gate.open()
+        await asyncio.wait_for(site.runtime.gone.wait(), 30)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        told = {(type(answer), str(answer)) for answer in answers if isinstance(answer, Exception)}
+        assert told == {(Unavailable, "the device is lost: CUDA error 700: illegal address")}
+        assert sum(isinstance(answer, Exception) for answer in answers) >= 10
+        assert (site.runtime.state, site.states[-1], site.runtime.ready) == ("lost", "lost", False)
+        for name in ("acme", "globex"):
+            with pytest.raises(Unavailable, match="the device is lost: CUDA error 700"):
+                await site.infer(name)
+        await site.runtime.drain(0)
+        assert site.states.count("lost") == 1, "it is lost once, whoever says so, and nothing else after that"
+    assert site.states == ["serving", "lost", "closed"]
+
+
+async def test_a_device_that_is_lost_while_models_load_is_never_ready(root: Path) -> None:
+    site = Site(root)
+    gate = site.script.hold("bind")
+    await site.runtime.start()
+    await asyncio.to_thread(gate.wait_for_arrival)
+    site.runtime.lose(DeviceLost("gone"))
+    await site.runtime.gone.wait()
+    gate.open()
+    await site.runtime.loaded()
+    assert site.runtime.state == "lost"
+    await site.runtime.close()
+
+
+async def test_a_runtime_that_never_started_has_nobody_to_tell() -> None:
+    site = Site(Path("nowhere"))
+    site.runtime.lose(DeviceLost("gone"))
+    assert site.runtime.state == "starting"
+    await site.runtime.close()
+
+
+async def test_the_reports_say_what_every_tenant_was_served_and_what_waits(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = await site.asked(5)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        (acme, one), (globex, other) = await site.runtime.reports()
+        assert (acme.name, globex.name) == ("acme", "globex")
+        assert [(item.name, item.version, item.pending) for item in one.served] == [("a", "1", 0), ("b", "1", 3)]
+        assert (one.lane.waiting, one.lane.in_flight, one.slots.used) == (3, 2, 5)
+        assert [(entry.name, entry.state) for entry in other.index] == [("b", "READY")]
+        assert (other.lane.waiting, other.slots.slots) == (0, 0)
+        gate.open()
+        await asyncio.gather(*asking)
+
+
+async def test_a_server_that_is_stopped_in_the_middle_of_a_change_closes_everything(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("locate")
+        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
+        await asyncio.to_thread(gate.wait_for_arrival)
+        closing = asyncio.ensure_future(site.runtime.close())
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(closing, changing)
+    assert site.device.open == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({"nobody": 1}, "nobody: there is no such tenant"),
+        ({"acme": 0}, "acme: 0 granules"),
+        ({"acme": True}, "acme: true granules"),
+    ],
+)
+async def test_counts_that_mean_nothing_are_refused(root: Path, counts: dict[str, int], text: str) -> None:
+    async with serving(root) as site:
+        with pytest.raises(BadRequest, match=text):
+            await site.runtime.repartition(counts)
+
+
+async def test_two_changes_at_once_come_one_after_the_other(root: Path) -> None:
+    async with serving(root) as site:
+        await asyncio.gather(site.runtime.repartition({"acme": 4}), site.runtime.repartition({"globex": 4}))
+        assert site.runtime.manager.statistics().free == 0
+
+
+async def test_a_model_is_loaded_later_and_unloaded_again(root: Path) -> None:
+    async with serving(root) as site:
+        add_model(root, "c")
+        acme = site.tenant("acme")
+        await site.runtime.load("acme", "c")
+        await site.infer("acme", "c")
+        (executor,) = site.engines[-1].executors
+        await site.runtime.unload("acme", "c")
+        assert executor.closed
+        with pytest.raises(Unavailable, match="unloaded"):
+            acme.catalog.find("c")
+
+
+async def test_unloading_waits_for_the_requests_that_are_in(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
+        await asyncio.to_thread(gate.wait_for_arrival)
+        unloading = asyncio.ensure_future(site.runtime.unload("acme", "a"))
+        await asyncio.sleep(0)
+        assert not unloading.done()
+        gate.open()
+        await unloading
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
+
+
+async def test_a_reload_serves_the_new_and_keeps_the_counts(root: Path) -> None:
+    async with serving(root) as site:
+        acme = site.tenant("acme")
+        before = acme.catalog.find("a")
+        before.statistics.failed(1, "OTHER")
+        (root / "a" / "1" / "model.onnx").write_text("another")
+        await site.runtime.load("acme", "a")
+        after = acme.catalog.find("a")
+        assert after.key != before.key
+        assert after.statistics is before.statistics
+        await site.infer("acme", "a")
+
+
+async def test_a_reload_that_fails_keeps_what_is_served(root: Path) -> None:
+    async with serving(root) as site:
+        site.script.fail("bind")
+        with pytest.raises(BadRequest, match="failed to load 'a': version 1: told to fail at bind"):
+            await site.runtime.load("acme", "a")
+        await site.infer("acme", "a")
+
+
+def add_version(root: Path, name: str, version: str) -> None:
+    """Beside the others, which are all to be served."""
+    (root / name / version).mkdir()
+    (root / name / version / "model.onnx").write_text(version)
+    (root / name / "config.pbtxt").write_text("version_policy { all {} }")
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+async def test_a_reload_of_which_one_version_fails_changes_nothing(root: Path, nth: int) -> None:
+    add_version(root, "a", "2")
+    async with serving(root) as site:
+        before = site.tenant("acme").catalog.served()
+        bound = sum(len(engine.executors) for engine in site.engines)
+        site.script.fail("bind", nth)
+        with pytest.raises(BadRequest, match=f"failed to load 'a': version {nth}: told to fail at bind"):
+            await site.runtime.load("acme", "a")
+        assert site.tenant("acme").catalog.served() == before
+        assert (before[0].version, len(before)) == ("2", 3)
+        await site.infer("acme", "a")
+        made = [executor for engine in site.engines for executor in engine.executors]
+        assert len(made) == bound + nth - 1
+        assert sum(not executor.closed for executor in made) == bound, "what was bound in vain is closed"
+        site.runtime.library.release_unused([], quiet=True)
+        await site.runtime.load("acme", "a")
+        await site.infer("acme", "a")
+
+
+async def test_a_version_that_has_no_model_fails_the_load_and_the_others_are_not_even_bound(root: Path) -> None:
+    async with serving(root) as site:
+        add_version(root, "a", "2")
+        (root / "a" / "2" / "model.onnx").unlink()
+        bound = sum(len(engine.executors) for engine in site.engines)
+        with pytest.raises(BadRequest, match=r"failed to load 'a': version 2: no model\.onnx or model\.plan in a/2"):
+            await site.runtime.load("acme", "a")
+        assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "a"] == ["1"]
+        assert sum(len(engine.executors) for engine in site.engines) == bound
+        assert not any(site.runtime.library._engines._held.values()), "what was read for it may be freed"
+
+
+async def test_a_version_that_does_not_fit_the_tenants_memory_fails_the_load(root: Path) -> None:
+    big = Signature((TensorSpec("x", FP32, (1 << 30,)),), ())
+    async with serving(root) as site:
+        read = site.read
+
+        def mixed(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+            return FakeEngine(big, site.script) if path.parent.name == "2" else read(path, max_batch, settings)
+
+        site.runtime.library._read = mixed
+        add_version(root, "a", "2")
+        with pytest.raises(BadRequest, match="failed to load 'a': version 2: its smallest request takes"):
+            await site.runtime.load("acme", "a")
+        assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "a"] == ["1"]
+        await site.infer("acme", "a")
+
+
+async def test_a_first_load_of_which_one_version_fails_serves_nothing_and_says_why(root: Path) -> None:
+    async with serving(root) as site:
+        add_model(root, "c")
+        add_version(root, "c", "2")
+        site.script.fail("bind", 2)
+        with pytest.raises(BadRequest, match="version 2: told to fail at bind"):
+            await site.runtime.load("acme", "c")
+        with pytest.raises(Unavailable, match="told to fail at bind"):
+            site.tenant("acme").catalog.find("c", "1")
+
+
+async def test_at_the_start_the_versions_that_are_whole_are_served_and_the_others_stand_in_the_index(root: Path) -> None:
+    add_version(root, "b", "2")
+    (root / "b" / "2" / "model.onnx").unlink()
+    async with serving(root) as site:
+        index = site.tenant("globex").catalog.index()
+        assert [(entry.version, entry.state) for entry in index] == [("1", "READY"), ("2", "UNAVAILABLE")]
+
+
+async def test_a_reload_that_fails_is_told_as_such_in_the_log(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(root) as site:
+        site.script.fail("bind")
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "a")
+        told = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
+        text = "model a 1 could not be loaded, and what was served before goes on: told to fail at bind"
+        assert [line for line in told if line.startswith("model a")] == [text]
+
+
+async def test_with_strict_readiness_the_server_is_ready_only_while_no_model_failed(root: Path) -> None:
+    (root / "a" / "config.pbtxt").write_text("max_batch_size: -1")
+    async with serving(root, strict_readiness=True) as site:
+        assert (site.runtime.ready, site.states) == (False, ["incomplete"])
+        (root / "a" / "config.pbtxt").write_text("")
+        await site.runtime.load("acme", "a")
+        assert site.runtime.ready
+        site.script.fail("bind")
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "a")
+        assert site.runtime.ready, "what was served before goes on"
+        (root / "c" / "1").mkdir(parents=True)
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "c")
+        assert not site.runtime.ready
+        for name in ("c", "a"):
+            await site.runtime.unload("acme", name)
+        assert site.states == ["incomplete", "serving", "incomplete", "serving"], "what was asked to go is not missed"
+        await site.runtime.drain(0)
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "c")
+        assert site.runtime.state == "draining"
+
+
+async def test_without_it_the_server_is_ready_when_every_model_was_tried(root: Path) -> None:
+    (root / "a" / "config.pbtxt").write_text("max_batch_size: -1")
+    async with serving(root) as site:
+        assert (site.runtime.ready, site.states) == (True, ["serving"])
+        (root / "c" / "1").mkdir(parents=True)
+        with pytest.raises(BadRequest):
+            await site.runtime.load("acme", "c")
+        assert (site.runtime.ready, site.states) == (True, ["serving"])
+
+
+def held_builds(site: Site) -> tuple[threading.Event, threading.Event]:
+    """From now on whatever is read says so by the first of these, and waits for the second."""
+    building, built, read = threading.Event(), threading.Event(), site.read
+
+    def build(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+        building.set()
+        assert built.wait(PATIENCE)
+        return read(path, max_batch, settings)
+
+    site.runtime.library._read = build
+    return building, built
+
+
+async def test_a_load_that_is_cancelled_before_its_turn_loads_nothing(root: Path) -> None:
+    async with serving(root) as site:
+        building, built = held_builds(site)
+        (root / "a" / "1" / "model.onnx").write_text("another")
+        first = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        assert await asyncio.to_thread(building.wait, PATIENCE)
+        others = [asyncio.ensure_future(change("acme", "b")) for change in (site.runtime.load, site.runtime.unload)]
+        await asyncio.sleep(0)
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others)
+        before, engines = site.tenant("acme").catalog.find("b"), len(site.engines)
+        built.set()
+        await first
+        assert len(site.engines) == engines + 1
+        assert site.tenant("acme").catalog.find("b") is before
+
+
+async def test_a_load_whose_turn_comes_when_the_server_stops_is_refused(root: Path) -> None:
+    async with serving(root) as site:
+        building, built = held_builds(site)
+        (root / "a" / "1" / "model.onnx").write_text("another")
+        first = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        assert await asyncio.to_thread(building.wait, PATIENCE)
+        waiting = [asyncio.ensure_future(change("acme", "b")) for change in (site.runtime.load, site.runtime.unload)]
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(site.runtime.close())
+        await asyncio.sleep(0)
+        built.set()
+        await first
+        for each in waiting:
+            with pytest.raises(Unavailable, match="the server is stopping"):
+                await each
+        await closing
+
+
+async def test_a_configuration_of_a_request_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the device's process, whose interpreter every tenant shares."""
+    read: list[str] = []
+
+    def remember(text: str) -> ModelConfig:
+        read.append(text)
+        return from_json(text)
+
+    monkeypatch.setattr("server.repository.model_repository.from_json", remember)
+    async with serving(root) as site:
+        await site.runtime.load("acme", "a", '{"max_batch_size": 0}')
+        assert read == ['{"max_batch_size": 0}']
+
+
+async def test_a_load_that_is_cancelled_later_goes_on_to_its_end_and_holds_no_engine(root: Path) -> None:
+    async with serving(root) as site:
+        building, built = held_builds(site)
+        before = site.tenant("acme").catalog.find("a")
+        (root / "a" / "1" / "model.onnx").write_text("another")
+        loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        assert await asyncio.to_thread(building.wait, PATIENCE)
+        loading.cancel()
+        await asyncio.wait([loading])
+        assert loading.cancelled()
+        after = asyncio.ensure_future(site.runtime.load("acme", "b"))
+        await asyncio.sleep(0)
+        assert site.tenant("acme").catalog.find("a") is before
+        built.set()
+        await after
+        assert site.tenant("acme").catalog.find("a").key != before.key, "it came before the load that was asked for later"
+        assert not any(site.runtime.library._engines._held.values())
+
+
+async def test_a_first_load_that_fails_stands_in_the_index_with_the_reason(root: Path) -> None:
+    async with serving(root) as site:
+        acme = site.tenant("acme")
+        with pytest.raises(BadRequest, match="failed to load 'c': not in the repository"):
+            await site.runtime.load("acme", "c")
+        assert not acme.catalog.knows("c")
+        (root / "c" / "one").mkdir(parents=True)
+        with pytest.raises(BadRequest, match="failed to load 'c'"):
+            await site.runtime.load("acme", "c")
+        assert [(entry.name, entry.state) for entry in acme.catalog.index() if entry.name == "c"] == [("c", "UNAVAILABLE")]
+
+
+async def test_a_model_of_others_can_be_neither_loaded_nor_unloaded(root: Path) -> None:
+    async with serving(root) as site:
+        for change in (site.runtime.load, site.runtime.unload):
+            with pytest.raises(NotFound):
+                await change("globex", "a")
+
+
+async def test_a_library_that_goes_wrong_makes_its_model_unavailable_and_no_other(root: Path) -> None:
+    site = Site(root)
+    site.script.fail("bind", error=RuntimeError("out of order"))
+    await site.runtime.start()
+    await site.runtime.loaded()
+    assert site.runtime.ready
+    names = [served.name for tenant in site.service.tenants.values() for served in tenant.catalog.served()]
+    assert len(names) == 2
+    await site.runtime.close()
+
+
+async def test_draining_refuses_new_requests_and_finishes_those_that_are_in(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("run")
+        asking = [asyncio.ensure_future(site.infer("acme")) for _ in range(4)]
+        await asyncio.to_thread(gate.wait_for_arrival)
+        draining = asyncio.ensure_future(site.runtime.drain(0))
+        while not site.tenant("acme").lane.refusing:
+            await asyncio.sleep(0)
+        assert not site.runtime.ready
+        with pytest.raises(Unavailable, match="draining"):
+            await site.infer("globex")
+        assert not draining.done()
+        gate.open()
+        await draining
+        assert all(done.failure is None for done in await asyncio.gather(*asking))
+
+
+async def test_a_server_that_is_stopped_while_it_loads_loads_no_more(root: Path) -> None:
+    site = Site(root)
+    gate = site.script.hold("bind")
+    await site.runtime.start()
+    await asyncio.to_thread(gate.wait_for_arrival)
+    closing = asyncio.ensure_future(site.runtime.close())
+    await asyncio.sleep(0)
+    gate.open()
+    await closing
+    await site.runtime.drain(0)
+    assert site.runtime.state == "closed"
+    assert site.device.closed
+
+
+async def test_the_probe_says_where_everyone_ran(root: Path) -> None:
+    async with serving(root) as site:
+        assert await site.runtime.probe() == {"acme": {0, 1}, "globex": {2, 3}}
+
+
+async def test_a_tenant_is_moved_and_served_while_a_model_of_its_own_is_being_built(root: Path) -> None:
+    """What takes minutes holds nothing that a repartition or a new HTTP process waits for."""
+    building, built = threading.Event(), threading.Event()
+
+    async with serving(root) as site:
+        read = site.read
+
+        def build(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
+            building.set()
+            assert built.wait(PATIENCE)
+            return read(path, max_batch, settings)
+
+        site.runtime.library._read = build
+        os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
+        loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        assert await asyncio.to_thread(building.wait, PATIENCE)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                assert (await site.runtime.repartition({"acme": 3})).movers == ("acme",)
+                await site.infer("acme")
+                await site.runtime.reopen("acme")
+                unloading = asyncio.ensure_future(site.runtime.unload("acme", "a"))
+        finally:
+            built.set()
+        await loading
+        await unloading
+        assert site.tenant("acme").catalog.index()[0].state == "UNAVAILABLE", "it was unloaded after it was loaded"
+        assert site.runtime._workers["acme"].executors.keys() == {site.tenant("acme").catalog.find("b").key}
+
+
+async def test_a_worker_that_cannot_begin_is_told_to_its_tenant_and_begun_again(root: Path) -> None:
+    async with serving(root) as site:
+        site.script.fail("attach", 1)
+        site.script.fail("attach", 2)
+        lane = site.tenant("acme").lane
+        await site.runtime.reopen("acme")
+        while not lane.suspended:
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="the worker of tenant acme failed, and is being started again: told to fail"):
+            await site.infer("acme")
+        await site.infer("globex")
+        while lane.suspended:
+            await asyncio.sleep(0.001)
+        await site.infer("acme")
+
+
+async def test_what_waits_is_told_that_the_worker_failed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(root) as site:
+        worker = site.runtime._workers["acme"]
+        monkeypatch.setattr(worker, "_begin_all", _fail)
+        asking = await site.asked(3)
+        answers = await asyncio.gather(*asking, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {Unavailable}
+        monkeypatch.undo()
+        while site.tenant("acme").lane.suspended:
+            await asyncio.sleep(0.001)
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("a bug")
+
+
+async def test_a_tenant_whose_work_cannot_be_stopped_is_given_up_until_it_has_ended_and_the_others_go_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kernel on a GPU."""
+    async with serving(root, max_execution=0.01, max_pause=1.0) as site:
+        monkeypatch.setattr("tests.fakes.FakeWork.cancel", lambda work: None)
+        monkeypatch.setattr("server.workers.supervision.GIVING_UP", 0.01)
+        gate, lane = site.script.hold("run"), site.tenant("acme").lane
+        asking = await site.asked(4)
+        with pytest.raises(Unavailable, match="an inference of tenant acme cannot be stopped"):
+            await asking[0]
+        await asyncio.gather(*asking, return_exceptions=True)
+        with pytest.raises(Conflict, match="tenant acme: an inference has been running for 1 s"):
+            await site.runtime.repartition({"acme": 1, "globex": 3})
+        assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
+        with pytest.raises(Conflict, match="tenant acme: a model of it is being loaded"):
+            await site.runtime.repartition({"acme": 1})
+        await site.runtime.repartition({"globex": 3})
+        gate.open()
+        while lane.suspended:
+            await asyncio.sleep(0.001)
+        await site.infer("acme")
+        await site.infer("globex")
+
+
+async def test_who_looks_for_inferences_that_take_too_long_keeps_no_worker_that_was_replaced(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = asyncio.Event()
+
+    def look(*_: object) -> None:
+        monkeypatch.setattr("server.workers.supervision.INTERVAL", 3600.0)
+        looked.set()
+
+    monkeypatch.setattr("server.workers.supervision.INTERVAL", 0.001)
+    monkeypatch.setattr("server.workers.supervision.Supervision._look", look)
+    gc.collect()
+    before = [id(thing) for thing in gc.get_objects() if isinstance(thing, Worker)]
+    async with serving(root) as site:
+        await looked.wait()
+        await site.runtime.repartition({"globex": 3})
+        gc.collect()
+        there = [thing for thing in gc.get_objects() if isinstance(thing, Worker) and id(thing) not in before]
+        assert sorted(worker.partition.size for worker in there) == [2, 3]
+
+
+async def test_a_new_process_is_served_while_a_model_of_its_tenant_is_being_bound(root: Path) -> None:
+    async with serving(root) as site:
+        gate = site.script.hold("bind")
+        os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
+        loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        await asyncio.to_thread(gate.wait_for_arrival)
+        async with asyncio.timeout(PATIENCE):
+            await site.runtime.reopen("acme")
+            await site.infer("acme")
+        gate.open()
+        await loading
+
+
+async def test_draining_stops_what_does_not_end(root: Path) -> None:
+    async with serving(root, drain_timeout=0.02) as site:
+        gate = site.script.hold("run")
+        asking = await site.asked(5)
+        await asyncio.to_thread(gate.wait_for_arrival)
+        await site.runtime.drain(0)
+        for each in asking:
+            with pytest.raises(Unavailable, match="the server is draining"):
+                await each

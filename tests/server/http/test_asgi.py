@@ -1,0 +1,93 @@
+"""One request through an application, without a server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from server.errors import Failed
+from server.http.asgi import MOST_BODY, respond
+from server.http.exchange import Call
+
+Start = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"b"), (b"content-length", b"4")]}
+
+
+def call(content: bytes = b"") -> Call:
+    async def body(limit: int, grow: object = None) -> bytes:
+        assert limit == MOST_BODY
+        return content
+
+    return Call("PUT", b"/a%20b", b"c=d", {b"e": b"f"}, body, None, ("127.0.0.1", 1))
+
+
+async def test_an_application_sees_the_request_and_its_answer_is_kept() -> None:
+    seen: list[Any] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend([scope, await receive()])
+        await send(Start)
+        await send({"type": "http.response.body", "body": b"an", "more_body": True})
+        await send({"type": "http.response.body", "body": b"sw"})
+
+    assert await respond(application, call(b"body")) == (201, [(b"a", b"b")], b"answ")
+    scope, message = seen
+    assert (scope["method"], scope["path"], scope["raw_path"], scope["query_string"]) == ("PUT", "/a b", b"/a%20b", b"c=d")
+    assert (scope["headers"], scope["client"]) == ([(b"e", b"f")], ("127.0.0.1", 1))
+    assert message == {"type": "http.request", "body": b"body", "more_body": False}
+
+
+async def test_an_answer_does_not_wait_for_what_the_application_does_after_it() -> None:
+    gate, ended = asyncio.Event(), asyncio.Event()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send(Start)
+        await send({"type": "http.response.body"})
+        await gate.wait()
+        ended.set()
+        raise ValueError("after the answer")
+
+    assert (await respond(application, call())).status == 201
+    assert not ended.is_set()
+    gate.set()
+    await ended.wait()
+
+
+async def test_what_is_raised_instead_of_an_answer_is_raised() -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError("broken")
+
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        await send(Start)
+
+    with pytest.raises(ValueError, match="broken"):
+        await respond(broken, call())
+    with pytest.raises(Failed, match="gave no answer"):
+        await respond(silent, call())
+
+
+async def test_an_error_after_the_answer_is_the_frameworks() -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send(Start)
+        await send({"type": "http.response.body", "body": b"told"})
+        raise ValueError("logged already")
+
+    assert (await respond(application, call())).body == b"told"
+
+
+async def test_whoever_gives_up_ends_the_application_too() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        begun.set()
+        try:
+            await receive()  # Nothing comes after the body.
+        finally:
+            ended.set()
+
+    task = asyncio.ensure_future(respond(application, call()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await ended.wait()

@@ -1,0 +1,336 @@
+"""Inferences with large JSON, whose turns the test lets pass; the worker is the test too."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from engines import DATATYPES, Signature, TensorSpec
+from server.config.schema import TenantConfig
+from server.errors import (
+    BadRequest,
+    ClientGone,
+    DeadlineExceeded,
+    Failed,
+    NotFound,
+    QueueFull,
+    TooLarge,
+    TooSlow,
+    Unavailable,
+    UnsupportedEncoding,
+)
+from server.http.inference import Inference, Outcome, Target
+from server.link import ring as links
+from server.link.messages import Done, Extent, Failure, Ticket
+from server.protocol.request import Limits
+from server.tenants.catalog import Served
+from server.tenants.service import Tenant, open_tenant, slots
+
+COUNT = 40_000
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+VALUES = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
+
+
+class Nobody:
+    """In the place of the device side, which is asked for nothing here."""
+
+    def cancel(self, slot: int, serial: int) -> None:
+        raise AssertionError
+
+
+class Bench:
+    """A tenant with a model `m`, and a worker that answers when it is told to."""
+
+    def __init__(self, config: TenantConfig, descriptors: links.Descriptors) -> None:
+        self.far = links.attach(descriptors)
+        self.far.tickets.open()
+        self.tenant: Tenant = open_tenant(config, links.attach(descriptors), Nobody())
+        self.served = Served("m", "1", "m/1#1", SIGNATURE, "onnx", {})
+        self.tenant.catalog.put("m", [self.served], [])
+        self.target = Target(self.tenant, "m", None, Limits(1 << 20, 1 << 20), 1 << 20)
+        self.outcomes: list[Outcome] = []
+
+    def begin(self, data: bytes) -> Inference:
+        inference = Inference(self.target)
+        inference.begin(data, {}, self.outcomes.append)
+        return inference
+
+    def work(self) -> None:
+        """Answer every ticket with its own input."""
+        while ticket := self.far.tickets.poll():
+            self.far.completions.put(Done(ticket.slot, (Extent(ticket.shapes[0], 0, 4 * ticket.shapes[0][0]),), None, 1, 2))
+        self.far.completions.ring()
+
+    async def outgrow(self, nbytes: int) -> Ticket:
+        """Say of the only ticket that its outputs need so much in all, and return the one that comes in its place."""
+        ticket = self.far.tickets.poll()
+        assert ticket
+        self.far.completions.put(Done(ticket.slot, (), Failure("outgrown", str(nbytes)), 1, 2))
+        self.far.completions.ring()
+        while not self.outcomes:
+            if again := self.far.tickets.poll():
+                return again
+            await asyncio.sleep(0)
+        return ticket
+
+    async def turns(self) -> None:
+        """Let everybody's turns pass."""
+        while len(self.served.plans.turns):
+            await asyncio.sleep(0)
+
+    async def told(self) -> Outcome:
+        while not self.outcomes:
+            self.work()
+            await asyncio.sleep(0)
+        (outcome,) = self.outcomes
+        return outcome
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
+    descriptors = links.create(slots(config), config.memory)
+    bench = Bench(config, descriptors)
+    bench.tenant.lane.open(asyncio.get_running_loop())
+    yield bench
+    bench.tenant.lane.close(asyncio.get_running_loop())
+    descriptors.close()
+
+
+def body(data: Any = VALUES, **parameters: Any) -> bytes:
+    entry = {"name": "x", "datatype": "FP32", "shape": [COUNT], "data": data}
+    return orjson.dumps({"parameters": parameters, "inputs": [entry]}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"timeout": 600_000_000}])
+async def test_large_json_is_answered_after_its_turns(bench: Bench, parameters: dict[str, int]) -> None:
+    bench.begin(body(**parameters))
+    assert len(bench.served.plans.turns) == 1
+    outcome = await bench.told()
+    assert isinstance(outcome, tuple)
+    assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == orjson.loads(body())["inputs"][0]["data"]
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+async def test_json_that_is_too_large_has_no_turn(bench: Bench) -> None:
+    bench.begin(b" " * (1 << 20) + b"{}")
+    assert [type(outcome) for outcome in bench.outcomes] == [TooLarge]
+
+
+async def test_what_is_wrong_with_large_json_is_said_after_its_turns(bench: Bench) -> None:
+    bench.begin(body([*VALUES.tolist()[1:], None]))
+    bench.begin(body()[:-1])
+    await bench.turns()
+    assert [type(outcome) for outcome in bench.outcomes] == [BadRequest, BadRequest]
+    assert [str(outcome)[:21] for outcome in bench.outcomes] == ["inputs[0].data[39999]", "the request body is n"]
+
+
+async def test_a_client_that_leaves_before_its_turn_leaves_nothing_behind(bench: Bench) -> None:
+    bench.begin(body()).cancel(ClientGone("gone"))
+    later = bench.begin(body().replace(b"]}]}", b",]}]}"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    later.cancel(ClientGone("gone"))
+    await bench.turns()
+    assert bench.outcomes == []
+    assert bench.far.tickets.poll() is None
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+async def test_a_client_that_leaves_while_its_answer_is_written_frees_the_slot(bench: Bench) -> None:
+    inference = bench.begin(body())
+    await bench.turns()
+    bench.work()
+    while not len(bench.served.plans.turns):
+        await asyncio.sleep(0)
+    inference.cancel(ClientGone("gone"))
+    await bench.turns()
+    assert bench.outcomes == []
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+async def test_a_deadline_that_passes_before_the_turn_is_told_then(bench: Bench) -> None:
+    gate = asyncio.Event()
+
+    def hold() -> Any:
+        while not gate.is_set():
+            yield
+
+    bench.served.plans.turns.add(hold())
+    bench.begin(body(timeout=1000))
+    outcome = await bench.told()
+    assert isinstance(outcome, DeadlineExceeded)
+    assert str(outcome) == "Request timeout expired: 1000 microseconds (parameters.timeout) passed"
+    assert bench.tenant.lane.statistics().expired == 1
+    gate.set()
+    await bench.turns()
+    assert len(bench.outcomes) == 1
+    assert bench.far.tickets.poll() is None
+
+
+async def test_a_deadline_that_only_the_whole_tells_has_run_all_the_while(bench: Bench) -> None:
+    data = body(timeout=1).replace(b'"data"', b'"d\\u0061ta"')
+    bench.begin(data)
+    assert isinstance(await bench.told(), DeadlineExceeded)
+    assert bench.tenant.lane.statistics().expired == 1
+
+
+async def test_a_client_that_left_is_counted_once_though_its_deadline_passes_later(bench: Bench) -> None:
+    gate = asyncio.Event()
+
+    def hold() -> Any:
+        while not gate.is_set():
+            yield
+
+    bench.served.plans.turns.add(hold())
+    bench.begin(body(timeout=1000)).cancel(ClientGone("gone"))
+    other = body(timeout=2000)
+    bench.begin(other)
+    await bench.told()  # The later of the two deadlines has passed.
+    gate.set()
+    await bench.turns()
+    assert bench.served.statistics.failures == {"CANCELED": 1, "REJECTED": 1}
+
+
+async def test_bodies_that_wait_for_their_turns_count_among_those_on_their_way(bench: Bench) -> None:
+    content, memory = body(), bench.tenant.config.memory
+    bench.begin(content)
+    with bench.tenant.uploads.expect(memory - 2 * len(content) + 1):
+        bench.begin(content)
+        (refused,) = bench.outcomes
+        assert isinstance(refused, QueueFull)
+        assert f"together they may have {memory} (tenants.t.memory)" in str(refused)
+    await bench.turns()
+    assert repr(bench.tenant.uploads) == f"<Uploads 0 on their way, 0 of {memory} bytes>"
+
+
+async def test_more_than_may_wait_are_refused(bench: Bench) -> None:
+    for _ in range(3):
+        bench.begin(body())
+    (refused,) = bench.outcomes
+    assert isinstance(refused, QueueFull)
+    assert "2 large requests wait for their turns, and 2 may (tenants.t.queue + in_flight)" in str(refused)
+    assert bench.tenant.lane.statistics().rejected == 1
+    await bench.turns()
+
+
+@pytest.mark.parametrize("kind", [Unavailable, NotFound])
+async def test_what_changed_while_it_waited_counts(bench: Bench, kind: type[Exception]) -> None:
+    bench.begin(body())
+    if kind is Unavailable:
+        bench.tenant.lane.refusing = "the server stops"
+    else:
+        bench.tenant.catalog.put("m", [], [])
+    await bench.turns()
+    assert [type(outcome) for outcome in bench.outcomes] == [kind]
+
+
+async def test_an_answer_that_cannot_be_classified_is_refused_and_frees_the_slot(bench: Bench) -> None:
+    bench.begin(small(classes=1))
+    ticket = bench.far.tickets.poll()
+    assert ticket
+    bench.far.completions.put(Done(ticket.slot, (Extent((1_000_001,), 0, 12),), None, 1, 2))
+    bench.far.completions.ring()
+    assert isinstance(await bench.told(), BadRequest)
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+async def test_an_output_is_classified_in_turns_and_frees_the_slot(bench: Bench) -> None:
+    bench.begin(small(classes=1))
+    bench.work()
+    while not len(bench.served.plans.turns):
+        await asyncio.sleep(0)
+    assert not bench.outcomes
+    outcome = await bench.told()
+    assert isinstance(outcome, tuple)
+    assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == ["2.000000:1"]
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+def small(classes: int = 0, **parameters: Any) -> bytes:
+    entry = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
+    outputs = [{"name": "y", "parameters": {"classification": classes}}]
+    return orjson.dumps({"parameters": parameters, "inputs": [entry], "outputs": outputs})
+
+
+@pytest.mark.parametrize("parameters", [{}, {"timeout": 600_000_000}])
+async def test_what_needs_more_memory_for_its_outputs_runs_again_with_it(bench: Bench, parameters: dict[str, int]) -> None:
+    bench.begin(small(**parameters))
+    ticket = await bench.outgrow(3 << 20)
+    assert ticket.capacity == 3 << 20
+    assert bytes(bench.tenant.lane.slots.at(ticket.slot).view[:8]) == np.array([1, 2], np.float32).tobytes()
+    bench.far.completions.put(Done(ticket.slot, (Extent((2,), 0, 8),), None, 1, 2))
+    bench.far.completions.ring()
+    outcome = await bench.told()
+    assert isinstance(outcome, tuple)
+    assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == [1, 2]
+    assert bench.tenant.lane.slots.statistics() == (0, 1, 0)
+
+
+async def test_the_next_request_of_the_model_gets_as_much_at_once(bench: Bench) -> None:
+    bench.begin(small())
+    first = await bench.outgrow(3 << 20)
+    bench.begin(small())
+    assert bench.tenant.lane.slots.statistics().nbytes - first.capacity >= 3 << 20
+
+
+async def test_one_request_s_outputs_leave_the_others_most_of_the_memory(bench: Bench) -> None:
+    bench.begin(small())
+    ticket = await bench.outgrow(300 << 20)
+    bench.begin(small())
+    assert bench.tenant.lane.slots.statistics().nbytes - ticket.capacity <= (512 << 20) // 7
+
+
+async def test_what_needs_more_memory_than_there_is_is_told_the_numbers(bench: Bench) -> None:
+    bench.begin(small())
+    await bench.outgrow(1 << 30)
+    (outcome,) = bench.outcomes
+    assert isinstance(outcome, TooLarge)
+    assert f"need {1 << 30} bytes of memory; the most for one is {448 << 20} (tenants.t.memory: " in str(outcome)
+    assert bench.tenant.lane.slots.statistics() == (0, 1, 0)
+
+
+async def test_what_needs_more_memory_than_is_left_is_refused_and_counted(bench: Bench) -> None:
+    other = bench.tenant.lane.admit()
+    other.reserve(416 << 20)
+    bench.begin(small())
+    await bench.outgrow(100 << 20)
+    (outcome,) = bench.outcomes
+    assert isinstance(outcome, QueueFull)
+    assert f"requests hold {other.capacity + (64 << 10)} and the largest piece left for one is {32 << 20} (" in str(outcome)
+    assert bench.tenant.lane.statistics().rejected == 1
+
+
+async def test_what_runs_again_is_stopped_when_its_client_leaves(bench: Bench) -> None:
+    inference = bench.begin(small())
+    ticket = await bench.outgrow(3 << 20)
+    with pytest.raises(AssertionError):  # Nobody is asked for nothing else.
+        inference.cancel(ClientGone("gone"))
+    assert bench.tenant.lane.slots.at(ticket.slot).capacity == 3 << 20, "the device may still write there"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (BadRequest("no JSON"), None),
+        (TooSlow("its body never came"), None),
+        (TooLarge("its body"), None),
+        (UnsupportedEncoding("br"), None),
+        (QueueFull("64 wait"), "REJECTED"),
+        (DeadlineExceeded("1000 microseconds passed"), "REJECTED"),
+        (ClientGone("while it waited"), "CANCELED"),
+        (Failed("the model raised"), "BACKEND"),
+        (NotFound("it was unloaded meanwhile"), "OTHER"),
+    ],
+)
+def test_a_failure_has_tritons_reason_and_a_request_that_is_wrong_itself_is_none_of_its_model(
+    bench: Bench, error: Exception, reason: str | None
+) -> None:
+    Inference(bench.target).count(error)
+    assert bench.served.statistics.failures == ({reason: 1} if reason else {})
+    assert bench.served.statistics.fail.count == (reason is not None)
+    assert bench.tenant.lane.statistics().invalid == (reason is None)

@@ -1,0 +1,84 @@
+"""What httptools makes of requests that offer an upgrade, once it is kept from upgrading."""
+
+import gc
+import weakref
+
+import httptools
+import pytest
+
+from server.http.parser import Parser
+
+OFFER = b"Upgrade: h2c\r\nConnection: Upgrade\r\n"
+SIZED = b"POST /a HTTP/1.1\r\nHost: x\r\n" + OFFER + b"Content-Length: 7\r\n\r\nGET / H"
+CHUNKED = b"POST /b HTTP/1.1\r\nHost: x\r\n" + OFFER + b"Transfer-Encoding: chunked\r\n\r\n3\r\nGET\r\n0\r\n\r\n"
+BARE = b"GET /c HTTP/1.1\r\nHost: x\r\n" + OFFER + b"\r\n"
+PLAIN = b"POST /d HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Heard:
+    """Requests as the parser tells of them: a path and a body, once they are whole."""
+
+    def __init__(self) -> None:
+        self.whole: list[tuple[bytes, bytes]] = []
+        self.headers: list[bytes] = []
+        self.parser = Parser(self)
+
+    def on_message_begin(self) -> None:
+        self.path = self.body = b""
+
+    def on_url(self, url: bytes) -> None:
+        self.path += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append(name)
+
+    def on_headers_complete(self) -> None:
+        assert self.parser.get_http_version() == "1.1"
+        assert self.parser.should_keep_alive()
+        assert not self.parser.should_upgrade()
+
+    def on_body(self, body: bytes) -> None:
+        self.body += body
+
+    def on_message_complete(self) -> None:
+        self.whole.append((self.path, self.body))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 50, 10_000])
+def test_requests_are_the_same_in_pieces_of_any_size(size: int) -> None:
+    heard, data = Heard(), (SIZED + CHUNKED + BARE + PLAIN) * 2
+    for at in range(0, len(data), size):
+        heard.parser.feed_data(data[at : at + size])
+    assert heard.whole == [(b"/a", b"GET / H"), (b"/b", b"GET"), (b"/c", b""), (b"/d", b"ok")] * 2
+    assert heard.headers.count(b"Upgrade") == 6
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [b"Content-Length: 1\r\nContent-Length: 2", b"Content-Length: 1\r\nTransfer-Encoding: chunked", b"Content-Length: -1"],
+)
+def test_an_offer_does_not_make_a_doubtful_length_good(framing: bytes) -> None:
+    heard = Heard()
+    with pytest.raises(httptools.HttpParserError):
+        heard.parser.feed_data(b"POST /a HTTP/1.1\r\nHost: x\r\n" + OFFER + framing + b"\r\n\r\nGET")
+    assert heard.whole == []
+
+
+def test_a_broken_chunk_behind_an_offer_is_refused() -> None:
+    heard = Heard()
+    with pytest.raises(httptools.HttpParserError):
+        heard.parser.feed_data(CHUNKED.replace(b"3\r\nGET", b"zz\r\nGET"))
+    assert heard.whole == []
+
+
+def test_a_parser_that_was_closed_is_left_to_no_collector() -> None:
+    gc.disable()
+    try:
+        heard = Heard()
+        parser = weakref.ref(heard.parser)
+        heard.parser.feed_data(SIZED)
+        heard.parser.close()
+        del heard.parser
+        assert parser() is None
+    finally:
+        gc.enable()

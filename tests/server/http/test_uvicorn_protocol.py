@@ -1,0 +1,174 @@
+"""What uvicorn's protocol says to something that is no HTTP, over a real socket."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from server.http.uvicorn_protocol import MOST_HEADERS, JsonHttpToolsProtocol, install
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    """Of a server with this protocol and a default header."""
+    config, state = uvicorn.Config(application, log_config=None), ServerState()
+    config.load()
+    state.default_headers = [(b"x-default", b"1")]
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(lambda: JsonHttpToolsProtocol(config, state, {}), "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def answers(port: int, data: bytes) -> bytes:
+    """Everything that the server says until it hangs up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "data", [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n"]
+)
+async def test_what_is_no_http_is_told_so_in_json_and_cut_off(port: int, data: bytes) -> None:
+    head, body = (await answers(port, data)).split(b"\r\n\r\n")
+    status, *fields = head.split(b"\r\n")
+    assert status == b"HTTP/1.1 400 Bad Request"
+    length = b"content-length: %d" % len(body)
+    assert fields == [b"x-default: 1", b"content-type: application/json", length, b"connection: close"]
+    assert json.loads(body) == {"error": "the request is not HTTP: Invalid HTTP request received."}
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+LINE = b"X: " + b"a" * 1000 + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (b"GET /", b"a" * 1000),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: ", b"a" * 1000),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n", LINE),
+        (CHUNKED + b"1;", b"a" * 1000),
+        (CHUNKED + b"0\r\n", LINE),
+    ],
+    ids=["path", "header", "headers", "chunk extension", "trailers"],
+)
+async def test_headers_without_an_end_are_refused_before_they_fill_the_memory(port: int, start: bytes, more: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(start)
+    sent = 0
+    with suppress(ConnectionError):
+        while not reader.at_eof() and sent < 100 * MOST_HEADERS:
+            writer.write(more)
+            await writer.drain()
+            sent += len(more)
+    assert MOST_HEADERS < sent < 100 * MOST_HEADERS
+    writer.close()
+
+
+class Transport(asyncio.Transport):
+    """Remembers what was written."""
+
+    written = b""
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def close(self) -> None:
+        self.written += b"<closed>"
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return self.written.endswith(b"<closed>")
+
+
+async def test_headers_that_are_too_long_are_told_so_in_json() -> None:
+    config, transport = uvicorn.Config(application, log_config=None), Transport({"peername": ("127.0.0.1", 1)})
+    config.load()
+    protocol = JsonHttpToolsProtocol(config, ServerState(), {})
+    protocol.connection_made(transport)
+    start = b"GET / HTTP/1.1\r\nHost: a\r\nX: "
+    for part in (start, b"a" * (MOST_HEADERS - len(start))):
+        protocol.data_received(part)
+        assert transport.written == b""
+    for _ in range(2):  # What was on its way when the connection was closed changes nothing.
+        protocol.data_received(b"a")
+        head, body = transport.written.removesuffix(b"<closed>").split(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+        assert json.loads(body) == {"error": "more than 65536 bytes of headers, which is the limit"}
+    protocol.connection_lost(None)
+
+
+async def test_what_brings_a_request_forward_may_be_as_long_as_it_likes(port: int) -> None:
+    chunk = b"400\r\n" + b"a" * 1024 + b"\r\n"
+    many = b"GET / HTTP/1.1\r\nHost: a\r\n" + LINE + b"\r\n"
+    data = CHUNKED + chunk * 200 + b"0\r\n\r\n" + many * 100 + b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    assert (await answers(port, data)).count(b"HTTP/1.1 200 OK\r\n") == 102
+
+
+async def test_what_is_http_is_answered_as_ever(port: int) -> None:
+    answer = await answers(port, b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"\r\n\r\nok")
+
+
+def silent() -> tuple[JsonHttpToolsProtocol, Transport]:
+    """A protocol whose connection was just made."""
+    config, transport = uvicorn.Config(application, log_config=None), Transport({"peername": ("127.0.0.1", 1)})
+    config.load()
+    protocol = JsonHttpToolsProtocol(config, ServerState(), {})
+    protocol.connection_made(transport)
+    return protocol, transport
+
+
+async def test_headers_that_do_not_come_in_time_are_told_so_and_silence_is_not() -> None:
+    protocol, transport = silent()
+    protocol.data_received(b"GET / HTTP/1.1\r\n")
+    protocol._give_up()
+    assert transport.written.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
+    assert transport.written.endswith(b'{"error":"the headers did not come within 30 s"}<closed>')
+    protocol, transport = silent()
+    protocol._give_up()
+    assert transport.written == b"<closed>"
+
+
+async def test_a_request_has_time_for_its_headers_after_the_first_too_but_none_for_those_that_may_not_be_read_yet() -> None:
+    protocol, transport = silent()
+    protocol.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert protocol._deadline is None
+    protocol.data_received(b"GET ")
+    assert protocol._deadline is not None
+    protocol._give_up()
+    assert transport.written == b"", "the first one is still being answered"
+    while not transport.written.endswith(b"ok"):
+        await asyncio.sleep(0)
+    protocol._give_up()
+    assert b"HTTP/1.1 408 Request Timeout\r\n" in transport.written
+
+
+async def test_uvicorns_own_protocol_is_this_one_once_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpToolsProtocol, "__new__", HttpToolsProtocol.__new__)
+    install()
+    config = uvicorn.Config(application, http="auto", log_config=None)
+    config.load()
+    kind: Any = config.http_protocol_class
+    assert type(kind(config=config, server_state=ServerState(), app_state={})) is JsonHttpToolsProtocol

@@ -1,0 +1,70 @@
+import os
+
+import pytest
+
+from server.link.arena import MESSAGE, Arena, attach, attach_memory, create, create_memory, nbytes
+from server.link.slots import SMALLEST
+from tests.memory import arena_of, lent
+
+SIZE = 4 * SMALLEST
+
+
+@pytest.fixture
+def twice() -> tuple[Arena, Arena]:
+    """The same memory, mapped as by two processes."""
+    descriptor, memory = create(3), create_memory(SIZE)
+    here, there = (attach(descriptor, 3, attach_memory(memory, SIZE)) for _ in range(2))
+    os.close(descriptor)
+    os.close(memory)
+    return lent(here), there
+
+
+def test_what_one_side_writes_the_other_reads_at_an_address_of_its_own(twice: tuple[Arena, Arena]) -> None:
+    here, there = twice
+    for index in range(3):
+        here.slot(index).reserve(2)
+        there.slot(index).occupy(here.slot(index).start, here.slot(index).capacity)
+        for part in ("view", "ticket", "completion"):
+            getattr(here.slot(index), part)[:2] = bytes([index, len(part)])
+    here.cells(0)[2], here.cells(1)[2] = 7, 8
+    for index in range(3):
+        for part in ("view", "ticket", "completion"):
+            assert bytes(getattr(there.slot(index), part)[:2]) == bytes([index, len(part)])
+    assert (there.cells(0)[2], there.cells(1)[2]) == (7, 8)
+    assert here.slot(0).address != there.slot(0).address
+
+
+@pytest.mark.parametrize("count", [1, 3, 600])
+def test_no_part_reaches_into_another(count: int) -> None:
+    arena = arena_of(count)
+    for ring in (0, 1):
+        arena.cells(ring)[count - 1] = 0xFFFFFFFF
+    arena.announced[0] = 5
+    for slot in [arena.slot(index) for index in {0, count // 2, count - 1}]:
+        assert not any(slot.ticket[:8])
+        slot.ticket[:] = b"\x01" * MESSAGE
+        slot.completion[:] = b"\x02" * MESSAGE
+        slot.reserve(1)
+        assert not any(slot.view[:64])
+    assert [arena.cells(ring)[count - 1] for ring in (0, 1)] == [0xFFFFFFFF] * 2
+    assert arena.announced[0] == 5
+    assert nbytes(count) > count * 2 * MESSAGE
+
+
+def test_a_slot_is_always_the_same_object_and_its_block_begins_at_a_page() -> None:
+    arena = arena_of(2)
+    arena.slot(1).reserve(1)
+    assert arena.slot(1) is arena.slot(1)
+    assert arena.slot(1).index == 1
+    assert arena.slot(1).address % os.sysconf("SC_PAGESIZE") == 0
+    assert repr(arena) == "<Arena of 2 slots, 2 used so far>"
+
+
+def test_memory_takes_from_the_system_only_what_was_written() -> None:
+    descriptor = create_memory(1 << 30)
+    memory = attach_memory(descriptor, 1 << 30)
+    memory.view[-1:] = b"x"
+    assert os.fstat(descriptor).st_size == memory.nbytes == 1 << 30
+    assert os.fstat(descriptor).st_blocks * 512 < 1 << 20
+    os.close(descriptor)
+    assert repr(memory) == f"<TensorMemory of {1 << 30} bytes at {memory.address:#x}>"

@@ -1,0 +1,347 @@
+"""Both ends of a link: whatever is put is got once and in order, by whoever reads, in this process or another."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import as_completed
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from server.errors import BadRequest
+from server.link import ring as links
+from server.link.arena import MESSAGE
+from server.link.blocks import Blocks
+from server.link.messages import Done, Extent, Failure, Ticket
+from server.link.ring import Descriptors, Link
+from tests.contract import in_a_thread
+from tests.memory import MEMORY, linked
+from tests.server.far_side import KEY, SIGNATURE
+
+PATIENCE = 30
+SLOTS = 4
+SHAPES = st.lists(st.lists(st.integers(0, 1 << 60), max_size=4).map(tuple), max_size=4).map(tuple)
+KINDS = st.sampled_from(["raised", "cancelled", "expired", "lost", "outgrown"])
+
+
+@contextmanager
+def joined(slots: int = SLOTS) -> Iterator[Link]:
+    """Both ends in this process, closed afterwards."""
+    descriptors = links.create(slots, MEMORY)
+    try:
+        yield links.join(descriptors)
+    finally:
+        descriptors.close()
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    with linked(SLOTS) as link:
+        link.tickets.open()
+        yield link
+
+
+def ticket(slot: int, serial: int = 1, shapes: tuple[tuple[int, ...], ...] = ((1,),)) -> Ticket:
+    return Ticket(slot, serial, KEY, shapes, float("inf"), 64)
+
+
+def put(link: Link, *tickets: Ticket) -> None:
+    for each in tickets:
+        link.tickets.write(each)
+    link.tickets.put(tickets)
+
+
+def end(link: Link, done: Done) -> None:
+    link.completions.put(done)
+    link.completions.ring()
+
+
+def wait(link: Link) -> list[Done]:
+    """The completions, once there are any."""
+    poller = select.poll()
+    poller.register(link.completions.event, select.POLLIN)
+    assert poller.poll(PATIENCE * 1000), "no completion came"
+    return link.completions.take()
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Both rings beside two plain queues; `woken` is whether the reader was woken since it listened last."""
+
+    make = staticmethod(linked)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = ExitStack()
+        self.link = self.left.enter_context(self.make(SLOTS))
+        self.link.tickets.open()
+        self.tickets: deque[Ticket] = deque()
+        self.flying: deque[Ticket] = deque()
+        self.written: deque[Done] = deque()
+        self.dones: deque[Done] = deque()
+        self.woken = False
+        self.heard = 0
+        self.left_over: list[Ticket] = []
+        self.serials = count(1)
+
+    def teardown(self) -> None:
+        self.left.close()
+
+    def free(self) -> list[int]:
+        tickets, dones = (*self.tickets, *self.flying, *self.left_over), (*self.written, *self.dones)
+        used = {ticket.slot for ticket in tickets} | {done.slot for done in dones}
+        return [slot for slot in range(SLOTS) if slot not in used]
+
+    @rule(data=st.data(), shapes=SHAPES, deadline=st.floats(allow_nan=False))
+    def put(self, data: st.DataObject, shapes: Any, deadline: float) -> None:
+        slots = data.draw(st.lists(st.sampled_from(self.free()), unique=True)) if self.free() else []
+        tickets = [Ticket(slot, next(self.serials), KEY, shapes, deadline, 64) for slot in slots]
+        put(self.link, *tickets)
+        self.tickets.extend(tickets)
+
+    @rule()
+    def wake(self) -> None:
+        self.link.tickets.wake()
+        self.woken = True
+
+    @precondition(lambda self: self.woken or len(self.tickets) > self.heard)
+    @rule()
+    def listen(self) -> None:
+        came = self.link.tickets.listen()
+        assert came == len(self.tickets) - self.heard
+        self.link.tickets.heard(came)
+        self.heard += came
+        self.woken = False
+
+    @rule(look=st.booleans())
+    def poll(self, look: bool) -> None:
+        if looks := look and not self.heard:
+            self.heard, self.woken = len(self.tickets), False
+        got = self.link.tickets.poll(look)
+        if got is None:
+            assert not self.heard, f"a ticket that is there was not found, though it {'looked' if looks else 'was heard of'}"
+        else:
+            self.take(got)
+            self.heard -= 1
+
+    @precondition(lambda self: self.flying)
+    @rule()
+    def give_back(self) -> None:
+        given = self.flying.popleft()
+        self.link.tickets.give_back([given])
+        self.left_over.append(given)
+
+    @rule()
+    def next_reader(self) -> None:
+        assert self.link.tickets.left() == self.left_over
+        self.flying.extend(self.left_over)
+        self.left_over = []
+
+    @rule(count=st.integers(0, SLOTS))
+    def put_aside(self, count: int) -> None:
+        self.link.completions.put_aside(count)
+        assert self.link.completions.aside() == count
+
+    def take(self, got: Ticket) -> None:
+        assert got == self.tickets.popleft()
+        self.flying.append(got)
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), shapes=SHAPES, failure=st.none() | st.builds(Failure, KINDS, st.text(max_size=99)))
+    def end(self, data: st.DataObject, shapes: Any, failure: Failure | None) -> None:
+        ended = data.draw(st.sampled_from(list(self.flying)))
+        self.flying.remove(ended)
+        outputs = () if failure else tuple([Extent(shape, place * 64, place) for place, shape in enumerate(shapes)])
+        done = Done(ended.slot, outputs, failure, ended.serial, ended.serial + 1)
+        self.link.completions.put(done)
+        self.written.append(done)
+
+    @rule()
+    def ring(self) -> None:
+        self.link.completions.ring()
+        self.dones.extend(self.written)
+        self.written.clear()
+
+    @rule()
+    def hear(self) -> None:
+        assert self.link.completions.take() == list(self.dones)
+        self.dones.clear()
+
+    @invariant()
+    def everything_describes_itself(self) -> None:
+        assert f"{repr(self.link.tickets).split()[1]} put" in repr(self.link.tickets)
+        assert "<Completions " in repr(self.link.completions)
+
+
+class InterleavingsOfThreads(Interleavings):
+    """The same where what is said never becomes bytes."""
+
+    make = staticmethod(joined)
+
+
+TestInterleavings = Interleavings.TestCase
+TestInterleavingsOfThreads = InterleavingsOfThreads.TestCase
+
+
+def test_between_two_threads_what_is_said_arrives_as_it_is_however_long() -> None:
+    said = ticket(1, shapes=((1 << 40,),) * 2000)
+    with joined(SLOTS) as link:
+        link.tickets.open()
+        put(link, said)
+        assert link.tickets.poll() is said
+        end(link, done := Done(1, (Extent((1,), 0, 4),) * 5000, None, 3, 4))
+        (heard,) = link.completions.take()
+    assert heard is done
+
+
+def test_a_reader_that_listens_is_woken_by_a_ticket_and_without_one(link: Link) -> None:
+    _, came = in_a_thread(link.tickets.listen)
+    put(link, ticket(2))
+    assert came.result(PATIENCE) == 1
+    _, came = in_a_thread(link.tickets.listen)
+    link.tickets.wake()
+    assert came.result(PATIENCE) == 0
+
+
+def test_of_two_that_listen_each_is_woken_once_and_one_hears_of_a_ticket(link: Link) -> None:
+    listening = [in_a_thread(link.tickets.listen)[1] for _ in range(2)]
+    put(link, ticket(1))
+    came = [heard.result(PATIENCE) for heard in as_completed(listening[:2], PATIENCE) if link.tickets.wake() is None]
+    assert sorted(came) == [0, 1]
+
+
+def test_tickets_that_nobody_took_are_there_for_the_next_reader(link: Link) -> None:
+    put(link, ticket(0), ticket(1))
+    link.tickets.heard(link.tickets.listen())
+    assert link.tickets.poll() == ticket(0)
+    link.tickets.wake()
+    put(link, ticket(2))
+    link.tickets.open()
+    assert [link.tickets.poll(), link.tickets.poll(False), link.tickets.poll()] == [ticket(1), None, ticket(2)]
+    assert link.tickets.poll() is None
+
+
+def test_the_other_side_is_woken_when_tickets_are_put_aside_and_not_when_they_go_on(link: Link) -> None:
+    poller = select.poll()
+    poller.register(link.completions.event, select.POLLIN)
+    link.completions.put_aside(2)
+    assert poller.poll(PATIENCE * 1000)
+    assert link.completions.take() == []
+    link.completions.put_aside(1)
+    assert not poller.poll(0)
+    end(link, Done(0, (), None, 1, 2))
+    link.completions.put_aside(2)
+    assert [done.slot for done in link.completions.take()] == [0]
+
+
+def test_a_signal_does_not_disturb_a_reader_that_waits(link: Link) -> None:
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    try:
+        for turn in range(50):
+            thread, came = in_a_thread(link.tickets.listen)
+            for _ in range(20):
+                assert thread.ident
+                signal.pthread_kill(thread.ident, signal.SIGUSR1)
+                os.sched_yield()
+            put(link, ticket(0, turn))
+            link.tickets.heard(came.result(PATIENCE))
+            assert link.tickets.poll(False) == ticket(0, turn)
+            thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_ticket_that_is_longer_than_its_page_is_refused_and_harms_no_other(link: Link) -> None:
+    put(link, ticket(0))
+    with pytest.raises(BadRequest, match=r"^inputs: 2000 tensors have shapes too long to be told, \d+ bytes$"):
+        link.tickets.write(ticket(1, shapes=((1 << 40,),) * 2000))
+    put(link, ticket(2))
+    assert [link.tickets.poll() for _ in range(3)] == [ticket(0), ticket(2), None]
+
+
+def test_a_model_with_thousands_of_outputs_is_a_failure_that_says_so(link: Link) -> None:
+    end(link, Done(1, (Extent((1,), 0, 4),) * 5000, None, 3, 4))
+    (done,) = link.completions.take()
+    assert (done.slot, done.outputs, done.began, done.ended) == (1, (), 3, 4)
+    assert done.failure
+    assert done.failure.kind == "raised"
+    assert done.failure.text.startswith("5000 outputs have shapes too long to be told, ")
+
+
+@given(st.text(min_size=1, max_size=9), KINDS)
+def test_a_long_text_is_cut_and_still_of_its_kind(text: str, kind: Any) -> None:
+    with linked(1) as link:
+        end(link, Done(0, (), Failure(kind, text * MESSAGE), 1, 2))
+        (done,) = link.completions.take()
+    assert done.failure
+    assert done.failure.kind == kind
+    assert (text * MESSAGE).startswith(done.failure.text)
+    assert len(done.failure.text) >= 1000
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "字", "\U0001f600", "\ud800"])
+def test_a_long_text_of_any_letters_fits(link: Link, letter: str) -> None:
+    end(link, Done(0, (), Failure("lost", letter * MESSAGE), 1, 2))
+    (done,) = link.completions.take()
+    assert done.failure
+    assert done.failure.kind == "lost"
+    assert set(done.failure.text) == {letter}
+
+
+def test_no_completions_are_none(link: Link) -> None:
+    assert link.completions.take() == []
+
+
+@pytest.fixture
+def far() -> Iterator[tuple[Link, "subprocess.Popen[bytes]"]]:
+    """A link whose device side is another process."""
+    descriptors = links.create(SLOTS, MEMORY)
+    shared = descriptors[:4]
+    command = [sys.executable, "-m", "tests.server.far_side", *map(str, descriptors)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=shared) as process:
+        yield links.attach(descriptors), process
+        assert process.stdin
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0
+    descriptors.close()
+
+
+def test_tensors_cross_to_another_process_and_its_answers_come_back(far: tuple[Link, Any]) -> None:
+    link, _ = far
+    blocks = Blocks(MEMORY)
+    for turn in range(3 * SLOTS):
+        slot = link.arena.slot(turn % SLOTS)
+        slot.blocks = blocks
+        data = bytes(range(turn, turn + 8))
+        assert slot.place(SIGNATURE, [8]) == [0]
+        slot.view[:8] = data
+        put(link, Ticket(slot.index, turn, KEY, ((2,),), float("inf"), slot.capacity, slot.start))
+        (done,) = wait(link)
+        (extent,) = done.outputs
+        assert (done.slot, done.failure, extent.shape) == (slot.index, None, (2,))
+        assert bytes(slot.view[extent.offset : extent.offset + 8]) == data[::-1]
+
+
+def test_what_fails_in_another_process_is_told_here(far: tuple[Link, Any]) -> None:
+    link, _ = far
+    put(link, ticket(0, shapes=((1, 2, 3),)), ticket(1)._replace(model="gone/1#1"))
+    dones = wait(link)
+    while len(dones) < 2:
+        dones += wait(link)
+    assert [(done.slot, done.failure and done.failure.kind) for done in dones] == [(0, "raised"), (1, "raised")]
+
+
+def test_descriptors_are_closed_once_and_for_all() -> None:
+    descriptors = links.create(1, MEMORY)
+    Descriptors(*descriptors).close()
+    for descriptor in descriptors[:4]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

@@ -1,0 +1,270 @@
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import DATATYPES, Room, Signature, Tensor, TensorSpec
+from engines.memory import view
+from engines.signature import ALIGNMENT
+from server.errors import MemoryFull, Outgrown, TooLarge
+from server.link.blocks import Blocks
+from server.link.messages import Extent
+from server.link.slots import SMALLEST, Slot
+from tests.interpreter import Watcher
+from tests.memory import MEMORY, arena_of, slot_of
+
+TENSORS = st.lists(
+    st.tuples(st.sampled_from(sorted(DATATYPES)), st.integers(0, 300) | st.integers(SMALLEST - 200, SMALLEST + 200)), max_size=5
+)
+
+
+def signature(*datatypes: str) -> Signature:
+    return Signature(tuple(TensorSpec(f"x{n}", DATATYPES[name], ("",)) for n, name in enumerate(datatypes)), ())
+
+
+def laid_out(tensors: Sequence[tuple[str, int]]) -> tuple[Signature, list[int], list[tuple[int, ...]]]:
+    """The signature of such inputs, their sizes in bytes, and their shapes; a BYTES tensor's shape tells nothing."""
+    made = signature(*(name for name, _ in tensors))
+    return made, [count * (DATATYPES[name].size or 1) for name, count in tensors], [(count,) for _, count in tensors]
+
+
+def pattern(length: int, seed: int) -> bytes:
+    return bytes((np.arange(length) * 7 + seed).astype(np.uint8))
+
+
+def content(slot: Slot, extents: Sequence[Extent]) -> list[bytes]:
+    return [bytes(slot.view[extent.offset : extent.offset + extent.nbytes]) for extent in extents]
+
+
+def outside(data: bytes) -> Tensor:
+    """A tensor in memory of its own."""
+    return Tensor.of(np.frombuffer(data, np.uint8))
+
+
+def inside(slot: Slot, offset: int, data: bytes) -> Tensor:
+    """A tensor in the slot."""
+    slot.view[offset : offset + len(data)] = data
+    return Tensor((len(data),), slot.address + offset, len(data))
+
+
+def filled(nbytes: int = 4 * SMALLEST) -> Slot:
+    """A slot that has so much memory."""
+    slot = slot_of()
+    slot.reserve(nbytes)
+    return slot
+
+
+def room_from(slot: Slot, offset: int) -> Room:
+    return Room(slot.address + offset, slot.capacity - offset)
+
+
+@given(TENSORS, st.integers(0, 2 * SMALLEST))
+def test_both_sides_find_the_same_tensors_from_signature_and_shapes_alone(tensors: list[tuple[str, int]], space: int) -> None:
+    slot = slot_of()
+    made, sizes, shapes = laid_out(tensors)
+    offsets = slot.place(made, sizes, space)
+    for seed, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        slot.view[offset : offset + size] = pattern(size, seed)
+    found, room = slot.inputs(made, shapes, slot.capacity)
+    assert [tensor.address - slot.address for tensor in found] == offsets
+    assert [tensor.shape for tensor in found] == shapes
+    assert [bytes(view(t.address, t.nbytes)) for t in found] == [pattern(size, seed) for seed, size in enumerate(sizes)]
+    assert room.nbytes >= space
+    assert room.address + room.nbytes == slot.address + slot.capacity
+
+
+@given(TENSORS)
+def test_tensors_are_aligned_and_none_overlaps_another(tensors: list[tuple[str, int]]) -> None:
+    slot = slot_of()
+    made, sizes, shapes = laid_out(tensors)
+    offsets = slot.place(made, sizes)
+    _, room = slot.inputs(made, shapes, slot.capacity)
+    starts = [slot.address + offset for offset in offsets]
+    assert all(start % ALIGNMENT == 0 for start in [*starts, room.address])
+    ends = [slot.address, *(start + size for start, size in zip(starts, sizes, strict=True))]
+    assert all(end <= start for end, start in zip(ends, [*starts, room.address], strict=True))
+
+
+def test_the_size_of_a_bytes_tensor_stands_in_a_block_before_it() -> None:
+    slot = slot_of()
+    assert slot.place(signature("INT8", "BYTES"), [1, 9]) == [0, 128]
+    assert bytes(slot.view[64:72]) == (9).to_bytes(8, "little")
+
+
+def test_a_slot_that_is_large_enough_stays_where_it_is() -> None:
+    slot = slot_of()
+    slot.reserve(10)
+    before = slot.address
+    slot.reserve(SMALLEST)
+    assert (slot.address, slot.capacity) == (before, SMALLEST)
+
+
+@given(st.integers(0, MEMORY // 2))
+def test_a_slot_has_what_was_asked_for_and_what_was_in_it(nbytes: int) -> None:
+    slot = slot_of()
+    slot.reserve(3)
+    slot.view[:3] = b"abc"
+    slot.reserve(nbytes)
+    assert max(nbytes, SMALLEST) <= slot.capacity == len(slot.view)
+    assert bytes(slot.view[:3]) == b"abc"
+
+
+@pytest.mark.parametrize("nbytes", [MEMORY, 1 << 80])
+def test_a_slot_that_cannot_grow_that_far_stays_as_it_was(nbytes: int) -> None:
+    slot = slot_of()
+    slot.reserve(1)
+    with pytest.raises(TooLarge, match=f"^the request and its answer need {nbytes} bytes of memory; the most for one is "):
+        slot.reserve(nbytes)
+    assert slot.capacity == SMALLEST
+
+
+def test_a_slot_gives_back_what_it_had_when_it_gets_more_and_in_the_end() -> None:
+    arena = arena_of(2)
+    blocks = arena.slot(0).blocks
+    assert isinstance(blocks, Blocks)
+    arena.slot(0).reserve(10)
+    arena.slot(0).reserve(10 * SMALLEST)
+    assert blocks.used == arena.slot(0).capacity == 10 * SMALLEST
+    arena.slot(0).vacate()
+    arena.slot(0).vacate()
+    assert (blocks.used, arena.slot(0).capacity) == (0, 0)
+
+
+def test_a_slot_gets_no_more_than_is_there() -> None:
+    first, second = map(arena_of(2).slot, (0, 1))
+    first.reserve(MEMORY // 2)
+    with pytest.raises(MemoryFull, match=f"requests hold {MEMORY // 2} and"):
+        second.reserve(MEMORY // 2)
+    second.reserve(SMALLEST, spare=MEMORY // 2)
+    assert second.capacity == SMALLEST
+
+
+def test_a_slot_that_no_pool_handed_out_has_no_memory() -> None:
+    slot = slot_of()
+    slot.blocks = None
+    with pytest.raises(ValueError, match="<Slot 0, 0 bytes> was not handed out by a pool"):
+        slot.reserve(1)
+
+
+@pytest.mark.parametrize(("start", "capacity"), [(-1, 1), (MEMORY, 1), (0, MEMORY + 1), (5, -1)])
+def test_the_device_side_uses_no_memory_beyond_the_tenant_s(start: int, capacity: int) -> None:
+    with pytest.raises(ValueError, match=rf"slot 0: {capacity} bytes from {start} on are not in {MEMORY} of memory"):
+        slot_of().occupy(start, capacity)
+
+
+def test_what_was_laid_out_in_one_block_is_looked_for_in_the_next() -> None:
+    slot, made = slot_of(), signature("UINT8")
+    for start in (0, SMALLEST):
+        slot.occupy(start, SMALLEST)
+        (tensor,), room = slot.inputs(made, [(3,)], SMALLEST)
+        assert (tensor.address, room.address) == (slot.address, slot.address + ALIGNMENT)
+
+
+def test_the_room_ends_where_the_ticket_says() -> None:
+    slot = slot_of()
+    slot.reserve(4 * SMALLEST)
+    (tensor,), room = slot.inputs(signature("UINT8"), [(3,)], 2 * SMALLEST)
+    assert (tensor.address, tensor.nbytes) == (slot.address, 3)
+    assert room == (slot.address + ALIGNMENT, 2 * SMALLEST - ALIGNMENT)
+
+
+def test_outputs_that_do_not_fit_behind_the_inputs_say_what_they_need_and_write_nothing() -> None:
+    slot = filled(SMALLEST)
+    slot.view[:] = b"i" * SMALLEST
+    with pytest.raises(Outgrown) as raised:
+        slot.keep([outside(b"x" * 65), outside(b"y" * 3)], Room(slot.address + SMALLEST - 128, 128))
+    assert raised.value.nbytes == SMALLEST + 3
+    assert bytes(slot.view) == b"i" * SMALLEST
+    extents = slot.keep([outside(b"x" * 64), outside(b"y" * 64)], Room(slot.address + SMALLEST - 128, 128))
+    assert content(slot, extents) == [b"x" * 64, b"y" * 64]
+
+
+def test_outputs_in_the_room_stay_where_they_are() -> None:
+    slot = filled()
+    before = slot.address
+    outputs = [inside(slot, 128, b"abc"), inside(slot, 64, b"de")]
+    assert slot.keep(outputs, room_from(slot, 64)) == (Extent((3,), 128, 3), Extent((2,), 64, 2))
+    assert slot.address == before
+
+
+def test_no_outputs_are_nowhere() -> None:
+    slot = filled()
+    assert slot.keep([], room_from(slot, 64)) == ()
+
+
+def test_outputs_elsewhere_are_brought_into_the_room_aligned() -> None:
+    slot = filled()
+    extents = slot.keep([outside(b"abc"), outside(b"x" * 65), outside(b"d")], room_from(slot, 64))
+    assert extents == (Extent((3,), 64, 3), Extent((65,), 128, 65), Extent((1,), 256, 1))
+    assert content(slot, extents) == [b"abc", b"x" * 65, b"d"]
+
+
+def test_outputs_that_are_empty_may_lie_anywhere() -> None:
+    slot = filled()
+    extents = slot.keep([Tensor((0,), 0, 0), outside(b"a")], room_from(slot, 64))
+    assert content(slot, extents) == [b"", b"a"]
+
+
+def test_an_output_that_lies_over_an_input_stays_there() -> None:
+    slot = slot_of()
+    made = signature("UINT8")
+    slot.place(made, [200], 4 * SMALLEST)
+    slot.view[:200] = pattern(200, 3)
+    (tensor,), room = slot.inputs(made, [(200,)], slot.capacity)
+    extents = slot.keep([outside(pattern(3 * SMALLEST, 1)), tensor], room)
+    assert extents[1] == Extent((200,), 0, 200)
+    assert content(slot, extents) == [pattern(3 * SMALLEST, 1), pattern(200, 3)]
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 200) | st.integers(SMALLEST - 9, SMALLEST + 9)), max_size=5),
+    st.integers(0, 3),
+)
+def test_outputs_inside_and_elsewhere_all_come_out_whole(plan: list[tuple[bool, int]], blocks: int) -> None:
+    slot = filled()
+    start = end = ALIGNMENT * blocks
+    outputs, expected = [], []
+    slot.reserve(start + sum(size + ALIGNMENT for _, size in plan))
+    for seed, (here, size) in enumerate(plan):
+        expected.append(pattern(size, seed))
+        outputs.append(inside(slot, end, expected[-1]) if here else outside(expected[-1]))
+        end += (size + ALIGNMENT) // ALIGNMENT * ALIGNMENT if here else 0
+    extents = slot.keep(outputs, room_from(slot, start))
+    assert content(slot, extents) == expected
+    assert all(extent.offset % ALIGNMENT == 0 for extent in extents)
+    taken = sorted((extent.offset, extent.nbytes) for extent in extents if extent.nbytes)
+    assert all(left + size <= right for (left, size), (right, _) in pairwise(taken))
+
+
+def test_a_slot_shows_its_number_and_size() -> None:
+    assert repr(slot_of(3)) == "<Slot 3, 0 bytes>"
+
+
+def test_large_outputs_are_brought_into_a_slot_without_the_interpreter() -> None:
+    nbytes = 1 << 26
+    slot = slot_of(nbytes=2 * nbytes)
+    slot.reserve(nbytes)
+    output = outside(np.ones(nbytes, np.uint8).tobytes())
+    with Watcher() as watcher:
+        began = time.thread_time()
+        (extent,) = slot.keep([output], room_from(slot, 0))
+        took = time.thread_time() - began
+    assert watcher.longest < took / 2
+    assert np.frombuffer(slot.view, np.uint8)[extent.offset : extent.offset + nbytes].all()
+
+
+def test_what_a_slot_holds_moves_to_a_larger_block_without_the_interpreter() -> None:
+    nbytes = 1 << 26
+    slot = slot_of(nbytes=4 * nbytes)
+    slot.reserve(nbytes)
+    np.frombuffer(slot.view, np.uint8)[:] = 1
+    with Watcher() as watcher:
+        began = time.thread_time()
+        slot.reserve(2 * nbytes)
+        took = time.thread_time() - began
+    assert watcher.longest < took / 2
+    assert np.frombuffer(slot.view, np.uint8)[:nbytes].all()

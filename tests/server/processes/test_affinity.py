@@ -1,0 +1,85 @@
+"""How the host's cores are shared: arithmetic, to be read as examples."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.processes.affinity import MOST, Shares, placed, share, trespasses
+
+
+def tenants(count: int) -> dict[str, Sequence[int] | None]:
+    return {f"t{number}": None for number in range(count)}
+
+
+def told(cores: int, chosen: dict[str, Sequence[int] | None]) -> str | None:
+    shares = share(range(cores), chosen)
+    return None if shares is None else str(shares)
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "expected"),
+    [
+        (16, 2, "HTTP of t0 on 8-9, of t1 on 10-11; the device's process on 0-7, all others on 12-13"),
+        (16, 4, "HTTP of t0 on 8-9, of t1 on 10-11, of t2 on 12-13, of t3 on 14-15; "
+                "the device's process on 0-7, all others on 0-7"),
+        (16, 6, "HTTP of t0 on 8, of t1 on 9, of t2 on 10, of t3 on 11, of t4 on 12, of t5 on 13; "
+                "the device's process on 0-7, all others on 14-15"),
+        (64, 1, "HTTP of t0 on 32-33; the device's process on 0-31, all others on 34-35"),
+        (3, 2, "HTTP of t0 on 1, of t1 on 2; the device's process on 0, all others on 0"),
+        (2, 1, "HTTP of t0 on 1; the device's process on 0, all others on 0"),
+    ],
+)  # fmt: skip
+def test_the_device_has_half_and_every_tenant_as_many_as_every_other(cores: int, count: int, expected: str) -> None:
+    assert told(cores, tenants(count)) == expected
+
+
+@pytest.mark.parametrize(("cores", "count"), [(1, 1), (2, 2), (16, 9), (0, 1)])
+def test_too_few_are_not_shared_at_all(cores: int, count: int) -> None:
+    assert share(range(cores), tenants(count)) is None
+
+
+def test_what_a_tenant_chose_is_its_own_and_nobody_else_s() -> None:
+    shares = share(range(8), {"acme": (0, 5), "globex": None})
+    assert shares == Shares(frozenset({1, 2, 3}), {"acme": frozenset({0, 5}), "globex": frozenset({4, 6})}, frozenset({7}))
+    assert str(shares) == "HTTP of acme on 0,5, of globex on 4,6; the device's process on 1-3, all others on 7"
+
+
+def test_where_every_tenant_chose_the_device_has_all_that_is_left() -> None:
+    assert told(8, {"acme": (6,), "globex": (7,)}) == (
+        "HTTP of acme on 6, of globex on 7; the device's process on 0-5, all others on 0-5"
+    )
+    assert share(range(2), {"acme": (0, 1)}) is None
+
+
+def test_cores_that_two_tenants_chose_are_theirs_together() -> None:
+    assert told(4, {"acme": (3,), "globex": (3,)}) == (
+        "HTTP of acme on 3, of globex on 3; the device's process on 0-2, all others on 0-2"
+    )
+
+
+def test_http_on_the_cores_of_another_s_partition_is_told_and_on_its_own_or_nobody_s_it_is_not() -> None:
+    partitions = {"acme": {0}, "globex": {1, 2}, "initech": {3}}
+    assert list(trespasses({"acme": (0, 1, 2), "globex": (1,), "initech": (4,), "umbrella": None}, partitions)) == [
+        "tenants.acme.front_cores: 1-2 is of globex's partition, whose work this tenant's HTTP would delay; "
+        "leave it out, or name cores that are nobody's"
+    ]
+
+
+def test_where_http_runs_is_told_as_a_configuration_says_it() -> None:
+    assert placed({"acme": [2, 0, 1], "globex": {5}}) == "HTTP of acme on 0-2, of globex on 5"
+
+
+@given(st.sets(st.integers(0, 40)), st.lists(st.sets(st.integers(0, 40), max_size=3), min_size=1, max_size=6))
+def test_nobody_runs_where_another_does(allowed: set[int], wishes: list[set[int]]) -> None:
+    chosen = {f"t{place}": sorted(wish) or None for place, wish in enumerate(wishes)}
+    if shares := share(allowed, chosen):
+        given_away = [shares.fronts[name] for name, wish in chosen.items() if not wish]
+        sets = [shares.device, *given_away, set().union(*wishes)]
+        assert sum(map(len, sets)) == len(set().union(*sets))
+        assert set().union(shares.device, *given_away) <= allowed
+        assert all(0 < len(cores) <= MOST for cores in given_away)
+        assert len(set(map(len, given_away))) <= 1
+        assert shares.others
+        assert shares.others == shares.device or shares.others.isdisjoint(set().union(*sets))

@@ -1,0 +1,81 @@
+"""When a process that does not answer counts as one that hangs, and what of a slow machine does not."""
+
+import os
+from pathlib import Path
+
+from server.processes.heartbeat import INTERVAL, SILENCE, Activity, Pulse, observe
+
+
+def looks(pulse: Pulse, *activities: Activity, begin: float = 100.0, step: float = INTERVAL) -> int:
+    """How many looks it takes until it hangs, with one activity a look; more than there are if it does not."""
+    for number, activity in enumerate(activities, 1):
+        if pulse.hangs(begin + number * step, activity):
+            return number
+    return len(activities) + 1
+
+
+def asked() -> Pulse:
+    """One that has answered before, and was asked again at 100 s."""
+    pulse = Pulse()
+    pulse.asked(99.0)
+    pulse.answered()
+    pulse.asked(100.0)
+    return pulse
+
+
+LIMIT = int(SILENCE / INTERVAL)
+
+
+def test_a_process_that_is_stopped_or_sleeps_hangs_after_the_limit() -> None:
+    for state in "TtS":
+        assert looks(asked(), *[Activity(state, 1.0, 1.0)] * 99) == LIMIT
+
+
+def test_one_that_is_busy_all_the_time_hangs_as_well() -> None:
+    busy = [Activity("R", number * INTERVAL, 0.0) for number in range(99)]
+    assert looks(asked(), *busy) == LIMIT + 1, "the first look has nothing to compare with"
+
+
+def test_an_answer_begins_it_anew() -> None:
+    pulse = asked()
+    assert looks(pulse, *[Activity("S", 1.0, 1.0)] * (LIMIT - 1)) == LIMIT
+    assert not pulse.due
+    pulse.answered()
+    assert pulse.due
+    pulse.asked(100.0)
+    assert looks(pulse, *[Activity("S", 1.0, 1.0)] * 99) == LIMIT
+
+
+def test_time_in_which_it_waited_for_a_core_does_not_count() -> None:
+    hungry = [Activity("R", number * INTERVAL / 5, number * INTERVAL * 4 / 5) for number in range(400)]
+    assert looks(asked(), *hungry) >= 5 * LIMIT - 5
+    assert looks(asked(), *[Activity("R", 1.0, 1.0)] * 99) == 100, "it did not run at all"
+
+
+def test_time_in_which_it_waited_for_a_disk_does_not_count() -> None:
+    assert looks(asked(), *[Activity("D", 1.0, 1.0)] * 99) == 100
+
+
+def test_time_in_which_who_asks_was_not_run_does_not_count() -> None:
+    assert looks(asked(), *[Activity("S", 1.0, 1.0)] * 5, step=60.0) == 6
+
+
+def test_one_that_is_starting_has_more_time() -> None:
+    pulse = Pulse()
+    pulse.asked(100.0)
+    assert looks(pulse, *[Activity("S", 1.0, 1.0)] * 5 * LIMIT) == 5 * LIMIT + 1
+
+
+def test_the_kernel_says_what_this_process_does() -> None:
+    before = observe(os.getpid())
+    sum(range(10**6))
+    now = observe(os.getpid())
+    assert (now.state, now.stopped, now.ran > before.ran) == ("R", False, True)
+    assert str(now) == "it is busy"
+    assert observe(2**22 + 1) == Activity("X", 0.0, 0.0)
+
+
+def test_without_scheduler_statistics_the_times_are_those_of_stat(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (some (odd) name) T 1 1 1 0 -1 0 0 0 0 0 150 25 0 0")
+    assert observe(7, tmp_path) == Activity("T", 1.75, 0.0)

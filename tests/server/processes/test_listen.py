@@ -1,0 +1,96 @@
+"""Sockets to listen on, and what is said when there are none to be had."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfig
+from server.processes.listen import Taken, address, listen
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def config(host: str = "127.0.0.1", port: int = 0, own: int | None = None) -> Config:
+    tenant = TenantConfig(name="acme", granules=1, models=("*",), port=own)
+    return Config(
+        server=ServerConfig(host=host, port=port),
+        models=ModelsConfig(repository=Path()),
+        tenants={"acme": tenant},
+        source="test",
+    )
+
+
+def taken(stack: ExitStack) -> int:
+    holder = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    port: int = holder.getsockname()[1]
+    return port
+
+
+def test_connections_can_be_made_before_anybody_accepts_them(stack: ExitStack) -> None:
+    (listener,), own = listen(config())
+    stack.enter_context(listener)
+    assert own == {}
+    assert not listener.getblocking()
+    stack.enter_context(socket.create_connection(listener.getsockname()))
+    assert address(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_a_tenant_may_have_a_socket_of_its_own(stack: ExitStack) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (listener,), own = listen(config(own=port))
+    stack.enter_context(listener)
+    (theirs,) = own["acme"]
+    stack.enter_context(theirs)
+    assert theirs.getsockname()[1] == port
+
+
+def test_an_address_with_colons_is_told_in_brackets(stack: ExitStack) -> None:
+    try:
+        (listener,), _ = listen(config(host="::1"))
+    except Taken:
+        pytest.skip("this machine has no IPv6")
+    stack.enter_context(listener)
+    assert address(listener).startswith("http://[::1]:")
+
+
+def test_a_taken_port_is_told_with_what_to_do(stack: ExitStack) -> None:
+    port = taken(stack)
+    with pytest.raises(Taken) as told:
+        listen(config(port=port))
+    expected = f"cannot listen on 127.0.0.1:{port}: another program listens there; choose another with --port or server.port"
+    assert str(told.value) == expected
+
+
+def test_a_taken_port_of_a_tenant_names_its_key_and_the_others_are_let_go(stack: ExitStack) -> None:
+    port = taken(stack)
+    with pytest.raises(Taken, match=r"choose another as tenants\.acme\.port"):
+        listen(config(own=port))
+
+
+def test_a_host_that_is_nobodys_is_told_as_the_system_tells_it() -> None:
+    with pytest.raises(Taken, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"):
+        listen(config(host="192.0.2.1"))
+    with pytest.raises(Taken, match=r"cannot listen on no\.such\.host\.invalid:0: "):
+        listen(config(host="no.such.host.invalid"))
+
+
+def test_every_address_of_ipv6_is_every_address_of_ipv4_too_and_another_is_not(stack: ExitStack) -> None:
+    try:
+        (every,), _ = listen(config(host="::"))
+        (one,), _ = listen(config(host="::1"))
+    except Taken:
+        pytest.skip("this machine has no IPv6")
+    for listener in (every, one):
+        stack.enter_context(listener)
+    port = every.getsockname()[1]
+    for host in ("127.0.0.1", "::1"):
+        stack.enter_context(socket.create_connection((host, port)))
+    assert one.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1

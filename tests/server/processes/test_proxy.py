@@ -1,0 +1,183 @@
+"""A request through two applications: one that asks, and one that is asked."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, Request
+
+from server.config.schema import Config, ModelOptions, ModelsConfig, TenantConfig
+from server.errors import Unavailable
+from server.http import framework as web
+from server.http.exchange import Reply
+from server.processes import proxy as forward
+from server.processes.proxy import Forwarded, answer
+from server.tenants.service import Service, Tenant, open_tenant
+from tests.memory import linked
+
+ACME = TenantConfig(name="acme", granules=1, models=("*",))
+CONFIG = Config(
+    models=ModelsConfig(repository=Path(), options={"m": ModelOptions(max_batch=4)}), tenants={"acme": ACME}, source="test"
+)
+far = APIRouter()
+
+
+@far.put("/admin/echo")
+async def echo(request: Request) -> dict[str, Any]:
+    body = (await request.body()).decode()
+    return {"query": request.url.query, "body": body, "field": request.headers["x-field"], "client": request.client}
+
+
+async def ask(asked: Forwarded) -> Any:
+    return await answer(web.build((far,)), asked)
+
+
+def near(asking: Any = ask, client: str = "127.0.0.1", *tenants: Tenant) -> httpx.AsyncClient:
+    service = Service(CONFIG, tenants)
+    application = web.build((forward.router,), service=lambda: service, ask=asking)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(application, client=(client, 7)), base_url="http://localhost")
+
+
+async def test_a_request_is_forwarded_whole_and_its_answer_too() -> None:
+    async with near() as http:
+        told = await http.put("/admin/echo?a=b", content="text", headers={"X-Field": "value"})
+    assert told.status_code == 200
+    assert told.json() == {"query": "a=b", "body": "text", "field": "value", "client": ["127.0.0.1", 7]}
+    assert told.headers["content-type"] == "application/json"
+
+
+async def test_which_methods_are_allowed_is_for_the_other_side_to_say() -> None:
+    async with near() as http:
+        told = await http.delete("/admin/echo")
+    assert (told.status_code, told.headers["allow"]) == (405, "PUT")
+
+
+async def test_who_may_not_administer_is_refused_on_this_side() -> None:
+    async def never(_: Forwarded) -> Any:
+        raise AssertionError("it was asked")
+
+    async with near(never, client="192.0.2.1") as http:
+        assert (await http.put("/admin/echo")).status_code == 401
+        assert (await http.get("/metrics")).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["load", "unload"])
+async def test_models_are_loaded_for_tenants_who_are_served_here_only(path: str) -> None:
+    async with near() as http:
+        assert (await http.post(f"/v2/repository/models/m/{path}")).status_code == 401
+        assert (await http.post(f"/v2/repository/models/m/{path}", headers={"X-Tenant": "acme"})).status_code == 421
+
+
+async def test_a_side_that_is_gone_is_unavailable() -> None:
+    async def gone(_: Forwarded) -> Any:
+        raise Unavailable("the other process is gone")
+
+    async with near(gone) as http:
+        assert (await http.get("/metrics")).status_code == 503
+
+
+class Far:
+    """Answers what is forwarded once it is let, and remembers it."""
+
+    def __init__(self) -> None:
+        self.asked: list[Forwarded] = []
+        self.cancelled = 0
+        self.gate = asyncio.Event()
+
+    async def __call__(self, asked: Forwarded) -> Reply:
+        self.asked.append(asked)
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return Reply(200, [], b"")
+
+
+class Nobody:
+    def cancel(self, slot: int, serial: int) -> None:
+        raise AssertionError
+
+
+@pytest.fixture
+def acme() -> Iterator[Tenant]:
+    with linked() as link:
+        yield open_tenant(ACME, link, Nobody())
+
+
+AS_ACME = {"X-Tenant": "acme"}
+LOAD, UNLOAD = "/v2/repository/models/m/load", "/v2/repository/models/m/unload"
+
+
+def loading(config: Any) -> dict[str, Any]:
+    return {"parameters": {"config": config if isinstance(config, str) else json.dumps(config)}}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b"[]", "the request body is an array; expected an object"),
+        (json.dumps(loading("[" * 300_000)).encode(), "failed to load 'm': the config parameter: 300000 bytes"),
+        (
+            json.dumps(loading({"version_policy": {"specific": {"versions": list(range(1, 5000))}}})).encode(),
+            "more than 1024 val",
+        ),
+        (json.dumps(loading({f"k{number}": 1 for number in range(1000)})).encode(), "the config parameter: k0 (there is no"),
+        (json.dumps(loading({"max_batch_size": 9})).encode(), "models.m.max_batch in the server's configuration overrules it"),
+        (json.dumps({"parameters": {"file:1/model.onnx": "x" * 500_000}}).encode(), "put files into the repository"),
+    ],
+)
+async def test_what_a_load_says_is_refused_before_the_other_side_is_asked(acme: Tenant, body: bytes, text: str) -> None:
+    far = Far()
+    far.gate.set()  # Were it asked, it would answer.
+    async with near(far, "127.0.0.1", acme) as http:
+        told = await http.post(LOAD, content=body, headers=AS_ACME)
+    assert told.status_code == 400
+    assert text in told.json()["error"]
+    assert (len(told.content) < 500, far.asked) == (True, [])
+
+
+async def test_of_a_load_nothing_is_forwarded_but_what_was_checked(acme: Tenant) -> None:
+    far = Far()
+    far.gate.set()
+    config = {"max_batch_size": 4}
+    body = {"padding": "x" * 500_000, **loading(config)}
+    async with near(far, "127.0.0.1", acme) as http:
+        for path, content in ((LOAD, body), (LOAD, {}), (UNLOAD, {"padding": "x" * 500_000})):
+            assert (await http.post(path, json=content, headers=AS_ACME)).status_code == 200
+    assert [json.loads(asked.body or "null") for asked in far.asked] == [loading(config), None, None]
+    assert [int(asked.headers[b"content-length"]) for asked in far.asked] == [len(asked.body) for asked in far.asked]
+
+
+async def test_a_tenants_changes_come_one_at_a_time_and_more_than_may_wait_are_429(acme: Tenant) -> None:
+    far = Far()
+    async with near(far, "127.0.0.1", acme) as http:
+        posts = [asyncio.ensure_future(http.post(path, headers=AS_ACME)) for path in (LOAD, UNLOAD, LOAD, LOAD, UNLOAD)]
+        while repr(acme.changes) != "<Changes 5 asked for>" or not far.asked:
+            await asyncio.sleep(0)
+        for path in (LOAD, UNLOAD):
+            refused = await asyncio.wait_for(http.post(path, headers=AS_ACME), 10)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"].startswith("4 loads and unloads wait already")
+        assert len(far.asked) == 1
+        far.gate.set()
+        assert [told.status_code for told in await asyncio.gather(*posts)] == [200] * 5
+    assert len(far.asked) == 5
+    assert repr(acme.changes) == "<Changes 0 asked for>"
+
+
+async def test_a_change_is_given_up_with_its_client_and_the_next_has_its_turn(acme: Tenant) -> None:
+    far = Far()
+    async with near(far, "127.0.0.1", acme) as http:
+        posts = [asyncio.ensure_future(http.post(LOAD, headers=AS_ACME)) for _ in range(3)]
+        while not far.asked:
+            await asyncio.sleep(0)
+        for post in posts[:2]:
+            post.cancel()
+        far.gate.set()
+        assert (await posts[2]).status_code == 200
+    assert (len(far.asked), far.cancelled) == (2, 1), "one that waited was never asked for"

@@ -1,0 +1,99 @@
+"""From the first bytes of a connection to whose it is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.config.schema import TenantConfig
+from server.processes.routing import HOUSE, MOST, STRANGERS, belongs, destination
+from server.tenants.auth import Tenancy, digest
+
+OPEN = TenantConfig(name="acme", granules=1, models=("*",))
+KEYED = TenantConfig(name="globex", granules=1, models=("*",), keys_sha256=(digest("secret"),))
+NOBODY = Tenancy([OPEN, KEYED], None)
+DEFAULT = Tenancy([OPEN, KEYED], "acme")
+INFER = "POST /v2/models/m/infer HTTP/1.1"
+
+
+def head(first: str, *fields: str) -> bytes:
+    return "\r\n".join([first, "Host: x", *fields, "", ""]).encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("data", "where"),
+    [
+        (head(INFER, "X-Tenant: acme"), "acme"),
+        (head(INFER, "x-tenant:acme"), "acme"),
+        (head(INFER, "Authorization: Bearer secret"), "globex"),
+        (head(INFER, "AUTHORIZATION:   bearer secret  "), "globex"),
+        (head(INFER, "Authorization: Bearer secret", "X-Tenant: acme"), STRANGERS),
+        (head(INFER, "Authorization: Bearer wrong"), STRANGERS),
+        (head(INFER, "X-Tenant: globex"), STRANGERS),
+        (head(INFER, "X-Tenant: nobody"), STRANGERS),
+        (head(INFER), STRANGERS),
+        (head("GET /v2/health/ready HTTP/1.1"), HOUSE),
+        (head("GET /v2?a=b HTTP/1.1"), HOUSE),
+        (head("GET / HTTP/1.1"), HOUSE),
+        (head("GET /v2/health/ready HTTP/1.1", "Authorization: Bearer wrong"), STRANGERS),
+        (head("GET /v2/health/ready HTTP/1.1", "X-Tenant: acme"), "acme"),
+        (head("GET /admin/tenants?a HTTP/1.1", "X-Tenant: acme"), HOUSE),
+        (head("GET /metrics HTTP/1.1", "Authorization: Bearer wrong"), HOUSE),
+        (b"\r\n" + head(INFER, "X-Tenant: acme"), "acme"),
+        (b"POST\r\n\r\n", STRANGERS),
+        (b"GET / HTTP/1.1\r\nno colon\r\nX-Tenant: acme\r\n\r\n", "acme"),
+        (b"\x16\x03\x01\x02", STRANGERS),
+        (b"\0", STRANGERS),
+    ],
+)
+def test_the_first_headers_say_whose_a_connection_is(data: bytes, where: str) -> None:
+    assert destination(data, NOBODY) == where
+
+
+def test_the_default_tenant_has_what_names_nobody() -> None:
+    assert destination(head(INFER), DEFAULT) == "acme"
+    assert destination(head("GET /v2/health/ready HTTP/1.1"), DEFAULT) == "acme"
+    assert destination(head(INFER, "Authorization: Bearer wrong"), DEFAULT) == STRANGERS
+
+
+@pytest.mark.parametrize("data", [b"", b"\r\n", b"P", b"POST / HTTP/1.1\r\nX-Tenant: acme", b"POST / HTTP/1.1\r\n\r"])
+def test_more_has_to_come_while_the_headers_are_not_whole(data: bytes) -> None:
+    assert destination(data, NOBODY) is None
+
+
+def test_headers_that_are_too_long_are_a_strangers() -> None:
+    data = head(INFER, "X: " + "x" * MOST, "X-Tenant: acme")
+    assert destination(data, NOBODY) == STRANGERS
+    assert destination(data[: MOST - 1], NOBODY) is None
+
+
+@pytest.mark.parametrize("data", [b"\r\n" + b"x" * MOST, b"\r\n" * MOST, b"\n" * MOST], ids=["a line", "empty lines", "LF"])
+def test_empty_lines_count_among_the_bytes_that_are_looked_at(data: bytes) -> None:
+    assert destination(data, NOBODY) == STRANGERS
+    assert destination(data[: MOST - 1], NOBODY) is None
+
+
+LINES = st.lists(
+    st.sampled_from(["X-Tenant: acme", "Authorization: Bearer secret", "Authorization: Bearer bad", "A: b", ":", "", "\x80"])
+)
+
+
+@given(LINES, st.sampled_from([INFER, "GET /admin HTTP/1.1", "GET / HTTP/1.1", "", "\x16"]), st.binary(max_size=50), st.data())
+def test_however_the_bytes_come_the_answer_is_the_same_once_there_is_one(
+    lines: list[str], first: str, body: bytes, data: st.DataObject
+) -> None:
+    whole = head(first, *lines) + body
+    known = destination(whole, NOBODY)
+    for cut in data.draw(st.lists(st.integers(0, len(whole)), max_size=5)):
+        assert destination(whole[:cut], NOBODY) in (None, known)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_are_too_much_for_it(data: bytes) -> None:
+    assert destination(data, NOBODY) in (None, HOUSE, STRANGERS, "acme", "globex")
+
+
+@given(st.sampled_from([b"secret", b"wrong", b"\xff"]), st.sampled_from([None, b"acme", b"globex", b"\xff"]))
+def test_a_request_that_was_parsed_belongs_where_its_bytes_do(key: bytes, name: bytes | None) -> None:
+    fields = [b"authorization: Bearer " + key] + ([] if name is None else [b"X-Tenant: " + name])
+    data = b"\r\n".join([INFER.encode(), *fields, b"", b""])
+    assert belongs(b"/v2/models/m/infer", b"Bearer " + key, name, NOBODY) == destination(data, NOBODY)

@@ -1,0 +1,142 @@
+"""The classification extension: which classes, in which words, and how long the event loop is held up by them."""
+
+import json
+import pickle
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from engines import DATATYPES, Signature, TensorSpec, wire
+from server.errors import BadRequest
+from server.link.messages import Extent
+from server.protocol.classification import MOST_ELEMENTS, MOST_TEXTS, UNLABELLED, Classes, Labels, classify
+from server.protocol.request import InferRequest, Wanted
+from server.protocol.request_cache import Plans
+from server.protocol.response import InferResponse, encode, write_long
+from tests.memory import roomy
+
+from .messages import floats, spec
+from .test_json_slices import finish
+
+FRUIT = Labels({"y": b"fig\r\napple\n\npickle"})
+
+
+def classes(values: Any, count: int, name: str = "FP32", batched: bool = False, labels: Any = ()) -> Classes:
+    array = np.asarray(values) if isinstance(values, np.ndarray) else np.asarray(values, DATATYPES[name].numpy)
+    return finish(classify(spec("y", name), memoryview(array.tobytes()), array.shape, count, batched, labels))[1]
+
+
+def texts(values: Any, count: int, name: str = "FP32") -> list[str]:
+    return [text.decode() for text in classes(values, count, name).texts]
+
+
+def test_the_highest_come_first_with_their_places() -> None:
+    """The example of Triton's documentation."""
+    assert texts([1, 5, 10, 4], 2, "INT32") == ["10:2", "5:1"]
+    assert texts([1.1, 3.3, 0.5, 2.4], 2) == ["3.300000:1", "2.400000:3"]
+
+
+def test_a_label_follows_where_there_is_one() -> None:
+    found = classes([1, 5, 10, 4, 7], 5, "UINT8", labels=FRUIT.of("y"))
+    assert found.texts == [b"10:2", b"7:4", b"5:1:apple", b"4:3:pickle", b"1:0:fig"]
+
+
+@pytest.mark.parametrize("name", [name for name, datatype in DATATYPES.items() if datatype.kind in ("int", "uint", "float")])
+def test_every_type_of_number_has_an_order(name: str) -> None:
+    values = np.array([1, 3, 2], ml_dtypes.bfloat16 if name == "BF16" else DATATYPES[name].numpy)
+    assert [text.split(b":")[1] for text in classes(values, 3, name).texts] == [b"1", b"2", b"0"]
+
+
+def test_whole_numbers_are_compared_as_they_are() -> None:
+    assert texts([0, 2**64 - 1, 2**64 - 2], 2, "UINT64") == [f"{2**64 - 1}:1", f"{2**64 - 2}:2"]
+    assert texts([-(2**63), 2**63 - 1], 2, "INT64") == [f"{2**63 - 1}:1", f"{-(2**63)}:0"]
+
+
+def test_the_first_of_equals_comes_first() -> None:
+    assert [text.split(":")[1] for text in texts([1, 2, 2, 1, 2, 1], 4)] == ["1", "2", "4", "0"]
+
+
+def test_nan_comes_last() -> None:
+    assert texts([np.nan, 1, -np.inf, np.inf], 4) == ["inf:3", "1.000000:1", "nan:0", "-inf:2"]
+
+
+def test_without_batches_the_whole_output_is_one_row() -> None:
+    assert classes([[1, 2], [4, 3]], 3, "INT8") == Classes((3,), [b"4:2", b"3:3", b"2:1"])
+
+
+def test_each_row_of_a_batch_has_its_own() -> None:
+    assert classes([[[1], [2]], [[4], [3]]], 1, "INT8", batched=True) == Classes((2, 1), [b"2:1", b"4:0"])
+
+
+@pytest.mark.parametrize(("shape", "batched", "kept"), [((0, 3), True, (0, 2)), ((2, 0), True, (2, 0)), ((0,), False, (0,))])
+def test_an_empty_output_has_none(shape: tuple[int, ...], batched: bool, kept: tuple[int, ...]) -> None:
+    assert classes(np.zeros(shape, np.float32), 2, batched=batched) == Classes(kept, [])
+
+
+def test_more_than_there_are_is_all_of_them() -> None:
+    assert classes([1, 2], 10**18, "INT8") == Classes((2,), [b"2:1", b"1:0"])
+
+
+def test_as_many_of_a_large_output_are_those_of_a_sort() -> None:
+    values = np.random.default_rng(7).integers(0, 5000, MOST_ELEMENTS, np.int32)
+    expected = sorted(range(MOST_ELEMENTS), key=lambda place: (-int(values[place]), place))[:3000]
+    assert [int(text.split(b":")[1]) for text in classes(values, 3000, "INT32").texts] == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "told"),
+    [
+        ((MOST_ELEMENTS + 1,), 1, f"output 'y': {MOST_ELEMENTS + 1} elements; at most {MOST_ELEMENTS} can be classified"),
+        ((2, MOST_TEXTS), MOST_TEXTS, f"output 'y': 2 times {MOST_TEXTS} classes; an answer has at most {MOST_TEXTS}"),
+    ],
+)
+def test_too_much_is_refused(shape: tuple[int, ...], count: int, told: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        classes(np.zeros(shape, np.int8), count, "INT8", batched=len(shape) == 2)
+    assert str(refused.value) == told
+
+
+def test_a_large_output_may_be_interrupted_again_and_again() -> None:
+    array = np.zeros(MOST_ELEMENTS, np.float32)
+    steps = classify(spec("y", "FP32"), memoryview(array), array.shape, 1, False, ())
+    assert finish(steps)[0] >= MOST_ELEMENTS >> 15
+    rows = np.zeros((1000, 1000), np.float32)
+    assert finish(classify(spec("y", "FP32"), memoryview(rows).cast("B"), rows.shape, 5, True, ()))[0] >= 30
+    many = finish(classify(spec("y", "FP32"), memoryview(array), (MOST_ELEMENTS,), MOST_TEXTS, False, ()))[0]
+    assert many >= MOST_TEXTS >> 10
+
+
+def answer(wanted: Wanted, plans: Plans | None = None, max_batch: int = 0) -> InferResponse:
+    """The answer of a model whose output is 1.5, 4, 3 and -1."""
+    slot = roomy()
+    slot.view[:16] = floats([1.5, 4, 3, -1])
+    signature = Signature((), (TensorSpec("y", DATATYPES["FP32"], ("n",)),), max_batch)
+    request = InferRequest(None, (), (wanted,), 0, None, wanted.classes > 0)
+    extents = [Extent((2, 2) if max_batch else (4,), 0, 16)]
+    _, written = finish(write_long(request, signature, slot, extents, "literal", FRUIT))
+    return (plans.encode if plans else encode)("m", "1", request, signature, slot, extents, written)
+
+
+def test_classes_are_answered_as_texts_in_json() -> None:
+    assert json.loads(answer(Wanted(0, False, 2)).body)["outputs"] == [
+        {"name": "y", "datatype": "BYTES", "shape": [2], "data": ["4.000000:1:apple", "3.000000:2"]}
+    ]
+
+
+def test_classes_are_answered_as_texts_in_binary() -> None:
+    for plans in (None, Plans()):
+        for _ in range(2):
+            response = answer(Wanted(0, True, 1), plans, max_batch=4)
+            packed = wire.pack([b"4.000000:1:apple", b"3.000000:0:fig"])
+            assert json.loads(response.body[: response.header_length])["outputs"] == [
+                {"name": "y", "datatype": "BYTES", "shape": [2, 1], "parameters": {"binary_data_size": len(packed)}}
+            ]
+            assert response.body[response.header_length or 0 :] == packed
+
+
+def test_labels_cross_to_another_process_as_their_files() -> None:
+    FRUIT.of("y")
+    assert list(pickle.loads(pickle.dumps(FRUIT)).of("y")) == [b"fig", b"apple", b"", b"pickle"]
+    assert (repr(FRUIT), repr(UNLABELLED), UNLABELLED.of("y")) == ("<Labels of y>", "<Labels of nothing>", ())

@@ -1,0 +1,202 @@
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import BadRequest
+from server.protocol.json_document import count, field, flag, parameters, parse, refuse, short, show, unsigned
+
+from .messages import nested
+
+TEXT = st.text(alphabet='ab:",\\{}[]é\n', max_size=6)
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=9)
+
+
+@given(st.dictionaries(TEXT, JSON, max_size=4))
+def test_an_object_is_read_as_it_stands_whatever_its_strings_hold(document: dict[str, object]) -> None:
+    assert parse(json.dumps(document).encode()) == document
+
+
+@given(st.dictionaries(TEXT, JSON, min_size=1, max_size=3), st.data())
+def test_a_key_that_stands_twice_is_refused_in_any_object(document: dict[str, object], data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(sorted(document)))
+    inside = json.dumps(document)[:-1] + f", {json.dumps(key)}: 0}}"
+    wrapping = data.draw(
+        st.sampled_from(["%s", '{"a": %s}', '{"inputs": [%s]}', '{"inputs": [{"data": [[%s]]}]}', '{"data": %s}'])
+    )
+    with pytest.raises(BadRequest) as refusal:
+        parse((wrapping % inside).encode())
+    assert str(refusal.value) == f"the request body has the key {show(key)} twice in one object"
+
+
+def test_a_key_that_stands_twice_under_another_spelling_is_refused() -> None:
+    with pytest.raises(BadRequest, match='the key "id" twice'):
+        parse(b'{"id": "1", "\\u0069d": "2"}')
+
+
+def test_the_same_key_in_different_objects_is_no_repetition() -> None:
+    document = {"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 2}], "id": "a:b"}
+    assert parse(json.dumps(document).encode()) == document
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "nan", "1e400", "01", "'x'", "1,", ""])
+def test_what_json_has_no_form_for_is_refused_with_its_place(literal: str) -> None:
+    with pytest.raises(BadRequest, match=r"the request body is not JSON: .* at byte \d+"):
+        parse(f'{{"value": {literal}}}'.encode())
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"a": 1} {}', b'{"a": "\xff"}', b"\xef\xbb\xbf{}", b'{"a": "\\ud800"}', b"\0"])
+def test_what_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="the request body is not JSON: "):
+        parse(body)
+
+
+@pytest.mark.parametrize("body", [b"", b" \r\n"])
+def test_an_empty_body_is_told_so(body: bytes) -> None:
+    with pytest.raises(BadRequest, match=r"^the request body is empty; expected an object$"):
+        parse(memoryview(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("[]", "an array"),
+        ('"a"', "a string"),
+        ("1", "an integer"),
+        ("1.5", "a number"),
+        ("true", "a boolean"),
+        ("null", "null"),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused_with_what_it_is(body: str, kind: str) -> None:
+    with pytest.raises(BadRequest, match=f"^the override is {kind}; expected an object$"):
+        parse(body.encode(), "the override")
+
+
+def test_a_body_may_be_a_view_of_bytes() -> None:
+    assert parse(memoryview(b'{"a": ":"}')) == {"a": ":"}
+
+
+@pytest.mark.parametrize("levels", [2, 100, 1000])
+@pytest.mark.parametrize("leaf", ["1", '"no:key"'])
+def test_a_document_is_read_or_refused_however_deeply_it_is_nested(levels: int, leaf: str) -> None:
+    body = f'{{"deep": {nested(levels, leaf)}}}'.encode()
+    try:
+        document = parse(body)
+    except BadRequest as refusal:
+        assert levels > 100
+        assert str(refusal) == "the request body is nested too deeply"  # noqa: PT017
+    else:
+        assert list(document) == ["deep"]
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_a_hundred_thousand_levels_are_refused(opening: str) -> None:
+    with pytest.raises(BadRequest, match="the request body is not JSON: "):
+        parse(b'{"deep": ' + opening.encode() * 100_000)
+
+
+def test_a_field_of_its_kind_is_given_and_an_absent_one_is_none() -> None:
+    assert field({"id": "7"}, "id", str) == "7"
+    assert field({}, "id", str) is None
+    assert field({"id": None}, "id", str) is None
+
+
+def test_a_missing_field_is_named_with_its_place_and_what_it_should_be() -> None:
+    with pytest.raises(BadRequest, match=re.escape("inputs[2].shape: missing; expected an array")):
+        field({}, "shape", list, "inputs[2].", required=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (1, "1 is an integer"),
+        (True, "true is a boolean"),
+        (1.5, "1.5 is a number"),
+        ([1], r"\[1\] is an array"),
+        ({}, "{} is an object"),
+    ],
+)
+def test_a_field_of_another_kind_is_named_with_what_came(value: object, what: str) -> None:
+    with pytest.raises(BadRequest, match=f"^outputs.id: {what}; expected a string$"):
+        field({"id": value}, "id", str, "outputs.")
+
+
+def test_true_is_no_integer() -> None:
+    with pytest.raises(BadRequest, match=r"^count: true is a boolean; expected an integer$"):
+        field({"count": True}, "count", int)
+
+
+def test_parameters_are_strings_numbers_and_booleans() -> None:
+    values = {"a": "b", "c": 1, "d": 1.5, "e": True}
+    assert parameters({"parameters": values}) == values
+    assert parameters({}) == {}
+
+
+@pytest.mark.parametrize(("value", "what"), [(None, "null"), ([1], "[1] is an array"), ({"b": 1}, '{"b": 1} is an object')])
+def test_a_parameter_of_another_kind_is_refused_by_name(value: object, what: str) -> None:
+    expected = f"inputs[0].parameters.a: {what}; expected a string, a number or true or false"
+    with pytest.raises(BadRequest, match=f"^{re.escape(expected)}$"):
+        parameters({"parameters": {"a": value}}, "inputs[0].")
+
+
+@pytest.mark.parametrize("value", [[], "a", 1, True])
+def test_parameters_that_are_no_object_are_refused(value: object) -> None:
+    with pytest.raises(BadRequest, match=r"^parameters: .* expected an object$"):
+        parameters({"parameters": value})
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**64 - 1])
+def test_an_integer_of_at_least_0_is_unsigned(value: int) -> None:
+    assert unsigned({"priority": value}, "priority") == value
+    assert unsigned({}, "priority") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [(-1, "-1"), (1.0, "1.0 is a number"), (True, "true is a boolean"), ("1", '"1" is a string'), ([], "[] is an array")],
+)
+def test_anything_else_is_not_unsigned(value: object, what: str) -> None:
+    expected = f"parameters.priority: {what}; expected an integer of at least 0"
+    with pytest.raises(BadRequest, match=f"^{re.escape(expected)}$"):
+        unsigned({"priority": value}, "priority")
+
+
+def test_a_flag_is_true_or_false_or_absent() -> None:
+    assert flag({"binary_data": True}, "binary_data") is True
+    assert flag({"binary_data": False}, "binary_data") is False
+    assert flag({}, "binary_data") is None
+
+
+@pytest.mark.parametrize("value", [0, 1, "true", []])
+def test_anything_else_is_no_flag(value: object) -> None:
+    with pytest.raises(BadRequest, match=r"^outputs\.binary_data: .* is .*; expected true or false$"):
+        flag({"binary_data": value}, "binary_data", "outputs.")
+
+
+@given(JSON)
+def test_what_is_shown_is_short_json(value: object) -> None:
+    text, whole = show(value), json.dumps(value, ensure_ascii=False)
+    assert text == whole or (len(text) == 43 and whole.startswith(text.removesuffix("...")))
+
+
+def test_a_name_that_somebody_sent_is_repeated_only_in_part() -> None:
+    assert short("a" * 40) == "a" * 40
+    assert short("a" * 41) == "a" * 40 + "..."
+    with pytest.raises(BadRequest, match=r"^parameters\.a{40}\.\.\.: null; expected a string"):
+        parameters({"parameters": {"a" * 100_000: None}})
+
+
+def test_things_are_counted_in_words() -> None:
+    assert [count(number, "byte") for number in (0, 1, 2)] == ["0 bytes", "1 byte", "2 bytes"]
+
+
+def test_what_is_nested_very_deeply_is_refused_without_being_shown() -> None:
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(BadRequest, match=r"^a: something nested very deeply is an array; expected a string$"):
+        refuse("a", value, "a string")

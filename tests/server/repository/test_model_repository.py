@@ -1,0 +1,356 @@
+"""Repositories on a real disk: what is served from them, and what is said about the rest."""
+
+import json
+import os
+
+import pytest
+
+from server.config.schema import ModelOptions
+from server.repository.model_repository import Problem, Repository
+
+ABSENT = (Problem("", "not in the repository"),)
+
+
+@pytest.fixture
+def add(tmp_path):
+    """Put files into the repository, by paths below its root; model files are empty."""
+
+    def add(*paths, **texts):
+        for path in paths:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).touch()
+        for model, text in texts.items():
+            (tmp_path / model).mkdir(exist_ok=True)
+            (tmp_path / model / "config.pbtxt").write_text(text)
+
+    return add
+
+
+@pytest.fixture
+def repository(tmp_path):
+    return Repository(tmp_path, {})
+
+
+def versions(listing):
+    return [file.version for file in listing.files]
+
+
+def problem(listing):
+    (found,) = listing.problems
+    return found
+
+
+def test_models_are_the_directories_sorted_without_hidden_ones_and_files(repository, add):
+    add("b/1/model.onnx", "a/1/model.onnx", ".git/1/model.onnx", "README.md")
+    assert repository.names() == ["a", "b"]
+
+
+def test_directories_whose_names_cannot_be_shown_are_no_models(repository, tmp_path, add):
+    add("a/1/model.onnx", "b\nc/1/model.onnx")
+    os.mkdir(os.fsencode(tmp_path) + b"/\xff")
+    assert repository.names() == ["a"]
+
+
+def test_a_root_that_is_not_there_raises_naming_it(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        Repository(tmp_path / "nowhere", {}).names()
+
+
+def test_the_repository_shows_its_root(repository, tmp_path):
+    assert repr(repository) == f"<Repository {tmp_path}>"
+
+
+def test_a_model_needs_no_configuration(repository, tmp_path, add):
+    add("m/1/model.onnx", "m/labels.txt", "m/.cache/x")
+    listing = repository.read("m")
+    (file,) = listing.files
+    assert (listing.name, listing.problems, listing.warnings) == ("m", (), ())
+    assert (file.name, file.version, file.path) == ("m", 1, tmp_path / "m/1/model.onnx")
+    assert file.config.max_batch is None
+
+
+def test_the_disk_is_read_each_time(repository, add):
+    assert repository.read("m").problems == ABSENT
+    add("m/1/model.onnx")
+    assert versions(repository.read("m")) == [1]
+
+
+def test_the_highest_version_is_served_by_number_not_by_spelling(repository, add):
+    add("m/2/model.onnx", "m/10/model.onnx", "m/9/model.onnx")
+    assert versions(repository.read("m")) == [10]
+
+
+def test_the_policy_selects_versions_in_ascending_order(repository, add):
+    add("m/2/model.onnx", "m/10/model.onnx", "m/9/model.onnx", m="version_policy { all {} }")
+    assert versions(repository.read("m")) == [2, 9, 10]
+
+
+def test_a_version_that_the_policy_names_and_is_not_there_is_a_problem(repository, add):
+    add("m/2/model.onnx", m="version_policy { specific { versions: [ 2, 7 ] } }")
+    listing = repository.read("m")
+    assert versions(listing) == [2]
+    assert problem(listing) == Problem("7", "m/config.pbtxt: version_policy names version 7, which is not there")
+
+
+def test_a_plan_is_taken_where_there_is_no_onnx_file(repository, tmp_path, add):
+    add("m/1/model.plan")
+    assert repository.read("m").files[0].path == tmp_path / "m/1/model.plan"
+
+
+def test_an_onnx_file_goes_before_a_plan_unless_the_platform_says_otherwise(repository, tmp_path, add):
+    add("m/1/model.plan", "m/1/model.onnx")
+    assert repository.read("m").files[0].path.name == "model.onnx"
+    add(m='platform: "tensorrt_plan"')
+    assert repository.read("m").files[0].path.name == "model.plan"
+
+
+def test_a_file_that_is_named_has_no_substitute(repository, add):
+    add("m/1/model.onnx", m='default_model_filename: "best.onnx"')
+    assert problem(repository.read("m")) == Problem("1", "no best.onnx in m/1")
+
+
+@pytest.mark.parametrize("directory", ["one", "1.0", "-1", "01", "0", "\u0661"])
+def test_a_directory_that_is_no_version_is_skipped_with_a_warning(repository, add, directory):
+    add("m/1/model.onnx", f"m/{directory}/model.onnx")
+    listing = repository.read("m")
+    assert (versions(listing), listing.problems) == ([1], ())
+    warning = f"m: not looked into: {directory}; a version is a number above 0 without leading zeros"
+    assert listing.warnings == (warning,)
+
+
+def test_what_triton_keeps_beside_versions_is_no_reason_for_a_warning(repository, add):
+    add("m/1/model.onnx", "m/configs/other.pbtxt", "m/warmup/input", "m/initial_state/zeros")
+    listing = repository.read("m")
+    assert (versions(listing), listing.problems, listing.warnings) == ([1], (), ())
+
+
+def test_of_many_directories_that_are_no_versions_the_first_are_named_and_the_others_counted(repository, add):
+    add("m/1/model.onnx", *(f"m/x{number:03}/notes" for number in range(100)))
+    (warning,) = repository.read("m").warnings
+    named = ", ".join(f"x{number:03}" for number in range(16))
+    assert warning.startswith(f"m: not looked into: {named} and 84 more; a version is")
+
+
+def test_a_version_that_the_policy_does_not_select_may_have_no_model(repository, add):
+    add("m/1/model.onnx", "m/2/notes.txt", "m/3/notes.txt", m="version_policy { specific { versions: [ 1 ] } }")
+    listing = repository.read("m")
+    assert (versions(listing), listing.problems) == ([1], ())
+
+
+def test_of_many_versions_that_the_policy_names_and_are_not_there_one_problem_tells(repository, add):
+    add("m/2/model.onnx")
+    asked = {"version_policy": {"specific": {"versions": [2, *range(1000, 2000)]}}}
+    (found,) = repository.read("m", json.dumps(asked)).problems
+    assert found.version == "1000"
+    named = ", ".join(map(str, range(1000, 1016)))
+    reason = f"the config parameter: version_policy names versions {named} and 984 more, which are not there"
+    assert found.reason == reason
+
+
+def test_a_version_without_a_model_is_a_problem_and_an_older_one_serves(repository, add):
+    add("m/1/model.onnx", "m/2/notes.txt")
+    listing = repository.read("m")
+    assert versions(listing) == [1]
+    assert problem(listing) == Problem("2", "no model.onnx or model.plan in m/2")
+
+
+def test_a_version_that_is_a_dangling_link_is_a_problem_and_a_file_is_no_version(repository, tmp_path, add):
+    add("m/1/model.onnx", "m/2", m="version_policy { all {} }")
+    (tmp_path / "m/3").symlink_to("gone")
+    listing = repository.read("m")
+    assert ([item.version for item in listing.problems], listing.warnings) == (["3"], ())
+
+
+def test_a_model_without_versions_is_a_problem(repository, add):
+    add("m/config.pbtxt")
+    assert problem(repository.read("m")) == Problem("", "no version in it; expected m/1/model.onnx")
+
+
+def test_broken_configuration_leaves_nothing_to_serve_and_one_problem(repository, add):
+    add("m/1/model.onnx", m="\nmax_batch_size: many")
+    listing = repository.read("m")
+    assert (listing.files, problem(listing).version) == ((), "")
+    assert problem(listing).reason.startswith("m/config.pbtxt:2:")
+
+
+def test_configuration_that_is_not_utf_8_is_a_problem(repository, tmp_path, add):
+    add("m/1/model.onnx")
+    (tmp_path / "m/config.pbtxt").write_bytes(b"# \xff")
+    assert problem(repository.read("m")).reason == "m/config.pbtxt: not UTF-8 at byte 2"
+
+
+def test_configuration_that_cannot_be_read_is_a_problem(repository, tmp_path, add):
+    add("m/1/model.onnx")
+    (tmp_path / "m/config.pbtxt").mkdir()
+    assert problem(repository.read("m")).reason == "m/config.pbtxt: Is a directory"
+
+
+def test_a_name_other_than_the_directory_is_a_problem(repository, add):
+    add("m/1/model.onnx", m='name: "n"')
+    assert problem(repository.read("m")).reason == "m/config.pbtxt: name is 'n'; expected 'm' as the directory, or none"
+
+
+def test_the_name_may_be_the_directory(repository, add):
+    add("m/1/model.onnx", m='name: "m"')
+    assert versions(repository.read("m")) == [1]
+
+
+def test_fields_that_are_not_read_are_named_in_one_warning(repository, add):
+    add("m/1/model.onnx", m="instance_group [ { count: 2 kind: KIND_GPU } ]\noptimization { priority: PRIORITY_MAX }")
+    warning = "m/config.pbtxt: ignored, as they mean nothing here: optimization.priority, instance_group.kind"
+    assert repository.read("m").warnings == (warning,)
+
+
+def test_an_override_takes_the_place_of_the_file_even_of_a_broken_one(repository, add):
+    add("m/1/model.onnx", "m/2/model.onnx", m="max_batch_size: many")
+    listing = repository.read("m", json.dumps({"max_batch_size": 4, "version_policy": {"all": {}}}))
+    assert [(file.version, file.config.max_batch) for file in listing.files] == [(1, 4), (2, 4)]
+
+
+def test_how_a_model_runs_is_not_for_a_tenant_to_say(repository, add):
+    add(
+        "m/1/model.onnx",
+        m="optimization { cuda { graphs: true } } parameters { key: 'greenlane.copies' value { string_value: 'sm' } }",
+    )
+    asked = {"optimization": {"cuda": {"graphs": False}}, "instance_group": [{"count": 2}]}
+    listing = repository.read("m", json.dumps(asked))
+    (file,) = listing.files
+    assert {field: said.value for field, said in file.config.settings.items()} == {"graphs": "on", "copies": "sm"}
+    ignored = "optimization.cuda.graphs, instance_group.count"
+    assert listing.warnings == (f"the config parameter: ignored, as they mean nothing here: {ignored}",)
+    ours = {"parameters": {"greenlane.copies": {"string_value": "engine"}}}
+    assert problem(repository.read("m", json.dumps(ours))).reason == (
+        "the config parameter: parameters greenlane.copies: how a model runs is for the server's operator to say, "
+        "in m/config.pbtxt or as [models.m]"
+    )
+
+
+def test_a_broken_override_is_a_problem(repository, add):
+    add("m/1/model.onnx")
+    assert problem(repository.read("m", "[]")).reason.startswith("the config parameter: ")
+
+
+def test_how_requests_are_joined_is_what_is_set_elsewhere_and_else_what_the_files_say(tmp_path, add):
+    add("m/1/model.onnx", m="dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 500 }")
+    for options, delay, preferred in (
+        (ModelOptions(), 0.0005, (4,)),
+        (ModelOptions(batch_delay=0.0), 0.0, (4,)),
+        (ModelOptions(preferred_batches=(2, 8)), 0.0005, (2, 8)),
+    ):
+        (file,) = Repository(tmp_path, {"m": options}).read("m").files
+        assert (file.config.max_batch, file.config.batch_delay, file.config.preferred_batches) == (None, delay, preferred)
+
+
+def test_how_a_model_runs_is_what_is_set_elsewhere_and_else_what_the_files_say(tmp_path, add):
+    text = "instance_group { count: 2 } parameters { key: 'greenlane.copies' value { string_value: 'sm' } }"
+    add("m/1/model.onnx", m=text)
+    repository = Repository(tmp_path, {"m": ModelOptions(copies="engine", warm_up=(1, 4))}, "greenlane.toml")
+    (file,) = repository.read("m").files
+    assert {field: (said.value, said.where) for field, said in file.config.settings.items()} == {
+        "instances": (2, "m/config.pbtxt: instance_group.count"),
+        "copies": ("engine", "greenlane.toml: models.m.copies"),
+        "warm_up": ((1, 4), "greenlane.toml: models.m.warm_up"),
+    }
+
+
+def test_the_largest_batch_set_elsewhere_overrules_the_files_own_which_stays_visible(tmp_path, add):
+    add("m/1/model.onnx", "n/1/model.onnx", m="max_batch_size: 8", n="max_batch_size: 8")
+    repository = Repository(tmp_path, {"m": ModelOptions(max_batch=0)})
+    (m,), (n,) = repository.read("m").files, repository.read("n").files
+    assert (m.config.max_batch, m.config.stated_max_batch) == (0, 8)
+    assert (n.config.max_batch, n.config.stated_max_batch) == (8, 8)
+    assert (m.config.max_batch_key, n.config.max_batch_key) == ("models.m.max_batch", "n/config.pbtxt: max_batch_size")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../outside", "m/1", "/etc", "m\0", "a\nb", "\ud800", ".hidden", "x" * 256, "\u00fc" * 128],
+)
+def test_a_name_that_is_no_directory_of_the_root_never_leaves_it(tmp_path, name):
+    for model in ("inside/m", "outside", "inside/.hidden"):
+        (tmp_path / model / "1").mkdir(parents=True)
+        (tmp_path / model / "1" / "model.onnx").touch()
+    assert Repository(tmp_path / "inside", {}).read(name).problems == ABSENT
+
+
+def test_a_file_in_the_root_is_no_model(repository, add):
+    add("README.md")
+    assert repository.read("README.md").problems == ABSENT
+
+
+def test_links_are_followed(repository, tmp_path, add):
+    add("m/1/model.onnx")
+    (tmp_path / "linked").symlink_to("m")
+    assert repository.names() == ["linked", "m"]
+    assert versions(repository.read("linked")) == [1]
+
+
+def test_a_model_that_cannot_be_opened_is_a_problem_with_the_systems_reason(repository, tmp_path, add):
+    add("m/1/model.onnx", "m/2/notes")
+    (tmp_path / "m/2/model.onnx").symlink_to("model.onnx")
+    listing = repository.read("m")
+    assert versions(listing) == [1]
+    assert problem(listing) == Problem("2", "m/2: Too many levels of symbolic links")
+
+
+def test_a_directory_that_cannot_be_read_is_a_problem_with_the_systems_reason(repository, tmp_path):
+    (tmp_path / "m").symlink_to("m")
+    assert problem(repository.read("m")) == Problem("", "m: Too many levels of symbolic links")
+
+
+def test_a_model_of_several_files_may_be_a_directory(repository, add):
+    add("m/1/model.onnx/model.onnx")
+    add("n/1/big/model.onnx", n='default_model_filename: "big" backend: "onnxruntime"')
+    (m,), (n,) = repository.read("m").files, repository.read("n").files
+    assert [(m.path.parent.name, m.filename), (n.path.parent.name, n.filename)] == [
+        ("model.onnx", "model.onnx/model.onnx"),
+        ("big", "big/model.onnx"),
+    ]
+
+
+def test_a_directory_without_a_model_in_it_is_none(repository, add):
+    add("m/1/model.onnx/other.bin")
+    assert problem(repository.read("m")) == Problem("1", "m/1: Is a directory")
+
+
+LABELLED = 'output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "labels.txt" }'
+
+
+def test_labels_are_read_from_the_models_directory(repository, add, tmp_path):
+    add("m/1/model.onnx", m=LABELLED)
+    (tmp_path / "m/labels.txt").write_text("fig\napple")
+    (file,) = repository.read("m").files
+    assert file.labels == {"y": b"fig\napple"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "m/labels.txt: No such file or directory; it is a label_filename"),
+        (b"a\xff", "m/labels.txt: not UTF-8 at byte 1, as labels have to be"),
+        (b"a" * (1 << 20) + "é".encode(), "m/labels.txt: a file of labels has at most 1048576 bytes"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_refused(repository, add, tmp_path, content, reason):
+    add("m/1/model.onnx", m=LABELLED)
+    if content is not None:
+        (tmp_path / "m/labels.txt").write_bytes(content)
+    assert problem(repository.read("m")).reason == reason
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../n/labels.txt", "a/../../labels.txt", r"a\000b"])
+def test_labels_are_from_nowhere_else(repository, add, path):
+    add("m/1/model.onnx", m=LABELLED.replace("labels.txt", path))
+    assert "expected the name of a file in the model's directory" in problem(repository.read("m")).reason
+
+
+def test_who_asks_to_load_a_model_names_no_other_labels(repository, add, tmp_path):
+    add("m/1/model.onnx", m=LABELLED)
+    (tmp_path / "m/labels.txt").write_text("fig")
+    outputs = [{"name": "y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "labels.txt"}]
+    (file,) = repository.read("m", json.dumps({"output": outputs})).files
+    assert file.labels == {"y": b"fig"}
+    outputs[0]["label_filename"] = "1/model.onnx"
+    assert problem(repository.read("m", json.dumps({"output": outputs}))).reason == (
+        "the config parameter: label_filename is '1/model.onnx'; expected one that m/config.pbtxt names, or none"
+    )

@@ -1,0 +1,60 @@
+"""What a configuration may cost: one that comes with a request is read where every tenant's work is."""
+
+import json
+from typing import Any
+
+import pytest
+
+from server.repository import pbtxt
+from server.repository.pbtxt import MOST_BYTES, MOST_VALUES, ConfigRefused, read_json, read_text
+
+
+def versions(count: int) -> str:
+    return json.dumps({"version_policy": {"specific": {"versions": list(range(1, count + 1))}}})
+
+
+def test_a_configuration_of_too_many_bytes_is_refused_before_it_is_read() -> None:
+    text = "[" * (MOST_BYTES + 1)
+    with pytest.raises(ConfigRefused, match=f"^m: {MOST_BYTES + 1} bytes; expected at most {MOST_BYTES}$"):
+        read_json(text, "m")
+    with pytest.raises(ConfigRefused, match=f"^m: {2 * MOST_BYTES} bytes"):
+        read_json("é" * MOST_BYTES, "m")
+
+
+def test_a_configuration_of_too_many_values_is_refused() -> None:
+    around = 4  # The document, version_policy, specific and versions.
+    assert read_json(versions(MOST_VALUES - around), "m").message.version_policy.specific.versions[-1] == MOST_VALUES - around
+    for text in (versions(MOST_VALUES - around + 1), json.dumps({"zzz": [[]] * MOST_VALUES})):
+        with pytest.raises(ConfigRefused, match=f"^m: more than {MOST_VALUES} values, objects and arrays included"):
+            read_json(text, "m")
+
+
+def test_what_may_have_been_meant_is_looked_up_for_the_first_unknown_fields_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def near(name: str, *rest: Any, **options: Any) -> list[str]:
+        asked.append(name)
+        return ["max_batch_size"]
+
+    monkeypatch.setattr(pbtxt, "get_close_matches", near)
+    names = [f"max_batch_siz{number}" for number in range(100)]
+    expected = tuple(
+        f"{name} ({'did you mean max_batch_size?' if index < 4 else 'there is no such field'})"
+        for index, name in enumerate(names)
+    )
+    assert read_json(json.dumps(dict.fromkeys(names, 1)), "m").unread == expected
+    assert read_text("\n".join(f"{name}: 1" for name in names), "m").unread == expected
+    assert asked == names[:4] * 2
+
+
+def test_a_file_of_many_unknown_fields_keeps_its_places() -> None:
+    unknown = "".join(f"zzz{number} {{ a: 1 }}\n" for number in range(5_000))
+    assert len(read_text(unknown, "m").unread) == 5_000
+    with pytest.raises(ConfigRefused, match=r"^m:5001:17 : "):
+        read_text(unknown + "max_batch_size: many", "m")
+
+
+def test_a_refusal_does_not_repeat_all_that_came() -> None:
+    with pytest.raises(ConfigRefused) as refusal:
+        read_json(json.dumps({"x" * 50_000: 1, "name": 1}), "m")
+    assert len(str(refusal.value)) < 200

@@ -1,0 +1,192 @@
+"""What runs together, decided over queues made up by hand and by hypothesis."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import DATATYPES, Signature, TensorSpec
+from engines.signature import obstacle
+from server.link.messages import Ticket
+from server.scheduling.batching import NOTHING, Batching, Choice, Waiting, choose, most_rows
+
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("b", "n")),), (TensorSpec("y", FP32, ("b", "n")),), 8)
+PLAIN = Batching(SIGNATURE, 8)
+PATIENT = Batching(SIGNATURE, 8, delay=1.0)
+CHOOSY = Batching(SIGNATURE, 8, preferred=(2, 4))
+LATE = 99.0
+ENOUGH = 2
+
+
+def queue(*rows: int, batching: Batching | None = PLAIN) -> list[Waiting]:
+    """Requests of so many rows for one model, which came at 0, 1, 2 ..."""
+    return [entry(place, count, batching) for place, count in enumerate(rows)]
+
+
+def entry(place: int, rows: int = 1, batching: Batching | None = PLAIN, model: str = "m", width: int = 3) -> Waiting:
+    ticket = Ticket(place, place, model, ((rows, width),), float("inf"), 64)
+    return 0, place, ticket, batching.part(ticket, float(place)) if batching else None
+
+
+def slots(choice: Choice) -> list[int]:
+    return [ticket.slot for _, _, ticket, _ in choice.members]
+
+
+def chosen(waiting: Sequence[Waiting], running: int = 0, now: float = LATE) -> list[int]:
+    return slots(choose(waiting, running, ENOUGH, now))
+
+
+def test_a_request_that_is_not_joined_goes_alone() -> None:
+    assert choose(queue(1, 1, batching=None), ENOUGH, ENOUGH, now=0) == Choice(queue(1, batching=None))
+
+
+def test_a_request_alone_on_an_idle_partition_goes_at_once_whatever_the_delay() -> None:
+    waiting = queue(1, batching=PATIENT)
+    assert choose(waiting, 0, ENOUGH, now=0) == Choice(waiting)
+
+
+def test_kin_go_together_as_far_as_they_fit() -> None:
+    assert chosen(queue(3, 1, 4, 1)) == [0, 1, 2]
+    assert choose(queue(1, 1), 0, ENOUGH, LATE).batching is PLAIN
+
+
+def test_the_first_that_does_not_fit_ends_the_batch_and_is_not_overtaken_by_its_kin() -> None:
+    assert chosen(queue(5, 4, 1)) == [0]
+
+
+def test_a_request_as_large_as_a_batch_goes_at_once_though_others_run() -> None:
+    assert chosen(queue(8), running=ENOUGH) == [0]
+    assert chosen(queue(9), running=ENOUGH) == [0]  # More than an engine was built for; the model says so itself.
+
+
+def test_a_batch_that_could_grow_is_held_back_behind_enough_works_and_a_full_one_is_not() -> None:
+    for running in (ENOUGH, ENOUGH + 3):
+        assert choose(queue(1, 1), running, ENOUGH, LATE) is NOTHING
+        assert chosen(queue(4, 4), running) == [0, 1]
+        assert chosen(queue(4, 5), running) == [0]
+
+
+def test_a_batch_is_launched_behind_fewer_works_in_flight() -> None:
+    assert chosen(queue(1), running=1) == [0]
+    assert chosen(queue(1, 1), running=1) == [0, 1]
+    assert choose(queue(1, 1), 1, 1, LATE) is NOTHING
+    assert slots(choose(queue(1, 1), 2, 3, LATE)) == [0, 1]
+
+
+def test_other_kinds_stay_and_nobody_is_held_back_before_them() -> None:
+    waiting = [entry(0), entry(1, model="other"), entry(2, width=4), entry(3), entry(4, batching=None)]
+    assert chosen(waiting, ENOUGH) == [0, 3]
+
+
+def test_several_wait_on_an_idle_partition_until_the_first_has_waited_for_the_delay() -> None:
+    waiting = queue(1, 1, batching=PATIENT)
+    assert choose(waiting, 0, ENOUGH, now=0.5) == Choice(due=1.0)
+    assert chosen(waiting, now=1.0) == [0, 1]
+    assert choose(waiting[::-1], 0, ENOUGH, now=0.5).due == 1.0  # The second has the higher priority.
+    assert chosen(queue(7, 1, batching=PATIENT), now=0.0) == [0, 1]
+
+
+def test_behind_work_in_flight_one_alone_waits_for_its_delay_as_well() -> None:
+    assert choose(queue(1, batching=PATIENT), 1, ENOUGH, now=0.5) == Choice(due=1.0)
+    assert chosen(queue(1, batching=PATIENT), running=1, now=1.0) == [0]
+
+
+def test_a_batch_ends_at_the_largest_preferred_size_and_waits_for_no_more() -> None:
+    assert chosen(queue(1, 1, batching=CHOOSY), running=ENOUGH) == [0, 1]
+    assert chosen(queue(1, 1, 1, batching=CHOOSY), running=ENOUGH) == [0, 1]
+    assert chosen(queue(*[1] * 8, batching=CHOOSY), running=ENOUGH) == [0, 1, 2, 3]
+
+
+def test_a_batch_that_passes_every_preferred_size_is_all_there_is() -> None:
+    assert chosen(queue(3, batching=CHOOSY), running=ENOUGH) == []
+    assert chosen(queue(3, 2, batching=CHOOSY)) == [0, 1]
+
+
+def test_a_run_takes_no_more_rows_than_the_engine_was_built_for() -> None:
+    assert most_rows(SIGNATURE) == 8
+    limited = TensorSpec("x", FP32, ("b",), limits=((1, 4),))
+    assert most_rows(Signature((limited,), (), 8)) == 4
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "why"),
+    [
+        ([("b", 3), ("b", "n")], [("b", "n")], None),
+        ([("", 3)], [("b",)], None),
+        ([("b",)], [("",)], None),
+        ([("b", "b")], [], "'x' has the batch dimension 'b' in another place too: [b, b]"),
+        ([("b", "")], [("b", "b")], "'y' has the batch dimension 'b' in another place too: [b, b]"),
+        ([("b", "")], [("m", "")], "output 'y' has 'm' for a first dimension, which is no input's: [m, ?]"),
+        ([], [("b",)], "it has no inputs"),
+    ],
+)
+def test_models_whose_rows_cannot_be_told_apart_are_known(
+    inputs: list[tuple[int | str, ...]], outputs: list[tuple[int | str, ...]], why: str | None
+) -> None:
+    specs = [tuple(TensorSpec(name, FP32, dims) for dims in each) for name, each in (("x", inputs), ("y", outputs))]
+    assert obstacle(Signature(specs[0], specs[1], 8)) == why
+
+
+KINDS = [PLAIN, PATIENT, CHOOSY, Batching(SIGNATURE, 8, 0.5, (3, 8)), None]
+REQUESTS = st.tuples(st.integers(1, 8), st.sampled_from("ab"), st.integers(3, 4), st.sampled_from([1, 2, 1 << 64]))
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> list[Waiting]:
+    how = {model: draw(st.sampled_from(KINDS)) for model in "ab"}
+    drawn = draw(st.lists(REQUESTS, min_size=1, max_size=12))
+    made = [
+        (priority, *entry(place, rows, how[model], model, width)[1:])
+        for place, (rows, model, width, priority) in enumerate(drawn)
+    ]
+    return sorted(made, key=lambda each: each[:2])
+
+
+@given(queues(), st.integers(0, ENOUGH + 1), st.floats(0, 14))
+def test_what_is_chosen_is_the_head_and_its_kin_in_order_and_never_more_than_fit(
+    waiting: list[Waiting], running: int, now: float
+) -> None:
+    members = list(choose(waiting, running, ENOUGH, now).members)
+    places = [waiting.index(each) for each in members]
+    assert places == sorted(set(places))
+    assert not members or places[0] == 0
+    assert sum(ticket.shapes[0][0] for _, _, ticket, _ in members) <= 8
+    kinds = {part.kind if part else None for _, _, _, part in members}
+    assert len(kinds) <= 1
+    if None in kinds:
+        assert len(members) == 1
+    between = [each for each in waiting[: places[-1]] if each[3] and each[3].kind in kinds] if members else []
+    assert between == [each for each in members[:-1] if each[3]]  # No kin was passed over.
+
+
+@given(queues(), st.integers(0, ENOUGH - 1), st.floats(0, 14))
+def test_everybody_goes_once_and_nobody_waits_for_longer_than_a_delay_behind_few_works(
+    waiting: list[Waiting], running: int, now: float
+) -> None:
+    left, gone = list(waiting), list[Waiting]()
+    while left:
+        choice = choose(left, running, ENOUGH, now)
+        if not choice.members:
+            assert choice.due is not None
+            assert now < choice.due <= min(each[3].due for each in left if each[3])
+            assert len(left) > 1 or running
+            now = choice.due
+        gone += choice.members
+        left = [each for each in left if each not in choice.members]
+    assert sorted(gone, key=lambda each: each[:2]) == waiting
+
+
+@given(queues(), st.integers(ENOUGH, ENOUGH + 2))
+def test_whoever_is_held_back_behind_work_in_flight_has_nobody_of_another_kind_behind(
+    waiting: list[Waiting], running: int
+) -> None:
+    if not choose(waiting, running, ENOUGH, LATE).members:
+        assert len({part.kind for _, _, _, part in waiting if part}) == 1
+        assert all(part for _, _, _, part in waiting)
+
+
+@given(queues(), st.integers(0, ENOUGH - 1))
+def test_behind_few_works_and_with_every_delay_over_something_is_launched(waiting: list[Waiting], running: int) -> None:
+    assert choose(waiting, running, ENOUGH, LATE).members

@@ -1,0 +1,128 @@
+"""Rows of several requests into one slot, and back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines import DATATYPES, Signature, TensorMismatch, TensorSpec, wire
+from server.link.messages import Extent
+from server.link.slots import SMALLEST, Slot
+from server.scheduling.gather import Shapes, gather, split
+from tests.memory import arena_of
+
+FP32, BYTES = DATATYPES["FP32"], DATATYPES["BYTES"]
+X, TEXT = TensorSpec("x", FP32, ("b", 3)), TensorSpec("text", BYTES, ("b", 2))
+NUMBERS = Signature((X, TensorSpec("z", FP32, ("b",))), (TensorSpec("y", FP32, ("b", 3)),), 64)
+MIXED = Signature((TEXT, X), (TEXT, TensorSpec("y", FP32, ("b",))), 64)
+
+
+def filled(slot: Slot, signature: Signature, rows: int, data: Sequence[bytes]) -> tuple[Slot, Shapes]:
+    """A request as decoding leaves it."""
+    for offset, each in zip(slot.place(signature, list(map(len, data))), data, strict=True):
+        slot.view[offset : offset + len(each)] = each
+    return slot, tuple((rows, *(dim for dim in spec.dims[1:] if isinstance(dim, int))) for spec in signature.inputs)
+
+
+def numbers(rows: int, start: int) -> list[bytes]:
+    x = np.arange(start, start + rows * 3, dtype=np.float32)
+    return [x.tobytes(), x[:rows].tobytes()]
+
+
+def texts(rows: int, start: int) -> bytes:
+    return wire.pack([b"t" * (start + index) for index in range(rows * 2)])
+
+
+def found(slot: Slot, signature: Signature, shapes: Shapes) -> list[bytes]:
+    tensors, _ = slot.inputs(signature, shapes, slot.capacity)
+    return [bytes(slot.view[t.address - slot.address :][: t.nbytes]) for t in tensors]
+
+
+def test_the_rows_of_each_input_lie_side_by_side_where_the_device_side_finds_them() -> None:
+    arena = arena_of(4)
+    data = [numbers(rows, 10 * rows) for rows in (2, 1, 2)]
+    members = [filled(arena.slot(index), NUMBERS, len(each[1]) // 4, each) for index, each in enumerate(data)]
+    whole = gather(members, NUMBERS, arena.slot(3))
+    assert whole == ((5, 3), (5,))
+    assert found(arena.slot(3), NUMBERS, whole) == [b"".join(column) for column in zip(*data, strict=True)]
+
+
+def test_texts_of_different_lengths_are_joined_too() -> None:
+    arena = arena_of(3)
+    data = [[texts(rows, 5), numbers(rows, rows)[0]] for rows in (1, 2)]
+    members = [filled(arena.slot(index), MIXED, index + 1, each) for index, each in enumerate(data)]
+    whole = gather(members, MIXED, arena.slot(2))
+    assert found(arena.slot(2), MIXED, whole) == [b"".join(column) for column in zip(*data, strict=True)]
+
+
+def test_the_slot_has_room_for_the_outputs_of_the_whole() -> None:
+    arena = arena_of(33)
+    wide = Signature((TensorSpec("x", FP32, ("b",)),), (TensorSpec("y", FP32, ("b", SMALLEST // 16)),), 64)
+    members = [filled(arena.slot(index), wide, 1, [bytes(4)]) for index in range(32)]
+    gather(members, wide, arena.slot(32))
+    assert arena.slot(32).capacity > 32 * SMALLEST // 4
+
+
+def test_a_whole_that_the_model_does_not_take_is_refused() -> None:
+    arena = arena_of(3)
+    members = [filled(arena.slot(index), NUMBERS, 40, numbers(40, 0)) for index in range(2)]
+    with pytest.raises(TensorMismatch, match="batch of 80"):
+        gather(members, NUMBERS, arena.slot(2))
+
+
+def written(slot: Slot, *outputs: tuple[tuple[int, ...], bytes]) -> list[Extent]:
+    extents, at = [], 128
+    slot.reserve(1 << 20)
+    for shape, data in outputs:
+        slot.view[at : at + len(data)] = data
+        extents.append(Extent(shape, at, len(data)))
+        at += len(data) + 64
+    return extents
+
+
+def content(slot: Slot, extent: Extent) -> bytes:
+    return bytes(slot.view[extent.offset : extent.offset + extent.nbytes])
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+def test_each_member_gets_its_rows_of_every_output(rows: list[int]) -> None:
+    slot, total = SLOTS.slot(0), sum(rows)
+    y = np.arange(total, dtype=np.float32)
+    elements = [b"e" * index for index in range(total * 2)]
+    outputs = written(slot, ((total, 2), wire.pack(elements)), ((total,), y.tobytes()))
+    start = 0
+    for count, (text, part) in zip(rows, split(outputs, rows, MIXED, slot), strict=True):
+        assert (text.shape, part.shape) == ((count, 2), (count,))
+        assert wire.unpack(content(slot, text), count * 2) == elements[start * 2 : (start + count) * 2]
+        assert content(slot, part) == y[start : start + count].tobytes()
+        start += count
+
+
+def test_outputs_whose_first_dimension_is_not_the_rows_cannot_be_split() -> None:
+    slot = SLOTS.slot(0)
+    for shape in ((3, 3), ()):
+        with pytest.raises(ValueError, match=rf"output 'y' has shape \[{'3, 3' if shape else ''}\] after 2 rows went in"):
+            split(written(slot, (shape, bytes(36))), [1, 1], NUMBERS, slot)
+
+
+def test_a_model_without_outputs_gives_each_nothing() -> None:
+    nothing: Any = Signature((X,), (), 8)
+    assert split((), [1, 1], nothing, SLOTS.slot(0)) == [(), ()]
+
+
+def test_outputs_whose_size_no_shape_tells_have_as_much_room_together_as_they_have_alone() -> None:
+    arena = arena_of(3)
+    texts = Signature((X,), (TensorSpec("y", DATATYPES["BYTES"], ("b",)),), 8)
+    members = []
+    for index in range(2):
+        slot, shapes = filled(arena.slot(index), texts, 1, [bytes(12)])
+        slot.reserve(300_000)
+        members.append((slot, shapes))
+    whole = gather(members, texts, arena.slot(2))
+    assert arena.slot(2).inputs(texts, whole, arena.slot(2).capacity)[1].nbytes >= 2 * (300_000 - 64)
+
+
+SLOTS = arena_of(1)

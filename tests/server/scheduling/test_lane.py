@@ -1,0 +1,589 @@
+"""A lane over a link whose other end the test plays itself: who waits, who is told what, and when a slot is free again."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from engines import DATATYPES, Signature, TensorSpec
+from server.errors import BadRequest, DeadlineExceeded, Failed, Outgrown, QueueFull, Unavailable
+from server.link.messages import Done, Extent, Failure, Ticket
+from server.link.ring import Link
+from server.link.slots import SMALLEST, Slot
+from server.scheduling.batching import Batching
+from server.scheduling.lane import Lane
+from server.scheduling.scheduler import Scheduler
+from tests.memory import linked
+
+SLOTS = 12
+SHAPES = ((1,),)
+FP32 = DATATYPES["FP32"]
+ROWS = Signature((TensorSpec("x", FP32, ("b", 2)),), (TensorSpec("y", FP32, ("b",)),), 4)
+BATCHING = Batching(ROWS, 4)
+WAITED = 0.02
+"""Seconds of delay, so long that a slow machine does as much within it as a test wants."""
+
+
+class Hand:
+    """In the device side's place: takes tickets and answers them when the test says so, and remembers what it was asked."""
+
+    def __init__(self, link: Link) -> None:
+        self.cancelled: list[tuple[int, int]] = []
+        self._link = link
+        self._tickets: list[Ticket] = []
+        link.tickets.open()
+
+    @property
+    def tickets(self) -> list[Ticket]:
+        """Those that came and were not answered."""
+        while ticket := self._link.tickets.poll():
+            self._tickets.append(ticket)
+        return self._tickets
+
+    def cancel(self, slot: int, serial: int) -> None:
+        self.cancelled.append((slot, serial))
+
+    async def end(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = ()) -> None:
+        """The oldest ticket ended, and the lane heard of it."""
+        self._link.completions.put(Done(self.tickets.pop(0).slot, outputs, failure, 1, 2))
+        self._link.completions.ring()
+        await settle()
+
+
+async def settle() -> None:
+    """Let everything happen that can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    with linked(SLOTS) as link:
+        yield link
+
+
+@pytest.fixture
+def hand(link: Link) -> Hand:
+    return Hand(link)
+
+
+@contextmanager
+def opened(link: Link, hand: Hand, scheduler: Scheduler) -> Iterator[Lane]:
+    lane = Lane("acme", scheduler, link, hand)
+    lane.open(asyncio.get_running_loop())
+    yield lane
+    lane.close(asyncio.get_running_loop())
+
+
+@pytest.fixture
+async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
+    """With one credit and room for two to wait."""
+    with opened(link, hand, Scheduler(2, 1)) as lane:
+        yield lane
+
+
+@pytest.fixture
+async def joining(link: Link, hand: Hand) -> AsyncIterator[Lane]:
+    """With one credit and room for eight to wait."""
+    with opened(link, hand, Scheduler(8, 1)) as lane:
+        yield lane
+
+
+@pytest.fixture
+async def ahead(link: Link, hand: Hand) -> AsyncIterator[Lane]:
+    """With two credits and room for eight to wait."""
+    with opened(link, hand, Scheduler(8, 2)) as lane:
+        yield lane
+
+
+def ask(lane: Lane, priority: int = 0, timeout: float | None = None) -> tuple[Slot, "asyncio.Future[Done]"]:
+    slot = lane.admit()
+    return slot, lane.submit(slot, "m/1#1", SHAPES, priority, timeout)
+
+
+async def test_a_request_is_launched_answered_and_its_slot_used_again(lane: Lane, hand: Hand) -> None:
+    slot, answer = ask(lane)
+    assert hand.tickets == [Ticket(slot.index, 1, "m/1#1", SHAPES, float("inf"), 0)]
+    await hand.end()
+    assert (await answer).slot == slot.index
+    lane.release(slot)
+    assert lane.admit() is slot
+
+
+async def test_what_is_in_a_slot_is_told_from_what_was_there_before(lane: Lane, hand: Hand) -> None:
+    for serial in (1, 2):
+        slot, _ = ask(lane)
+        assert [(ticket.slot, ticket.serial) for ticket in hand.tickets] == [(0, serial)]
+        await hand.end()
+        lane.release(slot)
+
+
+async def test_a_ticket_says_how_much_of_its_slot_may_be_used(lane: Lane, hand: Hand) -> None:
+    slot = lane.admit()
+    slot.reserve(3 * SMALLEST)
+    lane.submit(slot, "m/1#1", SHAPES)
+    assert (hand.tickets[0].start, hand.tickets[0].capacity) == (slot.start, 3 * SMALLEST)
+
+
+async def test_a_ticket_too_long_to_be_told_is_refused_and_takes_nobodys_turn(lane: Lane, hand: Hand) -> None:
+    slot = lane.admit()
+    with pytest.raises(BadRequest, match="shapes too long to be told"):
+        lane.submit(slot, "m/1#1", ((1 << 40,),) * 2000)
+    lane.release(slot)
+    _, answer = ask(lane)
+    await hand.end()
+    assert (await answer).failure is None
+    assert lane.statistics().in_flight == 0
+
+
+async def test_a_full_queue_refuses_and_counts(lane: Lane) -> None:
+    for _ in range(3):
+        ask(lane)
+    with pytest.raises(QueueFull, match="Exceeds maximum queue size: 2 requests may wait, and as many do"):
+        lane.admit()
+    assert lane.statistics().rejected == 1
+    assert lane.slots.statistics().used == 3
+
+
+async def test_the_next_is_launched_when_one_ends_the_highest_priority_first(lane: Lane, hand: Hand) -> None:
+    first, _ = ask(lane)
+    usual, _ = ask(lane)
+    urgent, _ = ask(lane, priority=1)
+    assert [ticket.slot for ticket in hand.tickets] == [first.index]
+    await hand.end()
+    assert [ticket.slot for ticket in hand.tickets] == [urgent.index]
+    await hand.end()
+    assert [ticket.slot for ticket in hand.tickets] == [usual.index]
+
+
+async def test_a_deadline_is_answered_though_the_work_goes_on_and_the_slot_is_kept_until_it_ended(
+    lane: Lane, hand: Hand
+) -> None:
+    slot, answer = ask(lane, timeout=0.001)
+    text = r"^Request timeout expired: 1000 microseconds \(parameters\.timeout\) passed$"
+    with pytest.raises(DeadlineExceeded, match=text):
+        await answer
+    lane.release(slot)
+    assert lane.statistics().expired == 1
+    assert hand.cancelled == [(slot.index, 1)]
+    assert lane.statistics().abandoned == 1
+    assert lane.slots.statistics().used == 1
+    await hand.end(Failure("cancelled", ""))
+    assert lane.slots.statistics().used == 0
+
+
+@pytest.mark.parametrize("first", ["the worker", "the clock"])
+async def test_a_deadline_is_told_and_counted_once_whoever_sees_it_first(lane: Lane, hand: Hand, first: str) -> None:
+    slot, answer = ask(lane, timeout=60 if first == "the worker" else 0.001)
+    if first == "the clock":
+        await asyncio.wait([answer])
+    await hand.end(Failure("expired", ""))
+    with pytest.raises(DeadlineExceeded, match=r"^Request timeout expired: "):
+        await answer
+    lane.release(slot)
+    assert lane.statistics().expired == 1
+
+
+async def test_what_waits_is_withdrawn_and_never_reaches_the_worker(lane: Lane, hand: Hand) -> None:
+    ask(lane)
+    waiting, _ = ask(lane)
+    lane.release(waiting)
+    assert lane.slots.statistics().used == 1
+    await hand.end()
+    assert hand.tickets == []
+
+
+async def test_a_completion_after_the_deadline_is_nobodys(lane: Lane, hand: Hand) -> None:
+    slot, answer = ask(lane, timeout=0.001)
+    with pytest.raises(DeadlineExceeded):
+        await answer
+    await hand.end()  # Before the owner came to release it.
+    lane.release(slot)
+    assert lane.slots.statistics().used == 0
+    assert hand.cancelled == []
+
+
+async def test_a_timer_does_not_outlive_its_request(lane: Lane, hand: Hand) -> None:
+    slot, answer = ask(lane, timeout=60)
+    await hand.end()
+    await answer
+    lane.release(slot)
+    assert answer.exception() is None
+
+
+@pytest.mark.parametrize(
+    ("failure", "error", "text"),
+    [
+        (Failure("raised", "boom"), Failed, "the model raised: boom"),
+        (Failure("lost", "CUDA error 700"), Unavailable, "the device is lost: CUDA error 700"),
+    ],
+)
+async def test_a_failure_is_told_as_what_it_is(
+    lane: Lane, hand: Hand, failure: Failure, error: type[Exception], text: str
+) -> None:
+    _, answer = ask(lane)
+    await hand.end(failure)
+    with pytest.raises(error, match=text):
+        await answer
+
+
+async def test_the_memory_of_an_abandoned_request_is_free_when_its_work_has_ended_and_no_sooner(lane: Lane, hand: Hand) -> None:
+    slot = lane.admit()
+    slot.reserve(1 << 20)
+    lane.submit(slot, "m/1#1", SHAPES)
+    lane.release(slot)
+    assert lane.slots.statistics().nbytes == 1 << 20
+    await hand.end(Failure("cancelled", ""))
+    assert lane.slots.statistics().nbytes == 0
+
+
+async def test_a_request_whose_outputs_did_not_fit_may_begin_again_with_more_memory(lane: Lane, hand: Hand) -> None:
+    slot, answer = ask(lane)
+    await hand.end(Failure("outgrown", str(3 * SMALLEST)))
+    with pytest.raises(Outgrown) as raised:
+        await answer
+    slot.reserve(raised.value.nbytes)
+    again = lane.submit(slot, "m/1#1", SHAPES)
+    assert [ticket.capacity for ticket in hand.tickets] == [3 * SMALLEST]
+    await hand.end()
+    assert (await again).failure is None
+    lane.release(slot)
+    assert lane.slots.statistics() == (0, 1, 0)
+
+
+async def test_the_backlog_counts_what_waits_by_model(lane: Lane, hand: Hand) -> None:
+    for model in ("a", "a", "b"):
+        lane.submit(lane.admit(), model, SHAPES)
+    assert lane.backlog() == {"a": 1, "b": 1}
+    await hand.end()
+    assert lane.backlog() == {"b": 1}
+    await hand.end()
+    assert lane.backlog() == {}
+
+
+async def test_a_lane_that_is_closed_hears_no_more_and_what_was_said_meanwhile_when_it_opens_again(
+    lane: Lane, hand: Hand
+) -> None:
+    loop = asyncio.get_running_loop()
+    _, answer = ask(lane)
+    lane.close(loop)
+    await hand.end()
+    assert not answer.done()
+    lane.open(loop)
+    await answer
+
+
+async def test_empty_waits_for_every_request_and_forgotten_for_those_of_one_model(lane: Lane, hand: Hand) -> None:
+    slot, answer = ask(lane)
+    other = asyncio.ensure_future(lane.forgotten("other/1#1"))
+    mine = asyncio.ensure_future(lane.forgotten("m/1#1"))
+    empty = asyncio.ensure_future(lane.empty())
+    await asyncio.sleep(0)
+    assert (other.done(), mine.done(), empty.done()) == (True, False, False)
+    await hand.end()
+    await answer
+    await asyncio.sleep(0)
+    assert not mine.done()  # It is answered, but its tensors are still being read.
+    lane.release(slot)
+    await asyncio.gather(mine, empty)
+
+
+async def test_whoever_waits_for_a_lane_may_give_up(lane: Lane, hand: Hand) -> None:
+    slot, _ = ask(lane)
+    empty = asyncio.ensure_future(lane.empty())
+    await asyncio.sleep(0)
+    empty.cancel()
+    await asyncio.sleep(0)
+    await hand.end()
+    lane.release(slot)
+    assert empty.cancelled()
+
+
+async def test_a_draining_lane_refuses_new_requests_with_the_reason(lane: Lane) -> None:
+    lane.refusing = "the server is draining"
+    with pytest.raises(Unavailable, match="draining"):
+        lane.admit()
+
+
+async def test_repr_says_how_it_is(lane: Lane) -> None:
+    ask(lane)
+    assert repr(lane).startswith("<Lane acme <Scheduler 0/2 waiting, 1/1 in flight>")
+
+
+def give(
+    lane: Lane, rows: int = 1, batching: Batching = BATCHING, model: str = "m", priority: int = 0, timeout: float | None = None
+) -> tuple[Slot, "asyncio.Future[Done]"]:
+    """A request for a model whose requests are joined; its numbers are that of its slot."""
+    slot, shape = lane.admit(), (rows, 2)
+    (offset,) = slot.place(ROWS, [rows * 8])
+    slot.view[offset : offset + rows * 8] = np.full(shape, slot.index, np.float32).tobytes()
+    return slot, lane.submit(slot, model, (shape,), priority, timeout, batching)
+
+
+def given(link: Link, ticket: Ticket) -> list[float]:
+    """The first number of each row that a ticket's slot holds."""
+    slot = link.arena.slot(ticket.slot)
+    (tensor,), _ = slot.inputs(ROWS, ticket.shapes, ticket.capacity)
+    at = tensor.address - slot.address
+    return list(np.frombuffer(slot.view[at : at + tensor.nbytes], np.float32).reshape(ticket.shapes[0])[:, 0])
+
+
+def rows_out(count: int) -> tuple[Extent, ...]:
+    return (Extent((count,), 256, 4 * count),)
+
+
+async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING) -> list[tuple[Slot, "asyncio.Future[Done]"]]:
+    """Requests that are held back behind as many in flight as there are credits, which alone are over there."""
+    others = ["other"] * lane._scheduler.credits
+    for other in others:
+        lane.submit(lane.admit(), other, SHAPES)
+    made = [give(lane, count, batching) for count in rows]
+    await settle()
+    assert [ticket.model for ticket in hand.tickets] == others
+    return made
+
+
+async def test_a_request_to_an_idle_tenant_goes_at_once_in_its_own_slot(joining: Lane, hand: Hand) -> None:
+    slot, answer = give(joining)
+    assert hand.tickets == [Ticket(slot.index, 1, "m", ((1, 2),), float("inf"), SMALLEST, slot.start)]
+    await hand.end(outputs=rows_out(1))
+    assert (await answer) == Done(slot.index, rows_out(1), None, 1, 2)
+
+
+async def test_what_came_behind_work_in_flight_goes_together_and_each_gets_its_rows(
+    joining: Lane, hand: Hand, link: Link
+) -> None:
+    (one, first), (two, second) = await held(joining, hand, 1, 2)
+    await hand.end()
+    (ticket,) = hand.tickets
+    assert ticket.slot not in (one.index, two.index)
+    assert (ticket.model, ticket.shapes) == ("m", ((3, 2),))
+    assert given(link, ticket) == [one.index, two.index, two.index]
+    assert joining.statistics().in_flight == 1
+    assert joining.backlog() == {}
+    await hand.end(outputs=rows_out(3))
+    assert await first == Done(ticket.slot, (Extent((1,), 256, 4),), None, 1, 2, 3)
+    assert await second == Done(ticket.slot, (Extent((2,), 260, 8),), None, 1, 2, 3)
+
+
+async def test_the_slot_of_a_batch_is_free_when_the_last_of_it_was_released(joining: Lane, hand: Hand) -> None:
+    (one, _), (two, _) = await held(joining, hand, 1, 1)
+    await hand.end()
+    shared = hand.tickets[0].slot
+    await hand.end(outputs=rows_out(2))
+    used = joining.slots.statistics().used
+    joining.release(one)
+    assert joining.slots.statistics().used == used - 1
+    joining.release(two)
+    assert joining.slots.statistics().used == used - 3
+    assert joining.slots.at(shared).index == shared
+    assert hand.cancelled == []
+
+
+async def test_a_full_batch_goes_ahead_of_the_end_of_what_is_in_flight(ahead: Lane, hand: Hand) -> None:
+    ahead.submit(ahead.admit(), "other", SHAPES)
+    for _ in range(5):
+        give(ahead)
+    await settle()
+    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((4, 2),)]
+    assert ahead.backlog() == {"m": 1}
+
+
+async def test_a_batch_that_could_grow_is_launched_behind_one_in_flight_while_a_credit_is_free(ahead: Lane, hand: Hand) -> None:
+    ahead.submit(ahead.admit(), "other", SHAPES)
+    for _ in range(2):
+        give(ahead)
+    await settle()
+    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((2, 2),)]
+    for _ in range(3):
+        give(ahead)
+    await settle()
+    assert len(hand.tickets) == 2
+    await hand.end()
+    assert [ticket.shapes for ticket in hand.tickets] == [((2, 2),), ((3, 2),)]
+
+
+async def test_nothing_that_could_grow_is_launched_ahead_on_cores_that_answer_requests_too(
+    ahead: Lane, hand: Hand, link: Link
+) -> None:
+    link.completions.host(True)
+    ahead.submit(slot := ahead.admit(), "other", SHAPES)
+    await hand.end()
+    ahead.release(slot)
+    ahead.submit(ahead.admit(), "other", SHAPES)
+    give(ahead)
+    await settle()
+    assert [ticket.model for ticket in hand.tickets] == ["other"]
+
+
+async def test_other_shapes_and_models_go_by_themselves(ahead: Lane, hand: Hand) -> None:
+    await held(ahead, hand, 1, 1)
+    give(ahead, model="n")
+    await hand.end()
+    assert [ticket.shapes for ticket in hand.tickets] == [SHAPES, ((2, 2),)]
+    await hand.end()
+    await hand.end(outputs=rows_out(2))
+    assert [(ticket.model, ticket.shapes) for ticket in hand.tickets] == [("n", ((1, 2),))]
+
+
+async def test_the_highest_priority_is_first_in_its_batch(joining: Lane, hand: Hand, link: Link) -> None:
+    ((usual, _),) = await held(joining, hand, 1)
+    urgent, _ = give(joining, priority=1)
+    await hand.end()
+    assert given(link, hand.tickets[0]) == [urgent.index, usual.index]
+
+
+async def test_one_that_is_withdrawn_before_is_not_in_the_batch_and_one_after_ends_nothing(
+    joining: Lane, hand: Hand, link: Link
+) -> None:
+    (one, _), (two, second), (three, _) = await held(joining, hand, 1, 1, 1)
+    joining.release(three)
+    await hand.end()
+    (ticket,) = hand.tickets
+    assert given(link, ticket) == [one.index, two.index]
+    joining.release(one)
+    assert joining.statistics().abandoned == 1
+    assert hand.cancelled == []
+    give(joining)  # In the memory of the one that left.
+    await hand.end(outputs=rows_out(2))
+    assert (await second).outputs == (Extent((1,), 260, 4),)
+
+
+async def test_work_is_stopped_when_all_of_a_batch_left_and_its_slot_is_kept_until_it_ended(joining: Lane, hand: Hand) -> None:
+    (one, _), (two, _) = await held(joining, hand, 1, 1)
+    await hand.end()
+    (ticket,) = hand.tickets
+    forgotten = asyncio.ensure_future(joining.forgotten("m"))
+    joining.release(one)
+    joining.release(two)
+    await settle()
+    assert hand.cancelled == [(ticket.slot, ticket.serial)]
+    assert not forgotten.done()
+    used = joining.slots.statistics().used
+    await hand.end(Failure("cancelled", ""))
+    assert joining.slots.statistics().used == used - 1
+    await forgotten
+
+
+async def test_each_is_told_at_its_own_deadline_and_the_batch_has_the_latest(joining: Lane, hand: Hand) -> None:
+    await held(joining, hand)
+    early, missed = give(joining, timeout=0.001)
+    _, late = give(joining, timeout=60.0)
+    await hand.end()
+    (ticket,) = hand.tickets
+    assert ticket.deadline > time.monotonic() + 30
+    with pytest.raises(DeadlineExceeded):
+        await missed
+    joining.release(early)
+    await hand.end(outputs=rows_out(2))
+    assert (await late).rows == 2
+
+
+async def test_what_raised_together_is_tried_once_more_alone(ahead: Lane, hand: Hand) -> None:
+    (one, first), (_, second), (three, _) = await held(ahead, hand, 1, 1, 1)
+    for _ in range(2):
+        await hand.end()
+    ahead.release(three)
+    await hand.end(Failure("raised", "a bad row"))
+    assert [ticket.shapes for ticket in hand.tickets] == [((1, 2),)] * 2
+    await hand.end(outputs=rows_out(1))
+    assert await first == Done(one.index, rows_out(1), None, 1, 2)
+    await hand.end(Failure("raised", "a bad row"))
+    with pytest.raises(Failed, match="a bad row"):
+        await second
+
+
+async def test_what_has_no_room_for_its_outputs_together_is_tried_alone(joining: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(joining, hand, 1, 1)]
+    await hand.end()
+    await hand.end(Failure("outgrown", "1000000"))
+    for _ in answers:
+        assert [ticket.shapes for ticket in hand.tickets][:1] == [((1, 2),)]
+        await hand.end(outputs=rows_out(1))
+    assert [(await answer).failure for answer in answers] == [None, None]
+
+
+async def test_a_lost_device_is_told_to_all_of_a_batch(joining: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(joining, hand, 1, 1)]
+    await hand.end()
+    await hand.end(Failure("lost", "gone"))
+    for answer in answers:
+        with pytest.raises(Unavailable, match="gone"):
+            await answer
+
+
+async def test_a_model_that_does_not_give_a_row_for_a_row_is_told_once_and_its_requests_go_alone(
+    ahead: Lane, hand: Hand, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = [answer for _, answer in await held(ahead, hand, 1, 1)]
+    for _ in range(2):
+        await hand.end()
+    await hand.end(outputs=rows_out(7))
+    assert "requests are not joined any more: output 'y' has shape [7] after 2 rows" in caplog.text
+    give(ahead)
+    give(ahead)
+    await settle()
+    assert [ticket.shapes for ticket in hand.tickets] == [((1, 2),)] * 2
+    for _ in range(4):
+        await hand.end(outputs=rows_out(7))
+    assert [answer.result().outputs for answer in answers] == [rows_out(7)] * 2
+
+
+async def test_without_a_slot_to_join_them_in_requests_go_alone(lane: Lane, hand: Hand) -> None:
+    first, _ = give(lane)
+    others = [give(lane)[0] for _ in range(2)]
+    for _ in range(SLOTS - 3):
+        lane.slots.acquire()
+    await hand.end(outputs=rows_out(1))
+    assert [ticket.slot for ticket in hand.tickets] == [others[0].index]
+    lane.release(first)
+
+
+async def test_requests_that_would_not_fit_together_go_alone(joining: Lane, hand: Hand) -> None:
+    more = Batching(ROWS, 6)  # Than the signature lets through.
+    made = await held(joining, hand, 3, 2, batching=more)
+    used = joining.slots.statistics().used
+    await hand.end()
+    assert [ticket.slot for ticket in hand.tickets] == [made[0][0].index]
+    assert joining.slots.statistics().used == used
+
+
+async def test_several_on_an_idle_partition_wait_for_their_delay(joining: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(joining, hand, 1, 1, batching=Batching(ROWS, 4, WAITED))]
+    await hand.end()
+    if not hand.tickets:  # Else this machine took longer than the delay.
+        give(joining, batching=Batching(ROWS, 4, WAITED))
+    while not hand.tickets:
+        await asyncio.sleep(0)
+    assert hand.tickets[0].shapes[0][0] in (2, 3)
+    await hand.end(outputs=rows_out(hand.tickets[0].shapes[0][0]))
+    assert all(answer.done() for answer in answers)
+
+
+async def test_a_lane_that_is_closed_launches_no_more(joining: Lane, hand: Hand) -> None:
+    await held(joining, hand, 1, 1, batching=Batching(ROWS, 4, 60.0))
+    await hand.end()
+    assert joining._alarm is not None
+    joining.close(asyncio.get_running_loop())
+    assert joining._alarm is None
+
+
+async def test_what_the_worker_has_put_aside_uses_no_credit_and_waits(lane: Lane, hand: Hand, link: Link) -> None:
+    """One credit, and room for two."""
+    asked = [ask(lane) for _ in range(2)]
+    assert len(hand.tickets) == 1
+    link.completions.put_aside(1)  # The first, whose shapes are being prepared.
+    await settle()
+    assert [ticket.slot for ticket in hand.tickets] == [slot.index for slot, _ in asked]
+    assert lane.statistics()[:2] == (1, 1)
+    asked.append(ask(lane))
+    with pytest.raises(QueueFull):
+        lane.admit()
+    link.completions.put_aside(0)  # It is begun.
+    for _, answer in asked:
+        await hand.end()
+        assert answer.done()
+    assert lane.statistics()[:2] == (0, 0)

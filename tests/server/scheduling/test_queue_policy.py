@@ -1,0 +1,66 @@
+"""What `dynamic_batching` says of a model's queues, and what is wrong with it."""
+
+import pytest
+
+from server.repository.model_config import ConfigRefused, parse
+from server.scheduling.queue_policy import QueueLimits, QueuePolicy
+
+KEY = "dynamic_batching.default_queue_policy"
+
+
+def queues(text: str) -> QueuePolicy | None:
+    return parse(f"dynamic_batching {{ {text} }}", "m/config.pbtxt").queues
+
+
+def test_nothing_said_is_no_policy() -> None:
+    assert queues("") is None
+    assert queues("default_queue_policy { allow_timeout_override: true }") is None
+
+
+def test_the_size_and_the_time_of_a_queue_are_read() -> None:
+    policy = queues("default_queue_policy { max_queue_size: 3 default_timeout_microseconds: 500 }")
+    assert policy == QueuePolicy(QueueLimits(3, 0.0005, KEY))
+    assert policy.of(0) == policy.of(7) == policy.limits
+
+
+def test_levels_have_limits_of_their_own() -> None:
+    policy = queues(
+        "priority_levels: 2 default_priority_level: 2 default_queue_policy { max_queue_size: 3 } "
+        "priority_queue_policy { key: 1 value { max_queue_size: 1 } }"
+    )
+    assert policy
+    assert (policy.levels, policy.usual, policy.of(1).size, policy.of(2).size) == (2, 2, 1, 3)
+    assert policy.of(1).full.endswith("(dynamic_batching.priority_queue_policy 1.max_queue_size)")
+
+
+def test_where_those_that_waited_too_long_wait_on_no_time_is_kept_and_that_is_told() -> None:
+    text = (
+        "dynamic_batching { default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 max_queue_size: 1 } }"
+    )
+    config = parse(text, "m/config.pbtxt")
+    assert config.queues == QueuePolicy(QueueLimits(1, 0.0, KEY))
+    assert config.unread == ("dynamic_batching.default_queue_policy.timeout_action",)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("priority_levels: 2", "default_priority_level is 0; expected 1 to 2, the priority_levels"),
+        ("priority_levels: 2 default_priority_level: 3", "default_priority_level is 3; expected 1 to 2, the priority_levels"),
+        (
+            "priority_levels: 2 default_priority_level: 1 priority_queue_policy { key: 3 value {} }",
+            "priority_queue_policy has a key 3; expected 1 to 2, the priority_levels",
+        ),
+        ("priority_queue_policy { key: 1 value {} }", "priority_queue_policy has a key 1; expected none, as there are no"),
+    ],
+)
+def test_priorities_that_there_are_not_are_refused(text: str, told: str) -> None:
+    with pytest.raises(ConfigRefused) as refused:
+        queues(text)
+    assert str(refused.value).startswith(f"m/config.pbtxt: dynamic_batching.{told}")
+
+
+def test_any_priority_is_taken_as_it_comes_where_there_are_no_levels() -> None:
+    free, levelled = QueuePolicy(QueueLimits(1, 0, KEY)), QueuePolicy(QueueLimits(0, 0, KEY), 3, 1)
+    assert [free.priority(each) for each in (0, 1, 9)] == [0, 1, 9]
+    assert [levelled.priority(each) for each in (0, 1, 3, 4)] == [1, 1, 3, 1]

@@ -1,0 +1,146 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from server.errors import MemoryFull, QueueFull, TooLarge
+from server.link.slots import SMALLEST, Slot
+from server.scheduling.slot_pool import SlotPool, SlotStatistics
+from tests.memory import arena_of
+
+MIB = 1 << 20
+
+
+def pool_of(count: int = 4, nbytes: int = 16 * MIB) -> SlotPool:
+    return SlotPool(arena_of(count, nbytes), "tenants.acme.memory")
+
+
+def test_a_pool_makes_slots_when_they_are_needed_and_numbers_them() -> None:
+    pool = pool_of()
+    assert pool.statistics() == SlotStatistics(used=0, slots=0, nbytes=0)
+    assert [pool.acquire().index for _ in range(3)] == [0, 1, 2]
+    assert pool.statistics() == SlotStatistics(used=3, slots=3, nbytes=0)
+    assert repr(pool) == f"<SlotPool 3 of 3 in use, <Blocks, 0 of {16 * MIB} bytes in use>>"
+
+
+def test_the_slot_that_was_given_back_last_is_used_first() -> None:
+    pool = pool_of()
+    first, second = pool.acquire(), pool.acquire()
+    pool.release(second)
+    pool.release(first)
+    assert pool.acquire() is first
+    assert pool.acquire() is second
+    assert pool.acquire().index == 2
+    assert pool.at(2).index == 2
+
+
+def test_when_all_are_in_use_one_more_is_refused_until_one_is_given_back() -> None:
+    pool = pool_of(2)
+    slots = [pool.acquire(), pool.acquire()]
+    with pytest.raises(QueueFull, match=r"^all 2 slots are in use$"):
+        pool.acquire()
+    pool.release(slots[0])
+    assert pool.acquire() is slots[0]
+
+
+def test_a_large_request_leaves_nothing_behind_in_the_slot_it_had() -> None:
+    pool = pool_of()
+    slot = pool.acquire()
+    slot.reserve(9 * MIB)
+    assert pool.statistics().nbytes == slot.capacity == 9 * MIB
+    pool.release(slot)
+    assert pool.statistics().nbytes == 0
+    assert pool.acquire() is slot
+    slot.reserve(10)
+    assert slot.capacity == SMALLEST
+
+
+def test_memory_over_the_budget_is_refused_with_the_numbers_and_given_when_it_is_free() -> None:
+    pool = pool_of()
+    first, second = pool.acquire(), pool.acquire()
+    first.reserve(8 * MIB)
+    with pytest.raises(
+        MemoryFull,
+        match=rf"^the request and its answer need {7 * MIB} bytes of memory in one piece, but requests hold {8 * MIB} and the "
+        rf"largest piece left for one is {6 * MIB} \(tenants.acme.memory: {16 * MIB}, of which {2 * MIB} are kept for requests "
+        rf"of up to {MIB}\)$",
+    ):
+        second.reserve(7 * MIB)
+    assert second.capacity == 0
+    pool.release(first)
+    second.reserve(7 * MIB)
+    with pytest.raises(TooLarge, match=rf"need {14 * MIB + 1} bytes of memory; the most for one is {14 * MIB} \(tenants.acme"):
+        first.reserve(14 * MIB + 1)
+
+
+class Pools(RuleBasedStateMachine):
+    """Nobody's memory is another's, none is lost, and there is never more of it than the budget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = pool_of(40)
+        self.held: dict[Slot, bytes] = {}
+
+    @precondition(lambda self: len(self.held) < 40)
+    @rule(size=st.integers(0, SMALLEST) | st.integers(0, MIB) | st.integers(0, 16 * MIB))
+    def take(self, size: int) -> None:
+        slot = self.pool.acquire()
+        assert slot not in self.held
+        assert slot.capacity == 0
+        try:
+            slot.reserve(size)
+        except (MemoryFull, TooLarge):
+            assert slot.capacity == 0
+            self.pool.release(slot)
+            return
+        assert slot.capacity >= size
+        self._write(slot, len(self.held))
+
+    @precondition(lambda self: self.held)
+    @rule(place=st.integers(0, 39), size=st.integers(0, 8 * MIB), spare=st.integers(0, 8 * MIB))
+    def enlarge(self, place: int, size: int, spare: int) -> None:
+        slot = list(self.held)[place % len(self.held)]
+        before = slot.capacity
+        try:
+            slot.reserve(size, spare)
+        except MemoryFull:
+            assert slot.capacity == before
+        assert slot.capacity >= before
+        assert bytes(slot.view[:8]) == self.held[slot], "what was there is kept"
+        self._write(slot, place)
+
+    @precondition(lambda self: self.held)
+    @rule(place=st.integers(0, 39))
+    def release(self, place: int) -> None:
+        slot = list(self.held)[place % len(self.held)]
+        del self.held[slot]
+        self.pool.release(slot)
+
+    @precondition(lambda self: not self.held)
+    @rule()
+    def take_all(self) -> None:
+        """When nothing is held, everything can be had again."""
+        slot = self.pool.acquire()
+        slot.reserve(14 * MIB)
+        self.pool.release(slot)
+
+    def _write(self, slot: Slot, number: int) -> None:
+        self.held[slot] = bytes([number % 256] * 8)
+        slot.view[:8] = slot.view[slot.capacity - 8 :] = self.held[slot]
+
+    @invariant()
+    def nothing_overlaps(self) -> None:
+        for slot, written in self.held.items():
+            assert bytes(slot.view[:8]) == bytes(slot.view[slot.capacity - 8 :]) == written
+        blocks = sorted((slot.start, slot.start + slot.capacity) for slot in self.held)
+        assert all(left[1] <= right[0] for left, right in pairwise(blocks))
+        assert not blocks or blocks[-1][1] <= 16 * MIB
+
+    @invariant()
+    def it_counts_right(self) -> None:
+        statistics = self.pool.statistics()
+        assert (statistics.used, statistics.nbytes) == (len(self.held), sum(slot.capacity for slot in self.held))
+
+
+TestPools = Pools.TestCase

@@ -1,0 +1,189 @@
+import pickle
+
+import pytest
+
+from engines import DATATYPES, Signature, TensorSpec
+from server.errors import NotFound, Unavailable
+from server.protocol.classification import Labels
+from server.scheduling.batching import Batching
+from server.scheduling.queue_policy import QueueLimits, QueuePolicy
+from server.tenants.catalog import Catalog, Entry, Served
+
+SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
+
+
+def served(name: str, version: str, load: int = 1) -> Served:
+    return Served(name, version, f"{name}/{version}#{load}", SIGNATURE, "onnxruntime_onnx", {})
+
+
+def catalog(*models: Served) -> Catalog:
+    made = Catalog()
+    for name in dict.fromkeys(model.name for model in models):
+        made.put(name, [model for model in models if model.name == name], [])
+    return made
+
+
+def unavailable(name: str, version: str = "", reason: str = "broken") -> Entry:
+    return Entry(name, version, "UNAVAILABLE", reason)
+
+
+def test_a_model_is_found_at_the_highest_version_or_the_one_asked_for() -> None:
+    made = catalog(served("m", "9"), served("m", "10"), served("m", "2"))
+    assert made.find("m").version == "10"
+    assert made.find("m", "2").version == "2"
+    assert made.versions("m") == ["10", "9", "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "what"),
+    [
+        ("foo", None, "'foo'"),
+        ("foo", "1", "'foo'"),
+        ("m", "99", "'m' version 99"),
+        ("m", "01", "'m' version 01"),
+        ("", None, "''"),
+    ],
+)
+def test_what_is_not_served_is_not_found_in_the_words_that_clients_look_for(name: str, version: str | None, what: str) -> None:
+    with pytest.raises(NotFound) as refusal:
+        catalog(served("m", "1")).find(name, version)
+    assert str(refusal.value) == f"Request for unknown model: {what} is not found"
+
+
+def test_an_unknown_model_has_no_versions_and_no_line() -> None:
+    made = Catalog()
+    assert made.versions("m") == []
+    assert not made.knows("m")
+    assert made.index() == []
+    assert made.served() == []
+
+
+def test_a_model_that_is_being_loaded_is_known_but_not_ready() -> None:
+    made = Catalog()
+    made.announce("m")
+    assert made.knows("m")
+    assert made.index() == [Entry("m", "", "LOADING")]
+    with pytest.raises(Unavailable, match=r"^model 'm' is loading: try again soon$"):
+        made.find("m")
+    with pytest.raises(Unavailable):
+        made.find("m", "1")
+
+
+def test_a_model_that_serves_goes_on_while_it_is_loaded_again() -> None:
+    made = catalog(served("m", "1"))
+    made.announce("m")
+    assert made.find("m").version == "1"
+    assert made.index() == [Entry("m", "1", "READY")]
+
+
+def test_a_model_that_failed_to_load_says_why() -> None:
+    made = Catalog()
+    made.put("m", [], [unavailable("m")])
+    for version in (None, "1"):
+        with pytest.raises(Unavailable, match=r"^model 'm' is unavailable: broken$"):
+            made.find("m", version)
+    assert made.served() == []
+
+
+def test_a_version_that_failed_says_why_and_the_others_serve() -> None:
+    made = Catalog()
+    made.put("m", [served("m", "1")], [unavailable("m", "2")])
+    assert made.find("m").version == "1"
+    with pytest.raises(Unavailable, match=r"^model 'm' is unavailable: broken$"):
+        made.find("m", "2")
+    with pytest.raises(NotFound, match="'m' version 3 is not found"):
+        made.find("m", "3")
+
+
+def test_another_version_is_no_reason_for_one_that_never_was() -> None:
+    made = Catalog()
+    made.put("m", [served("m", "1")], [unavailable("m", "")])
+    with pytest.raises(Unavailable):
+        made.find("m", "7")
+
+
+def test_what_is_put_replaces_what_was() -> None:
+    made = catalog(served("m", "1"), served("m", "2"))
+    made.put("m", [served("m", "3")], [])
+    assert made.versions("m") == ["3"]
+    with pytest.raises(NotFound):
+        made.find("m", "1")
+    made.put("m", [], [unavailable("m", reason="unloaded")])
+    assert made.versions("m") == []
+    assert made.index() == [unavailable("m", reason="unloaded")]
+
+
+def test_a_version_that_is_loaded_again_keeps_its_counts_and_a_new_one_begins_at_nothing() -> None:
+    made = catalog(served("m", "1"))
+    made.find("m").statistics.failed(1, "OTHER")
+    made.put("m", [served("m", "1", load=2), served("m", "2", load=2)], [])
+    assert made.find("m", "1").key == "m/1#2"
+    assert made.find("m", "1").statistics.failures == {"OTHER": 1}
+    assert made.find("m", "2").statistics.failures == {}
+
+
+def test_the_index_is_by_name_and_the_highest_version_first() -> None:
+    made = catalog(served("z", "1"), served("a", "1"), served("a", "10"), served("a", "9"))
+    made.put("k", [], [unavailable("k")])
+    assert [(entry.name, entry.version, entry.state) for entry in made.index()] == [
+        ("a", "10", "READY"),
+        ("a", "9", "READY"),
+        ("a", "1", "READY"),
+        ("k", "", "UNAVAILABLE"),
+        ("z", "1", "READY"),
+    ]
+
+
+def test_what_is_in_the_repository_and_was_never_loaded_is_listed_and_not_found() -> None:
+    made = catalog(served("m", "1"))
+    assert made.index(["k", "m", "z"]) == [
+        unavailable("k", reason="not loaded"),
+        Entry("m", "1", "READY"),
+        unavailable("z", reason="not loaded"),
+    ]
+    with pytest.raises(NotFound):
+        made.find("k")
+
+
+def test_what_is_gone_from_the_repository_leaves_the_index_unless_it_serves_or_loads_or_is_expected() -> None:
+    made = catalog(served("m", "1"))
+    made.put("half", [served("half", "1")], [unavailable("half", "2")])
+    made.put("broken", [], [unavailable("broken")])
+    made.put("expected", [], [unavailable("expected", reason="not in the repository")])
+    made.announce("loading")
+    assert [(entry.name, entry.version, entry.state) for entry in made.index([], ["expected", "*"])] == [
+        ("expected", "", "UNAVAILABLE"),
+        ("half", "1", "READY"),
+        ("half", "2", "UNAVAILABLE"),
+        ("loading", "", "LOADING"),
+        ("m", "1", "READY"),
+    ]
+    assert "broken" in {entry.name for entry in made.index()}, "it may be there, where nobody looked"
+
+
+def test_everything_that_is_ready_is_listed() -> None:
+    models = [served("m", "2"), served("m", "1"), served("k", "1")]
+    assert catalog(*models).served() == models
+
+
+def test_an_entry_says_only_what_there_is_to_say() -> None:
+    assert Entry("m", "1", "READY").as_json() == {"name": "m", "version": "1", "state": "READY"}
+    assert unavailable("m").as_json() == {"name": "m", "state": "UNAVAILABLE", "reason": "broken"}
+
+
+def test_a_catalog_shows_how_much_is_ready() -> None:
+    made = catalog(served("m", "1"), served("m", "2"))
+    made.announce("k")
+    assert repr(made) == "<Catalog 2 ready, 2 known>"
+
+
+def test_another_process_is_told_what_is_served_and_nothing_of_what_was_counted() -> None:
+    queues = QueuePolicy(QueueLimits(1, 0.5, "k"), 2, 1, {2: QueueLimits(0, 0, "l")})
+    joined = Batching(SIGNATURE, 4, 0.5, (2,))
+    model = Served("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", {}, joined, Labels({"y": b"a"}), queues)
+    model.statistics.failed(1, "OTHER")
+    there = pickle.loads(pickle.dumps(model))
+    assert there == model
+    assert list(there.labels.of("y")) == [b"a"]
+    assert there.batching == model.batching
+    assert there.statistics.failures == {}

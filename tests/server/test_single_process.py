@@ -1,0 +1,72 @@
+"""What a plain uvicorn keeps of a configuration; how a real one starts is in tests/end_to_end/test_shutdown.py."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.config.schema import Config, ConfigError, ModelsConfig, ServerConfig, TenantConfig
+from server.single_process import prepare
+
+ACME = TenantConfig(name="acme", granules=1, models=("*",))
+GLOBEX = TenantConfig(name="globex", granules=1, models=("*",))
+SHARED = (
+    "  server.fronts: it is 'per-tenant', unless it is set, but here the HTTP of all tenants shares one process and one event "
+    "loop, so that large or many requests of one delay the others'; python -m server gives each an HTTP process of its own, "
+    "and 'inline' says that this is meant"
+)
+
+
+@pytest.fixture(autouse=True)
+def _interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+def configured(*tenants: TenantConfig, server: ServerConfig | None = None) -> Config:
+    models = ModelsConfig(repository=Path())
+    by_name = {tenant.name: tenant for tenant in tenants}
+    return Config(server=server or ServerConfig(), models=models, tenants=by_name, source="c.toml")
+
+
+@pytest.mark.parametrize(
+    "config", [configured(ACME), configured(ACME, GLOBEX, server=ServerConfig(fronts="inline"))], ids=["one tenant", "inline"]
+)
+def test_nothing_is_said_where_all_is_honoured_and_threads_take_turns_soon(
+    config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare(config)
+    assert caplog.records == []
+    assert sys.getswitchinterval() == 0.001
+
+
+def test_all_that_is_not_honoured_is_said_in_one_warning_with_the_reasons(caplog: pytest.LogCaptureFixture) -> None:
+    globex = TenantConfig(name="globex", granules=1, models=("*",), front_cores=(0, 1))
+    prepare(configured(ACME, globex, server=ServerConfig(host="0.0.0.0", port=80, front_cores="any")))
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage().splitlines()) == (
+        "WARNING",
+        [
+            "not all of c.toml is honoured by uvicorn server.app:app:",
+            SHARED,
+            "  server.front_cores, tenants.globex.front_cores: there are no HTTP processes to put on cores",
+            "  server.host and server.port, 0.0.0.0:80: uvicorn listens where its --host and --port say",
+        ],
+    )
+
+
+def test_ports_of_tenants_are_all_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """They keep others away, so whoever asks for one may not be served without."""
+    before = sys.getswitchinterval()
+    tenants = [TenantConfig(name=name, granules=1, models=("*",), port=port) for name, port in (("acme", 81), ("globex", 82))]
+    with pytest.raises(ConfigError) as refusal:
+        prepare(configured(*tenants))
+    why = "uvicorn server.app:app listens on uvicorn's own socket alone, so the tenant has none of its own"
+    assert refusal.value.problems == (
+        f"c.toml: tenants.acme.port: 81, but {why}; serve it with python -m server, or leave it out",
+        f"c.toml: tenants.globex.port: 82, but {why}; serve it with python -m server, or leave it out",
+    )
+    assert caplog.records == []
+    assert sys.getswitchinterval() == before

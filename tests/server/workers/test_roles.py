@@ -1,0 +1,116 @@
+"""Which of a worker's threads listens, waits or is parked: by itself, with threads of the test's own."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from server.workers.roles import Roles
+from tests.contract import in_a_thread
+
+PATIENCE = 30
+
+
+class Wakes:
+    """Counts how often a thread that listens was woken."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture
+def wakes() -> Wakes:
+    return Wakes()
+
+
+@pytest.fixture
+def roles(wakes: Wakes) -> Iterator[Roles]:
+    """Of two threads; the test plays the first."""
+    roles = Roles(2, wakes)
+    yield roles
+    roles.stop()
+
+
+def parked(roles: Roles) -> bool:
+    return "one is parked" in repr(roles)
+
+
+def test_one_thread_waits_at_a_time(roles: Roles) -> None:
+    assert roles.waits()
+    assert not roles.waits()
+    assert "one waits" in repr(roles)
+    roles.done()
+    assert roles.waits()
+
+
+def test_the_second_thread_is_parked_until_a_work_takes_long(roles: Roles) -> None:
+    _, entered = in_a_thread(roles.enter)
+    assert parked(roles)
+    assert roles.alone
+    roles.expect(False)
+    assert not entered.done()
+    roles.expect(True)
+    entered.result(PATIENCE)
+    assert not roles.alone
+    assert not parked(roles)
+
+
+def test_while_works_take_long_both_listen(roles: Roles) -> None:
+    roles.expect(True)
+    assert roles.listens()
+    assert roles.listens()
+    assert not parked(roles)
+
+
+def test_once_they_are_short_the_first_with_nothing_to_do_is_parked_and_the_other_listens(roles: Roles) -> None:
+    roles.expect(True)
+    roles.enter()
+    assert roles.waits()
+    roles.expect(False)
+    assert not roles.alone  # The other may be listening yet: this one must not look for tickets.
+    _, listens = in_a_thread(roles.listens)
+    while not parked(roles):
+        pass
+    assert roles.alone
+    assert roles.listens()
+    roles.expect(True)
+    assert listens.result(PATIENCE)
+
+
+def test_stopping_wakes_who_listens_and_who_is_parked_and_nobody_listens_any_more(roles: Roles, wakes: Wakes) -> None:
+    _, entered = in_a_thread(roles.enter)
+    roles.stop()
+    entered.result(PATIENCE)
+    assert wakes.count == 1
+    assert not roles.listens()
+    assert "stopped" in repr(roles)
+
+
+def test_a_thread_that_ends_wakes_the_other_and_the_last_says_so(roles: Roles, wakes: Wakes) -> None:
+    roles.stop()
+    assert not roles.end()
+    assert wakes.count == 2
+    assert roles.end()
+    assert wakes.count == 2
+
+
+def test_a_second_thread_serves_alone_where_the_first_could_not_begin(roles: Roles) -> None:
+    _, entered = in_a_thread(roles.enter)
+    assert not roles.end()  # The first could not be attached to its partition.
+    entered.result(PATIENCE)
+    assert roles.alone
+    assert roles.listens()
+
+
+def test_one_thread_is_never_parked(wakes: Wakes) -> None:
+    roles = Roles(1, wakes)
+    for long in (True, False, True):
+        roles.expect(long)
+        assert roles.alone
+        assert roles.listens()
+    roles.stop()
+    assert not roles.listens()
+    assert roles.end()
+    assert wakes.count == 1

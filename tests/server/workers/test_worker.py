@@ -1,0 +1,623 @@
+"""A worker over fakes: tickets in, completions out, nothing ends the thread, and another worker goes on where it stopped."""
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count, cycle
+
+import numpy as np
+import pytest
+
+from engines import DATATYPES, ExecutionFailed, Signature, TensorSpec
+from partitions import DeviceLost
+from server.link.messages import Done, Ticket
+from server.link.ring import Link
+from server.link.slots import SMALLEST
+from server.workers.gil_priority import Precedence
+from server.workers.worker import BUNDLE, RESUMED, Seat, Worker
+from tests.contract import in_a_thread
+from tests.fakes import FakeDevice, FakeEngine, FakePartition, Script
+from tests.memory import Watched, watched
+
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+NEVER = float("inf")
+SLOTS = 8
+PATIENCE = 30
+
+
+class Interrupted(Script):
+    """A script that first does what was put into `meanwhile`, once each, when a work is enqueued."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: list[Callable[[], None]] = []
+
+    def reach(self, point: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        if point == "enqueue" and self.meanwhile:
+            self.meanwhile.pop()()
+        super().reach(point, given_up)
+
+
+class Bench:
+    """A worker with one model on a fake partition, its seat, and what it reports."""
+
+    def __init__(self, link: Link, tickets: Watched, precedence: Precedence | None = None) -> None:
+        self.script = Interrupted()
+        self.device = FakeDevice()
+        self.engine = FakeEngine(SIGNATURE, self.script)
+        self.link = link
+        self.tickets = tickets
+        self.seat = Seat(link, self.device.pin(0, 0))
+        self.lost: list[DeviceLost] = []
+        self.naps: list[float] = []
+        self.precedence = precedence or Precedence(self.naps.append)
+        self.worker = self.another(0)
+        self._serials = count(1)
+        self._reported: list[Done] = []
+
+    def another(self, granule: int) -> Worker:
+        """One more worker, on a partition of its own."""
+        partition = self.device.carve([granule])
+        return Worker(partition, {"m/1#1": self.engine.bind(partition)}, self.lost.append, self.precedence)
+
+    @property
+    def partition(self) -> FakePartition:
+        return self.device.partitions[0]
+
+    def ticket(self, slot: int, *numbers: float, model: str = "m/1#1", deadline: float = NEVER) -> Ticket:
+        """A ticket, with these numbers as the input in its slot."""
+        memory, data = self.link.arena.slot(slot), np.array(numbers, np.float32).tobytes()
+        memory.vacate()
+        (offset,) = memory.place(SIGNATURE, [len(data)])
+        memory.view[offset : offset + len(data)] = data
+        return Ticket(slot, next(self._serials), model, ((len(numbers),),), deadline, memory.capacity, memory.start)
+
+    def put(self, *tickets: Ticket) -> None:
+        for ticket in tickets:
+            self.link.tickets.write(ticket)
+        self.link.tickets.put(tickets)
+
+    def rush(self) -> None:
+        """Have one inference done for each slot, one right after another."""
+        self.put(*[self.ticket(slot, slot) for slot in range(SLOTS)])
+        assert [self.answer(self.next()) for _ in range(SLOTS)] == [[slot] for slot in range(SLOTS)]
+
+    def tarry(self, point: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        """In place of the script's `reach`: a run takes a while, but not long."""
+        end = time.monotonic_ns() + 2 * BUNDLE
+        while point == "run" and time.monotonic_ns() < end:
+            pass
+
+    def answer(self, done: Done) -> list[float]:
+        assert done.failure is None
+        (extent,) = done.outputs
+        data = self.link.arena.slot(done.slot).view[extent.offset : extent.offset + extent.nbytes]
+        return list(np.frombuffer(data, np.float32))
+
+    def next(self) -> Done:
+        poller = select.poll()
+        poller.register(self.link.completions.event, select.POLLIN)
+        while not self._reported:
+            assert poller.poll(PATIENCE * 1000), "nothing was reported"
+            self._reported = self.link.completions.take()
+        return self._reported.pop(0)
+
+    def kind(self) -> str:
+        """What kind of failure is reported next."""
+        failure = self.next().failure
+        assert failure
+        return failure.kind
+
+
+@contextmanager
+def benched(precedence: Precedence | None = None) -> Iterator[Bench]:
+    """A bench whose worker does not serve yet."""
+    descriptors, link, tickets = watched(SLOTS)
+    bench = Bench(link, tickets, precedence)
+    yield bench
+    bench.worker.close()
+    assert bench.partition.closed
+    descriptors.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    with benched() as bench:
+        bench.worker.serve(bench.seat)
+        yield bench
+
+
+def test_tickets_are_answered_in_order_from_their_slots(bench: Bench) -> None:
+    for number in range(5):
+        bench.put(bench.ticket(number, number, number + 0.5))
+    dones = [bench.next() for _ in range(5)]
+    assert [done.slot for done in dones] == list(range(5))
+    assert [bench.answer(done) for done in dones] == [[number, number + 0.5] for number in range(5)]
+    assert all(done.began <= done.ended for done in dones)
+    assert (bench.worker.statistics().done, bench.worker.statistics().failed) == (5, 0)
+
+
+@pytest.mark.parametrize(("hosted", "threads"), [(False, 2), (True, 1)])
+def test_its_threads_are_attached_to_the_partition_and_there_is_one_where_its_cores_do_the_work(
+    hosted: bool, threads: int
+) -> None:
+    with benched() as bench:
+        bench.device.hosted = hosted
+        bench.worker.serve(bench.seat)
+        bench.put(bench.ticket(0, 1))
+        bench.next()
+        bench.worker.halt()
+        assert len(bench.partition.threads) == threads
+        assert bench.link.completions.hosted() == hosted
+        assert all(thread.name.startswith(f"worker {bench.partition!r}") for thread in bench.partition.threads)
+
+
+def test_a_ticket_that_comes_during_a_wait_is_enqueued_before_that_ends(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 1))
+    gate.wait_for_arrival()  # The worker is inside `wait`.
+    bench.put(bench.ticket(1, 2))
+    bench.script.wait_for("enqueue", 2)
+    gate.open()
+    assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
+
+
+def test_with_two_outstanding_one_is_always_behind_the_one_that_runs(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 0))
+    for number in range(1, 50):
+        gate.wait_for_arrival()
+        bench.put(bench.ticket(number % SLOTS, number))
+        bench.script.wait_for("enqueue", number + 1)
+        running, gate = gate, bench.script.hold("run")
+        running.open()
+        assert bench.answer(bench.next()) == [number - 1]
+    gate.open()
+    assert bench.answer(bench.next()) == [49]
+
+
+def test_what_fails_during_a_wait_is_told_before_that_ends(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 1))
+    gate.wait_for_arrival()
+    bench.put(bench.ticket(1, 2, deadline=time.monotonic() - 1))
+    assert bench.kind() == "expired"
+    gate.open()
+    assert bench.answer(bench.next()) == [1]
+
+
+def test_an_end_is_told_though_the_next_work_takes_long(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
+    gate.wait_for_arrival()
+    held = bench.script.hold("run")
+    gate.open()
+    held.wait_for_arrival()
+    assert bench.answer(bench.next()) == [1]
+    held.open()
+    assert bench.answer(bench.next()) == [2]
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_what_came_meanwhile_is_enqueued_before_anything_is_waited_for(hosted: bool) -> None:
+    with benched() as bench:
+        bench.device.hosted = hosted
+        bench.worker.serve(bench.seat)
+        gate, second = bench.script.hold("run"), bench.ticket(1, 2)
+
+        def meanwhile() -> None:  # While the first is being begun, which takes long enough for another look.
+            bench.put(second)
+            until = time.monotonic_ns() + 2 * BUNDLE
+            while time.monotonic_ns() < until:
+                pass
+
+        bench.script.meanwhile.append(meanwhile)
+        bench.put(bench.ticket(0, 1))
+        gate.wait_for_arrival()
+        bench.script.wait_for("enqueue", 2)
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
+
+
+def test_nothing_is_pinned_or_unpinned_while_tickets_are_served(bench: Bench) -> None:
+    before = [(pin.address, pin.nbytes, pin.closed) for pin in bench.device.pins]
+    for slot in range(SLOTS):
+        bench.put(bench.ticket(slot, *range(1 << slot)))
+        assert bench.answer(bench.next()) == list(range(1 << slot))
+    assert [(pin.address, pin.nbytes, pin.closed) for pin in bench.device.pins] == before
+
+
+def test_a_block_that_is_not_in_the_tenant_s_memory_is_a_failure_and_the_next_ticket_is_served(bench: Bench) -> None:
+    bench.put(bench.ticket(0, 1)._replace(start=1 << 40), bench.ticket(1, 2))
+    failure = bench.next().failure
+    assert failure
+    assert failure.kind == "raised"
+    assert "are not in" in failure.text
+    assert bench.answer(bench.next()) == [2]
+
+
+def test_outputs_that_do_not_fit_the_block_are_a_failure_that_says_how_much_is_needed(bench: Bench) -> None:
+    ticket = bench.ticket(0, *range(SMALLEST // 4))
+    assert ticket.capacity == SMALLEST
+    bench.put(ticket)
+    assert bench.next().failure == ("outgrown", str(2 * SMALLEST))
+
+
+@pytest.mark.parametrize("point", ["enqueue", "run"])
+def test_a_model_that_raises_is_a_failure_and_the_next_ticket_is_served(bench: Bench, point: str) -> None:
+    bench.script.fail(point, nth=1)
+    bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
+    assert bench.next().failure == ("raised", f"told to fail at {point}")
+    assert bench.answer(bench.next()) == [2]
+    assert bench.worker.statistics().failed == 1
+    assert bench.lost == []
+
+
+@pytest.mark.parametrize("point", ["enqueue", "run"])
+def test_a_device_that_is_lost_is_told_at_once_and_to_whoever_asked(bench: Bench, point: str) -> None:
+    error = DeviceLost("illegal address")
+    bench.script.fail(point, error=error)
+    bench.put(bench.ticket(0, 1))
+    assert bench.next().failure == ("lost", "illegal address")
+    assert bench.lost == [error]
+
+
+def test_an_error_without_text_is_named_by_its_class(bench: Bench) -> None:
+    bench.script.fail("run", error=MemoryError())
+    bench.put(bench.ticket(0, 1))
+    assert bench.next().failure == ("raised", "MemoryError")
+
+
+def test_a_ticket_for_a_model_that_is_gone_is_a_failure(bench: Bench) -> None:
+    bench.put(bench.ticket(0, 1, model="gone/1#1"))
+    assert bench.kind() == "raised"
+
+
+def test_a_ticket_whose_deadline_has_passed_is_not_run(bench: Bench) -> None:
+    bench.put(bench.ticket(0, 1, deadline=time.monotonic() - 1))
+    assert bench.kind() == "expired"
+    assert bench.engine.computed == []
+
+
+def test_a_ticket_cancelled_while_it_runs_ends_early(bench: Bench) -> None:
+    gate, ticket = bench.script.hold("run"), bench.ticket(0, 1)
+    bench.put(ticket)
+    gate.wait_for_arrival()
+    bench.worker.cancel(ticket.slot, ticket.serial)
+    assert bench.kind() == "cancelled"
+
+
+def test_a_ticket_cancelled_before_it_begins_is_not_run(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    first, second = bench.ticket(0, 1), bench.ticket(1, 2)
+    bench.put(first)
+    gate.wait_for_arrival()
+    bench.worker.cancel(second.slot, second.serial)
+    bench.put(second)
+    assert bench.kind() == "cancelled"
+    gate.open()
+    assert bench.next().failure is None
+    assert len(bench.engine.computed) == 1
+
+
+def test_a_ticket_cancelled_while_it_is_being_begun_ends_early(bench: Bench) -> None:
+    bench.script.hold("run")
+    ticket = bench.ticket(0, 1)
+    bench.script.meanwhile.append(lambda: bench.worker.cancel(ticket.slot, ticket.serial))
+    bench.put(ticket)
+    assert bench.kind() == "cancelled"
+
+
+def test_cancelling_what_was_in_the_slot_before_touches_nothing(bench: Bench) -> None:
+    gate, old = bench.script.hold("run"), bench.ticket(0, 1)
+    new = bench.ticket(0, 2)
+    bench.worker.cancel(old.slot, old.serial)  # Late: another owner has the slot already.
+    bench.put(new)
+    gate.wait_for_arrival()
+    bench.worker.cancel(old.slot, old.serial)
+    gate.open()
+    assert bench.answer(bench.next()) == [2]
+
+
+def test_what_was_cancelled_over_another_link_cancels_nothing_here(bench: Bench) -> None:
+    ticket = bench.ticket(0, 1)
+    bench.worker.cancel(ticket.slot, ticket.serial)
+    bench.worker.halt()
+    bench.worker.serve(bench.seat._replace())
+    bench.put(ticket)
+    assert bench.answer(bench.next()) == [1]
+
+
+def test_what_was_cancelled_stays_so_when_the_same_worker_goes_on(bench: Bench) -> None:
+    ticket = bench.ticket(0, 1)
+    bench.worker.cancel(ticket.slot, ticket.serial)
+    bench.worker.halt()
+    bench.put(ticket)
+    bench.worker.serve(bench.seat)
+    assert bench.kind() == "cancelled"
+
+
+def test_halting_waits_for_what_is_in_flight_and_leaves_the_rest_to_the_next_worker(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 0))
+    gate.wait_for_arrival()
+    _, halted = in_a_thread(bench.worker.halt)
+    bench.tickets.wait_for_wake()
+    bench.put(bench.ticket(1, 1), bench.ticket(2, 2))
+    assert not halted.done()
+    gate.open()
+    halted.result(PATIENCE)
+    assert bench.answer(bench.next()) == [0]
+    assert len(bench.engine.computed) == 1
+    assert "not running" in repr(bench.worker)
+    with ExitStack() as stack:
+        following = bench.another(1)
+        stack.callback(following.close)
+        following.serve(bench.seat)
+        assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
+        assert following.statistics().done == 2
+
+
+def test_a_worker_that_was_halted_serves_again(bench: Bench) -> None:
+    for number in range(3):
+        bench.worker.halt()
+        bench.worker.halt()
+        bench.put(bench.ticket(0, number))
+        assert bench.link.completions.take() == []
+        bench.worker.serve(bench.seat)
+        assert bench.answer(bench.next()) == [number]
+    assert len(bench.partition.threads) == 8
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_workers_that_follow_one_another_run_every_ticket_once_and_in_order(hosted: bool) -> None:
+    """With works that are short and long in turn, so that the second thread is parked now and then."""
+    with benched() as bench, ExitStack() as stack:
+        bench.device.hosted = hosted
+        short, bench.engine.script.reach = bench.script.reach, bench.tarry  # type: ignore[method-assign]
+        workers = cycle([bench.worker, bench.another(1)])
+        stack.callback(next(workers).close)
+        answers = []
+        for turn in range(60):
+            bench.engine.script.reach = (short, bench.tarry)[turn // 3 % 2]  # type: ignore[method-assign]
+            worker = next(workers)
+            worker.serve(bench.seat)
+            bench.put(*[bench.ticket(slot, turn * 4 + slot) for slot in range(4)])
+            if turn % 2:
+                answers += [bench.answer(bench.next()) for _ in range(4)]
+                worker.halt()
+            else:
+                worker.halt()
+                worker.serve(bench.seat)
+                answers += [bench.answer(bench.next()) for _ in range(4)]
+                worker.halt()
+        assert answers == [[number] for number in range(240)]
+
+
+def test_closing_finishes_what_was_begun(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(*(bench.ticket(number, number) for number in range(3)))
+    gate.wait_for_arrival()
+    _, closed = in_a_thread(bench.worker.close)
+    bench.tickets.wait_for_wake()
+    gate.open()
+    closed.result(PATIENCE)
+    assert [bench.answer(bench.next()) for _ in range(3)] == [[0], [1], [2]]
+    assert bench.engine.executors[0].closed
+    assert bench.partition.closed
+
+
+def test_a_worker_that_never_served_can_be_closed() -> None:
+    with benched() as bench:
+        bench.worker.halt()
+        bench.worker.close()
+        assert bench.partition.closed
+
+
+def test_a_busy_worker_steps_aside_for_one_that_has_something_to_do_and_only_then(bench: Bench) -> None:
+    """They share an interpreter, and the other may not have got it yet."""
+    waiting: list[bool] = []
+    bench.precedence.join(lambda: bool(waiting))
+    for _ in range(100):
+        bench.rush()
+    assert bench.naps == []
+    waiting.append(True)
+    for _ in range(100_000):
+        bench.rush()
+        if bench.naps:
+            break
+    assert bench.naps
+
+
+def test_nobody_steps_aside_for_a_worker_whose_work_takes_long(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 1))
+    gate.wait_for_arrival()
+    with benched(bench.precedence) as busy:
+        busy.worker.serve(busy.seat)
+        for _ in range(100):
+            busy.rush()
+        assert busy.naps == bench.naps == []
+    gate.open()
+    assert bench.answer(bench.next()) == [1]
+
+
+@pytest.mark.parametrize(("hosted", "together"), [(False, False), (True, False), (True, True), (False, True)])
+def test_completions_of_short_works_are_told_together_where_telling_takes_the_workers_own_core(
+    monkeypatch: pytest.MonkeyPatch, hosted: bool, together: bool
+) -> None:
+    told: list[int] = []
+    write = os.eventfd_write
+    with benched() as bench:
+        bench.device.hosted = hosted
+        bench.engine.script.reach = bench.tarry  # type: ignore[method-assign]
+        bench.worker.serve(bench.seat._replace(link=bench.link._replace(together=together)))
+        bench.rush()
+        monkeypatch.setattr(os, "eventfd_write", lambda event, count: (told.append(event), write(event, count)))
+        for _ in range(20):
+            bench.rush()
+        monkeypatch.undo()
+        rings = told.count(bench.link.completions.event)
+    assert (rings < 19 * SLOTS) == hosted
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_steps_aside_for_a_worker_whose_thread_has_ended() -> None:
+    with benched() as bench:
+        bench.device.script.fail("attach")
+        bench.worker.serve(bench.seat)
+        bench.worker.halt()
+        assert repr(bench.precedence) == "<Precedence of 0 workers>"
+
+
+def test_what_has_to_be_prepared_is_put_aside_and_others_go_past(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3), bench.ticket(2, 4, 5), bench.ticket(3, 6))
+    assert [bench.answer(bench.next()) for _ in range(2)] == [[3], [6]]
+    assert bench.link.completions.aside() == 2
+    prepared.set_result(None)  # The worker listens; it hears of this as well.
+    assert [bench.answer(bench.next()) for _ in range(2)] == [[1, 2], [4, 5]]
+    assert bench.link.completions.aside() == 0
+    bench.put(bench.ticket(0, 7, 8))
+    assert bench.answer(bench.next()) == [7, 8]
+
+
+def test_what_was_prepared_is_enqueued_during_a_wait(bench: Bench) -> None:
+    prepared, gate = bench.engine.prepares((2,)), bench.script.hold("run")
+    bench.put(bench.ticket(0, 1), bench.ticket(1, 2, 3))
+    gate.wait_for_arrival()
+    prepared.set_result(None)
+    bench.script.wait_for("enqueue", 2)
+    gate.open()
+    assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2, 3]]
+
+
+def test_what_was_prepared_is_begun_a_few_at_a_time(bench: Bench) -> None:
+    """The other side counts none of them: all at once would be ahead of whatever comes, however urgent."""
+    prepared = bench.engine.prepares((2,))
+    bench.put(*[bench.ticket(slot, slot, slot) for slot in range(6)])
+    bench.put(bench.ticket(6, 6))
+    assert bench.answer(bench.next()) == [6]
+    gate = bench.script.hold("run")
+    prepared.set_result(None)
+    gate.wait_for_arrival()
+    bench.script.wait_for("enqueue", 1 + RESUMED)
+    assert len(bench.partition.stream.works) == RESUMED
+    assert bench.link.completions.aside() == 6 - RESUMED
+    gate.open()
+    assert [bench.answer(bench.next()) for _ in range(6)] == [[slot, slot] for slot in range(6)]
+
+
+def test_what_cannot_be_prepared_fails_with_the_reason_and_so_does_what_comes_then(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3, 4), bench.ticket(2, 5))
+    assert bench.answer(bench.next()) == [5]
+    prepared.set_exception(ExecutionFailed("no kernel for this"))
+    assert [bench.next().failure for _ in range(2)] == [("raised", "no kernel for this")] * 2
+    bench.put(bench.ticket(0, 1, 2))
+    assert bench.next().failure == ("raised", "no kernel for this")
+    assert bench.link.completions.aside() == 0
+
+
+def test_a_device_that_is_lost_while_it_prepares_is_told(bench: Bench) -> None:
+    prepared, error = bench.engine.prepares((2,)), DeviceLost("illegal address")
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    prepared.set_exception(error)
+    assert bench.next().failure == ("lost", "illegal address")
+    assert bench.lost == [error]
+
+
+def test_a_preparation_that_is_given_up_is_a_failure(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    assert prepared.cancel()
+    assert bench.kind() == "raised"
+
+
+def test_one_that_is_put_aside_can_be_cancelled_and_the_others_stay(bench: Bench) -> None:
+    prepared, ticket = bench.engine.prepares((2,)), bench.ticket(0, 1, 2)
+    bench.put(ticket, bench.ticket(1, 3, 4), bench.ticket(2, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.cancel(ticket.slot, ticket.serial)
+    done = bench.next()
+    assert (done.slot, done.failure) == (0, ("cancelled", "withdrawn before it began"))
+    assert bench.link.completions.aside() == 1
+    prepared.set_result(None)
+    assert bench.answer(bench.next()) == [3, 4]
+
+
+def test_one_whose_deadline_passes_while_it_is_put_aside_is_not_run(bench: Bench) -> None:
+    prepared, deadline = bench.engine.prepares((2,)), time.monotonic() + 0.05
+    bench.put(bench.ticket(0, 1, 2, deadline=deadline), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    while time.monotonic() <= deadline:
+        pass
+    prepared.set_result(None)
+    assert bench.kind() == "expired"
+
+
+def test_those_put_aside_end_when_nobody_is_there_any_more(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.abandon()
+    assert bench.kind() == "cancelled"
+    prepared.set_result(None)
+
+
+def test_halting_does_not_wait_for_what_is_put_aside_and_the_next_worker_begins_it(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3, 4), bench.ticket(2, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.halt()
+    bench.put(bench.ticket(3, 6))
+    with ExitStack() as stack:
+        following = bench.another(1)
+        stack.callback(following.close)
+        following.serve(bench.seat)
+        assert bench.answer(bench.next()) == [6]
+        assert bench.link.completions.aside() == 2
+        prepared.set_result(None)
+        assert [bench.answer(bench.next()) for _ in range(2)] == [[1, 2], [3, 4]]
+        following.halt()
+        assert following.statistics().done == 3
+    assert bench.worker.statistics().done == 1
+
+
+def test_what_was_prepared_while_no_worker_served_is_begun_by_the_next(bench: Bench) -> None:
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.halt()
+    prepared.set_result(None)
+    bench.worker.serve(bench.seat)
+    assert bench.answer(bench.next()) == [1, 2]
+
+
+def test_nothing_writes_to_the_link_once_the_worker_was_halted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptors may be another file's by then."""
+    prepared = bench.engine.prepares((2,))
+    bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+    assert bench.answer(bench.next()) == [5]
+    bench.worker.halt()
+    written: list[int] = []
+    monkeypatch.setattr(os, "eventfd_write", lambda event, count: written.append(event))
+    prepared.set_result(None)
+    bench.worker.cancel(0, 1)
+    assert written == []
+
+
+def test_a_worker_with_one_thread_puts_aside_as_well() -> None:
+    with benched() as bench:
+        bench.device.hosted = True
+        bench.worker.serve(bench.seat)
+        prepared = bench.engine.prepares((2,))
+        bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
+        assert bench.answer(bench.next()) == [5]
+        prepared.set_result(None)
+        assert bench.answer(bench.next()) == [1, 2]
