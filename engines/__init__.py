@@ -9,7 +9,6 @@ from partitions import Device
 
 from . import wire
 from .base import Engine, Executor, Preparing, Room, Tensor, Work
-from .building.builds import Builds
 from .chain import chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
@@ -18,6 +17,7 @@ from .settings import ONNX_RUNTIMES, RuntimeSettings, lacking, lacking_on_cpu
 from .signature import Signature, TensorSpec
 from .streams import on_stream
 from .tensorrt.api import LIBRARIES, find_tensorrt
+from .tensorrt.building.builds import Builds
 from .wiring import Step
 
 __all__ = [

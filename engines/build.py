@@ -1,4 +1,4 @@
-"""`python -m engines.build`: an ONNX model made into an engine file. The library's half is `engines.building.builder`."""
+"""`python -m engines.build`: an ONNX model made into an engine file. The library's half is `tensorrt.building.builder`."""
 
 import argparse
 import logging
@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .building.builder import DEFAULTS, BuildOptions, build, build_cached
-from .building.progress import Printer, Step
 from .errors import Cancelled, ModelRefused
 from .model_files.atomic import replace_file
 from .model_files.onnx_file import read_onnx
 from .model_files.profiles import Profile, Range, agrees, dimensions, make_range, parse_shape, shown
 from .signature import Shape
 from .tensorrt.api import LIBRARIES, find_tensorrt
+from .tensorrt.building.builder import DEFAULTS, BuildOptions, build, build_cached
+from .tensorrt.building.progress import Printer, Step
 
 __all__ = ["DEFAULTS", "BuildOptions", "build", "build_cached", "main"]
 

@@ -5,7 +5,6 @@ else goes to the framework.
 """
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -21,11 +20,9 @@ from fastapi import FastAPI
 from engines import has_tensorrt
 from partitions import Device, DeviceUnavailable, PartitionError, open_device
 
-from . import demo
-from . import single_process as plain
-from .admin import metrics
-from .admin import models as loads
-from .admin import partitions as admin
+from . import demo, single_process
+from .admin.lifecycle import PARTING, ROUTERS, freeze
+from .api import cors, framework, metadata
 from .config.file import load
 from .config.schema import Config, ConfigError, ServerConfig
 from .device.model_loader import Read
@@ -38,25 +35,17 @@ from .host.malloc import keep_large_blocks
 from .host.shutdown_timer import end_in_time
 from .host.single_worker import NotAlone, alone, supervisor
 from .host.watchdog import Watchdog
-from .http import asgi, cors
-from .http import framework as web
-from .http import metadata as routes
+from .http import asgi
 from .http.disconnects import Receive
 from .http.infer import Infer, Send, is_infer
 from .tenants.service import Service, open_local
 
 log = logging.getLogger("greenlane")
 
-PARTING = 0.2
-"""Seconds between the last answer and that exit, for it to reach its client."""
-
 MISTAKES = (ConfigError, PartitionError, NotAlone, Outdated)
 """What the operator can put right."""
 
 Source = Callable[[], AbstractContextManager[Config]]
-
-ROUTERS = (loads.router, admin.router, metrics.router)
-"""What the device side answers."""
 
 
 def open_configured(config: Config) -> Device:
@@ -101,7 +90,7 @@ class Application:
         self._found: tuple[Service, Runtime] | None = None
         self.infer = Infer(self.service)
         self._shared: asgi.Application = self._answer
-        self._web = web.build((routes.router, *ROUTERS), self.lifespan, service=self.service, runtime=self.runtime)
+        self._web = framework.build((metadata.router, *ROUTERS), self.lifespan, service=self.service, runtime=self.runtime)
 
     def __repr__(self) -> str:
         return f"<Application {self._found!r}>"
@@ -181,13 +170,6 @@ class Application:
         self._abandon(NEEDS_RESTART)
 
 
-async def freeze(runtime: Runtime) -> None:
-    """Once everything is loaded, keep the garbage collector off it: a full collection would stop every tenant for 35 ms."""
-    await runtime.loaded()
-    gc.collect()
-    gc.freeze()
-
-
 def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[Service, Runtime]:
     """Both sides in one process; `read` makes engines of model files."""
     desks = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
@@ -253,4 +235,4 @@ def _drain_on_sigterm(runtime: Runtime, told: Callable[[], object]) -> Callable[
     return restore
 
 
-app = Application(lambda: configuration(os.environ.get("GREENLANE_CONFIG")), prepare=plain.prepare)
+app = Application(lambda: configuration(os.environ.get("GREENLANE_CONFIG")), prepare=single_process.prepare)

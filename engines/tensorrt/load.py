@@ -10,14 +10,14 @@ from typing import Any
 
 from partitions.cuda.device import CudaDevice
 
-from ..building.builder import BuildOptions
-from ..building.builds import Builds
 from ..errors import ModelRefused
 from ..model_files.artifact import PORTABLE, PlanFile, read_plan
 from ..model_files.profiles import Profile, Range
 from ..settings import RuntimeSettings, streaming_budget
 from ..signature import Signature, TensorSpec
 from .api import TensorRT, find_tensorrt
+from .building.builder import BuildOptions
+from .building.builds import Builds
 from .engine import TensorRTEngine, refusing
 from .graph_mode import Situation
 from .kernel_cache import CacheKey

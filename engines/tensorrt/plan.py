@@ -11,14 +11,14 @@ from cuda.core import Device, Kernel
 from partitions.cuda.current_context import restored
 from partitions.cuda.device import CudaDevice, CudaPartition
 
-from ..building.builds import Builds
-from ..building.kernels import Kernels
 from ..errors import ExecutionFailed, ModelRefused
 from ..model_files.profiles import Profile, choose, usual
 from ..settings import RuntimeSettings
 from ..signature import Shape, Signature, TensorSpec
 from ..warmup import shape_sets
 from .api import TensorRT
+from .building.builds import Builds
+from .building.kernels import Kernels
 from .copies import compile_kernels
 from .graph_mode import Situation
 from .kernel_cache import CacheKey, RuntimeCache, kept_kernels, open_cache

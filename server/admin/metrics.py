@@ -20,11 +20,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from ..api.dependencies import IsAdmin
 from ..config.schema import TenantConfig
 from ..device.runtime import Runtime
-from ..http.dependencies import IsAdmin, TheRuntime
 from ..tenants.frontend import Counted, Report
 from ..tenants.statistics import BOUNDS, ModelStatistics
+from .dependencies import TheRuntime
 
 router = APIRouter(dependencies=[IsAdmin])
 

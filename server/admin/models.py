@@ -1,26 +1,16 @@
-"""Loading and unloading models while serving: what a tenant may ask of the device side.
+"""Loading and unloading models while serving: the routes of the process that owns the device.
 
-What a request says is checked in the process that speaks HTTP with the tenant, at its expense: in the device's process all
-tenants share an interpreter.
+A tenant's own process has checked what it passes on (`server.api.model_control`); a server of one process checks it here.
 """
-
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from difflib import get_close_matches
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from ..config.schema import ModelOptions, TenantConfig
-from ..config.tables import dotted
+from ..api.dependencies import IsChanger, TheAsker, TheService
+from ..api.metadata import document
+from ..api.model_control import config_in, config_of, in_turn
 from ..device.runtime import Runtime
-from ..errors import BadRequest, NotFound
-from ..http.dependencies import IsChanger, TheAsker, TheRuntime, TheService
-from ..http.framework import while_there
-from ..http.metadata import document
-from ..protocol.json_document import Object, field, parameters, short
-from ..repository.model_config import ConfigRefused, from_json
-from ..tenants.service import Tenant
+from ..protocol.json_document import parameters
+from .dependencies import TheRuntime
 
 router = APIRouter()
 
@@ -29,7 +19,7 @@ router = APIRouter()
 async def load(asker: TheAsker, service: TheService, runtime: TheRuntime, request: Request, name: str) -> Response:
     tenant = service.tenants.get(asker.name)
     if tenant is None:  # The tenant's own process sent it when its turn had come, and has checked it.
-        return await _load(runtime, asker.name, name, _config(await document(request)))
+        return await _load(runtime, asker.name, name, config_in(await document(request)))
     with tenant.changes.place():
         config = await config_of(request, asker, name, runtime.config.models.options)
         return await in_turn(tenant, request, lambda: _load(runtime, asker.name, name, config))
@@ -45,30 +35,6 @@ async def unload(asker: TheAsker, service: TheService, runtime: TheRuntime, requ
         return await in_turn(tenant, request, lambda: _unload(runtime, asker.name, name))
 
 
-async def config_of(request: Request, tenant: TenantConfig, name: str, options: Mapping[str, ModelOptions]) -> str | None:
-    """The configuration that a request to load a model brings, if it does. `options` are the server's own, by model.
-
-    It is checked as far as that can be done without the model. Raises NotFound for a model that is not the tenant's, BadRequest
-    for a configuration that cannot be followed, that says what the server's own overrules, or that is too large.
-    """
-    config = _config(await document(request))
-    if not tenant.may_call(name):
-        raise NotFound(f"Request for unknown model: {name!r} is not found")
-    if config is not None:
-        await asyncio.to_thread(_check, name, config, options.get(name, ModelOptions()))
-    return config
-
-
-async def in_turn(tenant: Tenant, request: Request, change: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
-    """Make a change when its turn has come, unless the client goes away before."""
-
-    async def wait() -> Response:
-        async with tenant.changes.turn():
-            return await change()
-
-    return await while_there(request, wait())
-
-
 async def _load(runtime: Runtime, tenant: str, name: str, config: str | None) -> Response:
     await runtime.load(tenant, name, config)
     return Response(status_code=200)
@@ -77,40 +43,3 @@ async def _load(runtime: Runtime, tenant: str, name: str, config: str | None) ->
 async def _unload(runtime: Runtime, tenant: str, name: str) -> Response:
     await runtime.unload(tenant, name)
     return Response(status_code=200)
-
-
-def _config(asked: Object) -> str | None:
-    """The configuration in a request's body. Raises BadRequest, also for parameters that are not served."""
-    if "config" in asked:
-        raise BadRequest("config: stands beside 'parameters', where it means nothing; send it as parameters.config")
-    if isinstance(given := asked.get("parameters"), dict) and isinstance(given.get("config"), dict):
-        raise BadRequest("parameters.config: an object; expected a text that holds its JSON, as Triton's clients send it")
-    values = parameters(asked)
-    if unserved := [key for key in values if key != "config"]:
-        where = f"parameters.{short(unserved[0])}"
-        if get_close_matches(unserved[0], ["config"]):
-            raise BadRequest(f"{where}: there is no such parameter; did you mean 'config'?")
-        raise BadRequest(f"{where}: failed to load: put files into the repository; only 'config' is taken")
-    config: str | None = field(values, "config", str, "parameters.")
-    return config
-
-
-def _check(name: str, config: str, options: ModelOptions) -> None:
-    """Raise BadRequest for a configuration that cannot be followed, or says what the server's own overrules. Blocks."""
-    try:
-        stated = from_json(config)
-    except ConfigRefused as error:
-        raise BadRequest(f"failed to load {name!r}: {error}") from error
-    ours = {
-        "max_batch_size": (stated.stated_max_batch, options.max_batch, "max_batch"),
-        "dynamic_batching.max_queue_delay_microseconds": (stated.batch_delay or None, options.batch_delay, "batch_delay"),
-        "dynamic_batching.preferred_batch_size": (
-            stated.preferred_batches or None,
-            options.preferred_batches,
-            "preferred_batches",
-        ),
-    }
-    for key, (said, counts, setting) in ours.items():
-        if said is not None and counts is not None and said != counts:
-            why = f"{dotted(('models', name, setting))} in the server's configuration overrules it; leave it out"
-            raise BadRequest(f"failed to load {name!r}: {stated.source}: {key} would mean nothing: {why}")

@@ -7,11 +7,12 @@ from fastapi import APIRouter, BackgroundTasks, Request
 
 from partitions.probe import overlaps
 
+from ..api.dependencies import IsAdmin
+from ..api.metadata import document
 from ..device.runtime import Runtime
 from ..errors import BadRequest, WrongMethod
-from ..http.dependencies import IsAdmin, TheRuntime
-from ..http.metadata import document
 from ..protocol.json_document import Object
+from .dependencies import TheRuntime
 
 router = APIRouter(prefix="/admin", dependencies=[IsAdmin])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 log = logging.getLogger("greenlane")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SUMS = "compiled.sums"
 """In `server`: what scripts/compile compiled, as sha256sum prints it."""
 

@@ -20,7 +20,7 @@ import sys
 import time
 from contextlib import suppress
 
-from engines.building.builds import search_path
+from engines.tensorrt.building.builds import search_path
 
 from ..config.schema import ServerConfig
 from .backoff import Restarts

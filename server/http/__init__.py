@@ -1,1 +1,1 @@
-"""From a connection to one inference and back: HTTP, the routes of the framework, and who asks. Knows no device."""
+"""From a connection to one inference and back, on bytes: HTTP/1.1, its limits, and its bodies. No framework, no device."""

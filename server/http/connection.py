@@ -16,8 +16,9 @@ from uvicorn.server import ServerState
 
 from ..errors import ClientGone, RequestError, TooSlow, Unavailable
 from ..tenants.model_changes import is_change
+from ..tenants.uploads import Uploads
 from . import asgi
-from .body import SPARED, Linger, Uploads, hang_up
+from .body import SPARED, Linger, hang_up
 from .connection_limits import Connections, Standing, connections
 from .exchange import STATUS_LINES, Call, Reply
 from .head import Head, may_be_plain

@@ -17,7 +17,7 @@ from itertools import islice
 
 from ..config.schema import Config
 from ..tenants.auth import Tenancy
-from . import handoff as door
+from . import handoff
 from .handoff import Passed
 from .process_setup import begin
 from .routing import HOUSE, MOST, STRANGERS, destination
@@ -66,7 +66,7 @@ class Door:
         """Pass on what can be."""
         with suppress(OSError):  # No room, or nobody there: epoll tells of either's end.
             while self.end and self._queue:
-                door.give(self.end, self._queue[0])
+                handoff.give(self.end, self._queue[0])
                 self._queue.popleft().close()
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class Doorman:
         """A process gives a connection back whose next request is somebody else's, or it is gone."""
         assert way.end
         with suppress(BlockingIOError):
-            if passed := door.take(way.end):
+            if passed := handoff.take(way.end):
                 self._send(passed)
             else:
                 self._shut(way)

@@ -6,10 +6,9 @@ Importing this changes the process that does: no other may.
 import gc
 import signal
 
-from . import dispatcher as doorman
-from . import http_process as process
+from . import dispatcher, http_process
 
-TARGETS = (doorman.main, process.main)
+TARGETS = (dispatcher.main, http_process.main)
 
 # A signal to the whole group means the main process, which then ends this one.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -16,11 +16,9 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from ..api import cors, framework, metadata
 from ..config.schema import Config
 from ..host.malloc import QUIET, Tidy, keep_large_blocks
-from ..http import cors
-from ..http import framework as web
-from ..http import metadata as routes
 from ..http.connection import Front
 from ..http.connection_limits import NOBODYS, Connections, allowed
 from ..http.head import Head
@@ -31,7 +29,7 @@ from ..tenants.catalog import Entry, Served
 from ..tenants.frontend import Report, State
 from ..tenants.service import Service, Tenant, open_tenant, publish, report
 from . import handoff as door
-from . import proxy as forward
+from . import proxy
 from .handoff import Passed
 from .process_setup import begin
 from .proxy import Forwarded
@@ -138,7 +136,7 @@ class Process:
 
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
-        application = web.build((routes.router, forward.router), service=lambda: self._service, ask=self._ask)
+        application = framework.build((metadata.router, proxy.router), service=lambda: self._service, ask=self._ask)
 
         async def everything(scope: Any, receive: Any, send: Any) -> None:
             await (infer if is_infer(scope["path"]) else application)(scope, receive, send)

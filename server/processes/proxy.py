@@ -6,12 +6,12 @@ from typing import Annotated, Any, NamedTuple
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
 
-from ..admin.models import config_of, in_turn
+from ..api.dependencies import IsAdmin, IsChanger, TheService, TheTenant
+from ..api.framework import while_there
+from ..api.metadata import body_of, document
+from ..api.model_control import config_of, in_turn
 from ..http import asgi
-from ..http.dependencies import IsAdmin, IsChanger, TheService, TheTenant
 from ..http.exchange import Call, Headers, Reply
-from ..http.framework import while_there
-from ..http.metadata import body_of, document
 from ..protocol.json_document import parameters
 
 router = APIRouter()

@@ -11,17 +11,16 @@ from typing import Any
 
 from partitions import Device
 
-from ..app import PARTING, ROUTERS, freeze
+from ..admin.lifecycle import PARTING, ROUTERS, freeze
+from ..api import framework
 from ..config.schema import Config, ServerConfig
 from ..device.runtime import Runtime
 from ..host.exit_codes import NEEDS_RESTART
 from ..host.shutdown_timer import end_in_time, give_up
 from ..host.watchdog import Watchdog
-from ..http import framework as web
 from ..tenants.frontend import State
 from ..tenants.service import Service
-from . import listen
-from . import spawn as children
+from . import listen, spawn
 from .affinity import TOO_FEW, share, trespasses
 from .remote_frontend import open_remote
 from .supervisor import House
@@ -49,7 +48,7 @@ async def serve(
     told, watchdog = _signalled(), Watchdog(config.server)
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What is started now ends with this process, not with a terminal.
     watchdog.start()
-    await asyncio.to_thread(children.prepare)
+    await asyncio.to_thread(spawn.prepare)
     if hang_up != signal.SIG_IGN:  # As it is under nohup.
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told.set)
     service = Service(config, [])
@@ -60,7 +59,7 @@ async def serve(
         house.become(state)
 
     runtime = Runtime(config, await asyncio.to_thread(opener, config), desks, tell)
-    application = web.build(ROUTERS, service=lambda: service, runtime=lambda: runtime)
+    application = framework.build(ROUTERS, service=lambda: service, runtime=lambda: runtime)
     house = House(config, desks, listeners, own, application, runtime.reopen)
     try:
         await _start(house, runtime, lambda: _place(config, house, runtime, cores(0)))
@@ -95,7 +94,7 @@ def _place(config: Config, house: House, runtime: Runtime, allowed: Iterable[int
     if shares := share(allowed, chosen):
         house.place(shares)
         runtime.builds.place(shares.others)
-        children.pin_threads(shares.device)
+        spawn.pin_threads(shares.device)
         log.info("%s", shares)
     else:
         log.warning("%s", TOO_FEW)

@@ -14,10 +14,8 @@ from ..config.schema import Config
 from ..host.backoff import Restarts
 from ..host.watch import interval
 from ..tenants.frontend import State
-from . import dispatcher as doorman
-from . import handoff as door
+from . import dispatcher, handoff, spawn
 from . import http_process as process
-from . import spawn as children
 from .affinity import Shares
 from .heartbeat import INTERVAL, Pulse, observe
 from .http_process import Outfit
@@ -129,7 +127,7 @@ class House:
         for listener in (*self._listeners, *self._own):
             listener.close()
         if self._doorman:  # Before the others: what it has passed on is to be answered.
-            await asyncio.to_thread(children.end, self._doorman, PARTING)
+            await asyncio.to_thread(spawn.end, self._doorman, PARTING)
         for front in self._fronts.values():
             front.channel.tell("leave")
         if self._watching:
@@ -147,27 +145,27 @@ class House:
             self._control.close()
         for child in (self._doorman, *(front.process for front in self._fronts.values())):
             if child:
-                children.kill(child)
+                spawn.kill(child)
                 child.join()
 
     def slay(self) -> None:
         """Kill every process that is left, without a word. Any thread."""
         for child in (self._doorman, *(front.process for front in self._fronts.values())):
             if child:
-                children.kill(child)
-        children.Origin.kill()
+                spawn.kill(child)
+        spawn.Origin.kill()
 
     async def _start(self, front: Front) -> None:
-        front.door, theirs = door.pair()
+        front.door, theirs = handoff.pair()
         ours, other = socket.socketpair()
-        link = children.inherited(front.desk.descriptors) if front.desk else None
+        link = spawn.inherited(front.desk.descriptors) if front.desk else None
         outfit = Outfit(front.name, self._config, theirs, other, link, front.listeners)
         front.pulse = Pulse()
         handlers: dict[str, Callable[..., Any]] = {"forward": self._forward, "turns": front.pulse.answered}
         front.channel = Channel({**handlers, **(front.desk.handlers() if front.desk else {})})
         front.restarts.started(time.monotonic())
         try:
-            front.process = await children.start(process.main, outfit)
+            front.process = await spawn.start(process.main, outfit)
         finally:
             theirs.close()
             other.close()
@@ -187,7 +185,7 @@ class House:
         self._doorman_pulse = Pulse()
         self._doorman_restarts.started(time.monotonic())
         try:
-            self._doorman = await children.start(doorman.main, self._config, self._listeners, theirs)
+            self._doorman = await spawn.start(dispatcher.main, self._config, self._listeners, theirs)
         finally:
             theirs.close()
         self._pin(self._doorman)
@@ -197,7 +195,7 @@ class House:
     def _pin(self, process: BaseProcess | None) -> None:
         """Have a process that is no tenant's run where those do, once that is known and there is such a process."""
         if process and self._cores:
-            children.pin(process, self._cores)
+            spawn.pin(process, self._cores)
 
     def _let_in(self, front: Front) -> None:
         """Tell the doorman the way to this process; one that is gone is followed by one that is told everything."""
@@ -223,7 +221,7 @@ class House:
 
         They say the same of themselves; one that does not for too long is killed, and followed by another as any that ends.
         """
-        origin = children.Origin()
+        origin = spawn.Origin()
         while not self._closing.is_set() and self._config.server.watchdog:
             now = time.monotonic()
             for front in self._fronts.values():
@@ -243,18 +241,18 @@ class House:
             pulse.asked(now)
         elif process.pid and pulse.hangs(now, activity := observe(process.pid)):
             log.error("%s has not answered for %.1f s: %s; killing it", what, pulse.silent, activity)
-            children.kill(process)
+            spawn.kill(process)
 
     def _ask_doorman(self) -> None:
         if self._control:
             with suppress(OSError):
-                self._control.send(doorman.ASK)
+                self._control.send(dispatcher.ASK)
 
     async def _mind_doorman(self) -> None:
         while not self._closing.is_set():
             assert self._control
             with suppress(OSError):
-                while await asyncio.get_running_loop().sock_recv(self._control, len(doorman.ANSWER)):
+                while await asyncio.get_running_loop().sock_recv(self._control, len(dispatcher.ANSWER)):
                     self._doorman_pulse.answered()
             if self._closing.is_set():
                 return
@@ -265,9 +263,9 @@ class House:
     async def _buried(self, process: BaseProcess | None, what: str, restarts: Restarts) -> None:
         """Wait until it has ended, and then for as long as it should be left alone."""
         assert process
-        await asyncio.to_thread(children.end, process, PARTING)
+        await asyncio.to_thread(spawn.end, process, PARTING)
         pause = restarts.pause(time.monotonic())
-        log.error("%s ended (%s); starting another%s", what, children.manner(process), f" in {pause:g} s" if pause else "")
+        log.error("%s ended (%s); starting another%s", what, spawn.manner(process), f" in {pause:g} s" if pause else "")
         await self._rest(pause)
 
     async def _insist(self, start: Callable[[], Awaitable[None]]) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from ..config.schema import Config, TenantConfig
 from ..config.tables import dotted
 from ..errors import Misdirected
-from ..http.body import Uploads
 from ..link import ring as links
 from ..link.ring import Descriptors, Link
 from ..protocol.request import Limits
@@ -20,6 +19,7 @@ from .auth import Tenancy
 from .catalog import Catalog, Entry, Served
 from .frontend import Counted, DeviceSide, Report, State
 from .model_changes import Changes
+from .uploads import Uploads
 
 log = logging.getLogger("greenlane")
 

@@ -11,11 +11,11 @@ import httpx
 import pytest
 from fastapi import Request
 
+from server.api import dependencies
 from server.app import Application
 from server.app import configuration as demo
 from server.config.schema import TenantConfig
 from server.errors import Unauthorized
-from server.http import dependencies as caller
 
 from .harness import Served, configuration, cores, serving
 from .virtual import VirtualDevice
@@ -230,7 +230,7 @@ def from_client(client: tuple[str, int] | None, key: str | None = None, **header
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"])
 def test_without_an_admin_key_whoever_is_on_this_machine_may(host: str) -> None:
-    caller.admin(from_client((host, 5)))
+    dependencies.admin(from_client((host, 5)))
 
 
 @pytest.mark.parametrize(
@@ -238,13 +238,13 @@ def test_without_an_admin_key_whoever_is_on_this_machine_may(host: str) -> None:
 )
 def test_without_an_admin_key_nobody_else_may(host: str | None) -> None:
     with pytest.raises(Unauthorized, match=r"without server\.admin_key_sha256 .* loopback"):
-        caller.admin(from_client(host if host is None else (host, 5)))
+        dependencies.admin(from_client(host if host is None else (host, 5)))
 
 
 def test_with_an_admin_key_the_address_means_nothing() -> None:
-    caller.admin(from_client(("10.0.0.1", 5), "key", authorization="Bearer key"))
+    dependencies.admin(from_client(("10.0.0.1", 5), "key", authorization="Bearer key"))
     with pytest.raises(Unauthorized, match="admin key"):
-        caller.admin(from_client(("127.0.0.1", 5), "key"))
+        dependencies.admin(from_client(("127.0.0.1", 5), "key"))
 
 
 def is_draining(http: httpx.Client) -> bool:

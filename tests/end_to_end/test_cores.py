@@ -19,7 +19,7 @@ TENANT = '[tenants.acme]\ngranules = 1\nmodels = ["*"]\n'
 SCRIPT = """
 import asyncio, sys
 from pathlib import Path
-from server import logs
+from server.host import logs
 from server.config.file import load
 from server.processes.serve import serve
 from server.processes.listen import listen

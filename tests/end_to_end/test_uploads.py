@@ -11,9 +11,9 @@ import pytest
 
 from server.config.schema import TenantConfig
 from server.host.malloc import SPARE
-from server.http import body
-from server.http.body import Uploads
+from server.tenants import uploads as uploads_module
 from server.tenants.auth import digest
+from server.tenants.uploads import Uploads
 
 from .harness import Served, configuration, serving
 from .processes import configure, running
@@ -190,8 +190,8 @@ def test_bodies_of_administrators_have_a_few_mebibytes_of_their_own(small: Serve
     "data", [PLAIN, PACKED, in_chunks(10), post(INDEX, b"{", length=100)], ids=["plain", "packed", "in chunks", "not inference"]
 )
 def test_a_body_that_does_not_come_is_given_up(small: Served, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "GRACE", 0.05)
-    monkeypatch.setattr(body, "LOOK", 0.05)
+    monkeypatch.setattr(uploads_module, "GRACE", 0.05)
+    monkeypatch.setattr(uploads_module, "LOOK", 0.05)
     with Connection(small) as connection:
         connection.send(data)
         answer = connection.answer()

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two c
 
 BUSY = """
 import asyncio, json, threading
-from server.config import ServerConfig
-from server.watchdog import Watchdog
+from server.config.schema import ServerConfig
+from server.host.watchdog import Watchdog
 
 def deep(left):
     return deep(left - 1) + 1 if left else len(str(left))

@@ -1,11 +1,11 @@
-"""A child for `engines.building.builds` that compiles kernels on a simulated GPU: `python -m tests.engines.as_simulated`.
+"""A child for `building.builds` that compiles kernels on a simulated GPU: `python -m tests.engines.as_simulated`.
 
 What follows on the command line is the child's own.
 """
 
 import sys
 
-from engines.building import child as build_child
+from engines.tensorrt.building import child
 from tests.simulation import Gpu, installed
 from tests.simulation.tensorrt import library
 
@@ -14,10 +14,10 @@ COMMAND = (sys.executable, "-m", "tests.engines.as_simulated")
 
 
 def main() -> int:
-    """Do as `engines.building.child` does."""
+    """Do as `engines.tensorrt.building.child` does."""
     gpu = Gpu()
     with installed(gpu, library(gpu)):
-        return build_child.main()
+        return child.main()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A child for `engines.building.builds` on a simulated GPU, to whom TensorRT-RTX's builder is that of a version of TensorRT.
+"""A child for `building.builds` on a simulated GPU, to whom TensorRT-RTX's builder is that of a version of TensorRT.
 
 Run as `python -m tests.engines.as_tensorrt FOLDER VERSION`: what follows on the command line is the child's own. In FOLDER it
 writes down the GPU that it was told to use.
@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from engines.building import child as build_child
 from engines.tensorrt.api import find_tensorrt
+from engines.tensorrt.building import child
 from tests.simulation import Gpu, installed
 from tests.simulation.building import building_as
 from tests.simulation.tensorrt import library
@@ -21,12 +21,12 @@ def command(folder: Path, version: str) -> list[str]:
 
 
 def main(folder: Path, version: str) -> int:
-    """Build as `engines.building.child` does; refused where the GPU was hidden from this process."""
+    """Build as `engines.tensorrt.building.child` does; refused where the GPU was hidden from this process."""
     gpu, rtx = Gpu(), find_tensorrt(["tensorrt_rtx"]).module
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return 1
     with installed(gpu, library(gpu, "tensorrt", version, **building_as(gpu, rtx, "tensorrt", version))):
-        status = build_child.main()
+        status = child.main()
     if "Device.set_current" in gpu.log:
         (folder / f"gpu-{gpu.index}").touch()
     return status

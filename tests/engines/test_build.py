@@ -19,12 +19,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engines.build import BuildOptions, build, build_cached, main
-from engines.building.builder import _Job, _parser_errors
-from engines.building.progress import Step, Watch
 from engines.errors import Cancelled, ModelRefused
 from engines.model_files.artifact import Artifact, read_plan, unpack
 from engines.model_files.profiles import Profile, Range
 from engines.tensorrt.api import TensorRT, find_tensorrt
+from engines.tensorrt.building.builder import _Job, _parser_errors
+from engines.tensorrt.building.progress import Step, Watch
 from tests.models import PASSING
 
 from .small import ADD, BATCHES, IMAGES, model

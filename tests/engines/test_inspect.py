@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines.building.builder import BuildOptions, build
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
 from engines.inspect import ask, described, engine_rows, main
@@ -12,6 +11,7 @@ from engines.model_files.artifact import Artifact, PlanFile, unpack
 from engines.model_files.profiles import Profile, Range
 from engines.signature import Signature, TensorSpec
 from engines.tensorrt.api import find_tensorrt
+from engines.tensorrt.building.builder import BuildOptions, build
 
 from .small import BATCHES, model
 

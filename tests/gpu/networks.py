@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from engines.building.builder import BuildOptions, build
 from engines.model_files.profiles import Profile, Range
+from engines.tensorrt.building.builder import BuildOptions, build
 
 Arrays = dict[str, np.ndarray]
 Shapes = dict[str, tuple[int, ...]]

@@ -69,8 +69,8 @@ def experiment(max_batch: int, delay: int = 0, device: str = "cpu") -> Iterator[
 
 def _plan(source: Path, max_batch: int) -> None:
     """A plan for so many rows in place of the ONNX file, which would become one for fewer."""
-    from engines.building.builder import BuildOptions
-    from engines.building.builder import build as build_plan
+    from engines.tensorrt.building.builder import BuildOptions
+    from engines.tensorrt.building.builder import build as build_plan
 
     source.with_suffix(".plan").write_bytes(build_plan(source.read_bytes(), BuildOptions(max_batch=max_batch)))
     source.unlink()

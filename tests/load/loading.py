@@ -1,7 +1,7 @@
 """`python -m tests.load.loading`: what a neighbour in the same process feels while a model is loaded for the first time.
 
 A GPU is needed. On one partition a small engine is run `RATE` times a second; on another one a model is built and bound,
-its kernels compiled in this process, and in the next round by another process (`engines.building.kernels`). Every round is
+its kernels compiled in this process, and in the next round by another process (`building.kernels`). Every round is
 a process of its own, with empty caches. Printed are milliseconds from call to outputs, and of the call alone, which waits for
 the driver's locks: in a quiet time before, while a child process builds or compiles, and while this process binds.
 """
@@ -22,7 +22,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from engines import Builds, CacheFolder, Engine, RuntimeSettings, load_engine
-from engines.building.kernels import Kernels
+from engines.tensorrt.building.kernels import Kernels
 from engines.tensorrt.thread_priority import give_way
 from partitions import open_device
 

@@ -103,8 +103,8 @@ def write(root: Path, names: set[str], plans: bool) -> None:
 
 def plan(network: Network) -> bytes:
     """An engine file, for batches from one row to all. Needs TensorRT, and no GPU if that is TensorRT-RTX. Blocks."""
-    from engines.building.builder import BuildOptions, build
     from engines.model_files.profiles import Profile, Range
+    from engines.tensorrt.building.builder import BuildOptions, build
 
     ranges = {name: Range(*shapes) for name, shapes in network.ranges.items()}
     return build(network.onnx, BuildOptions(profiles=(Profile(ranges),)))

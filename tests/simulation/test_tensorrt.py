@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from engines import Builds, ModelRefused, load_engine
-from engines.building.builder import BuildOptions, build, build_cached
 from engines.model_files.artifact import unpack
 from engines.model_files.profiles import Profile, Range
 from engines.tensorrt.api import find_tensorrt, listening
+from engines.tensorrt.building.builder import BuildOptions, build, build_cached
 from tests.engines import as_tensorrt
 from tests.engines.manifest import find_manifest
 from tests.engines.simulated import AFFINE, ROWS, Bench, assert_right, opened, rows

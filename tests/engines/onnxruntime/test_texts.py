@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines import wire
-from engines.onnxruntime import texts as onnxtexts
+from engines.onnxruntime import texts
 from engines.onnxruntime.texts import SLICE, to_value, to_wire
 from tests import models
 from tests.engines.tensors import packed
@@ -74,13 +74,13 @@ def test_the_memory_of_the_texts_is_left_as_it_is() -> None:
 
 
 def test_texts_are_read_by_the_library_where_they_lie_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnxtexts, "_is_known", lambda: False)
+    monkeypatch.setattr(texts, "_is_known", lambda: False)
     elements = [b"short", "é".encode(), b"longer than the others are", b""]
     assert there_and_back(elements, (2, 2)) == elements
 
 
 def test_where_they_lie_is_known_of_the_library_that_is_installed() -> None:
-    assert onnxtexts._is_known()
+    assert texts._is_known()
 
 
 def test_many_texts_leave_the_interpreter_to_others() -> None:

@@ -28,7 +28,7 @@ def test_nothing_is_imported_before_it_is_asked_for() -> None:
     program = (
         f"import sys, {', '.join(modules)}; sys.exit(any('tensorrt' in m.split('.')[0] or m == 'cuda' for m in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[3]).returncode == 0
 
 
 def test_the_library_says_what_it_is_and_what_it_can_do(rtx: TensorRT) -> None:

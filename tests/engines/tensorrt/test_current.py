@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engines import ExecutionFailed, ModelRefused
-from engines.building.builder import BuildOptions, build
 from engines.tensorrt.api import find_tensorrt
+from engines.tensorrt.building.builder import BuildOptions, build
 from partitions import PartitionError
 from tests.contract import in_a_thread
 from tests.engines.simulated import Bench, affine, opened, rows

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engines.tensorrt.kernel_cache import CacheKey, CacheStatistics, combine, open_cache, within
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KEY = CacheKey("5ea1", "TensorRT-RTX 1.6.1", "H100")
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from engines import Builds, CacheFolder, ModelRefused, RuntimeSettings, TensorMismatch, load_engine
-from engines.building.builder import BuildOptions, build_cached
 from engines.model_files.profiles import Profile, Range
 from engines.tensorrt.api import LIBRARIES, find_tensorrt
+from engines.tensorrt.building.builder import BuildOptions, build_cached
 from partitions import DeviceLost
 from partitions.cpu import open_cpu
 from tests.engines import as_tensorrt

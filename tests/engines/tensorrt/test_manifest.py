@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engines.tensorrt import api as tensorrt_api
+from engines.tensorrt import api
 from tests.simulation import tensorrt, tensorrt_config
 from tests.simulation.install import public
 
@@ -24,8 +24,8 @@ PLAIN = sorted(set(OURS) - set(ENUMS))
 MEMBERS = [(name, member) for name in PLAIN for member in vars(OURS[name]) if not member.startswith("_")]
 MEMBERS.remove(("ILogger", "Severity"))
 
-FOLDER = Path(tensorrt_api.__file__).parent
-SOURCES = [*sorted(FOLDER.glob("tensorrt*.py")), FOLDER / "builder.py", FOLDER / "progress.py"]
+FOLDER = Path(api.__file__).parent
+SOURCES = [*sorted(FOLDER.glob("*.py")), FOLDER / "building" / "builder.py", FOLDER / "building" / "progress.py"]
 RECEIVERS = {
     "builder.py": {
         "builder": "Builder",
@@ -166,9 +166,9 @@ def test_what_only_the_library_has_is_not_used_by_another_name() -> None:
     assert [use.where + " " + use.name for use in unknown if use.name != "create_runtime_cache"] == []
 
 
-@pytest.mark.parametrize("feature", tensorrt_api._FEATURES)
+@pytest.mark.parametrize("feature", api._FEATURES)
 def test_a_feature_is_found_by_a_name_that_some_version_has(feature: str) -> None:
-    kind, _, member = tensorrt_api._FEATURES[feature].partition(".")
+    kind, _, member = api._FEATURES[feature].partition(".")
     assert any(kind in manifest["classes"] and (not member or has(manifest, kind, member)) for manifest in MANIFESTS.values())
 
 

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from engines import ModelRefused
-from engines.building.builder import build
+from engines.tensorrt.building.builder import build
 from engines.tensorrt.release import releasing
 from tests.engines.simulated import AFFINE, ROWS, Bench
 
 HANGING = """
 import gc
-from engines import ModelRefused, tensorrt_api
-from engines.building.builder import build
+from engines import ModelRefused
+from engines.tensorrt import api
+from engines.tensorrt.building.builder import build
 
 def fail():
     try:
@@ -28,7 +29,7 @@ def hear(severity, text):
 
 gc.disable()
 fail()
-tensorrt_api.hear = hear  # As if the collector ran just while the library logs.
+api.hear = hear  # As if the collector ran just while the library logs.
 fail()
 """
 

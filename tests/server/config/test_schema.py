@@ -204,7 +204,7 @@ def test_a_file_in_another_encoding_is_told_with_its_line(folder: Path) -> None:
         (sections() + "[models.a.b]", "models.a.b: unknown key; expected one of 13, such as max_batch"),
         (sections(device="zzz = 1"), "device.zzz: unknown key; expected backend or index or cores or copies"),
         (sections(server="priority = 1"), "server.priority: unknown key; expected one of "),
-        (sections(server="front = 'inline'"), "server.http.connection: unknown key; did you mean 'fronts'?"),
+        (sections(server="front = 'inline'"), "server.front: unknown key; did you mean 'fronts'?"),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(folder: Path, text: str, problem: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from server.config.schema import TenantConfig
-from server.processes import handoff as door
+from server.processes import handoff
 from server.processes.dispatcher import MOST_PIECES, MOST_QUEUED, Door, Doorman
 from server.processes.handoff import Passed
 from server.processes.routing import HOUSE, STRANGERS
@@ -79,7 +79,7 @@ class Bench:
 
     def door(self, name: str) -> socket.socket:
         """Open a door, and return the process's end of it."""
-        ours, theirs = door.pair()
+        ours, theirs = handoff.pair()
         with ours:
             socket.send_fds(self._control, [name.encode()], [ours.fileno()])
         self._stack.callback(theirs.close)
@@ -99,7 +99,7 @@ class Bench:
 def taken(end: socket.socket) -> tuple[bytes, bytes]:
     """The bytes of the next connection that comes through: those read before, and those still to be read."""
     assert select.select([end], [], [], PATIENCE)[0], "no connection came"
-    passed = door.take(end)
+    passed = handoff.take(end)
     assert passed
     passed.connection.settimeout(PATIENCE)
     found = passed.data(), passed.connection.recv(1 << 16)
@@ -166,7 +166,7 @@ def test_what_is_no_head_after_empty_lines_does_not_keep_the_doorman_busy(bench:
     strangers = bench.door(STRANGERS)
     bench.connect(data)
     assert select.select([strangers], [], [], PATIENCE)[0], "the doorman waits for headers that cannot come"
-    passed = door.take(strangers)
+    passed = handoff.take(strangers)
     assert passed
     passed.close()
     assert bench.doorman.looks < MOST_PIECES
@@ -237,7 +237,7 @@ def test_a_dead_door_costs_nothing(bench: Bench) -> None:
 def test_a_new_process_takes_the_place_of_one_that_still_lives(bench: Bench) -> None:
     before, after = bench.door("acme"), bench.door("acme")
     assert select.select([before], [], [], PATIENCE)[0]
-    assert door.take(before) is None
+    assert handoff.take(before) is None
     bench.connect(ACME)
     assert taken(after)[1] == ACME
 
@@ -246,7 +246,7 @@ def test_a_connection_that_is_given_back_goes_where_it_is_told_with_what_was_rea
     house, acme = bench.door(HOUSE), bench.door("acme")
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        door.give(house, Passed("acme", ours, door.write_down(b"read already, ")))
+        handoff.give(house, Passed("acme", ours, handoff.write_down(b"read already, ")))
         theirs.sendall(b"not yet")
         assert taken(acme) == (b"read already, ", b"not yet")
 
@@ -282,7 +282,7 @@ def test_without_descriptors_and_nobody_waiting_newcomers_stay_in_the_queue_for_
     asked = bench.listener.asked
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        door.give(acme, Passed("globex", ours))
+        handoff.give(acme, Passed("globex", ours))
         theirs.sendall(b"x")
         assert taken(globex) == (b"", b"x"), "what was accepted goes on"
     assert bench.listener.asked == asked

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.processes import handoff as door
+from server.processes import handoff
 from server.processes.handoff import Passed
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    one, other = door.pair()
+    one, other = handoff.pair()
     with one, other:
         yield one, other
 
@@ -22,10 +22,10 @@ def test_a_connection_arrives_with_its_name_and_what_was_read_of_it(ends: tuple[
     data = os.urandom(1 << 20)
     ours, theirs = socket.socketpair()
     with theirs:
-        passed = Passed("acme", ours, door.write_down(data))
-        door.give(ends[0], passed)
+        passed = Passed("acme", ours, handoff.write_down(data))
+        handoff.give(ends[0], passed)
         passed.close()
-        taken = door.take(ends[1])
+        taken = handoff.take(ends[1])
         assert taken
         assert (taken.name, taken.data()) == ("acme", data)
         assert not taken.connection.get_inheritable()
@@ -38,8 +38,8 @@ def test_a_connection_arrives_with_its_name_and_what_was_read_of_it(ends: tuple[
 def test_most_connections_come_with_nothing_read(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        door.give(ends[0], Passed("acme", ours))
-        taken = door.take(ends[1])
+        handoff.give(ends[0], Passed("acme", ours))
+        taken = handoff.take(ends[1])
         assert taken
         assert (taken.ahead, taken.data()) == (None, b"")
         taken.close()
@@ -47,19 +47,19 @@ def test_most_connections_come_with_nothing_read(ends: tuple[socket.socket, sock
 
 def test_nothing_there_is_told_from_nobody_there(ends: tuple[socket.socket, socket.socket]) -> None:
     with pytest.raises(BlockingIOError):
-        door.take(ends[1])
+        handoff.take(ends[1])
     ends[0].close()
-    assert door.take(ends[1]) is None
+    assert handoff.take(ends[1]) is None
 
 
 def test_an_end_that_left_with_connections_unread_is_nobody(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        door.give(ends[0], Passed("acme", ours))
+        handoff.give(ends[0], Passed("acme", ours))
         ends[1].close()
-        assert door.take(ends[0]) is None
+        assert handoff.take(ends[0]) is None
         with pytest.raises(BrokenPipeError):
-            door.give(ends[0], Passed("acme", ours))
+            handoff.give(ends[0], Passed("acme", ours))
 
 
 def test_a_full_door_says_so(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -68,7 +68,7 @@ def test_a_full_door_says_so(ends: tuple[socket.socket, socket.socket]) -> None:
         given = sum(1 for _ in iter(lambda: fits(ends[0], Passed("acme", ours)), False))
         assert 10 < given < 10_000
         for _ in range(given):
-            taken = door.take(ends[1])
+            taken = handoff.take(ends[1])
             assert taken
             taken.close()
         assert fits(ends[0], Passed("acme", ours))
@@ -76,7 +76,7 @@ def test_a_full_door_says_so(ends: tuple[socket.socket, socket.socket]) -> None:
 
 def fits(end: socket.socket, passed: Passed) -> bool:
     try:
-        door.give(end, passed)
+        handoff.give(end, passed)
     except BlockingIOError:
         return False
     return True
@@ -86,18 +86,18 @@ def test_without_descriptors_left_a_connection_is_hung_up_on_and_the_door_stays_
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = socket.socketpair()
-    ahead = door.write_down(b"x")
+    ahead = handoff.write_down(b"x")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with theirs:
-        door.give(ends[0], Passed("acme", ours, ahead))
-        door.give(ends[0], Passed("globex", ours))
+        handoff.give(ends[0], Passed("acme", ours, ahead))
+        handoff.give(ends[0], Passed("globex", ours))
         ours.close()
         os.close(ahead)
         most = os.dup(0)
         os.close(most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most + 1, hard))  # Room for one of the two.
         try:
-            taken = door.take(ends[1])
+            taken = handoff.take(ends[1])
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert taken

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from fastapi import APIRouter, Request
 
+from server.api import framework
 from server.config.schema import Config, ModelOptions, ModelsConfig, TenantConfig
 from server.errors import Unavailable
-from server.http import framework as web
 from server.http.exchange import Reply
-from server.processes import proxy as forward
+from server.processes import proxy
 from server.processes.proxy import Forwarded, answer
 from server.tenants.service import Service, Tenant, open_tenant
 from tests.memory import linked
@@ -33,12 +33,12 @@ async def echo(request: Request) -> dict[str, Any]:
 
 
 async def ask(asked: Forwarded) -> Any:
-    return await answer(web.build((far,)), asked)
+    return await answer(framework.build((far,)), asked)
 
 
 def near(asking: Any = ask, client: str = "127.0.0.1", *tenants: Tenant) -> httpx.AsyncClient:
     service = Service(CONFIG, tenants)
-    application = web.build((forward.router,), service=lambda: service, ask=asking)
+    application = framework.build((proxy.router,), service=lambda: service, ask=asking)
     return httpx.AsyncClient(transport=httpx.ASGITransport(application, client=(client, 7)), base_url="http://localhost")
 
 

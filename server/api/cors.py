@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.middleware.cors import CORSMiddleware
 
-from .asgi import Application, Message
+from ..http.asgi import Application, Message
 
 _EXPOSED = ["inference-header-content-length", "retry-after", "server-timing", "x-request-id"]
 """What a page may read of an answer."""

@@ -13,11 +13,11 @@ from engines import TensorSpec
 from .. import __version__
 from ..config.schema import TenantConfig
 from ..errors import ClientGone, NotFound, TooLarge, Unavailable
+from ..http.body import told
 from ..protocol.json_document import Object, flag, parse, short
 from ..repository.model_repository import Repository
 from ..tenants.catalog import Served
 from ..tenants.service import Tenant
-from .body import told
 from .dependencies import TheService, TheTenant, uploads
 
 EXTENSIONS = [

@@ -1,6 +1,6 @@
-"""`python -m engines.building.child`: one build, or kernels compiled, for a process that serves, which started this one.
+"""`python -m engines.tensorrt.building.child`: one build, or kernels compiled, for the process that started this one.
 
-See `engines.building.builds`.
+See `builds`, beside this.
 The order comes on standard input, what becomes of it goes to standard output, a line of JSON each. Whatever a library
 prints goes to standard error.
 """
@@ -18,8 +18,8 @@ from threading import Lock
 
 from partitions import PartitionError
 
-from ..errors import EngineError
-from ..tensorrt.api import TensorRT, find_tensorrt
+from ...errors import EngineError
+from ..api import TensorRT, find_tensorrt
 from .builder import Wanted, build, kept
 from .builds import encode
 from .kernels import Kernels, compile_kernels

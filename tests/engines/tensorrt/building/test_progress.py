@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.building.progress import Printer, Step, Tracker, Watch
+from engines.tensorrt.building.progress import Printer, Step, Tracker, Watch
 
 
 def test_an_inner_phase_is_a_part_of_one_step_of_the_phase_around_it() -> None:

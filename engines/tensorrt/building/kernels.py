@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..settings import RuntimeSettings
+from ...settings import RuntimeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def compile_kernels(wanted: Kernels, gpu: int) -> None:
     """
     from partitions import open_device  # In a process that only builds there is no CUDA.
 
-    from ..tensorrt.load import load_tensorrt
+    from ..load import load_tensorrt
 
     with (
         closing(open_device("cuda", index=gpu, granule_sms=wanted.granule_sms)) as device,

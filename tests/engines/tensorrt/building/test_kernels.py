@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from engines import RuntimeSettings, load_engine
-from engines.building.builds import Builds
 from engines.errors import Cancelled
 from engines.model_files.cache_folder import CacheFolder
+from engines.tensorrt.building.builds import Builds
 
-from .. import as_simulated
-from ..simulated import Bench, assert_right, rows
+from ... import as_simulated
+from ...simulated import Bench, assert_right, rows
 
 DIES = "import os, signal, sys; print('my last words', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
 USUAL = RuntimeSettings(warm_up="usual")

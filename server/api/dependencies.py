@@ -6,19 +6,12 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from ..config.schema import TenantConfig
-from ..device.runtime import Runtime
 from ..errors import Unauthorized
+from ..http import strict
 from ..tenants.auth import digest
 from ..tenants.service import Service, Tenant
-from . import browser_requests as pages
-from . import strict
-from .body import Uploads
-
-
-def runtime(request: Request) -> Runtime:
-    """The runtime behind this application. Raises Unavailable before there is one."""
-    found: Runtime = request.app.state.runtime()
-    return found
+from ..tenants.uploads import Uploads
+from . import origins
 
 
 def service(request: Request) -> Service:
@@ -68,13 +61,13 @@ def admin(request: Request) -> None:
     expected = server.admin_key_sha256
     if expected is None:
         without = "without server.admin_key_sha256 the admin API"
-        if shown := pages.proxied(headers):  # A proxy on this machine brings everybody, and uvicorn takes its word for whom.
+        if shown := origins.proxied(headers):  # A proxy on this machine brings everybody, and uvicorn takes its word for whom.
             raise Unauthorized(f"{without} does not answer through a proxy ({shown})")
         if not _is_local(request):
             raise Unauthorized(f"{without} answers on the loopback interface only")
-        if shown := pages.from_elsewhere(headers):  # A page that is open on this machine comes from the loopback interface.
+        if shown := origins.from_elsewhere(headers):  # A page that is open on this machine comes from the loopback interface.
             raise Unauthorized(f"{without} does not answer to web pages ({shown})")
-        if shown := pages.foreign_host(headers, server.allowed_hosts):
+        if shown := origins.foreign_host(headers, server.allowed_hosts):
             raise Unauthorized(f"{without} answers under this machine's names and server.allowed_hosts only ({shown})")
         return
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -91,9 +84,9 @@ def changer(request: Request) -> None:
     if asker(request).keys_sha256:  # Its key was sent, then, which no page knows.
         return
     without = "without a key of its tenant's a model is not loaded or unloaded"
-    if server.admin_key_sha256 is None and (shown := pages.proxied(headers)):
+    if server.admin_key_sha256 is None and (shown := origins.proxied(headers)):
         raise Unauthorized(f"{without} through a proxy ({shown}), unless there is a server.admin_key_sha256")
-    page = pages.from_elsewhere(headers) or (pages.is_page(headers) and pages.foreign_host(headers, server.allowed_hosts))
+    page = origins.from_elsewhere(headers) or (origins.is_page(headers) and origins.foreign_host(headers, server.allowed_hosts))
     if page:
         raise Unauthorized(f"{without} by web pages ({page})")
 
@@ -107,7 +100,6 @@ def _is_local(request: Request) -> bool:
         return False
 
 
-TheRuntime = Annotated[Runtime, Depends(runtime)]
 TheService = Annotated[Service, Depends(service)]
 TheAsker = Annotated[TenantConfig, Depends(asker)]
 TheTenant = Annotated[Tenant, Depends(tenant)]

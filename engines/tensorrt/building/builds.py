@@ -3,7 +3,7 @@
 A build in the process that serves would keep everyone waiting. TensorRT builds under a mutex of its own and calls Python
 loggers and progress monitors meanwhile, which wait for the interpreter; a thread that holds the interpreter in a binding
 that waits for that mutex then waits for ever (seen with TensorRT-RTX 1.6.1 at `set_optimization_profile_async`). And the
-library of a builder that crashes takes its process along. So the child (`engines.building.child`, a fresh interpreter and no
+library of a builder that crashes takes its process along. So the child (`child`, a fresh interpreter and no
 fork) reads the model, waits for the lock of its plan, builds, and puts the plan into the cache; here somebody only waits.
 """
 
@@ -25,15 +25,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from ..errors import Cancelled, EngineError, ModelRefused
-from ..model_files.artifact import PORTABLE
-from ..model_files.cache_folder import CacheFolder
+from ...errors import Cancelled, EngineError, ModelRefused
+from ...model_files.artifact import PORTABLE
+from ...model_files.cache_folder import CacheFolder
 from .builder import BuildOptions, Wanted
 from .kernels import Kernels
 
 log = logging.getLogger("greenlane.engines")
 
-COMMAND = (sys.executable, "-P", "-m", "engines.building.child")
+COMMAND = (sys.executable, "-P", "-m", "engines.tensorrt.building.child")
 """Starts a child. -P: what lies in the working directory is not ours."""
 
 TIME_LIMIT = 900.0

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from engines.building.builder import BuildOptions, build
-from engines.building.builds import Builds
 from engines.errors import Cancelled, ModelRefused
 from engines.model_files.cache_folder import CacheFolder
 from engines.tensorrt.api import TensorRT, find_tensorrt
+from engines.tensorrt.building.builder import BuildOptions, build
+from engines.tensorrt.building.builds import Builds
 from tests.end_to_end.wire import until
 
-from ..small import ADD, BATCHES, model
+from ...small import ADD, BATCHES, model
 
 OPTIONS = BuildOptions()
 DIES = "import os, signal, sys; print('my last words', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
@@ -213,8 +213,8 @@ def test_closing_abandons_what_is_built_and_refuses_what_comes(tmp_path: Path, e
 SERVES = """
 import sys
 from pathlib import Path
-from engines.building.builds import Builds
-from engines.building.builder import BuildOptions
+from engines.tensorrt.building.builds import Builds
+from engines.tensorrt.building.builder import BuildOptions
 Builds().plan(Path(sys.argv[1]), BuildOptions(), "tensorrt_rtx", "1.6.1.120")
 """
 
@@ -252,7 +252,7 @@ def _state(pid: int) -> str:
 
 HUMBLE = """
 import json, os, pickle, sys
-from engines.building.child import end_with, give_way, idle
+from engines.tensorrt.building.child import end_with, give_way, idle
 order = pickle.load(sys.stdin.buffer)
 end_with(order.parent)
 give_way(order.cores)

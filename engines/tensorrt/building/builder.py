@@ -16,14 +16,14 @@ from typing import Any
 
 from partitions.cuda.current_context import restored
 
-from ..errors import Cancelled, ModelRefused
-from ..model_files.artifact import PORTABLE, Artifact, read_plan, this_platform
-from ..model_files.atomic import replace_file
-from ..model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest
-from ..model_files.profiles import Profile, complete
-from ..signature import Signature, TensorSpec
-from ..tensorrt.api import Message, TensorRT, find_tensorrt, first_error, listening, tidy
-from ..tensorrt.release import releasing
+from ...errors import Cancelled, ModelRefused
+from ...model_files.artifact import PORTABLE, Artifact, read_plan, this_platform
+from ...model_files.atomic import replace_file
+from ...model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest
+from ...model_files.profiles import Profile, complete
+from ...signature import Signature, TensorSpec
+from ..api import Message, TensorRT, find_tensorrt, first_error, listening, tidy
+from ..release import releasing
 from .progress import Progress, Watch, monitor
 
 log = logging.getLogger("greenlane.engines")
@@ -110,7 +110,7 @@ def build_cached(
 ) -> Path:
     """The engine file of a model's file, built in this process unless `cache_dir` has it; see `kept`.
 
-    A process that serves builds in a child instead: `engines.building.builds`.
+    A process that serves builds in a child instead: `engines.tensorrt.building.builds`.
     """
     library = api or find_tensorrt()
     want = Wanted(onnx_path, cache_dir, options, library.library, library.version, device)

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from server.http.browser_requests import foreign_host, from_elsewhere, is_page, proxied
+from server.api.origins import foreign_host, from_elsewhere, is_page, proxied
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from engines.build import main
-from engines.building.builder import BuildOptions, build
 from engines.errors import ModelRefused
 from engines.model_files.artifact import read_plan
 from engines.tensorrt.api import find_tensorrt
+from engines.tensorrt.building.builder import BuildOptions, build
 from tests.engines.small import model
 
 ADD = model("add (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }")
