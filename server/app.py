@@ -33,7 +33,7 @@ from .host.compiled import Outdated, announce, ensure_current
 from .host.exit_codes import NEEDS_RESTART
 from .host.malloc import keep_large_blocks
 from .host.shutdown_timer import end_in_time
-from .host.single_worker import NotAlone, alone, supervisor
+from .host.single_worker import AnotherWorker, alone, supervisor
 from .host.watchdog import Watchdog
 from .http import asgi
 from .http.disconnects import Receive
@@ -42,7 +42,7 @@ from .tenants.service import Service, open_local
 
 log = logging.getLogger("greenlane")
 
-MISTAKES = (ConfigError, PartitionError, NotAlone, Outdated)
+MISTAKES = (ConfigError, PartitionError, AnotherWorker, Outdated)
 """What the operator can put right."""
 
 Source = Callable[[], AbstractContextManager[Config]]

@@ -6,7 +6,7 @@ _PAUSE = 0.1
 _LONGEST_PAUSE = 10.0
 
 
-class Restarts:
+class Backoff:
     """How long to wait before something that died is started again."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 
 
-class NotAlone(Exception):
+class AnotherWorker(Exception):
     """Another worker of the same supervisor serves already."""
 
 
@@ -25,7 +25,7 @@ def supervisor() -> int | None:
 
 @contextmanager
 def alone(supervisor: int | None) -> Iterator[None]:
-    """Be the only worker of this supervisor meanwhile; without one there is nothing to be. Raises NotAlone."""
+    """Be the only worker of this supervisor meanwhile; without one there is nothing to be. Raises AnotherWorker."""
     if supervisor is None:
         yield
         return
@@ -35,7 +35,7 @@ def alone(supervisor: int | None) -> Iterator[None]:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise NotAlone(
+            raise AnotherWorker(
                 "another worker of the same uvicorn serves already, and every worker would carve the same device; "
                 "start one: without --workers, and without WEB_CONCURRENCY in the environment"
             ) from None

@@ -23,7 +23,7 @@ from contextlib import suppress
 from engines.tensorrt.building.builds import search_path
 
 from ..config.schema import ServerConfig
-from .backoff import Restarts
+from .backoff import Backoff
 from .exit_codes import NEEDS_RESTART
 from .signals import blocked_in_children
 from .watch import STACKS, Watched, interval
@@ -39,7 +39,7 @@ class Watchdog:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._restarts = Restarts()
+        self._restarts = Backoff()
         self._task: asyncio.Task[None] | None = None
         self._queue = -1
 

@@ -20,7 +20,7 @@ from ..tenants.auth import Tenancy
 from . import handoff
 from .handoff import Passed
 from .process_setup import begin
-from .routing import HOUSE, MOST, STRANGERS, destination
+from .routing import MOST, SHARED, UNAUTHENTICATED, destination
 
 PATIENCE = 30.0
 """Seconds until the headers have to be there."""
@@ -33,7 +33,7 @@ MOST_WAITING = 4096
 MOST_QUEUED = 1024
 """Connections that may wait for one process to take them; one more is hung up on."""
 ASK, ANSWER = b"?", b"!"
-"""What the doorman is asked and answers, over `control`, to show that it turns: no process has such a name."""
+"""What the dispatcher is asked and answers, over `control`, to show that it turns: no process has such a name."""
 _BREATH = 0.1
 """Seconds without new connections once there is nothing left to hold them with."""
 _AT_ONCE = 64
@@ -86,7 +86,7 @@ class Waiting:
     pieces: int = 0
 
 
-class Doorman:
+class Dispatcher:
     """Serves until `control` is hung up. `listeners` are non-blocking; `patience` is in seconds of `clock`.
 
     `looks` is how often it looked at what came on a connection, for tests.
@@ -108,7 +108,7 @@ class Doorman:
         self._most_waiting = most_waiting
         self._clock = clock
         self._epoll = select.epoll()
-        self._doors = {name: Door() for name in (*tenancy.tenants, HOUSE, STRANGERS)}
+        self._doors = {name: Door() for name in (*tenancy.tenants, SHARED, UNAUTHENTICATED)}
         self._waiting: OrderedDict[int, Waiting] = OrderedDict()
         self.looks = 0
         self._handlers: dict[int, Callable[[int], None]] = {}
@@ -116,7 +116,7 @@ class Doorman:
         self._open = True
 
     def __repr__(self) -> str:
-        return f"<Doorman {len(self._waiting)} waiting, {self._doors}>"
+        return f"<Dispatcher {len(self._waiting)} waiting, {self._doors}>"
 
     def run(self) -> None:
         """Serve. Blocks."""
@@ -251,7 +251,7 @@ class Doorman:
             self._wait(connection, len(data) + 1)
         elif data:
             self._release(connection)
-            self._send(Passed(STRANGERS, connection))
+            self._send(Passed(UNAUTHENTICATED, connection))
         else:
             self._release(connection)
             connection.close()
@@ -293,7 +293,7 @@ class Doorman:
 
 def main(config: Config, listeners: list[socket.socket], control: socket.socket) -> None:
     """The process."""
-    begin("doorman", config)
+    begin("(dispatcher)", config)
     tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    Doorman(tenancy, listeners, control, most_waiting=min(MOST_WAITING, descriptors // 2)).run()
+    Dispatcher(tenancy, listeners, control, most_waiting=min(MOST_WAITING, descriptors // 2)).run()

@@ -33,10 +33,10 @@ from . import proxy
 from .handoff import Passed
 from .process_setup import begin
 from .proxy import Forwarded
-from .routing import HOUSE, STRANGERS, belongs
+from .routing import SHARED, UNAUTHENTICATED, belongs
 from .rpc import Channel
 
-log = logging.getLogger("greenlane.fronts")
+log = logging.getLogger("greenlane.processes")
 
 _AT_ONCE = 16
 _NICE = 10
@@ -111,7 +111,7 @@ class Process:
         self._service = Service(outfit.config, [])
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = Server(self._uvicorn())
-        if outfit.name in (HOUSE, STRANGERS):
+        if outfit.name in (SHARED, UNAUTHENTICATED):
             self._server.server_state.connections = Connections(min(NOBODYS, allowed()))  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class Process:
 
     def _keep_alive(self) -> int:
         seconds = ceil(self._outfit.config.server.keep_alive)
-        return min(seconds, _LEAST_KEPT) if self._outfit.name in (HOUSE, STRANGERS) else seconds
+        return min(seconds, _LEAST_KEPT) if self._outfit.name in (SHARED, UNAUTHENTICATED) else seconds
 
     async def _ask(self, asked: Forwarded) -> Any:
         return await self._channel.ask("forward", asked)
@@ -189,7 +189,7 @@ class Process:
                 os.close(passed.ahead)
 
     def _pass_on(self, head: Head, transport: Any, data: bytes | bytearray) -> bool:
-        """Give a connection back to the doorman once it asks for something that is another process's.
+        """Give a connection back to the dispatcher once it asks for something that is another process's.
 
         A head that was answered once is ours.
         """
@@ -290,7 +290,7 @@ def main(outfit: Outfit) -> None:
     """The process."""
     begin(outfit.name, outfit.config)
     keep_large_blocks()
-    if outfit.name in (HOUSE, STRANGERS):
+    if outfit.name in (SHARED, UNAUTHENTICATED):
         os.nice(_NICE)  # What is nobody's comes after what is somebody's.
     uvloop.run(Process(outfit).run())
     sys.exit(0)

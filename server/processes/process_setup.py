@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..config.schema import Config
 from ..host import logs
-from .routing import HOUSE, STRANGERS
+from .routing import SHARED, UNAUTHENTICATED
 
 TENANTS, NOBODYS = 500, 800
 """What is added to a process's part of the memory, in thousandths of all there is, when the kernel chooses which to kill."""
@@ -52,7 +52,7 @@ def begin(name: str, config: Config) -> None:
 def go_first(name: str) -> None:
     """Have the kernel kill this process before others where memory runs out, and what is no tenant's before what is."""
     with suppress(OSError):
-        _OOM_SCORE.write_text(str(NOBODYS if name in (HOUSE, STRANGERS) else TENANTS))
+        _OOM_SCORE.write_text(str(NOBODYS if name in (SHARED, UNAUTHENTICATED) else TENANTS))
 
 
 def allow_connections() -> None:

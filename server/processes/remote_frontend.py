@@ -26,7 +26,7 @@ PATIENCE = 1.0
 _NOTHING = Report((), (), LaneStatistics(0, 0, 0, 0), SlotStatistics(0, 0, 0))
 
 
-class RemoteDesk:
+class RemoteFrontend:
     """Belongs to the event loop. `renew` gives it a link, `connect` a process that has the other end of it."""
 
     def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link) -> None:
@@ -43,7 +43,7 @@ class RemoteDesk:
         self._assigned: frozenset[int] | None = None
 
     def __repr__(self) -> str:
-        return f"<RemoteDesk {self._config.name}, {self._channel!r}>"
+        return f"<RemoteFrontend {self._config.name}, {self._channel!r}>"
 
     def handlers(self) -> dict[str, Any]:
         """What the process may say."""
@@ -153,7 +153,7 @@ class RemoteDesk:
             self._device.cancel(self._config.name, slot, serial)
 
 
-def open_remote(config: TenantConfig) -> RemoteDesk:
+def open_remote(config: TenantConfig) -> RemoteFrontend:
     """A desk without a process; its `close` frees what this takes."""
     descriptors = links.create(slots(config), config.memory)
-    return RemoteDesk(config, descriptors, links.attach(descriptors))
+    return RemoteFrontend(config, descriptors, links.attach(descriptors))

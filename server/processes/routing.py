@@ -5,9 +5,9 @@ from ..http.head import is_damaged
 from ..http.strict import headers
 from ..tenants.auth import Tenancy
 
-HOUSE = "(house)"
+SHARED = "(shared)"
 """The process for what is nobody's in particular: administration, metrics, health. No tenant may have such a name."""
-STRANGERS = "(strangers)"
+UNAUTHENTICATED = "(unauthenticated)"
 """The process for connections that show no valid tenant, so that their flood is nobody's but their own."""
 MOST = 16 * 1024
 """Bytes of headers to look at."""
@@ -21,27 +21,27 @@ def destination(data: bytes, tenancy: Tenancy) -> str | None:
     data = data[:MOST]
     whole, data = len(data) == MOST, data.lstrip(b"\r\n")
     if data and not data[:1].isalpha():
-        return STRANGERS  # Not HTTP, and may wait for an answer before it says more: TLS, for one.
+        return UNAUTHENTICATED  # Not HTTP, and may wait for an answer before it says more: TLS, for one.
     end = data.find(b"\r\n\r\n")
     if end < 0:
-        return STRANGERS if whole or is_damaged(data) else None
+        return UNAUTHENTICATED if whole or is_damaged(data) else None
     first, *lines = data[:end].split(b"\r\n")
     try:
         fields = headers(map(_field, lines))
     except Ambiguous:
-        return STRANGERS
+        return UNAUTHENTICATED
     return belongs(_path(first), fields.get(b"authorization"), fields.get(b"x-tenant"), tenancy)
 
 
 def belongs(path: bytes, authorization: bytes | None, name: bytes | None, tenancy: Tenancy) -> str:
     """The same for a request that was parsed."""
     if path.startswith(_ADMINISTRATION):
-        return HOUSE
+        return SHARED
     try:
         return tenancy.identify(_text(authorization), _text(name)).name
     except Unauthorized:
         neutral = path in _NEUTRAL or path.startswith(b"/v2/health/")
-        return HOUSE if neutral and not authorization else STRANGERS
+        return SHARED if neutral and not authorization else UNAUTHENTICATED
 
 
 def _path(line: bytes) -> bytes:

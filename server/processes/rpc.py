@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ..errors import Failed, Unavailable
 
-log = logging.getLogger("greenlane.fronts")
+log = logging.getLogger("greenlane.processes")
 
 _CANCEL = ""
 """The name of the note that a question is asked no more; no handler is called so."""

@@ -25,7 +25,7 @@ from .affinity import TOO_FEW, share, trespasses
 from .remote_frontend import open_remote
 from .supervisor import House
 
-log = logging.getLogger("greenlane.fronts")
+log = logging.getLogger("greenlane.processes")
 
 _GONE, _TOLD = 0, 1
 

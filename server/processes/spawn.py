@@ -17,7 +17,7 @@ from ..host.signals import blocked_in_children
 from ..link.ring import Descriptors
 from .heartbeat import observe
 
-log = logging.getLogger("greenlane.fronts")
+log = logging.getLogger("greenlane.processes")
 
 _UNKNOWN = 255
 """What multiprocessing says of a process when the one that it was forked off has ended."""

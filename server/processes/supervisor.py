@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ..config.schema import Config
-from ..host.backoff import Restarts
+from ..host.backoff import Backoff
 from ..host.watch import interval
 from ..tenants.frontend import State
 from . import dispatcher, handoff, spawn
@@ -20,11 +20,11 @@ from .affinity import Shares
 from .heartbeat import INTERVAL, Pulse, observe
 from .http_process import Outfit
 from .proxy import Forwarded, answer
-from .remote_frontend import RemoteDesk
-from .routing import HOUSE, STRANGERS
+from .remote_frontend import RemoteFrontend
+from .routing import SHARED, UNAUTHENTICATED
 from .rpc import Channel
 
-log = logging.getLogger("greenlane.fronts")
+log = logging.getLogger("greenlane.processes")
 
 PARTING = 5.0
 """Seconds a process may take to end when it is told to: more than `body.LAST`, which it gives those who read no answers."""
@@ -35,14 +35,14 @@ _LONGEST_PAUSE = 10.0
 class Front:
     """One process: what it is called, how it is started, and how it is spoken to."""
 
-    def __init__(self, name: str, desk: RemoteDesk | None, listeners: Sequence[socket.socket] = ()) -> None:
+    def __init__(self, name: str, desk: RemoteFrontend | None, listeners: Sequence[socket.socket] = ()) -> None:
         self.name = name
         self.desk = desk
         self.listeners = list(listeners)
         self.channel = Channel({})
         self.process: BaseProcess | None = None
         self.door: socket.socket | None = None
-        self.restarts = Restarts()
+        self.restarts = Backoff()
         self.pulse = Pulse()
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class House:
     def __init__(
         self,
         config: Config,
-        desks: Mapping[str, RemoteDesk],
+        desks: Mapping[str, RemoteFrontend],
         listeners: Sequence[socket.socket],
         own: Mapping[str, Sequence[socket.socket]],
         application: Any,
@@ -78,11 +78,11 @@ class House:
         self._application = application
         self._reopened = reopened
         self._fronts = {name: Front(name, desk, own.get(name, ())) for name, desk in desks.items()}
-        self._fronts |= {name: Front(name, None) for name in (HOUSE, STRANGERS)}
-        self._doorman: BaseProcess | None = None
+        self._fronts |= {name: Front(name, None) for name in (SHARED, UNAUTHENTICATED)}
+        self._dispatcher: BaseProcess | None = None
         self._control: socket.socket | None = None
-        self._doorman_restarts = Restarts()
-        self._doorman_pulse = Pulse()
+        self._dispatcher_restarts = Backoff()
+        self._dispatcher_pulse = Pulse()
         self._state: State = "starting"
         self._cores: frozenset[int] = frozenset()
         self._watching: set[asyncio.Task[None]] = set()
@@ -93,8 +93,8 @@ class House:
 
     async def start(self) -> None:
         """Start every process. They answer from now on, what they can. After an error there may be some to `kill`."""
-        await asyncio.gather(self._start_doorman(), *map(self._start, self._fronts.values()))
-        self._watch(self._mind_doorman())
+        await asyncio.gather(self._start_dispatcher(), *map(self._start, self._fronts.values()))
+        self._watch(self._mind_dispatcher())
         self._watch(self._beat())
         for front in self._fronts.values():
             self._watch(self._mind(front))
@@ -116,18 +116,18 @@ class House:
                 front.desk.assign(shares.fronts[front.name])
             else:
                 self._pin(front.process)
-        self._pin(self._doorman)
+        self._pin(self._dispatcher)
 
     async def close(self) -> None:
         """Let every process finish what it is about, and end. Nobody is let in from now on."""
         self._closing.set()
         if self._control:
-            with suppress(OSError):  # The doorman has just died, and this end is closed already.
+            with suppress(OSError):  # The dispatcher has just died, and this end is closed already.
                 self._control.shutdown(socket.SHUT_RDWR)
         for listener in (*self._listeners, *self._own):
             listener.close()
-        if self._doorman:  # Before the others: what it has passed on is to be answered.
-            await asyncio.to_thread(spawn.end, self._doorman, PARTING)
+        if self._dispatcher:  # Before the others: what it has passed on is to be answered.
+            await asyncio.to_thread(spawn.end, self._dispatcher, PARTING)
         for front in self._fronts.values():
             front.channel.tell("leave")
         if self._watching:
@@ -143,14 +143,14 @@ class House:
             front.shut()
         if self._control:
             self._control.close()
-        for child in (self._doorman, *(front.process for front in self._fronts.values())):
+        for child in (self._dispatcher, *(front.process for front in self._fronts.values())):
             if child:
                 spawn.kill(child)
                 child.join()
 
     def slay(self) -> None:
         """Kill every process that is left, without a word. Any thread."""
-        for child in (self._doorman, *(front.process for front in self._fronts.values())):
+        for child in (self._dispatcher, *(front.process for front in self._fronts.values())):
             if child:
                 spawn.kill(child)
         spawn.Origin.kill()
@@ -179,16 +179,16 @@ class House:
         if self._closing.is_set():
             front.channel.tell("leave")
 
-    async def _start_doorman(self) -> None:
+    async def _start_dispatcher(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        self._doorman_pulse = Pulse()
-        self._doorman_restarts.started(time.monotonic())
+        self._dispatcher_pulse = Pulse()
+        self._dispatcher_restarts.started(time.monotonic())
         try:
-            self._doorman = await spawn.start(dispatcher.main, self._config, self._listeners, theirs)
+            self._dispatcher = await spawn.start(dispatcher.main, self._config, self._listeners, theirs)
         finally:
             theirs.close()
-        self._pin(self._doorman)
+        self._pin(self._dispatcher)
         for front in self._fronts.values():
             self._let_in(front)
 
@@ -198,7 +198,7 @@ class House:
             spawn.pin(process, self._cores)
 
     def _let_in(self, front: Front) -> None:
-        """Tell the doorman the way to this process; one that is gone is followed by one that is told everything."""
+        """Tell the dispatcher the way to this process; one that is gone is followed by one that is told everything."""
         if self._control and front.door:
             with suppress(OSError):
                 socket.send_fds(self._control, [front.name.encode()], [front.door.fileno()])
@@ -229,10 +229,10 @@ class House:
                 if front.process and not front.channel.closed.is_set():
                     self._look(_http(front), front.process, front.pulse, now)
             origin.look(now)
-            if self._doorman:
-                if self._doorman_pulse.due:
-                    self._ask_doorman()
-                self._look("the doorman", self._doorman, self._doorman_pulse, now)
+            if self._dispatcher:
+                if self._dispatcher_pulse.due:
+                    self._ask_dispatcher()
+                self._look("the dispatcher", self._dispatcher, self._dispatcher_pulse, now)
             await self._rest(min(INTERVAL, interval(self._config.server.watchdog)))
 
     def _look(self, what: str, process: BaseProcess, pulse: Pulse, now: float) -> None:
@@ -243,24 +243,24 @@ class House:
             log.error("%s has not answered for %.1f s: %s; killing it", what, pulse.silent, activity)
             spawn.kill(process)
 
-    def _ask_doorman(self) -> None:
+    def _ask_dispatcher(self) -> None:
         if self._control:
             with suppress(OSError):
                 self._control.send(dispatcher.ASK)
 
-    async def _mind_doorman(self) -> None:
+    async def _mind_dispatcher(self) -> None:
         while not self._closing.is_set():
             assert self._control
             with suppress(OSError):
                 while await asyncio.get_running_loop().sock_recv(self._control, len(dispatcher.ANSWER)):
-                    self._doorman_pulse.answered()
+                    self._dispatcher_pulse.answered()
             if self._closing.is_set():
                 return
             self._control.close()
-            await self._buried(self._doorman, "the doorman", self._doorman_restarts)
-            await self._insist(self._start_doorman)
+            await self._buried(self._dispatcher, "the dispatcher", self._dispatcher_restarts)
+            await self._insist(self._start_dispatcher)
 
-    async def _buried(self, process: BaseProcess | None, what: str, restarts: Restarts) -> None:
+    async def _buried(self, process: BaseProcess | None, what: str, restarts: Backoff) -> None:
         """Wait until it has ended, and then for as long as it should be left alone."""
         assert process
         await asyncio.to_thread(spawn.end, process, PARTING)

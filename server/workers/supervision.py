@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ..config.schema import Config
 from ..config.tables import dotted
-from ..host.backoff import Restarts
+from ..host.backoff import Backoff
 from ..link.messages import Failure
 from ..tenants.frontend import Desk
 from ..tenants.lifecycle import Lifecycle
@@ -111,7 +111,7 @@ class Supervision:
 
     async def _serve_again(self, name: str) -> None:
         """Have a tenant's worker serve again that failed, as often as it takes."""
-        restarts = Restarts()
+        restarts = Backoff()
         while self._lifecycle.state not in ("closed", "lost"):
             now = time.monotonic()
             restarts.started(now)

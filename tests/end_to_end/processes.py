@@ -71,7 +71,7 @@ class Running:
         return family_of(self.popen.pid)
 
     def pid(self, name: str) -> int:
-        """The process of this front, or of the doorman, once there is one."""
+        """The process of this front, or of the dispatcher, once there is one."""
         until(lambda: bool(self._named(f"greenlane {name}"[:15])))
         return self._named(f"greenlane {name}"[:15])[0]
 

@@ -78,7 +78,7 @@ def test_a_tenant_s_http_and_the_device_have_cores_of_their_own_and_so_do_those_
     first, second = cores()[:2]
     with serving(tmp_path, empty, [first, second]) as server:
         server.told(f"HTTP of acme on {second}; the device's process on {first}, all others on {first}")
-        everyone = ("acme", "(house)", "(strangers)", "doorman")
+        everyone = ("acme", "(shared)", "(unauthenticated)", "(dispatcher)")
         expected = [{second}, {first}, {first}, {first}]
         until(lambda: places(server, *everyone) == expected)  # A tenant's is told, and does it when it hears it.
         assert threads(server.popen.pid) == {frozenset({first})}
@@ -90,7 +90,7 @@ def test_a_tenant_s_http_and_the_device_have_cores_of_their_own_and_so_do_those_
 def test_processes_run_anywhere_where_there_are_too_few_cores_or_it_is_wanted_so(empty: Path, tmp_path: Path) -> None:
     for settings, said in (({}, "HTTP on any core: too few"), ({"front_cores": '"any"', "log_level": '"debug"'}, None)):
         with serving(tmp_path, empty, cores()[:1], **settings) as server:
-            assert places(server, "acme", "(house)", "doorman") == [set(cores())] * 3
+            assert places(server, "acme", "(shared)", "(dispatcher)") == [set(cores())] * 3
             assert threads(server.popen.pid) == {frozenset(cores())}
             if said:
                 server.told(said)
@@ -102,4 +102,4 @@ def test_http_on_the_cores_of_another_s_partition_is_warned_of_at_the_start(empt
     globex = '[tenants.globex]\ngranules = 1\nmodels = ["*"]\nfront_cores = "0"\n'
     with serving(tmp_path, empty, [], TENANT + globex) as server:
         server.told("tenants.globex.front_cores: 0 is of acme's partition, whose work this tenant's HTTP would delay")
-        assert any("WARNING greenlane.fronts: tenants.globex.front_cores" in line for line in server.log)
+        assert any("WARNING greenlane.processes: tenants.globex.front_cores" in line for line in server.log)

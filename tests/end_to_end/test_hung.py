@@ -30,7 +30,11 @@ models = ["identity", "spin"]
 granules = 1
 models = ["identity"]
 """
-FRONTS = {"acme": "the HTTP process of acme", "(house)": "the HTTP process of (house)", "(strangers)": "(strangers)"}
+FRONTS = {
+    "acme": "the HTTP process of acme",
+    "(shared)": "the HTTP process of (shared)",
+    "(unauthenticated)": "(unauthenticated)",
+}
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def state(server: Running, pid: int) -> str:
     return next((one.state for one in server.family() if one.pid == pid), "X")
 
 
-@pytest.mark.parametrize("name", ["acme", "(house)", "(strangers)", "doorman"])
+@pytest.mark.parametrize("name", ["acme", "(shared)", "(unauthenticated)", "(dispatcher)"])
 def test_a_process_that_is_stopped_is_replaced_and_other_tenants_notice_nothing(server: Running, name: str) -> None:
     with Load(server, **{"X-Tenant": "globex"}) as load:
         pid = server.pid(name)
@@ -227,7 +231,9 @@ def test_a_server_ends_in_time_though_an_inference_does_not(standard: Path, tmp_
         until(lambda: not alive(family))
 
 
-@pytest.mark.parametrize("names", [("acme",), ("(house)", "doorman"), ("acme", "globex", "(house)", "(strangers)", "doorman")])
+@pytest.mark.parametrize(
+    "names", [("acme",), ("(shared)", "(dispatcher)"), ("acme", "globex", "(shared)", "(unauthenticated)", "(dispatcher)")]
+)
 def test_a_server_ends_in_time_though_its_processes_are_stopped(server: Running, names: tuple[str, ...]) -> None:
     family = server.family()
     for name in names:

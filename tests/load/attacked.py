@@ -32,7 +32,7 @@ from .schedule import poisson
 
 VICTIM, VICTIM_KEY, KEPT, NEW = "victim", "key of the victim", "kept", "new"
 """The tenant that is timed, and what its connections are: kept, or new for each request."""
-DOORMAN, HOUSE = "doorman", "(house)"
+DISPATCHER, SHARED = "(dispatcher)", "(shared)"
 """Processes that are no tenant's: one accepts connections, one answers health, metrics and administration."""
 LIMIT = 10.0
 """Seconds from `drain_grace`, which is none here, to the end."""
@@ -144,9 +144,9 @@ class Attacked:
 
     def _served_by(self, name: str) -> Ask:
         """A request that the process of this name has a part in."""
-        if name == HOUSE:
+        if name == SHARED:
             return Ask(b"GET /v2/health/ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        return self._ask if name == DOORMAN else _as(ATTACKER_KEY, holding.infer("open", b"", _one()))
+        return self._ask if name == DISPATCHER else _as(ATTACKER_KEY, holding.infer("open", b"", _one()))
 
     def _stop(self, name: str) -> float:
         """Send SIGSTOP to the process of this name; when that was. Raises StopIteration if there is none."""

@@ -17,14 +17,14 @@ from statistics import median
 from time import perf_counter
 
 from . import machine
-from .attacked import ATTACKER, DOORMAN, HOUSE, LIMIT, Attacked, build, opened
+from .attacked import ATTACKER, DISPATCHER, LIMIT, SHARED, Attacked, build, opened
 from .goals import MISSED, Felt, Goal, Row
 from .hostile import ATTACKS, DOOR, MOVING, Crowd
 from .jobs import Tally
 from .options import count, named, positive
 from .outcomes import Outcome, as_json, failed, judge_all, progress, table
 
-STOPPED = {f"stopped-{name.strip('()')}": name for name in (ATTACKER, HOUSE, DOORMAN)}
+STOPPED = {f"stopped-{name.strip('()')}": name for name in (ATTACKER, SHARED, DISPATCHER)}
 """What is stopped by SIGSTOP: the names of processes."""
 PHASES = (*ATTACKS, *STOPPED)
 ROUNDS = 3

@@ -100,11 +100,11 @@ def test_a_process_that_is_stopped_is_replaced_and_a_short_run_says_so(
 ) -> None:
     output = tmp_path / "attacks.json"
 
-    status = attacks.main(["--only", "stopped-doorman", "--seconds", "0.2", "--rounds", "1", "--output", str(output)])
+    status = attacks.main(["--only", "stopped-dispatcher", "--seconds", "0.2", "--rounds", "1", "--output", str(output)])
 
     found = json.loads(output.read_text())
     assert status in (0, 1)
-    assert found["phases"]["stopped-doorman"]["flaws"] == []
+    assert found["phases"]["stopped-dispatcher"]["flaws"] == []
     (replaced,) = (row for row in found["verdicts"] if row["limit"] == "<= 5 s")
     assert 3 < replaced["value"] < 30
     assert "until another process answers, most" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from server.host.single_worker import NotAlone, alone, supervisor
+from server.host.single_worker import AnotherWorker, alone, supervisor
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -19,7 +19,7 @@ def worker(pipe: Connection) -> None:
         with alone(supervisor()):
             pipe.send("alone")
             pipe.recv()
-    except NotAlone as error:
+    except AnotherWorker as error:
         pipe.send(str(error))
 
 
@@ -52,7 +52,7 @@ def test_a_process_that_nobody_started_as_a_worker_has_no_supervisor() -> None:
 
 
 def test_workers_of_different_supervisors_are_no_matter_to_each_other() -> None:
-    with alone(os.getpid()), alone(-1), pytest.raises(NotAlone), alone(-1):
+    with alone(os.getpid()), alone(-1), pytest.raises(AnotherWorker), alone(-1):
         raise NotImplementedError
     with alone(-1):
         pass

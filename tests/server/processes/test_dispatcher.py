@@ -1,4 +1,4 @@
-"""The doorman in a thread, with real connections; each door's other end is the test's."""
+"""The dispatcher in a thread, with real connections; each door's other end is the test's."""
 
 import errno
 import gc
@@ -14,9 +14,9 @@ import pytest
 
 from server.config.schema import TenantConfig
 from server.processes import handoff
-from server.processes.dispatcher import MOST_PIECES, MOST_QUEUED, Door, Doorman
+from server.processes.dispatcher import MOST_PIECES, MOST_QUEUED, Dispatcher, Door
 from server.processes.handoff import Passed
-from server.processes.routing import HOUSE, STRANGERS
+from server.processes.routing import SHARED, UNAUTHENTICATED
 from server.tenants.auth import Tenancy
 
 TENANTS = [TenantConfig(name=name, granules=1, models=("*",)) for name in ("acme", "globex")]
@@ -53,18 +53,18 @@ class Listener:
 
 
 class Bench:
-    """A doorman at work. `now` is its clock, in seconds."""
+    """A dispatcher at work. `now` is its clock, in seconds."""
 
     def __init__(self, **options: Any) -> None:
         self.listener = Listener()
         self.now = 0.0
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listeners: Any = [self.listener]
-        self.doorman = Doorman(Tenancy(TENANTS, None), listeners, theirs, clock=lambda: self.now, **options)
+        self.dispatcher = Dispatcher(Tenancy(TENANTS, None), listeners, theirs, clock=lambda: self.now, **options)
         self._stack = ExitStack()
         for each in (self._control, theirs, self.listener):
             self._stack.callback(each.close)
-        self._thread = threading.Thread(target=self.doorman.run)
+        self._thread = threading.Thread(target=self.dispatcher.run)
 
     def __enter__(self) -> "Bench":
         self._thread.start()
@@ -74,7 +74,7 @@ class Bench:
         self._control.shutdown(socket.SHUT_RDWR)
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
-        self.doorman.close()
+        self.dispatcher.close()
         self._stack.close()
 
     def door(self, name: str) -> socket.socket:
@@ -135,41 +135,41 @@ def test_each_connection_goes_through_its_door_with_every_byte_unread(bench: Ben
 
 
 def send(bench: Bench, connection: socket.socket, piece: bytes) -> None:
-    """Send this and wait until the doorman has looked at it."""
-    before = bench.doorman.looks
+    """Send this and wait until the dispatcher has looked at it."""
+    before = bench.dispatcher.looks
     connection.sendall(piece)
-    until(lambda: bench.doorman.looks > before)
+    until(lambda: bench.dispatcher.looks > before)
 
 
 def test_headers_may_come_in_a_few_pieces(bench: Bench) -> None:
     acme = bench.door("acme")
     connection = bench.connect()
-    until(lambda: bench.doorman.looks == 1)
+    until(lambda: bench.dispatcher.looks == 1)
     for piece in (b"POST / HTTP/1.1\r\n", b"X-Tenant: acme", b"\r\n\r", b"\nbody"):
         send(bench, connection, piece)
     assert taken(acme) == (b"", ACME)
 
 
 def test_headers_that_come_in_many_pieces_are_read_by_the_strangers_process(bench: Bench) -> None:
-    strangers = bench.door(STRANGERS)
+    unauthenticated = bench.door(UNAUTHENTICATED)
     connection = bench.connect()
-    until(lambda: bench.doorman.looks == 1)
+    until(lambda: bench.dispatcher.looks == 1)
     for index in range(MOST_PIECES):
         send(bench, connection, ACME[index : index + 1])
-    assert taken(strangers) == (b"", ACME[:MOST_PIECES])
+    assert taken(unauthenticated) == (b"", ACME[:MOST_PIECES])
     connection.sendall(ACME[MOST_PIECES:])
-    assert bench.doorman.looks == MOST_PIECES + 1
+    assert bench.dispatcher.looks == MOST_PIECES + 1
 
 
 @pytest.mark.parametrize("data", [b"\r\n" + b"X" * 17_000, b"\r\n" * 8_500], ids=["a line", "empty lines"])
-def test_what_is_no_head_after_empty_lines_does_not_keep_the_doorman_busy(bench: Bench, data: bytes) -> None:
-    strangers = bench.door(STRANGERS)
+def test_what_is_no_head_after_empty_lines_does_not_keep_the_dispatcher_busy(bench: Bench, data: bytes) -> None:
+    unauthenticated = bench.door(UNAUTHENTICATED)
     bench.connect(data)
-    assert select.select([strangers], [], [], PATIENCE)[0], "the doorman waits for headers that cannot come"
-    passed = handoff.take(strangers)
+    assert select.select([unauthenticated], [], [], PATIENCE)[0], "the dispatcher waits for headers that cannot come"
+    passed = handoff.take(unauthenticated)
     assert passed
     passed.close()
-    assert bench.doorman.looks < MOST_PIECES
+    assert bench.dispatcher.looks < MOST_PIECES
 
 
 def test_a_client_may_stop_sending_once_its_request_is_whole(bench: Bench) -> None:
@@ -186,15 +186,15 @@ def test_a_client_that_leaves_before_its_headers_are_whole_is_let_go(bench: Benc
     reset = bench.connect(data)
     reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     reset.close()
-    until(lambda: repr(bench.doorman).startswith("<Doorman 0 waiting"))
+    until(lambda: repr(bench.dispatcher).startswith("<Dispatcher 0 waiting"))
 
 
 def test_a_client_that_takes_too_long_is_hung_up_on_and_others_are_not(bench: Bench) -> None:
     slow = bench.connect(b"POST / HTTP/1.1\r\n")
-    until(lambda: "1 waiting" in repr(bench.doorman))
+    until(lambda: "1 waiting" in repr(bench.dispatcher))
     bench.now = 29.0
     later = bench.connect(b"POST")
-    until(lambda: "2 waiting" in repr(bench.doorman))
+    until(lambda: "2 waiting" in repr(bench.dispatcher))
     bench.now = 31.0
     bench.wake()
     assert hung_up(slow)
@@ -206,7 +206,7 @@ def test_a_client_that_takes_too_long_is_hung_up_on_and_others_are_not(bench: Be
 def test_when_too_many_wait_the_oldest_is_hung_up_on() -> None:
     with Bench(most_waiting=2) as bench:
         first = bench.connect()
-        until(lambda: "1 waiting" in repr(bench.doorman))
+        until(lambda: "1 waiting" in repr(bench.dispatcher))
         others = [bench.connect(), bench.connect()]
         assert hung_up(first)
         acme = bench.door("acme")
@@ -243,18 +243,18 @@ def test_a_new_process_takes_the_place_of_one_that_still_lives(bench: Bench) -> 
 
 
 def test_a_connection_that_is_given_back_goes_where_it_is_told_with_what_was_read(bench: Bench) -> None:
-    house, acme = bench.door(HOUSE), bench.door("acme")
+    shared, acme = bench.door(SHARED), bench.door("acme")
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        handoff.give(house, Passed("acme", ours, handoff.write_down(b"read already, ")))
+        handoff.give(shared, Passed("acme", ours, handoff.write_down(b"read already, ")))
         theirs.sendall(b"not yet")
         assert taken(acme) == (b"read already, ", b"not yet")
 
 
 def test_strangers_have_a_door_of_their_own(bench: Bench) -> None:
-    strangers = bench.door(STRANGERS)
+    unauthenticated = bench.door(UNAUTHENTICATED)
     bench.connect(b"\x16\x03\x01")
-    assert taken(strangers)[1] == b"\x16\x03\x01"
+    assert taken(unauthenticated)[1] == b"\x16\x03\x01"
 
 
 def test_what_a_full_door_has_no_room_for_goes_through_later(bench: Bench) -> None:
@@ -266,7 +266,7 @@ def test_what_a_full_door_has_no_room_for_goes_through_later(bench: Bench) -> No
 
 def test_without_descriptors_the_one_who_waits_longest_makes_room(bench: Bench) -> None:
     waiting = bench.connect()
-    until(lambda: "1 waiting" in repr(bench.doorman))
+    until(lambda: "1 waiting" in repr(bench.dispatcher))
     bench.listener.errors = [OSError(errno.EMFILE, "no more")]
     acme = bench.door("acme")
     bench.connect(ACME)
@@ -317,12 +317,12 @@ def test_it_ends_quietly_though_the_process_that_controls_it_was_killed_with_ans
     """The kernel then reports a reset connection instead of its end."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listeners: Any = [Listener()]
-    doorman = Doorman(Tenancy(TENANTS, None), listeners, theirs)
+    dispatcher = Dispatcher(Tenancy(TENANTS, None), listeners, theirs)
     theirs.send(b"unread")
     control.close()
 
-    doorman.run()
+    dispatcher.run()
 
-    doorman.close()
+    dispatcher.close()
     theirs.close()
     listeners[0].close()

@@ -10,7 +10,7 @@ import pytest
 
 from server.config.schema import TenantConfig
 from server.link import ring as links
-from server.processes.remote_frontend import RemoteDesk, open_remote
+from server.processes.remote_frontend import RemoteFrontend, open_remote
 from server.processes.rpc import Channel
 from server.scheduling.lane import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
@@ -35,7 +35,7 @@ class Process:
 
         return handler
 
-    async def meet(self, desk: RemoteDesk) -> Channel:
+    async def meet(self, desk: RemoteFrontend) -> Channel:
         """Connect it to a desk."""
         ours, theirs = socket.socketpair()
         channel = Channel(desk.handlers())
@@ -58,13 +58,13 @@ class Device:
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[RemoteDesk]:
+async def desk() -> AsyncIterator[RemoteFrontend]:
     desk = open_remote(TenantConfig(name="acme", granules=1, models=("*",)))
     yield desk
     desk.close()
 
 
-async def test_a_process_is_told_everything_that_was_said_before_it_came(desk: RemoteDesk) -> None:
+async def test_a_process_is_told_everything_that_was_said_before_it_came(desk: RemoteFrontend) -> None:
     desk.announce("slow")
     await desk.publish("broken", [], [PROBLEM])
     desk.place(frozenset({0}))
@@ -88,7 +88,7 @@ async def test_a_process_is_told_everything_that_was_said_before_it_came(desk: R
     process.channel.close()
 
 
-async def test_without_a_process_nothing_is_waited_for(desk: RemoteDesk) -> None:
+async def test_without_a_process_nothing_is_waited_for(desk: RemoteFrontend) -> None:
     assert (await desk.report()).index == ()
     await desk.empty()
     process = Process()
@@ -101,7 +101,7 @@ async def test_without_a_process_nothing_is_waited_for(desk: RemoteDesk) -> None
 
 
 async def test_what_a_process_said_last_is_told_where_it_does_not_answer(
-    desk: RemoteDesk, monkeypatch: pytest.MonkeyPatch
+    desk: RemoteFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Process()
     channel = await process.meet(desk)
@@ -117,7 +117,7 @@ async def test_what_a_process_said_last_is_told_where_it_does_not_answer(
     channel.close()
 
 
-async def test_what_the_process_asks_reaches_the_device(desk: RemoteDesk) -> None:
+async def test_what_the_process_asks_reaches_the_device(desk: RemoteFrontend) -> None:
     device, process = Device(), Process()
     desk.open(device)
     channel = await process.meet(desk)
@@ -129,7 +129,7 @@ async def test_what_the_process_asks_reaches_the_device(desk: RemoteDesk) -> Non
     process.channel.close()
 
 
-async def test_a_new_link_leaves_the_old_one_to_whoever_still_uses_it(desk: RemoteDesk) -> None:
+async def test_a_new_link_leaves_the_old_one_to_whoever_still_uses_it(desk: RemoteFrontend) -> None:
     before, link = desk.descriptors, desk.link
     left = desk.renew()
     assert left == before
@@ -139,7 +139,7 @@ async def test_a_new_link_leaves_the_old_one_to_whoever_still_uses_it(desk: Remo
     left.close()
 
 
-async def test_a_new_link_leads_to_the_same_memory(desk: RemoteDesk) -> None:
+async def test_a_new_link_leads_to_the_same_memory(desk: RemoteFrontend) -> None:
     memory = desk.link.arena.memory
     memory.view[:4] = b"mine"
     desk.renew().close()
@@ -147,7 +147,7 @@ async def test_a_new_link_leads_to_the_same_memory(desk: RemoteDesk) -> None:
     assert bytes(links.attach(desk.descriptors).arena.memory.view[:4]) == b"mine", "and so does another process"
 
 
-async def test_cores_that_are_assigned_come_after_those_of_the_partition(desk: RemoteDesk) -> None:
+async def test_cores_that_are_assigned_come_after_those_of_the_partition(desk: RemoteFrontend) -> None:
     process = Process()
     channel = await process.meet(desk)
     for told in (frozenset({2}), frozenset({3})):
@@ -167,7 +167,7 @@ async def test_front_cores_that_are_configured_come_before_those_of_the_partitio
     desk.place(frozenset({5}))
     channel = await process.meet(desk)
     assert ("place", frozenset({0})) in process.heard
-    assert repr(desk).startswith("<RemoteDesk acme, <Channel")
+    assert repr(desk).startswith("<RemoteFrontend acme, <Channel")
     channel.close()
     process.channel.close()
     desk.close()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.config.schema import TenantConfig
-from server.processes.routing import HOUSE, MOST, STRANGERS, belongs, destination
+from server.processes.routing import MOST, SHARED, UNAUTHENTICATED, belongs, destination
 from server.tenants.auth import Tenancy, digest
 
 OPEN = TenantConfig(name="acme", granules=1, models=("*",))
@@ -26,23 +26,23 @@ def head(first: str, *fields: str) -> bytes:
         (head(INFER, "x-tenant:acme"), "acme"),
         (head(INFER, "Authorization: Bearer secret"), "globex"),
         (head(INFER, "AUTHORIZATION:   bearer secret  "), "globex"),
-        (head(INFER, "Authorization: Bearer secret", "X-Tenant: acme"), STRANGERS),
-        (head(INFER, "Authorization: Bearer wrong"), STRANGERS),
-        (head(INFER, "X-Tenant: globex"), STRANGERS),
-        (head(INFER, "X-Tenant: nobody"), STRANGERS),
-        (head(INFER), STRANGERS),
-        (head("GET /v2/health/ready HTTP/1.1"), HOUSE),
-        (head("GET /v2?a=b HTTP/1.1"), HOUSE),
-        (head("GET / HTTP/1.1"), HOUSE),
-        (head("GET /v2/health/ready HTTP/1.1", "Authorization: Bearer wrong"), STRANGERS),
+        (head(INFER, "Authorization: Bearer secret", "X-Tenant: acme"), UNAUTHENTICATED),
+        (head(INFER, "Authorization: Bearer wrong"), UNAUTHENTICATED),
+        (head(INFER, "X-Tenant: globex"), UNAUTHENTICATED),
+        (head(INFER, "X-Tenant: nobody"), UNAUTHENTICATED),
+        (head(INFER), UNAUTHENTICATED),
+        (head("GET /v2/health/ready HTTP/1.1"), SHARED),
+        (head("GET /v2?a=b HTTP/1.1"), SHARED),
+        (head("GET / HTTP/1.1"), SHARED),
+        (head("GET /v2/health/ready HTTP/1.1", "Authorization: Bearer wrong"), UNAUTHENTICATED),
         (head("GET /v2/health/ready HTTP/1.1", "X-Tenant: acme"), "acme"),
-        (head("GET /admin/tenants?a HTTP/1.1", "X-Tenant: acme"), HOUSE),
-        (head("GET /metrics HTTP/1.1", "Authorization: Bearer wrong"), HOUSE),
+        (head("GET /admin/tenants?a HTTP/1.1", "X-Tenant: acme"), SHARED),
+        (head("GET /metrics HTTP/1.1", "Authorization: Bearer wrong"), SHARED),
         (b"\r\n" + head(INFER, "X-Tenant: acme"), "acme"),
-        (b"POST\r\n\r\n", STRANGERS),
+        (b"POST\r\n\r\n", UNAUTHENTICATED),
         (b"GET / HTTP/1.1\r\nno colon\r\nX-Tenant: acme\r\n\r\n", "acme"),
-        (b"\x16\x03\x01\x02", STRANGERS),
-        (b"\0", STRANGERS),
+        (b"\x16\x03\x01\x02", UNAUTHENTICATED),
+        (b"\0", UNAUTHENTICATED),
     ],
 )
 def test_the_first_headers_say_whose_a_connection_is(data: bytes, where: str) -> None:
@@ -52,7 +52,7 @@ def test_the_first_headers_say_whose_a_connection_is(data: bytes, where: str) ->
 def test_the_default_tenant_has_what_names_nobody() -> None:
     assert destination(head(INFER), DEFAULT) == "acme"
     assert destination(head("GET /v2/health/ready HTTP/1.1"), DEFAULT) == "acme"
-    assert destination(head(INFER, "Authorization: Bearer wrong"), DEFAULT) == STRANGERS
+    assert destination(head(INFER, "Authorization: Bearer wrong"), DEFAULT) == UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("data", [b"", b"\r\n", b"P", b"POST / HTTP/1.1\r\nX-Tenant: acme", b"POST / HTTP/1.1\r\n\r"])
@@ -62,13 +62,13 @@ def test_more_has_to_come_while_the_headers_are_not_whole(data: bytes) -> None:
 
 def test_headers_that_are_too_long_are_a_strangers() -> None:
     data = head(INFER, "X: " + "x" * MOST, "X-Tenant: acme")
-    assert destination(data, NOBODY) == STRANGERS
+    assert destination(data, NOBODY) == UNAUTHENTICATED
     assert destination(data[: MOST - 1], NOBODY) is None
 
 
 @pytest.mark.parametrize("data", [b"\r\n" + b"x" * MOST, b"\r\n" * MOST, b"\n" * MOST], ids=["a line", "empty lines", "LF"])
 def test_empty_lines_count_among_the_bytes_that_are_looked_at(data: bytes) -> None:
-    assert destination(data, NOBODY) == STRANGERS
+    assert destination(data, NOBODY) == UNAUTHENTICATED
     assert destination(data[: MOST - 1], NOBODY) is None
 
 
@@ -89,7 +89,7 @@ def test_however_the_bytes_come_the_answer_is_the_same_once_there_is_one(
 
 @given(st.binary(max_size=300))
 def test_no_bytes_are_too_much_for_it(data: bytes) -> None:
-    assert destination(data, NOBODY) in (None, HOUSE, STRANGERS, "acme", "globex")
+    assert destination(data, NOBODY) in (None, SHARED, UNAUTHENTICATED, "acme", "globex")
 
 
 @given(st.sampled_from([b"secret", b"wrong", b"\xff"]), st.sampled_from([None, b"acme", b"globex", b"\xff"]))

@@ -1,6 +1,6 @@
 """How long what dies is left alone, and what comes before what takes its place.
 
-What the house does with real processes is in tests/end_to_end/test_fronts.py.
+What the house does with real processes is in tests/end_to_end/test_http_processes.py.
 """
 
 import asyncio
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from server.config.schema import Config, ModelsConfig, TenantConfig
-from server.host.backoff import Restarts
+from server.host.backoff import Backoff
 from server.processes.remote_frontend import open_remote
 from server.processes.supervisor import Front, House
 
 
 def test_what_dies_late_is_started_at_once() -> None:
-    restarts = Restarts()
+    restarts = Backoff()
     restarts.started(100.0)
     assert restarts.pause(106.0) == 0.0
 
 
 def test_what_dies_again_and_again_is_left_alone_for_longer_and_longer_up_to_a_bound() -> None:
-    restarts, pauses = Restarts(), []
+    restarts, pauses = Backoff(), []
     for _ in range(10):
         restarts.started(100.0)
         pauses.append(restarts.pause(100.1))
@@ -87,11 +87,11 @@ async def test_what_cannot_be_started_is_tried_again_at_once_first() -> None:
     house.desk.close()
 
 
-async def test_a_server_ends_in_order_though_its_doorman_has_just_died() -> None:
+async def test_a_server_ends_in_order_though_its_dispatcher_has_just_died() -> None:
     house = Staged(TenantConfig(name="acme", granules=1, models=("*",)))
     house._control, theirs = socket.socketpair()
-    for end in (house._control, theirs):  # As `_mind_doorman` leaves it until there is another.
+    for end in (house._control, theirs):  # As `_mind_dispatcher` leaves it until there is another.
         end.close()
     await house.close()
-    await asyncio.wait_for(house._mind_doorman(), 10)
+    await asyncio.wait_for(house._mind_dispatcher(), 10)
     house.desk.close()

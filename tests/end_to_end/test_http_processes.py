@@ -97,7 +97,7 @@ def test_where_memory_runs_out_the_device_s_process_is_killed_last_and_a_tenants
 
     device = adjusted(server.popen.pid)
     assert {adjusted(server.pid(name)) for name in ("acme", "globex")} == {500}
-    assert {adjusted(server.pid(name)) for name in ("(house)", "(strangers)")} == {800}
+    assert {adjusted(server.pid(name)) for name in ("(shared)", "(unauthenticated)")} == {800}
     assert device < 500
 
 
@@ -121,7 +121,7 @@ def test_a_connection_goes_from_tenant_to_tenant_as_it_asks_for_them(server: Run
 
 def test_a_client_that_changes_tenants_all_the_time_leaves_nothing_behind(server: Running) -> None:
     def opened() -> int:
-        return sum(len(os.listdir(f"/proc/{server.pid(name)}/fd")) for name in ("acme", "globex", "doorman"))
+        return sum(len(os.listdir(f"/proc/{server.pid(name)}/fd")) for name in ("acme", "globex", "(dispatcher)"))
 
     before = opened()
     with Connection(server) as connection:
@@ -340,20 +340,20 @@ def test_what_was_loaded_and_unloaded_is_known_to_the_process_that_takes_over(se
 
 
 def test_the_house_and_the_strangers_processes_are_replaced_too(server: Running) -> None:
-    for name, headers in (("(house)", {}), ("(strangers)", {"Authorization": "Bearer wrong"})):
+    for name, headers in (("(shared)", {}), ("(unauthenticated)", {"Authorization": "Bearer wrong"})):
         server.kill(name)
         with client(server) as http:
-            path = "/v2/health/ready" if name == "(house)" else "/v2/models/identity"
-            assert http.get(path, headers=headers).status_code == (200 if name == "(house)" else 401)
+            path = "/v2/health/ready" if name == "(shared)" else "/v2/models/identity"
+            assert http.get(path, headers=headers).status_code == (200 if name == "(shared)" else 401)
 
 
-def test_connections_go_on_without_the_doorman_and_new_ones_wait_for_the_next(server: Running, acme: httpx.Client) -> None:
+def test_connections_go_on_without_the_dispatcher_and_new_ones_wait_for_the_next(server: Running, acme: httpx.Client) -> None:
     assert infer(acme, "identity", SMALL).status_code == 200
-    server.kill("doorman")
+    server.kill("(dispatcher)")
     assert infer(acme, "identity", SMALL).status_code == 200
     with client(server, **KEY) as http:
         assert infer(http, "identity", SMALL).status_code == 200
-    server.told("the doorman ended (signal 9); starting another")
+    server.told("the dispatcher ended (signal 9); starting another")
 
 
 def test_a_process_can_be_replaced_though_what_it_was_forked_off_is_gone(server: Running) -> None:
