@@ -15,7 +15,7 @@ settings.load_profile("unhurried")
 
 WITH_COMPILED = (
     "tests/end_to_end/",
-    "tests/load/",
+    "tests/benchmarks/",
     "tests/gpu/",
     "tests/server/protocol/",
     "tests/server/host/test_compiled.py",

@@ -79,7 +79,7 @@ LENGTH = 16
 SM_COPIES_UP_TO = 32 << 20
 """Bytes that an inference may move, in and out together, for `auto` to leave them to the SMs.
 
-Measured on an H100 by `python -m tests.load.copies` (2026-11-21): 600 KB took the SMs 37 to 39 us where the engines took 23,
+Measured on an H100 by `python -m benchmarks.copies` (2026-11-21): 600 KB took the SMs 37 to 39 us where the engines took 23,
 and 54 to 61 us while a neighbour's SMs brought in 38 MB; in the engines' queue behind a neighbour's 38 MB it was 748 to 763.
 From some 32 MB on a neighbour's 38 MB cost either way the same (1.5 to 1.7 ms for 38 MB), and the engines are a tenth faster
 alone. What neighbours copy meanwhile by SMs they slow down a little more (69 to 78 us for 600 KB); that all went by SMs made

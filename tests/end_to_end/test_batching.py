@@ -14,9 +14,9 @@ import httpx
 import numpy as np
 import pytest
 
+from benchmarks.bare import session
+from benchmarks.models import build, model_path
 from server.config.schema import TenantConfig
-from tests.load.bare import session
-from tests.load.models import build, model_path
 
 from .harness import Served, configuration, serving
 from .repository import SPIN, write

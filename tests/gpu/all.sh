@@ -4,7 +4,7 @@
 #   tests    pytest tests/gpu without change, isolation and confinement     tests.log, tests.xml, partitions.json
 #   felt     pytest on those three                                          felt.log, felt.xml, felt/partitions.json
 #   memcheck tests/gpu/sanitize.sh                                          memcheck.log, memcheck.tests.log
-#   change   python -m tests.load.change                                    change.log, change.json
+#   change   python -m benchmarks.change                                    change.log, change.json
 # A part may take LIMIT_tests, LIMIT_felt, LIMIT_memcheck, LIMIT_change seconds, and all together LIMIT (590): the last one, which
 # leaves out what it has no time for, is best run by itself as well. CHANGE_OPTIONS are more options for it.
 # The exit status is that of the first part that failed: 124 where it ran past its limit. The others are run all the same.
@@ -60,7 +60,7 @@ for part in "$@"; do
     change)
       seconds=$(limit "${LIMIT_change:-480}")
       # shellcheck disable=SC2086  # Options.
-      run change "$seconds" "$python" -m tests.load.change --device cuda --within "$((seconds - 15))" --output "$out/change.json" \
+      run change "$seconds" "$python" -m benchmarks.change --device cuda --within "$((seconds - 15))" --output "$out/change.json" \
         ${CHANGE_OPTIONS:-} ;;
     *)
       echo "there is no part $part; there are tests, felt, memcheck, change" >&2

@@ -1,6 +1,6 @@
 """What a tenant feels on a GPU while something changes for another one, over HTTP, with bounds that a stall of 50 ms breaks.
 
-The real server and clients that are processes of their own, as in `python -m tests.load.change`, which measures the same for
+The real server and clients that are processes of their own, as in `python -m benchmarks.change`, which measures the same for
 longer and against the goals themselves. Bounds are about twice the goals, and what can be repeated is measured a second time
 where it was over them: a stall of ours comes every time, a machine's does not. Tests run in the file's order: what is
 asked for the first time is asked for before anything else may have compiled it.
@@ -13,12 +13,12 @@ from time import sleep
 
 import pytest
 
-from tests.load import changes
-from tests.load.bench import WATCHER, Bench, Caller, opened
-from tests.load.goals import Felt
-from tests.load.nets import MANY_ROWS
-from tests.load.outcomes import Outcome
-from tests.load.stalling import STALL
+from benchmarks import changes
+from benchmarks.bench import WATCHER, Bench, Caller, opened
+from benchmarks.goals import Felt
+from benchmarks.nets import MANY_ROWS
+from benchmarks.outcomes import Outcome
+from benchmarks.stalling import STALL
 
 pytestmark = pytest.mark.gpu
 SECONDS = 5.0

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import subjects
+from benchmarks.asks import TOLERANCE, tensor
+from benchmarks.seat import Seat, all_at_once, open_seat
+from benchmarks.subjects import SUBJECTS
 from engines import load_engine
 from partitions import Device
-from tests.load import subjects
-from tests.load.asks import TOLERANCE, tensor
-from tests.load.seat import Seat, all_at_once, open_seat
-from tests.load.subjects import SUBJECTS
 
 from .holding import Kernels
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks import subjects
+from benchmarks.asks import TOLERANCE, tensor, truth
+from benchmarks.figures import figures as summary
+from benchmarks.inside import quiet
+from benchmarks.seat import Seat, all_at_once, at_rate, back_to_back, open_seat
 from engines import load_engine
 from partitions import Device
 from server.workers.gil_priority import Precedence
-from tests.load import subjects
-from tests.load.asks import TOLERANCE, tensor, truth
-from tests.load.figures import figures as summary
-from tests.load.inside import quiet
-from tests.load.seat import Seat, all_at_once, at_rate, back_to_back, open_seat
 
 pytestmark = pytest.mark.gpu
 ROUNDS, SECONDS, RATE = 5, 1.0, 400.0

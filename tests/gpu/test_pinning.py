@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.copies import Carrier, carrier
 from partitions.cuda.pages import touch
 from tests.gpu.across import MIB, fresh, register, unregister
-from tests.load.copies import Carrier, carrier
 
 pytestmark = pytest.mark.gpu
 

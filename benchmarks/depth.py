@@ -1,0 +1,161 @@
+"""`python -m benchmarks.depth`: does the stream stay full? Four clients in this process against the engine back to back.
+
+One tenant has all granules. Its requests go the way of `fronts = "inline"`: a lane on the event loop, a link, a worker.
+Compared is the same executor kind on the same partition, driven by one thread that always has two inferences enqueued.
+A process of its own, as a process may split a GPU only once. It prints JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from contextlib import ExitStack, closing
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from engines import Engine, RuntimeSettings, load_engine
+from partitions import Device, DeviceLost, Partition, open_device
+from server.config.schema import TenantConfig
+from server.tenants.service import open_local
+from server.workers.gil_priority import Precedence
+from server.workers.worker import Seat as WorkerSeat
+from server.workers.worker import Worker
+
+from .asks import TOLERANCE
+from .inside import quiet
+from .nets import MOST_ROWS, NETS
+from .options import count, positive
+from .seat import Seat, all_at_once, back_to_back, open_seat
+from .subjects import Array
+
+CLIENTS = 4
+ROUNDS = 3
+MODELS = ("mob", "enc")
+KEY = "depth/1#1"
+
+
+class Clients:
+    """A tenant without HTTP: its lane on the running event loop, its worker on a partition. `close` leaves the partition."""
+
+    def __init__(self, engine: Engine, partition: Partition, device: Device) -> None:
+        config = TenantConfig(name="depth", granules=len(device.granules), models=("*",))
+        self._desk = open_local(config, only=True)
+        self._lane = self._desk.tenant.lane
+        self._signature = engine.signature
+        self._executor = engine.bind(partition)
+        memory = self._desk.link.arena.memory
+        self._pinned = device.pin(memory.address, memory.nbytes)
+        self._worker = Worker(partition, {KEY: self._executor}, self._lost, Precedence())
+
+    def cancel(self, tenant: str, slot: int, serial: int) -> None:
+        """What a desk asks of the device's side when a client goes away: none does here."""
+
+    def open(self) -> None:
+        """Begin to serve, on the running event loop."""
+        self._desk.open(self)
+        self._worker.serve(WorkerSeat(self._desk.link, self._pinned))
+
+    async def close(self) -> None:
+        """Finish what is in flight, and free the executor."""
+        await self._desk.empty()
+        self._worker.halt()
+        self._executor.close()
+        self._desk.close()
+        self._pinned.close()
+
+    async def rate(self, inputs: list[Array], wanted: list[Array], seconds: float) -> tuple[float, int]:
+        """Each client asks again as soon as it was answered; inferences a second of all, and how many answers were wrong."""
+        start = perf_counter()
+        until = start + seconds
+        pairs = await asyncio.gather(*(self._client(x, y, until) for x, y in zip(inputs, wanted, strict=True)))
+        took = perf_counter() - start
+        return sum(done for done, _ in pairs) / took, sum(wrong for _, wrong in pairs)
+
+    async def _client(self, x: Array, wanted: Array, until: float) -> tuple[int, int]:
+        room, done, wrong = self._signature.output_bytes(self._signature.check([x.shape])), 0, 0
+        data = x.view(np.uint8).ravel()
+        while perf_counter() < until:
+            slot = self._lane.admit()
+            (start,) = slot.place(self._signature, [x.nbytes], room)
+            np.copyto(np.frombuffer(slot.view, np.uint8, x.nbytes, start), data)
+            ended = await self._lane.submit(slot, KEY, (x.shape,))
+            if done % 64 == 0:
+                extent = ended.outputs[0]
+                got = np.frombuffer(slot.view, np.float32, extent.nbytes // 4, extent.offset)
+                wrong += not np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+            self._lane.release(slot)
+            done += 1
+        return done, wrong
+
+    def _lost(self, error: DeviceLost) -> None:
+        raise error
+
+
+def bare_rate(seat: Seat, seconds: float) -> float:
+    """Inferences a second of one thread that never lets the stream run empty. Blocks."""
+    start = perf_counter() + 0.05
+    (done,) = all_at_once([(seat, lambda s: back_to_back(s, start, start + seconds, Precedence()))])
+    return float(done / seconds)
+
+
+async def measure(engine: Engine, partition: Partition, device: Device, inputs: list[Array], seconds: float) -> dict[str, Any]:
+    """Both in turns; figures of one model."""
+    seat = open_seat(device, engine, partition, inputs[0])
+    wanted = []
+    for x in inputs:
+        with closing(open_seat(device, engine, partition, x)) as other:
+            wanted.append(other.answer().ravel())
+    clients = Clients(engine, partition, device)
+    clients.open()
+    try:
+        await clients.rate(inputs, wanted, 0.2)  # Slots are pinned, and all is warm.
+        pairs: list[tuple[float, float]] = []
+        wrong = 0
+        for _ in range(ROUNDS):
+            bare = await asyncio.to_thread(bare_rate, seat, seconds)
+            ours, off = await clients.rate(inputs, wanted, seconds)
+            wrong += off
+            pairs.append((bare, ours))
+    finally:
+        await clients.close()
+        seat.close()
+    ratio = median(ours / bare for bare, ours in pairs)
+    return {"back to back, 1/s": [b for b, _ in pairs], "clients, 1/s": [o for _, o in pairs], "ratio": ratio, "wrong": wrong}
+
+
+def main() -> int:
+    """Run a command line; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.depth", description="Four clients against back to back.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--seconds", type=positive, default=2.0, help="length of a round; default: 2")
+    parser.add_argument("--clients", type=count, default=CLIENTS, help=f"default: {CLIENTS}")
+    parser.add_argument("--repository", type=Path, required=True, help="models, as benchmarks.change writes them")
+    options = parser.parse_args()
+    print(json.dumps(run(options.device, options.repository, options.clients, options.seconds), indent=2))
+    return 0
+
+
+def run(kind: str, repository: Path, clients: int, seconds: float) -> dict[str, Any]:
+    """Every model on all of the device. Blocks. Raises DeviceUnavailable, ModelRefused."""
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        device = stack.enter_context(closing(open_device(kind)))
+        partition = stack.enter_context(closing(device.carve(range(len(device.granules)))))
+        stack.enter_context(quiet())
+        settings = RuntimeSettings(copies="auto", warm_up="usual")
+        for name in MODELS:
+            net = NETS[kind][name]
+            inputs = [net.draw(1, seed) for seed in range(clients)]
+            path = repository / name / "1" / "model.onnx"
+            engine = stack.enter_context(closing(load_engine(path, device, settings, MOST_ROWS)))
+            found[name] = uvloop.run(measure(engine, partition, device, inputs, seconds))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The experiment over HTTP from a command line's options to findings: servers started, phases run, servers ended."""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from . import machine, subjects
+from .arrangement import deployments, share_cores
+from .clients import apart, place
+from .deployment import Deployment, Server, granules, launched
+from .experiment import Experiment, Settings
+from .findings import Findings
+from .kinds import KINDS, TRIO, TRIO_OF
+from .notes import notes
+
+RATES = {("resnet", "cpu"): 40.0}
+"""Requests a second that are modest for a victim on one core, where they are not RATE."""
+RATE = 200.0
+WHAT = {name: kind.what for name, kind in KINDS.items()} | {TRIO: f"{', '.join(TRIO_OF)} at once, on four partitions"}
+
+
+def over_http(options: argparse.Namespace, tell: Callable[[int, int, str], None]) -> Findings:
+    """Start the servers, run the experiment, end them. Blocks. Raises Impossible, NotServed, LoadProcessFailed."""
+    settings, servers = plan(options)
+    count, minutes = len(settings.steps()), settings.duration / 60
+    tell(0, count, f"starting servers; then {count} phases of {settings.seconds:g} s, some {minutes:.1f} minutes")
+    with running(servers, options.device == "cuda") as started:
+        ports = {server.deployment.name: server.port for server in started}
+        combinations = Experiment(settings, ports, tell).run()
+    title = f"Isolation over HTTP: {' and '.join(settings.victims)} on {'a GPU' if options.device == 'cuda' else 'CPU cores'}"
+    told = machine.describe(machine.command("benchmarks.isolation"))
+    return Findings(
+        title,
+        _asked(options, settings, servers),
+        told,
+        tuple(combinations),
+        WHAT,
+        tuple(notes(settings, servers, combinations)),
+    )
+
+
+def plan(options: argparse.Namespace) -> tuple[Settings, dict[str, Deployment]]:
+    """What to measure and on which servers. Asks the device how it divides. Raises Impossible, NotServed."""
+    victims = options.victim or ["resnet" if options.device == "cuda" else "mlp"]
+    every = sorted(os.sched_getaffinity(0))
+    kinds = tuple(options.only or KINDS)
+    four = TRIO in kinds or not options.only
+    own = apart(every, options.client_cores)
+    cores = share_cores(every, own, options.front_cores, 4 if four and options.front_cores else 2)
+    count = granules(options.device, cores.carved)
+    kinds += (TRIO,) if not options.only and count >= 4 else ()
+    servers = deployments(options.device, count, victims, kinds, options.fronts, cores)
+    settings = Settings(
+        victims={victim: options.rate or RATES.get((victim, options.device), RATE) for victim in victims},
+        kinds=kinds,
+        form=options.form,
+        arrivals=options.arrivals,
+        seconds=options.seconds,
+        rounds=options.rounds,
+        rows=subjects.ROWS if options.device == "cuda" else 8,
+        processes=options.processes or max(1, min(4, len(own or every) // 4)),
+        bound=options.bound,
+        clients=place(options.device, cores.carved, count, own, options.client_cores),
+    )
+    return settings, servers
+
+
+@contextmanager
+def running(servers: dict[str, Deployment], plans: bool) -> Iterator[list[Server]]:
+    """All servers at the same time, over one repository of models, ready. Raises NotServed."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="greenlane-isolation-")))
+        models = {model for server in servers.values() for tenant in server.tenants for model in tenant.models}
+        subjects.write(folder / "models", models, plans)
+        started = [stack.enter_context(launched(server, folder, folder / "models")) for server in servers.values()]
+        for server in started:
+            server.wait_ready()
+        yield started
+
+
+def _asked(options: argparse.Namespace, settings: Settings, servers: dict[str, Deployment]) -> dict[str, str]:
+    shares = [f"{name}: " + ", ".join(f"{t.name} {t.granules}" for t in one.tenants) for name, one in servers.items()]
+    rates = " and ".join(f"{rate:g}" for rate in settings.victims.values())
+    return {
+        "device": options.device,
+        "granules of each server's tenants": "; ".join(shares),
+        "HTTP": options.fronts or "the server's default",
+        "victim": f"{', '.join(settings.victims)}; {settings.form}",
+        "cores of each HTTP process": str(options.front_cores or "the server's default"),
+        "cores of the clients": str(settings.clients),
+        "cores with nothing to do": "kept awake" if options.awake else "may sleep",
+        "rate": f"{rates} requests a second, {settings.arrivals} arrivals",
+        "phases": f"{settings.seconds:g} s, {settings.rounds} rounds",
+        "allowed": f"p99 {settings.bound:g} times its own alone",
+    }

@@ -1,0 +1,217 @@
+"""The change experiment: what it decides, and a short run of it on CPU cores."""
+
+import json
+import math
+from pathlib import Path
+from time import sleep
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from benchmarks import change, nets
+from benchmarks.asks import TOLERANCE
+from benchmarks.bench import WATCHER, Cores, deployment, opened, share_out
+from benchmarks.figures import Samples
+from benchmarks.goals import GOALS, MET, MISSED, NOT_EXERCISED, Felt, Goal, felt, judge
+from benchmarks.outcomes import Outcome, as_json, table
+from benchmarks.stalling import STALL
+
+OVER = Goal("p", "over", "slowest over quiet worst", 5)
+READY = Goal("p", "ready", "part that got ready", 1, "", least=True)
+
+
+def samples(*rows: tuple[float, float]) -> Samples:
+    """Seconds at which requests were due, and milliseconds that they took."""
+    found = Samples()
+    for due, took in rows:
+        found.add(due, took * 1e3, 200)
+    return found
+
+
+def a_felt(tenant: str = "tiny", worst: float = 9.0, errors: int = 0, wrong: int = 0) -> Felt:
+    return Felt(tenant, 100, 1.0, 2.0, worst, 100, 2.0, 4.0, errors, wrong)
+
+
+def verdicts(outcomes: dict[str, Outcome], quiet_worst: dict[str, float]) -> dict[tuple[str, str, str], str]:
+    rows = change.judged(outcomes, quiet_worst)
+    return {(row.goal.phase, row.goal.name, row.about): row.verdict for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("goal", "value", "verdict"),
+    [
+        (OVER, 5.0, MET),
+        (OVER, -1.0, MET),
+        (OVER, 5.1, MISSED),
+        (READY, 1.0, MET),
+        (READY, 0.9, MISSED),
+        (OVER, math.nan, NOT_EXERCISED),
+    ],
+)
+def test_a_value_within_its_limit_meets_the_goal_and_one_that_is_none_was_not_exercised(
+    goal: Goal, value: float, verdict: str
+) -> None:
+    (row,) = judge([goal], {("p", goal.name): {"tiny": value}}, {}, {})
+
+    assert row.verdict == verdict
+
+
+def test_what_was_not_measured_is_not_met() -> None:
+    assert [row.verdict for row in judge(GOALS, {}, {}, {})] == [NOT_EXERCISED] * len(GOALS)
+
+
+def test_a_flaw_of_a_phase_turns_what_would_be_met_there_into_missed() -> None:
+    (row,) = judge([OVER], {("p", "over"): {"tiny": 1.0}}, {"p": "3 errors"}, {})
+
+    assert (row.verdict, row.why) == (MISSED, "3 errors")
+
+
+def test_what_was_not_measured_because_the_change_failed_is_missed() -> None:
+    assert verdicts({"depth": Outcome(flaws=["DeviceUnavailable"])}, {})["depth", "ratio", ""] == MISSED
+
+
+def test_what_was_not_tried_says_why() -> None:
+    (row,) = judge([OVER], {("p", "over"): {"tiny": 1.0}}, {}, {"p": "there was no time left"})
+
+    assert (row.verdict, row.why) == (NOT_EXERCISED, "there was no time left")
+
+
+def test_an_answer_that_waited_while_the_change_was_on_counts_to_it_whenever_it_was_due() -> None:
+    found = felt("tiny", samples((1.0, 2), (4.9, 300), (5.5, 3), (9.0, 1)), quiet=(0.5, 5.0), change=(5.0, 6.0), wrong=0)
+
+    assert (found.count, found.worst) == (2, 300)
+    assert (found.quiet_count, found.quiet_worst) == (1, 2)
+
+
+def test_a_request_without_an_answer_is_an_error_with_the_time_it_was_waited_for() -> None:
+    given = samples((1.0, 2))
+    given.add(5.5, 30_000_000.0, 0)
+
+    found = felt("tiny", given, quiet=(0.5, 5.0), change=(5.0, 6.0), wrong=0)
+
+    assert (found.errors, found.worst) == (1, 30_000)
+
+
+def test_slower_than_quiet_is_by_the_worst_of_all_quiet_phases_of_the_same_tenant() -> None:
+    outcomes = {"repartition": Outcome(felt=[a_felt(worst=9.0), a_felt("mob", worst=900.0)], over=("tiny",))}
+
+    assert verdicts(outcomes, {"tiny": 4.1, "mob": 1.0})["repartition", "over", "tiny"] == MET
+    assert verdicts(outcomes, {"tiny": 3.9, "mob": 1.0})["repartition", "over", "tiny"] == MISSED
+    assert ("repartition", "over", "mob") not in verdicts(outcomes, {"tiny": 3.9, "mob": 1.0})
+
+
+def test_of_two_that_one_tenant_felt_in_a_phase_the_worse_counts() -> None:
+    outcomes = {"rows": Outcome(felt=[a_felt(worst=90.0), a_felt(worst=4.0)], over=("tiny",))}
+
+    assert verdicts(outcomes, {"tiny": 4.0})["rows", "over", "tiny"] == MISSED
+
+
+@pytest.mark.parametrize("flawed", [a_felt(worst=4.0, errors=1), a_felt(worst=4.0, wrong=1)])
+def test_an_error_or_a_wrong_answer_misses_every_goal_of_the_phase(flawed: Felt) -> None:
+    outcome = Outcome(felt=[flawed], over=("tiny",))
+    outcome.value("put", "50 PUTs", 0.1)
+
+    found = verdicts({"repartition": outcome}, {"tiny": 4.0})
+
+    assert found["repartition", "over", "tiny"] == found["repartition", "put", "50 PUTs"] == MISSED
+
+
+def test_what_a_device_cannot_do_is_neither_met_nor_missed() -> None:
+    outcome = Outcome(felt=[a_felt()], over=("tiny",), unexercised="nothing is built on a CPU")
+    outcome.value("ratio", "tiny", 1.0)
+
+    found = verdicts({"build": outcome}, {"tiny": 4.0})
+
+    assert {verdict for (phase, *_), verdict in found.items() if phase == "build"} == {NOT_EXERCISED}
+
+
+def test_an_order_that_is_refused_is_a_flaw() -> None:
+    outcome = Outcome()
+    outcome.expect([200, 200], "orders")
+    assert not outcome.flaws
+    outcome.expect([200, 400, 0], "orders")
+    assert outcome.flaws == ["2 of 3 orders were answered with [0, 400]"]
+
+
+def test_on_sixteen_granules_some_are_free_and_each_mover_can_give_one_away() -> None:
+    tenants = deployment("cuda", 16, Cores()).tenants
+
+    assert [tenant.granules for tenant in tenants] == [5, 5, 4]
+    with pytest.raises(ValueError, match="9 granules; moving two tenants"):
+        deployment("cuda", 9, Cores())
+
+
+def test_where_there_are_cores_enough_clients_and_server_have_their_own() -> None:
+    assert share_out(range(16)) == Cores((12,), (13, 14, 15), tuple(range(12)))
+    assert share_out(range(2)) == Cores()
+
+
+def test_what_the_table_shows_is_what_the_file_holds(tmp_path: Path) -> None:
+    outcome = Outcome(felt=[a_felt()], over=("tiny",), figures={"PUTs": 50, "nothing": math.nan})
+    rows = change.judged({"repartition": outcome}, {"tiny": 4.0})
+
+    text = table({"GPU": "none"}, {"repartition": outcome}, rows)
+    found = json.loads(json.dumps(as_json({"GPU": "none"}, {"repartition": outcome}, rows), allow_nan=False))
+
+    assert "met           repartition  tiny             5 ms    <= 5 ms" in text
+    assert found["verdicts"][0]["verdict"] == MET
+    assert found["phases"]["repartition"]["figures"] == {"PUTs": 50, "nothing": None}
+
+
+@pytest.mark.parametrize("name", nets.NETS["cpu"])
+def test_a_network_answers_other_inputs_with_other_numbers(name: str) -> None:
+    net = nets.NETS["cpu"][name]
+    session = onnxruntime.InferenceSession(net.make(nets.SEEDS[name]), providers=["CPUExecutionProvider"])
+
+    (one,), (other,) = (session.run(None, {"x": net.draw(2, seed)}) for seed in (0, 1))
+
+    assert one.shape[0] == 2
+    assert np.abs(one - other).max() > 4 * TOLERANCE * np.abs(one).max()
+
+
+def test_another_seed_is_another_file_so_that_it_has_to_be_built() -> None:
+    make = nets.NETS["cpu"]["mob"].make
+
+    assert make(1) == make(1) != make(2)
+
+
+def test_a_phase_that_there_is_not_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        change.main(["--only", "quiet,repartitions"])
+    assert "there is no repartitions; there are quiet, rows, repartition" in capsys.readouterr().err
+
+
+@pytest.mark.load
+def test_a_short_run_on_cores_exercises_every_phase_and_finds_every_answer_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That it runs, and not what comes of the times."""
+    output = tmp_path / "change.json"
+
+    status = change.main(["--device", "cpu", "--seconds", "1", "--puts", "4", "--colds", "1", "--output", str(output)])
+
+    found = json.loads(output.read_text())
+    assert status in (0, 1)
+    assert list(found["phases"]) == list(change.PHASES)
+    assert {name: phase["flaws"] for name, phase in found["phases"].items()} == {name: [] for name in change.PHASES}
+    assert all(each["errors"] == each["wrong"] == 0 for phase in found["phases"].values() for each in phase["felt"])
+    assert {row["phase"] for row in found["verdicts"] if row["verdict"] == NOT_EXERCISED} == {"build"}
+    assert found["phases"]["repartition"]["figures"]["PUTs"] == 4
+    assert "python -m" in found["machine"]["command"]
+
+
+@pytest.mark.load
+def test_a_server_that_keeps_its_interpreter_for_a_while_is_seen_by_every_tenant(tmp_path: Path) -> None:
+    """The control: what the experiment is there for can be seen by it, as long as it was."""
+    with opened("cpu", tmp_path, tmp_path / "models", 1.0, stalls=True) as bench:
+
+        def change() -> None:
+            for _ in range(3):
+                bench.stall()
+                sleep(2 * STALL)
+
+        _, (found,) = bench.watch([WATCHER], change)
+
+    assert (found.errors, found.wrong) == (0, 0)
+    assert found.worst > 0.8 * STALL * 1e3

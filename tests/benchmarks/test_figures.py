@@ -1,0 +1,110 @@
+"""From samples to figures, and from figures to verdicts."""
+
+import math
+
+import pytest
+
+from benchmarks.figures import Figures, Samples, cumulative, figures, medians, merged, percentile, ratio
+from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase, decide, judge
+
+
+def flat(p99: float, failed: int = 0) -> Figures:
+    return Figures(100, failed, p99 / 2, p99, p99 * 2, p99 * 2)
+
+
+def phase(kind: str, *latencies: float, turn: int = 0, wrong: int = 0) -> Phase:
+    return Phase(kind, turn, 0.0, Samples([0.0] * len(latencies), list(latencies), [200] * len(latencies)), wrong=wrong)
+
+
+@pytest.mark.parametrize(("quantile", "value"), [(0.5, 50), (0.99, 99), (0.999, 100), (1, 100), (0.001, 1)])
+def test_a_percentile_is_a_value_that_occurred(quantile: float, value: float) -> None:
+    assert percentile(range(1, 101), quantile) == value
+
+
+def test_the_percentile_of_nothing_is_no_number() -> None:
+    assert math.isnan(percentile([], 0.5))
+
+
+def test_requests_that_were_not_answered_with_200_are_counted_and_their_time_too() -> None:
+    found = figures(Samples([0, 0.1, 0.2], [10, 30, 20], [200, 0, 429]))
+
+    assert found == Figures(3, 2, 20, 30, 30, 30)
+
+
+def test_medians_are_over_rounds_and_counts_are_sums() -> None:
+    assert medians([flat(10), flat(1000, failed=1), flat(30)]) == Figures(300, 1, 15, 30, 60, 60)
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios_and_not_the_ratio_of_medians() -> None:
+    assert ratio([flat(10), flat(60), flat(90)], [flat(10), flat(20), flat(90)], "p99") == 1
+    assert math.isnan(ratio([], [], "p99"))
+
+
+def test_samples_of_processes_are_brought_in_order() -> None:
+    whole = merged([Samples([0.1, 0.3], [1, 3], [200, 200]), Samples([0.2], [2], [0])])
+
+    assert (whole.due, whole.latency, whole.status) == ([0.1, 0.2, 0.3], [1, 2, 3], [200, 0, 200])
+
+
+def test_a_distribution_keeps_its_slowest_requests_when_it_is_thinned() -> None:
+    values, slower = cumulative(range(100_000), points=100)
+
+    assert len(values) < 300
+    assert (values[0], slower[0]) == (0, 1)
+    assert (values[-1], slower[-1]) == (99_999, 1 / 100_000)
+    assert cumulative([]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("held", "control", "failed", "wrong", "word"),
+    [
+        (1.1, 4.0, 0, 0, "isolated"),
+        (1.3, 1.2, 0, 0, "isolated"),
+        (1.1, 1.1, 0, 0, "proves nothing"),
+        (2.0, 1.0, 0, 0, "leaks"),
+        (2.0, 9.0, 0, 0, "leaks"),
+        (math.nan, 9.0, 0, 0, "leaks"),
+        (1.0, math.nan, 0, 0, "no control"),
+        (1.0, 9.0, 1, 0, "FAILED"),
+        (1.0, 9.0, 1, 1, "WRONG"),
+    ],
+)
+def test_what_the_ratios_say(held: float, control: float, failed: int, wrong: int, word: str) -> None:
+    found, why = decide(held, control, failed, wrong, bound=1.3)
+
+    assert found == word
+    assert why
+
+
+def test_the_control_is_compared_with_itself_alone() -> None:
+    rounds = {ALONE: [flat(10)], UNDER: [flat(12)], CONTROL_ALONE: [flat(5)], CONTROL: [flat(20)]}
+
+    verdict = judge("mlp", "small", rounds, wrong=0, bound=1.3)
+
+    assert verdict.ratios["p99"] == pytest.approx(1.2)
+    assert verdict.control_ratio == pytest.approx(4)
+    assert verdict.word == "isolated"
+
+
+def test_without_a_control_there_is_a_verdict_that_says_so() -> None:
+    combination = Combination("mlp", "small", (phase(ALONE, 1, 2), phase(UNDER, 1, 2)), bound=1.3)
+
+    verdict = combination.verdict()
+
+    assert verdict.control is None
+    assert verdict.word == "no control"
+
+
+@pytest.mark.parametrize(("under", "word"), [([flat(11), flat(91)], "too noisy"), ([flat(120), flat(140)], "leaks")])
+def test_without_a_steady_baseline_only_what_is_beyond_all_of_it_is_a_leak(under: list[Figures], word: str) -> None:
+    rounds = {ALONE: [flat(10), flat(90)], UNDER: under, CONTROL_ALONE: [flat(5)] * 2, CONTROL: [flat(20)] * 2}
+
+    verdict = judge("mlp", "small", rounds, wrong=0, bound=1.3)
+
+    assert (verdict.word, verdict.spread) == (word, 5)
+
+
+def test_a_wrong_answer_in_any_phase_spoils_the_verdict() -> None:
+    phases = tuple(phase(kind, 1, wrong=int(kind == CONTROL)) for kind in KINDS)
+
+    assert Combination("mlp", "small", phases, bound=1.3).verdict().word == "WRONG"

@@ -1,0 +1,72 @@
+"""A noisy neighbour does not move your tail: a short run of `python -m benchmarks.isolation` on CPU cores.
+
+The bound is generous, as load processes and server share what few cores there may be: it is there to notice a leak that is
+opened again, not to measure; `test_cores` has a tighter one, of cores alone. What proves nothing or is too noisy is measured
+once more, and fails if it is so again, but for kinds that do not move the tail without partitions either. The last test opens
+the largest leak, so that the others are known to be able to fail.
+"""
+
+import os
+
+import pytest
+
+from benchmarks.arrangement import SPLIT, Cores, deployments
+from benchmarks.clients import place
+from benchmarks.experiment import Experiment, Settings
+from benchmarks.overhttp import running
+from benchmarks.verdicts import Combination, Verdict
+
+pytestmark = pytest.mark.load
+KINDS = ("compute", "json", "transfer", "slow", "invalid")
+HEAVY_TO_READ = ("json", "transfer", "invalid")
+LEAKING = ("compute",)
+"""Kinds that are known to move the tail on one partition for all: of these the control has to leak."""
+BOUND = 10.0
+
+
+def measured(kinds: tuple[str, ...], fronts: str | None = None, control: bool = True) -> dict[str, Combination]:
+    """By aggressor, three rounds of phases of half a second."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    if len(cores) < 2:
+        pytest.skip("needs two cores, a partition each")
+    servers = deployments("cpu", len(cores), ["mlp"], kinds, fronts, Cores(cores, cores))
+    settings = Settings(
+        victims={"mlp": 400.0},
+        kinds=kinds,
+        seconds=0.5,
+        bound=BOUND,
+        control=control,
+        clients=place("cpu", cores, len(cores), (), None),
+    )
+    with running(servers if control else {SPLIT: servers[SPLIT]}, plans=False) as started:
+        ports = {server.deployment.name: server.port for server in started}
+        return {found.aggressor: found for found in Experiment(settings, ports, lambda *_: None).run()}
+
+
+@pytest.fixture(scope="module")
+def combinations() -> dict[str, Combination]:
+    return measured(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_tail_stays_in_bounds_under(kind: str, combinations: dict[str, Combination]) -> None:
+    verdict = settled(kind, combinations[kind].verdict())
+
+    assert verdict.word == "isolated" or (verdict.word == "proves nothing" and kind not in LEAKING), verdict.why
+
+
+def settled(kind: str, verdict: Verdict) -> Verdict:
+    """The verdict, or another one where it says nothing."""
+    return measured((kind,))[kind].verdict() if verdict.word in ("proves nothing", "too noisy") else verdict
+
+
+def test_heavy_computation_on_one_partition_for_all_does_move_it(combinations: dict[str, Combination]) -> None:
+    """Without that, the tests above would prove nothing."""
+    assert combinations["compute"].verdict().control_ratio > BOUND
+
+
+def test_the_verdict_falls_when_all_tenants_share_one_event_loop() -> None:
+    found = measured(HEAVY_TO_READ, fronts="inline", control=False)
+    verdicts = [combination.verdict() for combination in found.values()]
+
+    assert "leaks" in {verdict.word for verdict in verdicts}, [f"{one.aggressor}: {one.why}" for one in verdicts]

@@ -1,0 +1,370 @@
+"""The load generator against a server that does as it is told."""
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from threading import Condition, Thread
+from time import perf_counter
+
+import pytest
+
+from benchmarks.closedloop import closed_loop
+from benchmarks.crew import LoadProcessFailed, begun, run, together
+from benchmarks.jobs import Ask, Behaviour, ClosedLoop, OpenLoop, Seen, Tally
+from benchmarks.openloop import Generator
+from benchmarks.wire import Broken, Connection
+
+REQUEST = b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+WORSE = b"HTTP/1.1 400 Bad\r\ncontent-length: 0\r\nConnection: close\r\n\r\n"
+Answer = Callable[[int], bytes]
+
+
+class Server:
+    """Answers the n-th request on all connections with `answer(n)`; nothing ends the connection."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.seen = 0
+        self.connections = 0
+        self.changed = Condition()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self._threads = [Thread(target=self._accept)]
+        self._threads[0].start()
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+        for connection in self._open:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+        for thread in self._threads[1:]:
+            thread.join()
+
+    def wait_for(self, count: int) -> None:
+        """Until so many requests have come."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.seen >= count, 30)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(connection)
+            self._threads.append(Thread(target=self._serve, args=(connection,)))
+            self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            came = b""
+            while True:
+                try:
+                    data = connection.recv(65536)
+                    came += data
+                    while data and came.startswith(REQUEST):
+                        came = came[len(REQUEST) :]
+                        answer = self._next()
+                        connection.sendall(answer)
+                        data = data if answer and answer != WORSE else b""
+                except OSError:
+                    return
+                if not data:
+                    return
+
+    def _next(self) -> bytes:
+        with self.changed:
+            self.seen += 1
+            number = self.seen
+            self.changed.notify_all()
+        return self.answer(number)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], Server]]:
+    servers: list[Server] = []
+
+    def start(answer: Answer) -> Server:
+        servers.append(Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def open_loop(server: Server, arrivals: list[float], connections: int = 1, most: int = 8, **more: object) -> OpenLoop:
+    return OpenLoop(
+        port=server.port,
+        ask=Ask(REQUEST, 5),
+        arrivals=arrivals,
+        connections=connections,
+        most=most,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def closed(server: Server, behaviour: Behaviour, connections: int = 2) -> ClosedLoop:
+    ask = (Ask(REQUEST),)
+    return ClosedLoop(
+        name="x", port=server.port, asks=ask, connections=connections, behaviour=behaviour, seconds=0.2, ahead=0.0
+    )
+
+
+def seen(job: OpenLoop, start: float | None = None) -> Seen:
+    generator = Generator(job)
+    generator.open()
+    return generator.run(perf_counter() if start is None else start)
+
+
+def test_an_answer_counts_from_when_its_request_was_due(serve: Callable[[Answer], Server]) -> None:
+    """The generator itself is half a second late, and says so."""
+    server = serve(lambda _: OK)
+
+    found = seen(open_loop(server, [0.0, 0.1], keep=1), start=perf_counter() - 0.5)
+
+    assert found.samples.status == [200, 200]
+    assert found.samples.latency[0] >= 0.5e6
+    assert found.samples.latency[1] >= 0.4e6
+    assert found.late[0] >= 0.5e6
+    assert found.bodies == [b"hello"] * 2
+
+
+def test_requests_are_sent_whatever_came_of_those_before(serve: Callable[[Answer], Server]) -> None:
+    """Nothing is answered before the last has come: a loop that waits for answers would never end."""
+
+    def once_all_are_there(number: int) -> bytes:
+        if number > 1:
+            server.wait_for(6)
+        return OK
+
+    server = serve(once_all_are_there)
+
+    found = seen(open_loop(server, [0.0, 0.001, 0.002, 0.003, 0.004]))
+
+    assert found.samples.status == [200] * 5
+    assert found.connections == 5
+
+
+def test_an_arrival_without_a_connection_waits_for_one_and_the_wait_counts(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+
+    found = seen(open_loop(server, [0.0, 0.0, 0.0], connections=1, most=1))
+
+    assert found.waited == 2
+    assert found.samples.status == [200] * 3
+    assert len(found.late) == 1
+
+
+def test_what_is_never_answered_is_a_failure_that_took_as_long_as_it_was_waited_for(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda number: OK if number == 1 else b"HTTP/1.1 200 OK\r\n")
+
+    found = seen(open_loop(server, [0.0, 0.0], connections=1, most=1, grace=0.05))
+
+    assert found.samples.status == [0, 0]
+    assert min(found.samples.latency) >= 0.05e6
+
+
+@pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n"])
+def test_a_connection_that_breaks_is_a_failure_and_is_replaced(serve: Callable[[Answer], Server], answer: bytes) -> None:
+    server = serve(lambda number: answer if number == 2 else OK)
+
+    found = seen(open_loop(server, [0.0, 0.02, 0.04]))
+
+    assert sorted(found.samples.status) == [0, 200, 200]
+    assert found.connections >= 2
+
+
+def test_an_answer_of_another_size_is_wrong_and_one_that_closes_is_followed_by_a_new_connection(
+    serve: Callable[[Answer], Server],
+) -> None:
+    answers = {2: OK.replace(b"5", b"3").replace(b"hello", b"hel"), 3: WORSE}
+    server = serve(lambda number: answers.get(number, OK))
+
+    found = seen(open_loop(server, [0.0, 0.02, 0.04], most=1))
+
+    assert found.wrong == 1
+    assert found.samples.status == [200, 400, 200]
+
+
+def test_a_generator_that_is_refused_does_not_begin(serve: Callable[[Answer], Server]) -> None:
+    with pytest.raises(RuntimeError, match="answered with 400"):
+        seen(open_loop(serve(lambda _: WORSE), [0.0]))
+
+
+def test_a_flood_keeps_its_connections_and_counts_every_answer(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+
+    tally = closed_loop(closed(server, "flood")).run(perf_counter())
+
+    assert server.connections == 2
+    assert 0 <= server.seen - tally.statuses[200] <= 2
+    assert tally.answers == tally.statuses[200] > 10
+    assert tally.received >= len(OK) * tally.answers
+
+
+def test_a_flood_goes_on_after_the_server_hung_up(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda number: (OK, WORSE, b"")[number % 3])
+
+    tally = closed_loop(closed(server, "flood")).run(perf_counter())
+
+    assert set(tally.statuses) == {0, 200, 400}
+    assert server.connections > 4
+
+
+def test_churn_makes_a_connection_for_each_request(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+
+    tally = closed_loop(closed(server, "churn")).run(perf_counter())
+
+    assert tally.statuses[200] > 4
+    assert server.connections >= tally.statuses[200]
+
+
+def test_a_slow_reader_leaves_most_of_an_answer_with_the_server(serve: Callable[[Answer], Server]) -> None:
+    body = bytes(1 << 20)
+    server = serve(lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+
+    tally = closed_loop(closed(server, "slow")).run(perf_counter())
+
+    assert 0 < tally.received < 10_000
+    assert tally.statuses == {200: 2}
+
+
+def test_a_drip_sends_its_requests_byte_by_byte(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+    job = replace(closed(server, "drip"), every=0.004, seconds=1.0)
+
+    tally = closed_loop(job).run(perf_counter())
+
+    assert set(tally.statuses) == {200}
+    assert tally.opened == tally.statuses[200] + 2
+    assert server.seen * len(REQUEST) <= tally.sent <= 500, "one every 2 ms"
+
+
+def test_a_knock_closes_what_it_opened(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+
+    tally = closed_loop(replace(closed(server, "knock"), every=0.01)).run(perf_counter())
+
+    assert 2 < tally.opened <= 2 * 21
+    assert server.seen == 0
+
+
+def test_what_is_not_answered_is_held(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+    job = replace(closed(server, "flood"), asks=(Ask(REQUEST[:-1]),))
+
+    tally = closed_loop(job).run(perf_counter())
+
+    assert (tally.statuses, tally.opened, server.seen) == ({}, 2, 0)
+
+
+def test_a_load_may_begin_after_the_others(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+    early, late = (open_loop(server, [0.0]), replace(closed(server, "flood"), ahead=-1.0, seconds=1.2))
+
+    _, (seen, tally) = run([early, late])
+
+    assert isinstance(seen, Seen)
+    assert isinstance(tally, Tally)
+    assert seen.samples.latency[0] < 1_000_000, "it was not sent before its time"
+    assert tally.answers > 0
+
+
+def test_an_open_loop_may_make_a_connection_for_each_request(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda number: b"" if number == 3 else OK)
+
+    found = seen(open_loop(server, [0.0, 0.0, 0.02, 0.04], most=1, fresh=True))
+
+    assert sorted(found.samples.status) == [0, 200, 200, 200]
+    assert found.connections == 1 + 4
+
+
+def test_processes_begin_together_and_what_they_saw_is_brought_together(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+
+    _, results = run([open_loop(server, [0.01, 0.03], keep=1), open_loop(server, [0.02]), closed(server, "flood")])
+    samples, tallies, late, wrong, bodies = together(results)
+
+    assert samples.due == [0.01, 0.02, 0.03]
+    assert samples.status == [200] * 3
+    assert [type(tally) for tally in tallies] == [Tally]
+    assert late >= 0
+    assert wrong == 0
+    assert bodies == [b"hello"] * 3
+
+
+def test_a_load_process_that_fails_says_why() -> None:
+    job = OpenLoop(port=1, ask=Ask(REQUEST), arrivals=[], connections=1, most=1)
+
+    with pytest.raises(LoadProcessFailed, match="Broken"):
+        run([job])
+
+
+def test_an_answer_that_comes_in_pieces_is_put_together() -> None:
+    connection = Connection(0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        connection.socket = ours
+        connection.send(REQUEST, keep=True)
+        for piece in (OK[:10], OK[10:30], OK[30:-2]):
+            theirs.sendall(piece)
+            assert connection.receive() is None
+        theirs.sendall(OK[-2:])
+        answer = connection.receive()
+        assert answer is not None
+        assert (answer.status, answer.size, answer.body, answer.last) == (200, 5, b"hello", False)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(Broken, match="closed the connection"):
+            connection.receive()
+
+
+def test_an_open_loop_that_is_told_to_stop_sends_nothing_more_and_keeps_what_was_answered(
+    serve: Callable[[Answer], Server],
+) -> None:
+    server = serve(lambda _: OK)
+    arrivals = [number / 100 for number in range(100_000)]
+
+    with begun([open_loop(server, arrivals)]) as (_, (worker,)):
+        server.wait_for(5)
+        worker.stop()
+        seen = worker.result()
+
+    assert isinstance(seen, Seen)
+    assert 4 <= len(seen.samples) < 1000
+    assert set(seen.samples.status) == {200}
+
+
+def test_requests_take_turns_and_an_answer_tells_which_it_is_of(serve: Callable[[Answer], Server]) -> None:
+    server = serve(lambda _: OK)
+    job = open_loop(server, [0.0, 0.01, 0.02, 0.03], others=(Ask(REQUEST, 6),), keep=3)
+
+    _, (seen,) = run([job])
+
+    assert isinstance(seen, Seen)
+    assert seen.wrong == 2  # Every other answer was to have six bytes.
+    assert seen.asked == [0, 1]
+
+
+def test_the_first_requests_that_fail_are_described_with_what_the_server_said(serve: Callable[[Answer], Server]) -> None:
+    refused = b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 14\r\n\r\n{"error":"no"}'
+    server = serve(lambda number: refused if number == 3 else b"" if number == 4 else OK)
+
+    found = seen(open_loop(server, [0.0, 0.05, 0.1, 0.15]))
+
+    assert len(found.failures) == 2
+    assert "503" in found.failures[0]
+    assert '{"error":"no"}' in found.failures[0]
+    assert "closed the connection" in found.failures[1]

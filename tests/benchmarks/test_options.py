@@ -1,0 +1,141 @@
+"""What the commands refuse before they begin, in one line."""
+
+import importlib
+import shutil
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks import client
+from benchmarks.options import count, port, positive, whole
+from partitions import DeviceUnavailable
+
+COMMANDS = ("batching", "copies", "deadlines", "engine", "isolation", "overhead")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "x", "²"])
+def test_a_count_is_a_whole_number_from_1_on(text: str) -> None:
+    assert count("12") == 12
+    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a whole number from 1 on$"):
+        count(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "", "x", "²"])
+def test_a_whole_number_may_be_0(text: str) -> None:
+    assert [whole("0"), whole("12")] == [0, 12]
+    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a whole number from 0 on$"):
+        whole(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "65536", "", "http"])
+def test_a_port_is_one_of_tcp(text: str) -> None:
+    assert [port("1"), port("65535")] == [1, 65535]
+    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a port from 1 to 65535$"):
+        port(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-0.5", "nan", "inf", "", "x"])
+def test_a_positive_number_is_above_0_and_has_an_end(text: str) -> None:
+    assert positive("0.25") == 0.25
+    with pytest.raises(ArgumentTypeError, match=f"^{text!r}; expected a number above 0$"):
+        positive(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("isolation", ["--seconds", "--rounds", "--rate", "--bound", "--processes", "--front-cores"]),
+        ("batching", ["--rounds", "--seconds", "--clients", "--max-batch"]),
+        ("overhead", ["--rounds", "--seconds", "--in-flight", "--beside", "--pid"]),
+        ("deadlines", ["--rounds", "--seconds", "--timeout", "--rate"]),
+        ("copies", ["--sms", "--seconds"]),
+        ("engine", ["--sms", "--seconds", "--budget"]),
+    ],
+)
+def test_nothing_is_measured_for_no_time_no_rounds_or_nobody(
+    command: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option in options:
+        with pytest.raises(SystemExit, match="2"):
+            _main(command)([option, "0"])
+        assert f"argument {option}: '0'; expected " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"), [("batching", "--delay"), ("isolation", "--front-cores"), ("copies", "--sms"), ("overhead", "--pid")]
+)
+@pytest.mark.parametrize("number", ["-1", "1.5", "many"])
+def test_what_is_counted_is_a_whole_number_that_is_not_negative(
+    command: str, option: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        _main(command)([option, number])
+    assert f"argument {option}: {number!r}; expected a whole number from " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-2", "3-1", "0,,1", ""])
+def test_cores_are_numbers_and_ranges(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        _main("isolation")([f"--client-cores={text}"])
+    told = f"argument --client-cores: {text!r}; expected cores such as 12-15 or 0,2, or 'tenants', or 'any'"
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_cases_that_there_are_not_are_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        _main("overhead")(["--only", "zzz"])
+    assert "argument --only: no case has 'zzz' in its name; there are identity-json-1, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["isolation", "deadlines"])
+def test_a_device_that_is_not_there_is_told_in_the_words_of_the_error_alone(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert _main(command)(["--device", "cuda"]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"{command}: ")
+    assert "DeviceUnavailable" not in told
+
+
+def test_inside_tells_so_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(kind: str) -> None:
+        raise DeviceUnavailable(f"{kind} is not there")
+
+    monkeypatch.setattr("benchmarks.inside.open_device", refuse)
+    assert _main("isolation")(["--inside", "--device", "cuda"]) == 2
+    assert capsys.readouterr().err == "isolation: cuda is not there\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_what_it_needs_a_command_says_in_one_line_how_to_install_it(command: str) -> None:
+    hide = "import runpy, sys; sys.modules['onnx'] = sys.modules['matplotlib'] = None; "
+    run = f"runpy.run_module('benchmarks.{command}', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", hide + run], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+    )
+    told = "this needs greenlane[test]: scripts/install cpu,rtx,test (matplotlib, onnx not found)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+
+
+def test_who_sends_the_requests_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert client.client() == "wrk (/usr/bin/wrk)"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert client.client() == "the built-in client, as wrk is not installed"
+
+
+def test_inside_judges_by_the_bounds_that_the_help_says(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        _main("isolation")(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--inside has bounds of its own: 1.1, with three aggressors 1.2, of mlp 1.5" in told
+
+
+def _main(command: str) -> Callable[[list[str]], int]:
+    main: Callable[[list[str]], int] = importlib.import_module(f"benchmarks.{command}").main
+    return main

@@ -1,0 +1,281 @@
+"""What an experiment tells people and programs."""
+
+import json
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import kinds, subjects
+from benchmarks.arrangement import (
+    EVERYONE,
+    QUARTERS,
+    SHARED,
+    SPLIT,
+    Cores,
+    Impossible,
+    deployments,
+    fourth,
+    halves,
+    share_cores,
+)
+from benchmarks.asks import as_json, binary, invalid, strangers, tensor, truth, wrong
+from benchmarks.clients import ANY, TENANTS, Clients, apart, place
+from benchmarks.experiment import BETWEEN, Settings
+from benchmarks.figures import Samples
+from benchmarks.findings import Findings, Throughput, busiest, document, few, milliseconds, table, times
+from benchmarks.isolation import main
+from benchmarks.machine import describe
+from benchmarks.notes import notes
+from benchmarks.page import render
+from benchmarks.plots import draw
+from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, FEW, KINDS, UNDER, Combination, Phase
+from server.config.file import load
+
+
+def phase(kind: str, turn: int, began: float) -> Phase:
+    slow = {UNDER: 1.1, CONTROL: 20.0}.get(kind, 1.0)
+    latencies = [slow * (500 + number) for number in range(50)]
+    busy = [{"name": "small", "rate": 100.0, "megabytes": 2.0, "statuses": {200: 100}}] if slow > 1 else []
+    return Phase(kind, turn, began, Samples([n / 50 for n in range(50)], latencies, [200] * 50), busy)
+
+
+def findings(*, control: bool = True, name: str = "small") -> Findings:
+    wanted = KINDS if control else (ALONE, UNDER)
+    phases = tuple(phase(kind, turn, 4.0 * turn + at) for turn in range(3) for at, kind in enumerate(wanted))
+    return Findings(
+        title="Isolation <of> everything",
+        settings={"rate": "400 & more"},
+        machine=describe("python -m x"),
+        combinations=(Combination("mlp", name, phases, 1.3), Combination("resnet", name, phases, 1.3)),
+        aggressors={"small": "many requests"},
+        notes=("a note",),
+        throughput=(Throughput("two tenants", 90.0, 100.0),),
+    )
+
+
+def test_the_table_has_a_line_for_each_combination_and_what_isolation_costs() -> None:
+    text = table(findings())
+
+    assert re.search(r"^mlp / small +0\.55 +0\.60 +11\.0 +1\.10 +1\.10 +1\.10 +20\.0  isolated$", text, re.MULTILINE), text
+    assert "resnet / small" in text
+    assert text.endswith("throughput of two tenants: 90 a second on partitions, 100 without: 0.90")
+
+
+def test_the_table_says_why_where_something_is_not_proven() -> None:
+    assert "mlp / small: no control: p99 grew 1.10 times" in table(findings(control=False))
+
+
+def test_the_document_is_json_without_what_json_cannot_say() -> None:
+    found = json.loads(json.dumps(document(findings(control=False)), allow_nan=False))
+
+    assert found["verdicts"][0]["control_ratio"] is None
+    assert found["verdicts"][0]["ratios"]["p99"] == pytest.approx(1.1)
+    assert len(found["combinations"][0]["rounds"][UNDER]) == 3
+    assert found["throughput"][0]["ratio"] == 0.9
+
+
+@pytest.mark.parametrize("control", [True, False])
+def test_the_page_needs_nothing_else_and_trusts_no_text(control: bool) -> None:
+    found = findings(control=control)
+    pictures = draw(found)
+
+    page = render(found, pictures)
+
+    assert all(data.startswith(b"\x89PNG") for data in pictures.values())
+    assert page.count("src=") == page.count('src="data:image/png;base64,') == len(pictures) == 3
+    assert not re.search(r"https?://|<script|<link", page)
+    assert "Isolation &lt;of&gt; everything" in page
+    assert "400 &amp; more" in page
+
+
+def test_phases_that_combinations_share_are_in_the_timeline_once() -> None:
+    assert [one.began for one in findings().phases] == sorted({4.0 * turn + at for turn in range(3) for at in range(4)})
+
+
+def test_aggressors_are_summed_up_over_rounds() -> None:
+    (combination, _) = findings().combinations
+
+    assert busiest(combination, UNDER) == [{"name": "small", "rate": 100.0, "megabytes": 2.0}]
+    assert busiest(combination, ALONE) == []
+
+
+def test_a_victim_that_was_asked_too_seldom_for_its_p99_is_named_once() -> None:
+    wanted = "mlp: few samples: as few as 50 in a phase, so its p99 is one of the slowest two; give it more --seconds"
+    found = findings()
+
+    assert table(found).count(wanted) == 1
+    assert wanted in render(found, dict.fromkeys(("bars", "distributions", "timeline"), b""))
+    assert few([replace(verdict, fewest=FEW) for verdict in found.verdicts]) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12, "0.012"), (120, "0.12"), (12_300, "12.3"), (1_234_000, "1,234"), (float("nan"), "-")]
+)
+def test_milliseconds_have_about_three_digits(value: float, text: str) -> None:
+    assert milliseconds(value) == text
+
+
+def test_a_ratio_that_is_no_number_is_a_dash() -> None:
+    assert [times(ratio) for ratio in (1.0, 12.345, 432.1, float("nan"))] == ["1.00", "12.3", "432", "-"]
+
+
+def test_every_phase_under_load_follows_one_alone_and_rounds_begin_with_another_aggressor() -> None:
+    plan = Settings(victims={"mlp": 400, "resnet": 40}, kinds=("small", "json"), rounds=2).steps()
+
+    assert [str(step) for step in plan[:4]] == [
+        "round 1: mlp: control, alone",
+        "round 1: mlp: small: alone",
+        "round 1: mlp: small: under load",
+        "round 1: mlp: small: control, under load",
+    ]
+    alone = [(step.victim, step.aggressor) for step in plan if step.kind == ALONE]
+    assert alone[:4] == [("mlp", "small"), ("mlp", "json"), ("resnet", "small"), ("resnet", "json")]
+    assert alone[4:] == [("mlp", "json"), ("mlp", "small"), ("resnet", "json"), ("resnet", "small")]
+    assert [step.kind for step in plan].count(CONTROL_ALONE) == 4
+
+
+def test_without_a_control_there_are_fewer_phases_and_the_duration_follows_from_their_number() -> None:
+    settings = Settings(victims={"mlp": 400}, kinds=("small",), rounds=2, control=False)
+
+    assert [step.kind for step in settings.steps()] == [ALONE, UNDER, ALONE, UNDER]
+    assert settings.duration == 4 * (settings.seconds + BETWEEN)
+
+
+def test_a_large_machine_keeps_its_last_quarter_for_clients_and_a_small_one_puts_them_with_their_tenants() -> None:
+    assert apart(range(16), None) == (12, 13, 14, 15)
+    assert apart(range(7), None) == apart(range(16), ANY) == ()
+    assert apart(range(16), (3,)) == (3,)
+    assert place("cuda", (), 16, (12, 13, 14), None) == Clients((12,), (13, 14), (12, 13, 14))
+    assert place("cpu", (4, 5), 2, (), None) == Clients((4,), (5,))
+    assert place("cpu", range(6), 6, (), TENANTS) == Clients((0,), (3, 4, 5))
+    assert place("cpu", (4, 5), 2, (), ANY) == place("cuda", (), 16, (), None) == Clients()
+    with pytest.raises(Impossible, match="a GPU's tenants have none"):
+        place("cuda", (), 16, (), TENANTS)
+
+
+@pytest.mark.parametrize(
+    ("clients", "shown", "noted"),
+    [
+        (Clients(), "any", "on the same cores as the server"),
+        (Clients((0,), (1, 2)), "0 for the victim's, 1,2 for the aggressors', of their tenants", "where their tenants do"),
+        (Clients((3,), (), (3,)), "3 for the victim's, any for the aggressors', kept apart", "cores that no server uses"),
+    ],
+)
+def test_a_reader_is_told_where_clients_ran(clients: Clients, shown: str, noted: str) -> None:
+    settings = Settings(victims={"mlp": 400, "resnet": 2000}, kinds=("small",), clients=clients)
+    servers = deployments("cpu", 4, ["mlp"], ["small"], None, Cores((), ()))
+
+    told = list(notes(settings, servers, findings().combinations))
+
+    assert str(clients) == shown
+    assert any(noted in note for note in told)
+    assert "A phase has about 400 requests of mlp, so its p99 is number 4 from the slowest; with fewer than 1,000," in told[2]
+    assert told[3] == "A phase has about 2,000 requests of resnet, so its p99 is number 20 from the slowest."
+
+
+@pytest.mark.parametrize(
+    ("device", "granules", "shares"),
+    [("cpu", 2, (1, 1)), ("cpu", 3, (1, 1)), ("cpu", 64, (4, 4)), ("cuda", 16, (8, 7)), ("cuda", 2, (1, 1))],
+)
+def test_two_partitions_fit_the_device(device: str, granules: int, shares: tuple[int, int]) -> None:
+    assert halves(device, granules) == shares
+
+
+def test_four_partitions_are_of_one_size() -> None:
+    assert (fourth("cuda", 16), fourth("cpu", 64), fourth("cpu", 6)) == (4, 4, 1)
+
+
+def test_a_device_that_is_too_small_is_refused_with_what_it_has() -> None:
+    with pytest.raises(Impossible, match="the device has 1 granule; two tenants need 2"):
+        halves("cpu", 1)
+    with pytest.raises(Impossible, match="2 cores for each of 2 HTTP processes leave none of 4"):
+        share_cores(range(6), own=(0, 1), each=2, tenants=2)
+    with pytest.raises(Impossible, match="has 3 granules; four tenants need 4"):
+        deployments("cpu", 3, ["mlp"], ["trio"], None, Cores((), ()))
+
+
+def test_the_servers_are_configured_as_the_server_reads_it(tmp_path: Path) -> None:
+    cores = share_cores(range(12), own=(0, 1), each=1, tenants=4)
+    found = deployments("cpu", 6, ["mlp", "resnet"], ["small", "trio"], "per-tenant", cores)
+    for name, server in found.items():
+        path = tmp_path / f"{name}.toml"
+        path.write_text(server.config(tmp_path))
+        config = load(path)
+        assert {tenant.name: tenant.granules for tenant in config.tenants.values()} == {
+            t.name: t.granules for t in server.tenants
+        }
+        assert config.device.cores == (2, 3, 4, 5, 6, 7)
+        assert config.tenants[server.tenants[0].name].front_cores == ((8, 9) if name == SHARED else (8,))
+    assert set(found) == {SPLIT, SHARED, QUARTERS}
+    assert tomllib.loads(found[SHARED].config(tmp_path))["tenants"].keys() == {EVERYONE}
+    assert found[SHARED].tenants[0].granules == sum(tenant.granules for tenant in found[SPLIT].tenants)
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS.values(), ids=str)
+def test_an_aggressor_s_connections_are_shared_by_its_processes(kind: kinds.Kind) -> None:
+    jobs = kind.jobs(1, "aggressor", 1.0, rows=2, processes=2, cores=(3,))
+
+    assert sum(job.connections for job in jobs) == kind.connections
+    assert all(job.asks[0].data for job in jobs)
+
+
+def test_only_strangers_do_without_the_name_of_the_tenant() -> None:
+    assert all(b"X-Tenant: acme\r\n" in ask.data for ask in invalid("acme"))
+    assert not any(b"acme" in ask.data for ask in strangers())
+    assert len({ask.data for ask in invalid("acme")}) == len(invalid("acme")) > 10
+
+
+def test_an_answer_is_right_only_with_the_model_s_numbers() -> None:
+    wanted = truth("identity")
+    right, other = tensor("identity").tobytes(), (tensor("identity") + 1).tobytes()
+    text = json.dumps({"outputs": [{"data": tensor("identity").ravel().tolist()}]}).encode()
+
+    assert np.array_equal(wanted, tensor("identity"))
+    assert wrong([b"{}" + right], "binary", wanted) == 0
+    assert wrong([b"{}" + other, b"", b"{}" + right[:-4]], "binary", wanted) == 3
+    assert wrong([text], "json", wanted) == 0
+
+
+def test_a_request_says_what_it_carries() -> None:
+    ask = binary("mlp", "acme", rows=3).data
+    head, _, body = ask.partition(b"\r\n\r\n")
+
+    assert b"POST /v2/models/mlp/infer HTTP/1.1" in head
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert body.endswith(tensor("mlp", 3).tobytes())
+    assert len(as_json("numbers", "acme").data) < 1 << 20
+
+
+def test_every_model_can_be_made(tmp_path: Path) -> None:
+    subjects.write(tmp_path, {"identity", "numbers", "conv", "image", "wide"}, plans=False)
+
+    assert sorted(path.parts[-3] for path in tmp_path.glob("*/1/model.onnx")) == [
+        "conv",
+        "identity",
+        "image",
+        "numbers",
+        "wide",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--only", "noise"], "'noise'; expected some of compute, transfer"),
+        (["--client-cores", "100000-100001"], "may not be used by this process"),
+        (["--client-cores", "a"], "'a'; expected cores such as 12-15"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_inside_knows_fewer_aggressors_and_says_which(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--inside", "--only", "json"]) == 2
+    assert "--inside knows compute, transfer, three, trio, and not json" in capsys.readouterr().err
