@@ -18,9 +18,9 @@ from typing import Any
 
 from cuda.bindings import driver
 from cuda.core import Stream
-from cuda.core._utils.cuda_utils import handle_return
 
 from partitions.cuda.device import CudaPartition, SideStream
+from partitions.cuda.driver import handle_return
 
 from ..errors import ExecutionFailed
 from .api import EXECUTING

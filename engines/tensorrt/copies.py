@@ -16,10 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from cuda.bindings import driver
 from cuda.core import Buffer, Device, Kernel, LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, Stream, launch
-from cuda.core._utils.cuda_utils import handle_return
 
 from partitions import PartitionError
-from partitions.cuda.driver import translated
+from partitions.cuda.driver import handle_return, translated
 
 from ..memory import view
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from cuda.bindings import driver
-from cuda.core._utils.cuda_utils import handle_return
 
 from partitions.base import Closing
 from partitions.cuda.device import CudaPartition
+from partitions.cuda.driver import handle_return
 
 from .capture import is_capturing
 from .instance import Instance

@@ -9,9 +9,9 @@ from typing import Any
 
 from cuda.bindings import driver
 from cuda.core import Device, Event, Stream
-from cuda.core._utils.cuda_utils import handle_return
 
 from partitions.cuda.device import DEFAULT_STREAMS, NOT_CAPTURED, CudaPartition
+from partitions.cuda.driver import handle_return
 
 from ..errors import ExecutionFailed
 

@@ -18,13 +18,12 @@ from typing import TypeVar
 
 from cuda.bindings import driver
 from cuda.core import Device, Stream
-from cuda.core._utils.cuda_utils import CUDAError, handle_return
 
 from ..errors import DeviceUnavailable, PartitionError
 from ..plan import choose
 from ..streams import stream_handle
 from .current_context import restored
-from .driver import translated
+from .driver import CUDAError, handle_return, translated
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
 from .pages import touch
 from .sm_probe import SmProbe, open_probe

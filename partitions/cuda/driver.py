@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cuda.core._utils.cuda_utils import CUDAError as CUDAError  # cuda.core raises it but exports it nowhere else
+# cuda.core raises CUDAError but exports neither name. No other module of this repository imports private names of cuda.core.
+from cuda.core._utils.cuda_utils import CUDAError as CUDAError
+from cuda.core._utils.cuda_utils import handle_return as handle_return
 
 from ..errors import DeviceLost, PartitionError
 

@@ -25,7 +25,8 @@ from cuda.core import (
     WorkqueueResource,
     WorkqueueResourceOptions,
 )
-from cuda.core._utils.cuda_utils import CUDAError, handle_return
+
+from .driver import CUDAError, handle_return
 
 log = logging.getLogger("greenlane.partitions")
 

@@ -30,7 +30,8 @@ def fresh(nbytes: int) -> TensorMemory:
 def register(address: int, nbytes: int) -> None:
     """Pin so many bytes, and nothing else. On a thread whose context is current. Raises CUDAError."""
     from cuda.bindings import driver
-    from cuda.core._utils.cuda_utils import handle_return
+
+    from partitions.cuda.driver import handle_return
 
     flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
     handle_return(driver.cuMemHostRegister(address, nbytes, flags))
@@ -39,7 +40,8 @@ def register(address: int, nbytes: int) -> None:
 def unregister(address: int) -> None:
     """Undo `register`."""
     from cuda.bindings import driver
-    from cuda.core._utils.cuda_utils import handle_return
+
+    from partitions.cuda.driver import handle_return
 
     handle_return(driver.cuMemHostUnregister(address))
 
@@ -80,7 +82,8 @@ def across(device: Any, *sizes: int) -> dict[str, str]:
 
 def _by_engines(stream: Any, source: int, target: int) -> str:
     from cuda.bindings import driver
-    from cuda.core._utils.cuda_utils import CUDAError
+
+    from partitions.cuda.driver import CUDAError
 
     (result,) = driver.cuMemcpyAsync(target, source, MIB, stream.handle)
     try:

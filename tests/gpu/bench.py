@@ -75,7 +75,8 @@ def assert_right(network: Network, executor: Executor, partition: Partition, tur
 def free_memory(device: Any) -> int:
     """Bytes of the GPU that nobody has, in this process or another."""
     from cuda.bindings import driver
-    from cuda.core._utils.cuda_utils import handle_return
+
+    from partitions.cuda.driver import handle_return
 
     device.make_current()
     return int(handle_return(driver.cuMemGetInfo())[0])

@@ -59,7 +59,8 @@ def test_one_line_is_right_again_and_again(engine: Any, partition: Partition) ->
 def test_a_thread_that_captures_may_collect_an_executor(device: Any, engine: Any, partition: Any) -> None:
     """The caller's capture is not spoilt by what the collector frees."""
     from cuda.bindings import driver
-    from cuda.core._utils.cuda_utils import handle_return
+
+    from partitions.cuda.driver import handle_return
 
     def body() -> None:
         doomed = [engine.bind(partition)]
@@ -76,7 +77,8 @@ def test_a_thread_that_captures_may_collect_an_executor(device: Any, engine: Any
 
 def test_a_context_of_the_caller_s_stays_current(device: Any, tmp_path: Path) -> None:
     from cuda.bindings import driver
-    from cuda.core._utils.cuda_utils import handle_return
+
+    from partitions.cuda.driver import handle_return
 
     cuda = handle_return(driver.cuDeviceGet(0))
     theirs = handle_return(driver.cuDevicePrimaryCtxRetain(cuda))
@@ -107,7 +109,8 @@ def test_an_engine_runs_on_a_stream_that_was_adopted(device: Any, engine: Any, p
 def test_an_inference_is_part_of_a_graph_that_the_caller_captures(device: Any, engine: Any, green: int) -> None:
     """F64: launched again and again with other inputs, with inferences of the executor in between."""
     from cuda.bindings import driver
-    from cuda.core._utils.cuda_utils import handle_return
+
+    from partitions.cuda.driver import handle_return
 
     network = mlp()
     shapes, wanted = network.tries[0], expected(network)

@@ -263,8 +263,8 @@ def test_a_model_that_finds_no_memory_is_refused_and_the_others_go_on(
     device: Any, tmp_path: Path, partition: Partition, figures: dict[str, Any]
 ) -> None:
     from cuda.bindings import driver
-    from cuda.core._utils.cuda_utils import handle_return
 
+    from partitions.cuda.driver import handle_return
     from tests.models import save
 
     network = mlp()

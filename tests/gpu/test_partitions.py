@@ -56,7 +56,8 @@ def where_am_i(device: Any) -> Callable[[Any, int, int, int], None]:
 def free_memory(device: Any) -> int:
     """Bytes of the device that nobody has."""
     from cuda.bindings import driver
-    from cuda.core._utils.cuda_utils import handle_return
+
+    from partitions.cuda.driver import handle_return
 
     device.make_current().sync()
     return int(handle_return(driver.cuMemGetInfo())[0])
