@@ -1,17 +1,19 @@
-"""The demo's model repository, built on the spot: a classifier that needs no training, and a model that does nothing.
+"""The demo: a model repository written at start, of a classifier that needs no training and a model that copies its input.
 
 `stripes` filters an image for lines in four directions and averages the squares of what each filter answers. Level
 stripes answer in one of the straight directions only, slanted ones in one diagonal more than in the other, and a
 checkerboard in both straight directions alike. Noise adds the same to every average, so differences are free of it, and
-dividing by the sum makes contrast and brightness irrelevant. An image without any pixels is taken for one black pixel.
+dividing by the sum makes contrast and brightness irrelevant. An image without pixels counts as one black pixel.
 """
 
 import logging
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
+from engines.model_files.onnx_writer import FLOAT, STRING, floats, int64s, model, node, strings, value
 from partitions import open_device
 
 from .config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
@@ -19,61 +21,16 @@ from .config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, Serv
 log = logging.getLogger("greenlane.demo")
 
 LABELS = ("horizontal", "vertical", "diagonal", "checkerboard")
-"""What `stripes` tells apart, in the order of its probabilities."""
+"""The classes of `stripes`, in the order of its probabilities."""
 
-# ONNX's textual form: https://onnx.ai/onnx/repo-docs/Syntax.html
-_STRIPES = """
-<ir_version: 8, opset_import: ["": 17], producer_name: "greenlane">
-stripes (float[batch, 1, height, width] image) => (float[batch, 4] probabilities, string[batch] label)
-<
-  int64[8] border = {0, 0, 1, 1, 0, 0, 1, 1},
-  int64[4] before = {0, 0, 0, 0},
-  int64[4] smallest = {0, 0, 1, 1},
-  float[4, 1, 3, 3] lines = {
-    -1, -1, -1,   2,  2,  2,  -1, -1, -1,
-    -1,  2, -1,  -1,  2, -1,  -1,  2, -1,
-     2, -1, -1,  -1,  2, -1,  -1, -1,  2,
-    -1, -1,  2,  -1,  2, -1,   2, -1, -1
-  },
-  float least = {-1e6},
-  float most = {1e6},
-  float nothing = {1e-5},
-  float part = {0.65},
-  float certainty = {10},
-  int64[1] axis = {1},
-  string[4] labels = {LABELS}
->
-{
-  size = Shape(image)
-  lacking = Sub(smallest, size)
-  after = Max(lacking, before)
-  ends = Concat<axis=0>(before, after)
-  present = Pad(image, ends)
-  framed = Pad<mode="edge">(present, border)
-  answers = Conv(framed, lines)
-  bounded = Clip(answers, least, most)
-  squares = Mul(bounded, bounded)
-  means = GlobalAveragePool(squares)
-  flat = Flatten(means)
-  level, upright, falling, rising = Split<axis=1>(flat)
-  tilt = Sub(level, upright)
-  horizontal = Relu(tilt)
-  counter_tilt = Neg(tilt)
-  vertical = Relu(counter_tilt)
-  slant = Sub(falling, rising)
-  diagonal = Abs(slant)
-  alike = Min(level, upright)
-  checkerboard = Mul(alike, part)
-  evidence = Concat<axis=1>(horizontal, vertical, diagonal, checkerboard)
-  sum = ReduceSum(evidence, axis)
-  total = Add(sum, nothing)
-  shares = Div(evidence, total)
-  scores = Mul(shares, certainty)
-  probabilities = Softmax<axis=1>(scores)
-  best = ArgMax<axis=1, keepdims=0>(scores)
-  label = Gather(labels, best)
-}
-"""
+_BORDER = [0, 0, 1, 1, 0, 0, 1, 1]
+_LINES = [
+    [-1, -1, -1, 2, 2, 2, -1, -1, -1],  # level
+    [-1, 2, -1, -1, 2, -1, -1, 2, -1],  # upright
+    [2, -1, -1, -1, 2, -1, -1, -1, 2],  # falling
+    [-1, -1, 2, -1, 2, -1, 2, -1, -1],  # rising
+]
+"""The four filters, 3 by 3 each."""
 
 _STRIPES_CONFIG = """\
 name: "stripes"
@@ -83,31 +40,22 @@ input [ { name: "image" data_type: TYPE_FP32 dims: [ 1, -1, -1 ] } ]
 output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 4 ] } ]
 """
 
-_IDENTITY = """
-<ir_version: 8, opset_import: ["": 17], producer_name: "greenlane">
-identity (float[rows, columns] x) => (float[rows, columns] y) { y = Identity(x) }
-"""
-
 
 def build(root: Path) -> None:
-    """Write the repository below `root`, over what may be there. Blocks. Raises ConfigError without the `cpu` extra."""
-    try:
-        import onnx.parser  # Only those who ask for the demo need it.
-    except ImportError as error:
+    """Write the repository below `root`, replacing files. Blocks. Raises ConfigError where ONNX Runtime is not installed."""
+    if find_spec("onnxruntime") is None:  # Only the engine imports it.
         need = "the demo needs scripts/install cpu; or name a configuration with --config or GREENLANE_CONFIG"
-        raise ConfigError([f"{need} ({error})"]) from error
-
-    labels = ", ".join(f'"{label}"' for label in LABELS)
-    for name, source in (("stripes", _STRIPES.replace("LABELS", labels)), ("identity", _IDENTITY)):
+        raise ConfigError([f"{need} (there is no onnxruntime)"])
+    for name, data in (("stripes", _stripes()), ("identity", _identity())):
         directory = root / name / "1"
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "model.onnx").write_bytes(onnx.parser.parse_model(source).SerializeToString())
+        (directory / "model.onnx").write_bytes(data)
     (root / "stripes" / "config.pbtxt").write_text(_STRIPES_CONFIG, encoding="utf-8")
 
 
 @contextmanager
 def configuration() -> Iterator[Config]:
-    """A configuration that serves the demo to two tenants, for as long as it is held; to one where there is one core."""
+    """The demo's configuration, of two tenants, or one on a machine of one core. Its repository is removed at the end."""
     granules = len(open_device("cpu").granules)
     with tempfile.TemporaryDirectory(prefix="greenlane-demo-") as folder:
         build(Path(folder))
@@ -117,7 +65,7 @@ def configuration() -> Iterator[Config]:
 
 
 def config(root: Path, granules: int) -> Config:
-    """acme is served both models, globex only the identity; each on half of the granules, if there are two."""
+    """acme may call both models, globex only `identity`; each has half of the granules, if there are at least two."""
     acme = TenantConfig(name="acme", granules=max(1, granules - granules // 2), models=("*",))
     globex = TenantConfig(name="globex", granules=granules // 2, models=("identity",))
     tenants = (acme, globex) if granules > 1 else (acme,)
@@ -128,3 +76,56 @@ def config(root: Path, granules: int) -> Config:
         tenants={tenant.name: tenant for tenant in tenants},
         source="demo",
     )
+
+
+def _stripes() -> bytes:
+    nodes = [
+        node("Shape", ["image"], ["size"]),
+        node("Sub", ["smallest", "size"], ["lacking"]),
+        node("Max", ["lacking", "before"], ["after"]),
+        node("Concat", ["before", "after"], ["ends"], axis=0),
+        node("Pad", ["image", "ends"], ["present"]),
+        node("Pad", ["present", "border"], ["framed"], mode="edge"),
+        node("Conv", ["framed", "lines"], ["answers"]),
+        node("Clip", ["answers", "least", "most"], ["bounded"]),
+        node("Mul", ["bounded", "bounded"], ["squares"]),
+        node("GlobalAveragePool", ["squares"], ["means"]),
+        node("Flatten", ["means"], ["flat"]),
+        node("Split", ["flat"], ["level", "upright", "falling", "rising"], axis=1),
+        node("Sub", ["level", "upright"], ["tilt"]),
+        node("Relu", ["tilt"], ["horizontal"]),
+        node("Neg", ["tilt"], ["counter_tilt"]),
+        node("Relu", ["counter_tilt"], ["vertical"]),
+        node("Sub", ["falling", "rising"], ["slant"]),
+        node("Abs", ["slant"], ["diagonal"]),
+        node("Min", ["level", "upright"], ["alike"]),
+        node("Mul", ["alike", "part"], ["checkerboard"]),
+        node("Concat", LABELS, ["evidence"], axis=1),
+        node("ReduceSum", ["evidence", "axis"], ["sum"]),
+        node("Add", ["sum", "nothing"], ["total"]),
+        node("Div", ["evidence", "total"], ["shares"]),
+        node("Mul", ["shares", "certainty"], ["scores"]),
+        node("Softmax", ["scores"], ["probabilities"], axis=1),
+        node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
+        node("Gather", ["labels", "best"], ["label"]),
+    ]
+    constants = [
+        int64s("border", _BORDER),
+        int64s("before", [0, 0, 0, 0]),
+        int64s("smallest", [0, 0, 1, 1]),
+        int64s("axis", [1]),
+        floats("lines", (4, 1, 3, 3), [weight for line in _LINES for weight in line]),
+        floats("least", (), [-1e6]),
+        floats("most", (), [1e6]),
+        floats("nothing", (), [1e-5]),
+        floats("part", (), [0.65]),
+        floats("certainty", (), [10]),
+        strings("labels", LABELS),
+    ]
+    outputs = [value("probabilities", FLOAT, ("batch", 4)), value("label", STRING, ("batch",))]
+    return model("stripes", nodes, [value("image", FLOAT, ("batch", 1, "height", "width"))], outputs, constants)
+
+
+def _identity() -> bytes:
+    x, y = (value(name, FLOAT, ("rows", "columns")) for name in "xy")
+    return model("identity", [node("Identity", ["x"], ["y"])], [x], [y], [])

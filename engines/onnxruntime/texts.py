@@ -28,8 +28,9 @@ import onnxruntime as ort
 from .. import wire
 from ..base import Tensor
 from ..memory import SMALL, copy, view
+from ..model_files.onnx_writer import field, number, varint
 from ..signature import Shape, TensorSpec
-from .small_models import constant, field, number, varint
+from .small_models import constant
 
 FEW = 256
 """Elements that may be converted in one call that keeps the interpreter."""

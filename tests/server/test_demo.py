@@ -1,6 +1,7 @@
 """The demo's classifier against images made here, on ONNX Runtime itself."""
 
 import os
+import subprocess
 import sys
 
 import numpy as np
@@ -49,14 +50,14 @@ def stripes(root):
 
 @pytest.mark.parametrize("noise", [0, 0.05, 0.1])
 @pytest.mark.parametrize("size", SIZES)
-def test_patterns_are_told_apart_in_images_of_any_size_and_some_noise(stripes, size, noise):
+def test_patterns_are_classified_at_any_size_and_with_some_noise(stripes, size, noise):
     widths = [width for width in (2, 3, 4, 6) if 2 * width < min(size)]
     found = {(kind, width): classify(stripes, [image(kind, size, width, noise)]) for kind in KINDS for width in widths}
     assert found == {(kind, width): [kind.removeprefix("other ")] for kind, width in found}
 
 
 @pytest.mark.parametrize("kind", ["horizontal", "vertical", "checkerboard"])
-def test_the_finest_patterns_are_told_apart_too(stripes, kind):
+def test_the_finest_patterns_are_classified(stripes, kind):
     assert classify(stripes, [image(kind, (16, 16), 1)]) == [kind]
 
 
@@ -119,14 +120,20 @@ def test_the_classifier_takes_batches_of_eight(root):
     assert apply(file.config, model) == model.with_max_batch(8)
 
 
+def test_the_demo_needs_no_onnx_package(tmp_path):
+    code = "import sys, pathlib; sys.modules['onnx'] = None; from server import demo; demo.build(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-P", "-c", code, str(tmp_path)], check=True)
+    assert (tmp_path / "identity" / "1" / "model.onnx").stat().st_size
+
+
 def test_building_again_changes_nothing(root):
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     demo.build(root)
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
 
 
-def test_without_the_extra_it_is_said_which_the_demo_needs(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnx.parser", None)
+def test_without_onnxruntime_the_error_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match=r"^the demo needs scripts/install cpu; or name a configuration with"):
         demo.build(tmp_path)
 
@@ -134,19 +141,19 @@ def test_without_the_extra_it_is_said_which_the_demo_needs(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("granules", "tenants"), [(1, {"acme": 1}), (2, {"acme": 1, "globex": 1}), (5, {"acme": 3, "globex": 2})]
 )
-def test_the_granules_are_shared_by_as_many_tenants_as_there_is_room_for(tmp_path, granules, tenants):
+def test_the_demo_has_two_tenants_where_there_are_two_granules(tmp_path, granules, tenants):
     config = demo.config(tmp_path, granules)
     assert {name: tenant.granules for name, tenant in config.tenants.items()} == tenants
     assert (config.server.default_tenant, config.device.backend) == ("acme", "cpu")
 
 
-def test_the_demo_is_there_for_as_long_as_it_is_held():
+def test_the_demo_s_repository_is_removed_at_the_end():
     with demo.configuration() as config:
         assert Repository(config.models.repository, {}).names() == ["identity", "stripes"]
     assert not config.models.repository.exists()
 
 
-def test_one_core_is_the_demo_of_one_tenant_which_the_log_says(caplog):
+def test_on_one_core_the_demo_has_one_tenant_and_the_log_says_so(caplog):
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, [min(cores)])
     try:
