@@ -17,9 +17,9 @@ from statistics import median
 from time import perf_counter
 
 from . import machine
-from .attacked import ATTACKER, DISPATCHER, LIMIT, SHARED, Attacked, build, opened
+from .attacked import DISPATCHER, LIMIT, SHARED, Attacked, build, opened
 from .goals import MISSED, Felt, Goal, Row
-from .hostile import ATTACKS, DOOR, MOVING, Crowd
+from .hostile import ATTACKER, ATTACKS, DOOR, MOVING, Crowd
 from .jobs import Tally
 from .options import count, named, positive
 from .outcomes import Outcome, as_json, failed, judge_all, progress, table

@@ -188,7 +188,7 @@ class Bench:
             sleep(TAIL)
             for worker in workers:
                 worker.stop()
-            seen = [worker.result() for worker in workers]
+            seen = [result for worker in workers if isinstance(result := worker.result(), Seen)]
         self.check()
         return outcome, [self._felt(*pair, (calm, changed), (changed, ended)) for pair in zip(tenants, seen, strict=True)]
 

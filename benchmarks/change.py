@@ -106,7 +106,8 @@ class Runs:
     def _most(self, name: str) -> float:
         """The seconds that a phase may go on for."""
         wanted = self._options.seconds * MOST.get(name, 1)
-        return max(1.0, min(wanted, self._until - perf_counter() - self._options.seconds))
+        most: float = max(1.0, min(wanted, self._until - perf_counter() - self._options.seconds))
+        return most
 
     def _depth(self) -> Outcome:
         nets.write_all(self._repository, self._options.device)

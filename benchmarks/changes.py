@@ -26,8 +26,7 @@ APART = 0.25
 
 def quiet(bench: Bench, _: int, seconds: float) -> Outcome:
     """Nothing changes: the worst of such a time is known afterwards."""
-    _, found = bench.watch((WATCHER, *MOVERS), lambda: sleep(seconds), quiet=seconds)
-    return Outcome(felt=found)
+    return Outcome(felt=bench.watch((WATCHER, *MOVERS), lambda: sleep(seconds), quiet=seconds)[1])
 
 
 def repartition(bench: Bench, puts: int, seconds: float) -> Outcome:
@@ -37,7 +36,8 @@ def repartition(bench: Bench, puts: int, seconds: float) -> Outcome:
     longest = {name: bench.longest_work(name) for name in MOVERS}
 
     def change() -> list[tuple[int, float]]:
-        until, done = perf_counter() + seconds, []
+        until = perf_counter() + seconds
+        done: list[tuple[int, float]] = []
         while len(done) < puts and perf_counter() < until:
             done.append(bench.repartition(next(plans)))
         return done
@@ -95,7 +95,8 @@ def build(bench: Bench, _: int, seconds: float) -> Outcome:
         write(bench.repository, name, bench.nets[("mob", "enc")[number % 2]].make(seeds + number))
 
     def change() -> list[tuple[int, float]]:
-        until, done = perf_counter() + seconds, []
+        until = perf_counter() + seconds
+        done: list[tuple[int, float]] = []
         for name in FRESH:
             began = perf_counter()
             if began < until or not done:
@@ -148,10 +149,10 @@ def bodies(bench: Bench, _: int, seconds: float) -> Outcome:
         for model, count in (("mean", MANY_ROWS), ("mob", 1), ("tiny", 4), ("mob", 1), ("tiny", 4))
     )
     job = ClosedLoop(name="mixed", port=bench.port, asks=asks, connections=4, behaviour="flood", seconds=seconds, ahead=0.1)
-    (_, results), outcome.felt = bench.watch((WATCHER, "enc"), lambda: run([job]))
+    ran, outcome.felt = bench.watch((WATCHER, "enc"), lambda: run([job]))
     for model in ("mean", "tiny"):
         bench.order("unload", model, "mob")
-    (tally,) = (result for result in results if isinstance(result, Tally))
+    (tally,) = (result for result in ran[1] if isinstance(result, Tally))
     if others := {status: count for status, count in tally.statuses.items() if status != 200}:
         outcome.flaws.append(f"bodies were answered with {others}")
     for each in outcome.felt:

@@ -32,7 +32,8 @@ class Start:
 
 def cold_starts(device: str, folder: Path, count: int, until: float, cores: Cores, tell: Callable[[str], None]) -> list[Start]:
     """So many starts, or as many as begin before `until` by `perf_counter`. Blocks. Raises NotServed, CalledProcessError."""
-    original, found = folder / "original", []
+    original = folder / "original"
+    found: list[Start] = []
     write_models(original, device)
     total = granules(device, ()) if device == "cuda" else GRANULES
     while len(found) < count and perf_counter() < until:

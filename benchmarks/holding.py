@@ -11,7 +11,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -85,7 +85,7 @@ def _input(name: str, datatype: str, count: int, nbytes: int) -> dict[str, objec
     return {"name": name, "datatype": datatype, "shape": [count], "parameters": {"binary_data_size": nbytes}}
 
 
-def infer(model: str, binary: bytes, *inputs: dict[str, object]) -> Ask:
+def infer(model: str, binary: bytes, *inputs: Mapping[str, object]) -> Ask:
     head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
     return Ask(f"/v2/models/{model}/infer", head + binary, {"Inference-Header-Content-Length": str(len(head))})
 

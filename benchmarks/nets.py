@@ -43,7 +43,7 @@ class _Layers(Draft):
 
     def clipped(self, x: str) -> str:
         """ReLU6."""
-        return self.op("Clip", x, self.constant(np.float32(0)), self.constant(np.float32(6)))
+        return self.op("Clip", x, self.constant(np.asarray(0, np.float32)), self.constant(np.asarray(6, np.float32)))
 
     def linear(self, x: str, inputs: int, outputs: int) -> str:
         product = self.op("MatMul", x, self.normal(inputs, outputs, scale=inputs**-0.5))
@@ -54,7 +54,7 @@ class _Layers(Draft):
         return self.op("LayerNormalization", x, scale, self.normal(width, scale=0.1), axis=-1)
 
     def gelu(self, x: str) -> str:
-        half, one, root = (self.constant(np.float32(value)) for value in (0.5, 1.0, 2**-0.5))
+        half, one, root = (self.constant(np.asarray(value, np.float32)) for value in (0.5, 1.0, 2**-0.5))
         return self.op("Mul", self.op("Mul", x, half), self.op("Add", self.op("Erf", self.op("Mul", x, root)), one))
 
 
@@ -82,7 +82,7 @@ def encoder(seed: int = 22, layers: int = 6, width: int = 512, tokens: int | str
     count = -1 if isinstance(tokens, str) else tokens
     apart = net.constant(np.array([0, count, heads, width // heads], np.int64))
     joined = net.constant(np.array([0, count, width], np.int64))
-    scale = net.constant(np.float32((width // heads) ** -0.5))
+    scale = net.constant(np.asarray((width // heads) ** -0.5, np.float32))
     x = net.normalized("x", width)
     for _ in range(layers):
         q, k, v = (net.op("Reshape", net.linear(x, width, width), apart) for _ in range(3))

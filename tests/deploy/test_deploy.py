@@ -16,6 +16,7 @@ from server.repository.model_settings import from_options, settle, usual
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "deploy" / "greenlane.toml").read_text()
 README = (ROOT / "README.md").read_text()
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text()
 EVERYTHING = re.sub(r"^# (?=\w+ = )", "", EXAMPLE, flags=re.MULTILINE)
 """The example with its comments made keys."""
 
@@ -84,13 +85,14 @@ def test_the_unit_restarts_a_lost_gpu_but_no_wrong_configuration() -> None:
     assert (unit["Service"]["Restart"], unit["Service"]["RestartPreventExitStatus"]) == ("on-failure", "2")
 
 
-@pytest.mark.parametrize(("place", "cores"), [(0, 2), (1, 8)])
-def test_the_readme_s_configurations_fit_the_machines_that_it_names(tmp_path: Path, place: int, cores: int) -> None:
-    text = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)[place]
+@pytest.mark.parametrize(("page", "place", "cores"), [(README, 0, 2), (QUICKSTART, 0, 2), (QUICKSTART, 1, 8)])
+def test_documented_configurations_fit_the_machines_that_are_named(tmp_path: Path, page: str, place: int, cores: int) -> None:
+    text = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[place]
     load(write(tmp_path, text)).fit("core", (1,) * cores)
     with pytest.raises(ConfigError, match=f"= {cores} cores, but the device has {cores - 1}"):
         load(tmp_path / "greenlane.toml").fit("core", (1,) * (cores - 1))
 
 
-def test_the_readme_s_commands_need_no_environment_that_is_activated() -> None:
-    assert not re.findall(r"(?:^|`)(?:python|pip|uvicorn|pytest) \S+", README, re.MULTILINE)
+@pytest.mark.parametrize("page", [README, QUICKSTART])
+def test_documented_commands_need_no_activated_environment(page: str) -> None:
+    assert not re.findall(r"(?:^|`)(?:python|pip|uvicorn|pytest) \S+", page, re.MULTILINE)

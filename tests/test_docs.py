@@ -1,0 +1,76 @@
+"""Files, sections, modules and names that the documentation mentions exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+HOME = re.compile(r"https://github\.com/greenlane-server/greenlane/(?:blob|tree)/main/(.*)")
+"""README.md is the package's description elsewhere too, so its links are absolute."""
+FOLDERS = "benchmarks|deploy|docs|engines|examples|greenlane|partitions|scripts|server|tests"
+SETTINGS = (ROOT / "server" / "config" / "schema.py").read_text()
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@every_page
+def test_links_lead_to_files_and_sections_that_exist(page: Path) -> None:
+    missing = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        home = HOME.fullmatch(link)
+        if home is None and re.match(r"\w+://", link):
+            continue
+        path, _, section = (home[1] if home else link).partition("#")
+        target = (ROOT if home else page.parent) / path if path else page
+        if not target.exists() or (section and section not in _sections(target)):
+            missing.append(link)
+    assert missing == []
+
+
+@every_page
+def test_paths_in_code_exist(page: Path) -> None:
+    named = re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w", page.read_text())
+    folders = ROOT, ROOT / "tests"  # docs/edges.md leaves out the latter.
+    found = [path for path in named if _is_module(path) or any((folder / path).exists() for folder in folders)]
+    assert sorted({*named} - {*found}) == []
+
+
+@every_page
+def test_modules_in_code_exist(page: Path) -> None:
+    named = re.findall(r"(?<![\w./-])(?:benchmarks|engines|partitions|server)(?:\.\w+)+", _code(page))
+    assert [name for name in named if not name.endswith((".toml", ".service")) and not _is_named(name)] == []
+
+
+def _prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def _code(page: Path) -> str:
+    return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", page.read_text(), re.DOTALL))
+
+
+def _sections(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def _is_module(path: str) -> bool:
+    """Whether this is a module without its suffix, possibly followed by a name in it, such as server/http/body.Body."""
+    return _is_named(path.replace("/", "."))
+
+
+def _is_named(name: str) -> bool:
+    """Whether this is a module, a name in one, or a key of `[server]` in the configuration."""
+    words = name.split(".")
+    if words[0] == "server" and len(words) == 2 and re.search(rf"^    {words[1]}:", SETTINGS, re.MULTILINE):
+        return True
+    for end in range(len(words), 0, -1):
+        place = ROOT.joinpath(*words[:end])
+        sources = [place.with_suffix(".py"), place / "__init__.py"]
+        if found := next((source for source in sources if source.is_file()), None):
+            text = found.read_text()
+            return all(re.search(rf"\b{word}\b", text) for word in words[end:])
+    return False
