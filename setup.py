@@ -15,6 +15,7 @@ COMPILED = [
     "server/http/head.py",
     "server/http/infer.py",
     "server/http/inference.py",
+    "server/http/paths.py",
     "server/link/blocks.py",
     "server/link/ring.py",
     "server/link/slots.py",

@@ -25,7 +25,7 @@ from .config.values import whole
 from .host import logs
 from .host.compiled import Outdated, announce, ensure_current
 from .host.shutdown_timer import give_up
-from .http.connection import Front
+from .http.connection import HttpConnection
 from .processes.listen import Taken, address, listen
 from .processes.serve import serve
 from .single_process import SWITCH_INTERVAL
@@ -151,7 +151,7 @@ def _uvicorn(config: Config, application: Application) -> uvicorn.Config:
         application,
         loop="uvloop",
         timeout_keep_alive=ceil(config.server.keep_alive),
-        http=partial(Front, application.infer, application, None),  # type: ignore[arg-type]  # Called with what a class would be called with.
+        http=partial(HttpConnection, application.infer, application, None),  # type: ignore[arg-type]  # Called with what a class would be called with.
         log_config=None,
         access_log=False,
         server_header=False,
