@@ -1,53 +1,62 @@
-"""Builds the package; with GREENLANE_COMPILE=1, the modules that every inference goes through as machine code (mypyc).
+"""What pyproject.toml cannot say: which modules a compiled wheel has as machine code.
 
-Everything else about the package is in pyproject.toml. What is compiled stays Python that runs as it is.
+`GREENLANE_COMPILE=1 pip wheel .` compiles the modules that every inference passes through with mypyc, which takes about a
+minute and needs a C compiler and Python's headers. Without it the wheel is pure Python. The sources are never compiled in
+place: a checkout always runs what it shows.
 """
 
 import os
+import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 from setuptools import setup
 
-COMPILED = [
-    "server/http/body.py",
-    "server/http/connection.py",
-    "server/http/disconnects.py",
-    "server/http/head.py",
-    "server/http/infer.py",
-    "server/http/inference.py",
-    "server/http/paths.py",
-    "server/link/blocks.py",
-    "server/link/ring.py",
-    "server/link/slots.py",
-    "server/protocol/request.py",
-    "server/protocol/request_cache.py",
-    "server/protocol/response.py",
-    "server/scheduling/deadlines.py",
-    "server/scheduling/lane.py",
-    "server/scheduling/pending.py",
-    "server/scheduling/scheduler.py",
-    "server/scheduling/slot_pool.py",
-    "server/tenants/statistics.py",
-    "server/tenants/uploads.py",
-    "server/workers/deferred.py",
-    "server/workers/gil_priority.py",
-    "server/workers/roles.py",
-    "server/workers/worker.py",
-]
-"""Together, for a call from one of them to another takes no detour; each of both processes' time by inference is spent here."""
+ROOT = Path(__file__).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-MYPY = ["--config-file=pyproject.toml", "--ignore-missing-imports"]
-"""scripts/check has everything installed, and is strict."""
+FOLDERS = ("server/http", "server/link", "server/protocol", "server/scheduling", "server/workers")
+"""The hot path. Each folder is compiled as a whole, so that calls between its modules are C calls."""
+
+ALSO = ("server/tenants/statistics.py", "server/tenants/uploads.py")
+"""Modules of the hot path in other folders: counters, and the bytes of request bodies."""
+
+INTERPRETED = {
+    "server/scheduling/batching.py": "processes send each other its frozen class pickled, and unpickling assigns to attributes",
+    "server/workers/seats.py": "it has async generators, which mypyc does not know",
+}
+"""Modules of those folders that stay Python, and why."""
+
+COMPILER = ("mypy[mypyc]>=2.4,<3", "setuptools>=77", "types-protobuf")
+MYPY = ("--config-file=pyproject.toml", "--ignore-missing-imports")
+"""mypyc checks types before it compiles; the optional libraries need not be installed for that."""
+
+
+def compiled() -> list[str]:
+    """The sources to compile, sorted, relative to the root."""
+    modules = {str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).glob("*.py")}
+    return sorted({*modules, *ALSO} - INTERPRETED.keys() - {f"{folder}/__init__.py" for folder in FOLDERS})
 
 
 def extensions() -> list[Any]:
-    """One library in the package `server`, and a module of the old name for each source, which Python prefers to the source."""
-    if os.environ.get("GREENLANE_COMPILE") != "1":
-        return []
-    from mypyc.build import mypycify  # Only here: whoever does not compile need not have it.
+    """One shared library with the code, and for each source a small extension module that Python prefers to it."""
+    from mypyc.build import mypycify  # Only needed, and only installed, when compiling.
 
-    return mypycify([*MYPY, *COMPILED], opt_level="3", debug_level="0", group_name="server.host.compiled")
+    os.chdir(ROOT)
+    return mypycify([*MYPY, *compiled()], opt_level="3", debug_level="0", group_name="server.compiled")
+
+
+def main() -> None:
+    options: dict[str, Any] = {}
+    if os.environ.get("GREENLANE_COMPILE") == "1":
+        if "editable_wheel" in sys.argv or "--inplace" in sys.argv:
+            sys.exit("GREENLANE_COMPILE=1 is for wheels (pip wheel .): the sources of a checkout are not compiled in place")
+        options["setup_requires"] = [*COMPILER, *PROJECT["dependencies"]]  # pip installs these, then asks for the wheel.
+        if "bdist_wheel" in sys.argv:
+            options["ext_modules"] = extensions()
+    setup(**options)
 
 
 if __name__ == "__main__":
-    setup(ext_modules=extensions())
+    main()

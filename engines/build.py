@@ -26,9 +26,9 @@ Draft = dict[str, dict[str, Any]]
 """What was given for one profile: by option, by input, a shape; and under "sms", "sms"."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "python -m engines.build") -> int:
     """Run a command line and return the exit status: 0 built, 1 refused, 2 wrong usage, 130 interrupted."""
-    parser = _parser()
+    parser = _parser(program)
     options = parser.parse_args(arguments)
     if options.max_batch is not None and options.profiles and all(map(_shapes, options.profiles)):
         parser.error("argument --max-batch: every profile has a --min, --opt or --max, which say what batches there are")
@@ -133,24 +133,24 @@ class _InProfile(argparse.Action):
 
 
 _EXAMPLES = """examples:
-  python -m engines.build model.onnx
+  {program} model.onnx
       a plan for every GPU that the library supports, for batches of 1 to 8 if the first dimension is dynamic
-  python -m engines.build model.onnx -o model.plan --min x:1x3x224x224 --opt x:4x3x224x224 --max x:8x3x512x512
+  {program} model.onnx -o model.plan --min x:1x3x224x224 --opt x:4x3x224x224 --max x:8x3x512x512
       sizes of dynamic inputs; what is left out of the three is the next larger one given
-  python -m engines.build model.onnx --profile --sms 48 --max x:8x128 --profile --sms 16 --max x:1x128
+  {program} model.onnx --profile --sms 48 --max x:8x128 --profile --sms 16 --max x:1x128
       two profiles, for a partition of 48 SMs and one of 16
-  python -m engines.build model.onnx --target 8.6,12.0
+  {program} model.onnx --target 8.6,12.0
       a plan for two kinds of GPU only
 
 exit status: 0 built, 1 refused, 2 wrong usage, 130 interrupted; nothing is written unless it is 0
 """
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m engines.build",
+        prog=program,
         description="Build an engine file from an ONNX model. TensorRT-RTX needs no GPU for it; TensorRT does.",
-        epilog=_EXAMPLES,
+        epilog=_EXAMPLES.replace("{program}", program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -18,9 +18,9 @@ _MAGIC = b"trt"
 """What a plan's second to fourth bytes are: TensorRT's begin with ftrt, TensorRT-RTX's with vtrt."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "python -m engines.inspect") -> int:
     """Run a command line and return the exit status: 0 if the file could be read, 1 if not."""
-    options = _parser().parse_args(arguments)
+    options = _parser(program).parse_args(arguments)
     try:
         file = _read(options.file)
     except ModelRefused as error:
@@ -104,9 +104,9 @@ def _facts(facts: Mapping[str, int]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in facts.items())
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m engines.inspect",
+        prog=program,
         description="Print what an engine file takes, gives, was built from and fits. A GPU is asked if there is one.",
     )
     parser.add_argument("file", type=Path, metavar="FILE.plan", help="an engine file of engines.build, or a bare plan")

@@ -29,7 +29,6 @@ from .device.model_loader import Read
 from .device.runtime import Runtime
 from .errors import Unavailable
 from .host import logs
-from .host.compiled import Outdated, announce, ensure_current
 from .host.exit_codes import NEEDS_RESTART
 from .host.malloc import keep_large_blocks
 from .host.shutdown_timer import end_in_time
@@ -37,13 +36,13 @@ from .host.single_worker import AnotherWorker, alone, supervisor
 from .host.watchdog import Watchdog
 from .http import asgi
 from .http.disconnects import Receive
-from .http.infer import Infer, Send
-from .http.paths import is_infer
+from .http.infer import Infer, Send, is_infer
+from .link import ring
 from .tenants.service import Service, open_local
 
 log = logging.getLogger("greenlane")
 
-MISTAKES = (ConfigError, PartitionError, AnotherWorker, Outdated)
+MISTAKES = (ConfigError, PartitionError, AnotherWorker)
 """What the operator can put right."""
 
 Source = Callable[[], AbstractContextManager[Config]]
@@ -138,7 +137,6 @@ class Application:
         watchdog = Watchdog(config.server)
         try:
             logs.configure(config.server.log_format, config.server.log_level)
-            ensure_current()
             watchdog.start()
             self._prepare(config)
             device = self._opener(config)
@@ -146,7 +144,7 @@ class Application:
             service, runtime = assemble(config, device)
             self._found = service, runtime
             self._shared = cors.allow(self._answer, config.server.cors_origins)
-            announce()
+            log_compilation()
             await runtime.start()
             late: list[Timer] = []
             restore = _drain_on_sigterm(runtime, lambda: late.append(_end_in_time(config.server, self._abandon)))
@@ -189,6 +187,12 @@ def _in_lines(send: Send) -> Send:
         await send(message)
 
     return tell
+
+
+def log_compilation() -> None:
+    """Log whether the hot path runs as machine code, from a wheel that was built with GREENLANE_COMPILE=1."""
+    interpreted = (ring.__file__ or "").endswith(".py")
+    log.info("hot path: %s", "interpreted Python" if interpreted else "compiled to machine code")
 
 
 def configuration(path: str | None) -> AbstractContextManager[Config]:

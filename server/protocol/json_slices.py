@@ -1,6 +1,7 @@
-"""Large JSON in time slices: almost all of it is one flat array of numbers, which is parsed and written in chunks.
+"""Large JSON in slices: nearly all of it is one flat row of numbers, which can be read, and written, a part at a time.
 
-The results are the same as without slices. Any unusual document is parsed as a whole, which also produces the error messages.
+What comes of the slices is what comes of the whole. Whatever is out of the ordinary is left to be read as a whole, which
+also finds the words for what is wrong with it.
 """
 
 import re
@@ -10,26 +11,26 @@ import numpy as np
 import orjson
 
 from engines import DATATYPES, DataType, TensorSpec
+from server.errors import BadRequest
+from server.protocol.time_slices import Steps
 
-from ..errors import BadRequest
 from .json_document import Object, parse
-from .json_tensors import Array, InputDeclaration, to_array
+from .json_tensors import Array, Declared, to_array
 from .nonfinite import dump
-from .time_slices import Steps
 
 SLICE = 1 << 16
-"""Bytes of JSON parsed per time slice: a third of a millisecond."""
+"""Bytes of JSON to read at a time: a third of a millisecond."""
 ELEMENTS = 1 << 13
-"""Elements written per time slice."""
+"""Elements to write at a time."""
 
 _DATA = re.compile(rb'(?<!\\)"data"[ \t\r\n]*:[ \t\r\n]*\[')
-"""An unescaped quote begins or ends a string; in valid JSON, this pattern starts at a key."""
-_PLACEHOLDER = rb'"\u0000"'
-"""Replaces the extracted row. JSON has only this spelling of it, so a document that contains it is easily detected."""
+"""A quote without a backslash begins or ends a string: where the rest is JSON, this begins a key."""
+_MARK = rb'"\u0000"'
+"""What stands in for the row; JSON has no second way to write it."""
 
 
 class Row(NamedTuple):
-    """A document without the `data` of one input, `entry`; `text` is that data without its brackets."""
+    """A document that lacks the `data` of one of its inputs, which is this text without its brackets."""
 
     document: Object
     entry: Object
@@ -38,14 +39,14 @@ class Row(NamedTuple):
 
     @property
     def timeout(self) -> float | None:
-        """The request's timeout in seconds; None if it has none, or an invalid one."""
+        """The request's, in seconds, if it has one, and a right one."""
         values = self.document.get("parameters")
         value = values.get("timeout") if type(values) is dict else None
         return value / 1e6 if type(value) is int and value > 0 else None
 
 
-def extract_row(data: bytes) -> Row | None:
-    """Extract the first long flat row of a JSON document; None if there is none, or the rest is invalid."""
+def cut(data: bytes) -> Row | None:
+    """Take the first long flat row out of a JSON document; None if there is none, or anything is wrong with the rest."""
     for found in _DATA.finditer(data):
         end = data.find(b"]", found.end())
         if end - found.end() > SLICE:
@@ -54,10 +55,10 @@ def extract_row(data: bytes) -> Row | None:
 
 
 def _row(before: bytes, text: bytes, after: bytes) -> Row | None:
-    if _PLACEHOLDER in before or _PLACEHOLDER in after:
+    if _MARK in before or _MARK in after:
         return None
     try:
-        document = parse(before + _PLACEHOLDER + after)
+        document = parse(before + _MARK + after)
     except BadRequest:
         return None
     inputs = document.get("inputs")
@@ -68,38 +69,38 @@ def _row(before: bytes, text: bytes, after: bytes) -> Row | None:
     return None
 
 
-def parse_row(row: Row) -> Steps[bool]:
-    """Put the row back into its document as a numpy array; False if it has any invalid element."""
-    chunks, start, text = [], 0, row.text
+def read(row: Row) -> Steps[bool]:
+    """Put the row back into its document, as an array of its data type; False if it has anything else in it."""
+    parts, start, text = [], 0, row.text
     spec = TensorSpec("", row.datatype, ())
     while start <= len(text):
         end = text.find(b",", start + SLICE)
         end = len(text) if end < 0 else end
         try:
             values = orjson.loads(b"[%b]" % text[start:end])
-            chunks.append(to_array(values, InputDeclaration("", spec, (len(values),))))
+            parts.append(to_array(values, Declared("", spec, (len(values),))))
         except (orjson.JSONDecodeError, BadRequest):
             return False
         if not values:
-            return False  # Two commas in a row, or a trailing one.
+            return False  # Two commas, or one too many at the end.
         start = end + 1
         yield
-    row.entry["data"] = np.concatenate(chunks)
+    row.entry["data"] = np.concatenate(parts)
     return True
 
 
-def dump_slices(array: Array, nonfinite: str) -> Steps[orjson.Fragment]:
-    """The flat array as JSON, as `nonfinite.dump` writes it."""
-    chunks = []
+def write(array: Array, nonfinite: str) -> Steps[orjson.Fragment]:
+    """The array as `nonfinite.dump` has it in JSON, flat."""
+    parts = []
     for start in range(0, len(array), ELEMENTS):
-        chunks.append(dump(array[start : start + ELEMENTS], nonfinite)[1:-1])
+        parts.append(dump(array[start : start + ELEMENTS], nonfinite)[1:-1])
         yield
-    return orjson.Fragment(b"[%b]" % b",".join(chunks))
+    return orjson.Fragment(b"[%b]" % b",".join(parts))
 
 
 def parse_slices(data: bytes, row: Row | None) -> Steps[Object]:
-    """The document, with the row from `extract_row` parsed in slices, or parsed as a whole. Raises as `parse` does."""
-    if row and (yield from parse_row(row)):
+    """The document, with what `cut` took out of it, or read as a whole; raises as `parse` does."""
+    if row and (yield from read(row)):
         return row.document
     document = parse(data)
     yield

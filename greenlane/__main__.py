@@ -1,0 +1,92 @@
+"""The command `greenlane`, and `python -m greenlane`: finds the subcommand and imports only what that one needs."""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+HELP = """\
+Greenlane serves models to several tenants from one device, and gives each tenant its own share of it:
+cores of a CPU, or SMs of an NVIDIA GPU. It speaks the Open Inference Protocol v2, as Triton and KServe do.
+
+usage: greenlane [COMMAND] [OPTIONS]
+
+commands:
+  serve                serve a configuration; this is the default, so that `greenlane --config FILE` does it
+  check FILE           load what a configuration names, print what would be served, and everything wrong with it
+  build MODEL.onnx     build an engine file for a GPU ahead of time
+  inspect FILE.plan    print what an engine file takes, gives and was built from
+
+options:
+  -h, --help           print this; `greenlane COMMAND --help` explains one command
+  --version            print the version
+
+try it:
+  greenlane            serves a demo on http://127.0.0.1:8000: two tenants, two small models
+  curl -s localhost:8000/v2/models/stripes
+
+then your own:
+  greenlane check greenlane.toml
+  greenlane --config greenlane.toml
+"""
+
+COMMANDS = ("serve", "check", "build", "inspect")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line, by default this process's, and return the exit status.
+
+    1 where another package hides one of Greenlane's, 2 for a command that does not exist; the rest is each command's.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    first = words[0] if words else ""
+    if first in ("-h", "--help"):
+        print(HELP, end="")
+        return 0
+    if first == "--version":
+        from . import __version__
+
+        print(f"greenlane {__version__}")
+        return 0
+    if first and not first.startswith("-") and first not in COMMANDS:
+        print(f"greenlane: {_unknown(first)}", file=sys.stderr)
+        return 2
+    return _run(first, words[1:]) if first in COMMANDS else _run("serve", words)
+
+
+def _run(command: str, words: list[str]) -> int:
+    from . import own
+
+    try:
+        own.require_own_packages()
+    except own.ForeignPackage as error:
+        print(f"greenlane: {error}", file=sys.stderr)
+        return 1
+    own.protect_children()
+    program = f"greenlane {command}"
+    if command == "build":
+        from engines import build
+
+        return build.main(words, program)
+    if command == "inspect":
+        from engines import inspect
+
+        return inspect.main(words, program)
+    from server import command_line
+
+    options = command_line.parse_check(words, program) if command == "check" else command_line.parse_serve(words, program)
+    from server.__main__ import run  # Not before the words are known to be right: this imports the server.
+
+    return run(options)
+
+
+def _unknown(word: str) -> str:
+    if Path(word).exists():
+        return f"{word!r} is not a command; did you mean `greenlane check {word}` or `greenlane --config {word}`?"
+    near = get_close_matches(word, COMMANDS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(COMMANDS)}"
+    return f"{word!r} is not a command; {hint} (greenlane --help)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

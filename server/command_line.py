@@ -1,0 +1,104 @@
+"""Command lines of `python -m server`, `greenlane serve` and `greenlane check`, read without importing the server.
+
+So `--help` and mistakes are answered at once.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+_DESCRIPTION = "Serve models to tenants, each on its own share of a device. Without a configuration: a demo."
+_EXAMPLES = """\
+examples:
+  {program}                            the demo, on http://127.0.0.1:8000
+  {program} --config greenlane.toml    your models and tenants
+  {program} --port 0                   on a free port, which the log names
+
+exit status: 0 stopped by a signal after draining; 1 not started, such as for a port in use; 2 the command line or the
+configuration is wrong; 70 the GPU failed, and only a new process can open it again
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Check the configuration file `check`, or serve `config` with these values in place of its own."""
+
+    check: str | None = None
+    config: str | None = None
+    host: str | None = None
+    port: int | None = None
+    log_level: str | None = None
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line of `python -m server [check]`, by default this process's. Raises SystemExit."""
+    program = "python -m server"
+    parser = _parser(program, _DESCRIPTION, _EXAMPLES)
+    _add_serve_options(parser)
+    about = "check: print what the configuration in FILE would serve, and everything wrong with it; without it: serve"
+    parser.add_argument("command", metavar="COMMAND", nargs="?", help=about)
+    parser.add_argument("file", metavar="FILE", nargs="?", help="the file to check; the same as --config FILE")
+    words = parser.parse_intermixed_args(arguments)
+    if words.command == "check":
+        overrides = words.host, words.port, words.log_level
+        if any(given is not None for given in overrides) or (words.file is None) == (words.config is None):
+            parser.error("check takes one FILE and no other options, as in: check greenlane.toml")
+        return Options(check=words.file or words.config)
+    if words.command:
+        parser.error(_not_a_command(words.command, alone=not words.file))
+    return Options(config=words.config, host=words.host, port=words.port, log_level=words.log_level)
+
+
+def parse_serve(arguments: Sequence[str], program: str) -> Options:
+    """Read what follows `greenlane serve`. Raises SystemExit."""
+    parser = _parser(program, _DESCRIPTION, _EXAMPLES)
+    _add_serve_options(parser)
+    words, unknown = parser.parse_known_args(arguments)
+    if unknown and os.path.exists(unknown[0]):
+        parser.error(f"unexpected {unknown[0]!r}; did you mean --config {unknown[0]}?")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return Options(config=words.config, host=words.host, port=words.port, log_level=words.log_level)
+
+
+def parse_check(arguments: Sequence[str], program: str) -> Options:
+    """Read what follows `greenlane check`. Raises SystemExit."""
+    description = "Load every model that a configuration names, print what would be served, and everything wrong with it."
+    status = "exit status: 0 all of it can be served; 1 some of it cannot; 2 the configuration is wrong or does not fit"
+    parser = _parser(program, description, status)
+    parser.add_argument("file", metavar="FILE", help="TOML configuration")
+    return Options(check=parser.parse_args(arguments).file)
+
+
+def _parser(program: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    text = epilog.replace("{program}", program)
+    return argparse.ArgumentParser(prog=program, description=description, epilog=text, formatter_class=formatter)
+
+
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="TOML configuration; default: $GREENLANE_CONFIG, or else the demo")
+    parser.add_argument("--host", type=_address, help="address to listen on, instead of server.host")
+    parser.add_argument("--port", type=_port, help="port to listen on, instead of server.port; 0 for a free one")
+    parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="instead of server.log_level")
+
+
+def _not_a_command(word: str, alone: bool) -> str:
+    if alone and os.path.exists(word):
+        return f"{word!r} is not a command; did you mean --config {word}?"
+    hint = "did you mean 'check'?" if get_close_matches(word, ["check"]) else "expected check"
+    return f"{word!r} is not a command; {hint}"
+
+
+def _port(text: str) -> int:
+    if len(text) <= 5 and text.isdecimal() and text.isascii() and int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text}; expected 0 to 65535")
+
+
+def _address(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("empty, which would be every address of this machine; write 0.0.0.0 for that")
+    return text

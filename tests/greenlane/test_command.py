@@ -1,0 +1,124 @@
+"""The command `greenlane`: which subcommand runs, what is imported for it, and what it says of mistakes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from greenlane.__main__ import COMMANDS, HELP, main
+from server.command_line import Options
+
+HEAVY = ("numpy", "fastapi", "uvicorn", "onnxruntime", "server", "engines", "partitions")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
+    """What the server was started with, instead of starting it."""
+    started: list[Options] = []
+
+    def run(options: Options) -> int:
+        started.append(options)
+        return 0
+
+    monkeypatch.setattr("server.__main__.run", run)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # Which `main` may set, for the processes that it starts.
+    return started
+
+
+def imported(code: str) -> set[str]:
+    """The top-level modules that a new interpreter has imported after this code."""
+    report = "import sys; sys.stderr.write(' '.join({name.partition('.')[0] for name in sys.modules}))"
+    program = f"import atexit; atexit.register(lambda: exec({report!r})); {code}"
+    return set(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr.split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"]])
+def test_help_and_version_import_neither_the_server_nor_its_libraries(words: list[str]) -> None:
+    assert not imported(f"from greenlane.__main__ import main; main({words!r})") & set(HEAVY)
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_help_of_serve_and_check_does_not_import_the_web_framework(command: str) -> None:
+    modules = imported(f"from greenlane.__main__ import main; main([{command!r}, '--help'])")
+    assert "server" in modules
+    assert not modules & {"fastapi", "uvicorn", "onnxruntime", "numpy"}
+
+
+def test_import_greenlane_is_cheap() -> None:
+    assert not imported("import greenlane") & set(HEAVY)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == HELP
+    assert all(f"\n  {command} " in HELP for command in COMMANDS)
+    assert max(map(len, HELP.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help_under_its_name(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: greenlane {command} ")
+    assert "python -m" not in out
+    assert "{program}" not in out
+
+
+@pytest.mark.parametrize("first", [[], ["serve"]])
+def test_serve_is_the_default_and_takes_the_options_of_python_m_server(first: list[str], ran: list[Options]) -> None:
+    assert main([*first, "--config", "c.toml", "--host", "::1", "--port", "0", "--log-level", "debug"]) == 0
+    assert main(first) == 0
+    assert ran == [Options(config="c.toml", host="::1", port=0, log_level="debug"), Options()]
+
+
+def test_check_takes_a_file(ran: list[Options]) -> None:
+    assert main(["check", "c.toml"]) == 0
+    assert ran == [Options(check="c.toml")]
+
+
+def test_build_and_inspect_take_what_the_modules_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.plan").write_bytes(b"neither")
+    assert main(["inspect", str(tmp_path / "m.plan")]) == 1
+    assert "not an engine file" in capsys.readouterr().err
+    assert main(["build", str(tmp_path / "m.onnx")]) == 1
+    assert "m.onnx: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("sevre", "'sevre' is not a command; did you mean 'serve'? (greenlane --help)"),
+        ("x", "'x' is not a command; expected one of serve, check, build, inspect (greenlane --help)"),
+    ],
+)
+def test_unknown_commands_are_refused_with_the_nearest(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 2
+    assert capsys.readouterr().err == f"greenlane: {said}\n"
+
+
+def test_a_file_in_place_of_a_command_is_refused_with_what_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "c.toml"
+    path.touch()
+    assert main([str(path)]) == 2
+    assert f"did you mean `greenlane check {path}` or `greenlane --config {path}`?" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(path)])
+    assert ended.value.code == 2
+    assert f"unexpected '{path}'; did you mean --config {path}?" in capsys.readouterr().err
+
+
+def test_serve_refuses_words_that_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--prot", "1"])
+    assert ended.value.code == 2
+    assert "greenlane serve: error: unrecognized arguments: --prot 1" in capsys.readouterr().err
+
+
+def test_module_and_script_are_the_same_command() -> None:
+    script = Path(sys.executable).with_name("greenlane")
+    for command in ([sys.executable, "-m", "greenlane"], [str(script)]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("greenlane ")
