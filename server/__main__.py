@@ -23,7 +23,7 @@ from .command_line import Options, parse
 from .config.schema import Config, ConfigError
 from .host import logs
 from .host.shutdown_timer import give_up
-from .http.connection import Front
+from .http.connection import HttpConnection
 from .processes.listen import Taken, address, listen
 from .processes.serve import serve
 from .single_process import SWITCH_INTERVAL
@@ -107,7 +107,7 @@ def _uvicorn(config: Config, application: Application) -> uvicorn.Config:
         application,
         loop="uvloop",
         timeout_keep_alive=ceil(config.server.keep_alive),
-        http=partial(Front, application.infer, application, None),  # type: ignore[arg-type]  # Called with what a class would be called with.
+        http=partial(HttpConnection, application.infer, application, None),  # type: ignore[arg-type]  # Called with what a class would be called with.
         log_config=None,
         access_log=False,
         server_header=False,

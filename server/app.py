@@ -36,7 +36,8 @@ from .host.single_worker import AnotherWorker, alone, supervisor
 from .host.watchdog import Watchdog
 from .http import asgi
 from .http.disconnects import Receive
-from .http.infer import Infer, Send, is_infer
+from .http.infer import Infer, Send
+from .http.paths import is_infer
 from .link import ring
 from .tenants.service import Service, open_local
 

@@ -13,7 +13,7 @@ from engines import TensorSpec
 from .. import __version__
 from ..config.schema import TenantConfig
 from ..errors import ClientGone, NotFound, TooLarge, Unavailable
-from ..http.body import told
+from ..http.body import content_length
 from ..protocol.json_document import Object, flag, parse, short
 from ..repository.model_repository import Repository
 from ..tenants.catalog import Served
@@ -123,7 +123,7 @@ async def document(request: Request) -> Object:
 
 async def body_of(request: Request) -> bytes:
     """A request's body. Raises TooLarge over 1 MiB, QueueFull, TooSlow or Unavailable while it is on its way, ClientGone."""
-    length = told(request.headers.get("content-length"))
+    length = content_length(request.headers.get("content-length"))
     body = bytearray()
     with uploads(request).expect(min(length, _MAX_BODY)) as upload:
         try:

@@ -1,4 +1,4 @@
-"""One whole request through an ASGI application, to one whole answer: for small ones, where there is no server in between."""
+"""Calls an ASGI application for one complete request and collects one complete answer: for small requests, without a server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -10,15 +10,15 @@ from .exchange import Call, Reply
 Message = MutableMapping[str, Any]
 Application = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
-MOST_BODY = 1 << 20
-"""Bytes of a body that is taken whole."""
+MAX_BODY_BYTES = 1 << 20
+"""Larger request bodies are not served this way, because the body is passed in one piece."""
 
 
 async def respond(application: Application, call: Call) -> Reply:
-    """What the application answers. Its answer is kept whole in memory; what it raises instead of answering is raised.
+    """The application's answer, held in memory as a whole. Raises what the application raises before it has answered.
 
-    It may answer before the body is there, which it is given once it asks for it. What it does after its answer goes on by
-    itself.
+    The application may answer before the request body has arrived; it waits for the body only if it asks for it. It may keep
+    running in the background after its answer.
     """
     exchange = Exchange(call)
     running = asyncio.ensure_future(application(_scope(call), exchange.receive, exchange.send))
@@ -30,12 +30,12 @@ async def respond(application: Application, call: Call) -> Reply:
     if not exchange.answered.done():
         await running
         raise Failed("the application gave no answer")
-    running.add_done_callback(_forget)
+    running.add_done_callback(_retrieve_exception)
     return Reply(exchange.status, exchange.fields, bytes(exchange.body))
 
 
 class Exchange:
-    """The two functions that ASGI speaks through, and what was said; `answered` is done once all of the answer was."""
+    """ASGI's `receive` and `send` for one request, and the answer so far; `answered` is done when the answer is complete."""
 
     def __init__(self, call: Call) -> None:
         self.status = 500
@@ -43,20 +43,20 @@ class Exchange:
         self.body = bytearray()
         self.answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._call = call
-        self._told = False
+        self._body_sent = False
 
     def __repr__(self) -> str:
         return f"<Exchange {self.status}, {len(self.body)} bytes>"
 
     async def receive(self) -> Message:
-        """The request's body; nothing comes after it."""
-        if self._told:
+        """The request's body as one message; a second call never returns."""
+        if self._body_sent:
             await asyncio.get_running_loop().create_future()
-        self._told = True
-        return {"type": "http.request", "body": await self._call.body(MOST_BODY), "more_body": False}
+        self._body_sent = True
+        return {"type": "http.request", "body": await self._call.body(MAX_BODY_BYTES), "more_body": False}
 
     async def send(self, message: Message) -> None:
-        """A part of the answer."""
+        """Collect one message of the answer."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.fields = [(name, value) for name, value in message.get("headers", ()) if name != b"content-length"]
@@ -66,8 +66,8 @@ class Exchange:
                 self.answered.set_result(None)
 
 
-def _forget(running: "asyncio.Future[None]") -> None:
-    """Frameworks tell the server of an error that they have answered and logged already."""
+def _retrieve_exception(running: "asyncio.Future[None]") -> None:
+    """Mark an error after the answer as seen: the framework re-raises what it has already answered and logged."""
     if not running.cancelled():
         running.exception()
 

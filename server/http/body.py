@@ -1,8 +1,8 @@
-"""The bodies of requests while they come in, and what becomes of the rest of one when its request was refused before.
+"""Reading request bodies, and discarding the rest of a body whose request was refused early ("lingering", as nginx calls it).
 
-Many clients read nothing before all is sent, and a connection that is closed with something unread is reset, with the answer
-that was on its way. So what is small is left to arrive, which keeps the connection; of what may be large no more is kept, but
-it is read on for a while before the connection is closed: lingering, as nginx calls it.
+Many clients read no answer before they have sent everything, and closing a socket with unread bytes resets the connection,
+which can destroy an answer still in flight. So a small rest is read and dropped, and the connection is kept. A large rest is
+read and dropped only for a limited time before the connection is closed.
 """
 
 import asyncio
@@ -11,143 +11,150 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ClientGone, TooLarge
-from .connection_limits import Standing
+from .connection_limits import Activity
 from .disconnects import Receive
 
-SPARED = 1 << 20
-"""Bytes that may arrive for nothing on a connection that is kept."""
-MOST_DROPPED = 256 << 20
-"""Bytes that may arrive for nothing before a connection is closed."""
-LINGER = 10.0
-"""Seconds for which they may."""
-SILENCE = 1.0
-"""Seconds without any after which it is closed; where somebody only looks so often, up to twice that."""
-LAST = 3.0
-"""Seconds that a client may take to read its last answer, if nobody waits for more of its body, before it is cut off."""
+MAX_DISCARDED = 1 << 20
+"""Bytes of a refused body that are discarded while the connection stays open for the next request."""
+LINGER_BYTES = 256 << 20
+"""Bytes that are discarded at most before a connection is closed."""
+LINGER_SECONDS = 10.0
+"""How long bytes are discarded at most before a connection is closed."""
+LINGER_IDLE_SECONDS = 1.0
+"""A lingering connection is closed when nothing has arrived for this long; `Linger` checks once per interval, so up to twice
+as late."""
+CLOSE_SECONDS = 3.0
+"""How long a client may take to read the last answer once nothing more of its body is awaited; then the socket is aborted."""
 
 
 class Body:
-    """One request's body. `read` may be called once; belongs to the event loop."""
+    """The body of one ASGI request. `read` may be called once; belongs to the event loop."""
 
     def __init__(self, headers: Mapping[bytes, bytes], receive: Receive) -> None:
         self._headers = headers
         self._receive = receive
-        self._whole = False
+        self._complete = False
 
     def __repr__(self) -> str:
-        return f"<Body {'whole' if self._whole else 'on its way'}>"
+        return f"<Body {'complete' if self._complete else 'incomplete'}>"
 
     async def read(self, limit: int, grow: Callable[[int], None] | None = None) -> bytes:
-        """All of it; `grow` is told of each part's bytes. Raises what that does, TooLarge beyond `limit`, ClientGone."""
+        """The whole body. `grow` is called with the size of each chunk before it is kept, and may raise.
+
+        Raises what `grow` raises, TooLarge beyond `limit` bytes, and ClientGone.
+        """
         grow = grow or _ignore
         first = await self._next()
         grow(len(first))
-        if self._whole and len(first) <= limit:
+        if self._complete and len(first) <= limit:
             return first
         body = bytearray(first)
-        while not self._whole and len(body) <= limit:
-            part = await self._next()
-            grow(len(part))
-            body += part
+        while not self._complete and len(body) <= limit:
+            chunk = await self._next()
+            grow(len(chunk))
+            body += chunk
         if len(body) > limit:
             raise TooLarge(f"a body of more than {limit} bytes, which is the limit (server.max_body)")
         return bytes(body)
 
     @property
-    def whole(self) -> bool:
-        """Whether nothing more of it comes."""
-        return self._whole
+    def complete(self) -> bool:
+        """Whether the last byte has been received."""
+        return self._complete
 
     @property
-    def unwanted(self) -> bool:
-        """Whether so much of it may still come, or nothing at all, that the connection is better closed."""
-        uncertain = b"transfer-encoding" in self._headers or b"expect" in self._headers
-        return not self._whole and (uncertain or int(self._headers.get(b"content-length", 0)) > SPARED)
+    def must_close(self) -> bool:
+        """Whether the unread rest is too large, or of unknown length, to keep the connection: it is better closed."""
+        unknown = b"transfer-encoding" in self._headers or b"expect" in self._headers
+        return not self._complete and (unknown or int(self._headers.get(b"content-length", 0)) > MAX_DISCARDED)
 
     async def discard(self) -> None:
-        """Read on for a while: until it ends, the client leaves or falls silent, or its time or bytes are used up."""
-        left = MOST_DROPPED
+        """Read and drop the rest, until it ends, the client disconnects or goes silent, or a `LINGER_...` limit is reached.
+
+        `Linger` does the same for a transport; this one works under any ASGI server.
+        """
+        left = LINGER_BYTES
         with suppress(ClientGone, TimeoutError):
-            async with asyncio.timeout(LINGER):
-                while left > 0 and not self._whole:
-                    async with asyncio.timeout(SILENCE):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while left > 0 and not self._complete:
+                    async with asyncio.timeout(LINGER_IDLE_SECONDS):
                         left -= len(await self._next())
 
     async def _next(self) -> bytes:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientGone("the client closed its connection before the body was whole")
-        self._whole = not message.get("more_body", False)
-        part: bytes = message.get("body", b"")
-        return part
+        self._complete = not message.get("more_body", False)
+        chunk: bytes = message.get("body", b"")
+        return chunk
 
 
 class Linger(asyncio.Protocol):
-    """Drops what still comes on a connection whose last answer was written, up to so many bytes, and then closes it.
+    """Drops at most `left` further bytes on a connection whose last answer was written, and then closes it.
 
-    Belongs to the event loop. `connections` are those that uvicorn waits for when it stops; then less time is left.
+    Belongs to the event loop. `connections` is the set that uvicorn waits for at shutdown, which also shortens the time left.
     """
 
     def __init__(self, transport: Any, left: float, connections: MutableSet[Any]) -> None:
         self._transport = transport
-        self._left = min(left, MOST_DROPPED)
+        self._left = min(left, LINGER_BYTES)
         self._connections = connections
         self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + LINGER
+        self._end = self._loop.time() + LINGER_SECONDS
         self._active = False
 
     def __repr__(self) -> str:
         return f"<Linger {self._left} bytes left>"
 
     def begin(self) -> None:
-        """Take the connection over, and say that nothing more will be said."""
+        """Take the connection over, and half-close it: the client sees the end of the answers."""
         self._connections.add(self)
         self._transport.set_protocol(self)
         self._transport.write_eof()
         self._transport.resume_reading()
-        self._loop.call_later(SILENCE, self._look)
+        self._loop.call_later(LINGER_IDLE_SECONDS, self._check)
 
     def data_received(self, data: bytes) -> None:
         self._active = True
         self._left -= len(data)
         if self._left <= 0:
-            hang_up(self._transport)
+            close_when_sent(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
 
-    def standing(self) -> Standing:
-        """It waits for nothing but an end; see `server.http.connection_limits`."""
-        return Standing.UNFINISHED
+    def activity(self) -> Activity:
+        """A lingering connection is among the first to be closed; see `server.http.connection_limits`."""
+        return Activity.RECEIVING
 
-    def give_way(self) -> None:
+    def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
 
     def shutdown(self) -> None:
-        """uvicorn calls this when it stops."""
-        self._end = min(self._end, self._loop.time() + LAST)
+        """Linger for `CLOSE_SECONDS` more at most; uvicorn calls this when it stops."""
+        self._end = min(self._end, self._loop.time() + CLOSE_SECONDS)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if not self._active or self._loop.time() >= self._end:
-            hang_up(self._transport)
+            close_when_sent(self._transport)
         elif not self._transport.is_closing():
             self._active = False
-            self._loop.call_later(SILENCE, self._look)
+            self._loop.call_later(LINGER_IDLE_SECONDS, self._check)
 
 
-def told(length: str | bytes | None) -> int:
-    """The bytes that a value of Content-Length tells; 0 where there is none, or what is no number."""
-    return int(length) if length and length.isdigit() else 0
+def content_length(value: str | bytes | None) -> int:
+    """The value of a Content-Length header in bytes; 0 if it is absent or not a number."""
+    return int(value) if value and value.isdigit() else 0
 
 
 def _ignore(_: int) -> None:
-    """Told of a part of a body."""
+    """The default `grow`: count nothing."""
 
 
-def hang_up(transport: Any) -> None:
-    """Close this once what was written is read, or `LAST` seconds have passed; whoever reads nothing holds up nobody."""
-    unread = transport.get_write_buffer_size()
+def close_when_sent(transport: Any) -> None:
+    """Close once everything written is sent; abort after `CLOSE_SECONDS`, so that a slow reader delays no shutdown."""
+    unsent = transport.get_write_buffer_size()
     transport.close()
-    if unread:
-        asyncio.get_running_loop().call_later(LAST, transport.abort)
+    if unsent:
+        asyncio.get_running_loop().call_later(CLOSE_SECONDS, transport.abort)

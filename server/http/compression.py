@@ -1,4 +1,4 @@
-"""gzip and deflate, both ways, with a limit on what a body may unpack to."""
+"""Content-Encoding gzip and deflate for requests and answers, with a limit on the decompressed size of a body."""
 
 import asyncio
 import zlib
@@ -7,53 +7,54 @@ from collections.abc import Callable
 from ..errors import BadRequest, TooLarge, UnsupportedEncoding
 
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-WORTHWHILE = 1024
-"""Bytes below which an answer is sent as it is."""
-_ON_A_THREAD = 64 * 1024
+MIN_COMPRESSED_BYTES = 1024
+"""Smaller answers are sent uncompressed."""
+_THREAD_BYTES = 64 * 1024
+"""Bytes that are processed on the event loop at most; more goes to a thread. Also the size of an input chunk."""
 _STEP = 1 << 20
-"""Bytes that are unpacked before it is asked whether there is memory for more."""
+"""Bytes of output between two checks whether the tenant has memory for more."""
 
 
-async def unpack(body: bytes, encoding: str, limit: int, swell: Callable[[int], None]) -> bytes:
-    """Undo a Content-Encoding; `swell` is told of the bytes that it unpacks to before each is taken, and may raise.
+async def decompress(body: bytes, encoding: str, limit: int, grow: Callable[[int], None]) -> bytes:
+    """Undo a Content-Encoding. `grow` is called with the size of each decompressed chunk, and may raise.
 
-    Raises UnsupportedEncoding, BadRequest for broken data, TooLarge beyond `limit` bytes.
+    Raises what `grow` raises, UnsupportedEncoding, BadRequest for broken data, TooLarge beyond `limit` bytes.
     """
     if encoding in ("", "identity"):
         return body
     if encoding not in _WINDOW:
         raise UnsupportedEncoding(f"Content-Encoding: {encoding[:40]!r}; expected gzip, deflate or identity")
     inflater = Inflater(body, encoding)
-    size, parts = 0, [inflater.step(_ON_A_THREAD)]
-    while (size := size + len(parts[-1])) <= limit and not inflater.over:
-        swell(len(parts[-1]))
-        parts.append(await asyncio.to_thread(inflater.step, _STEP))
+    size, chunks = 0, [inflater.step(_THREAD_BYTES)]
+    while (size := size + len(chunks[-1])) <= limit and not inflater.ended:
+        grow(len(chunks[-1]))
+        chunks.append(await asyncio.to_thread(inflater.step, _STEP))
     if size > limit:
         raise TooLarge(f"the body unpacks to more than {limit} bytes, which is the limit (server.max_body)")
     inflater.check()
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
-async def pack(body: bytes, encoding: str) -> bytes:
-    """Apply a Content-Encoding that `choose` chose."""
-    if len(body) > _ON_A_THREAD:
+async def compress(body: bytes, encoding: str) -> bytes:
+    """Apply a Content-Encoding returned by `choose`."""
+    if len(body) > _THREAD_BYTES:
         return await asyncio.to_thread(_deflate, body, encoding)
     return _deflate(body, encoding)
 
 
 def choose(accepted: str) -> str:
-    """The encoding to answer with, from the value of Accept-Encoding: gzip, deflate or none, which is empty.
+    """The encoding for the answer, from the value of Accept-Encoding: "gzip", "deflate", or "" for none.
 
-    The one that the client likes best, and of equals the first of these; what it does not name, such as under `*`, is
-    not chosen. None is always possible, even where the client would rather not.
+    The highest weight wins, in this order where weights are equal. Only encodings that the client names are chosen: `*` is
+    ignored. No encoding is always possible, even with `identity;q=0`.
     """
-    liked = dict(_offer(part) for part in accepted.split(","))
-    best = max(("gzip", "deflate", "identity"), key=lambda name: liked.get(name, 0.0))
-    return best if best != "identity" and liked.get(best, 0.0) > 0 else ""
+    weights = dict(_weight(item) for item in accepted.split(","))
+    best = max(("gzip", "deflate", "identity"), key=lambda name: weights.get(name, 0.0))
+    return best if best != "identity" and weights.get(best, 0.0) > 0 else ""
 
 
-def _offer(part: str) -> tuple[str, float]:
-    name, _, rest = part.partition(";")
+def _weight(item: str) -> tuple[str, float]:
+    name, _, rest = item.partition(";")
     try:
         weight = float(rest.partition("=")[2] or 1)
     except ValueError:
@@ -62,7 +63,7 @@ def _offer(part: str) -> tuple[str, float]:
 
 
 class Inflater:
-    """Unpacks one body, some of it at a time."""
+    """Decompresses one body in steps."""
 
     def __init__(self, body: bytes, encoding: str) -> None:
         self._inflater = zlib.decompressobj(_WINDOW[encoding])
@@ -73,32 +74,32 @@ class Inflater:
         return f"<Inflater of {self._encoding}, {len(self._left)} bytes left>"
 
     @property
-    def over(self) -> bool:
-        """Whether nothing more comes."""
+    def ended(self) -> bool:
+        """Whether the end of the stream, or of the body, was reached."""
         return self._inflater.eof or not (self._left or self._inflater.unconsumed_tail)
 
     def step(self, nbytes: int) -> bytes:
-        """The next bytes, up to about so many; blocks for a few milliseconds a mebibyte. Raises BadRequest."""
-        parts, size = [], 0
-        while size < nbytes and not self.over:
-            packed = self._inflater.unconsumed_tail or self._next()
+        """About the next `nbytes` of output; blocks for a few milliseconds per MiB. Raises BadRequest for broken data."""
+        chunks, size = [], 0
+        while size < nbytes and not self.ended:
+            data = self._inflater.unconsumed_tail or self._next()
             try:
-                parts.append(self._inflater.decompress(packed, nbytes - size))
+                chunks.append(self._inflater.decompress(data, nbytes - size))
             except zlib.error as error:
                 raise BadRequest(
                     f"Content-Encoding: {self._encoding}, but the body is not {self._encoding}: {error}"
                 ) from error
-            size += len(parts[-1])
-        return b"".join(parts)
+            size += len(chunks[-1])
+        return b"".join(chunks)
 
     def check(self) -> None:
-        """Raise BadRequest if what came was less, or more, than it says of itself."""
+        """Raise BadRequest if the body was not exactly one complete stream."""
         if not self._inflater.eof or self._inflater.unused_data or self._left:
             raise BadRequest(f"Content-Encoding: {self._encoding}, but the body is not one whole {self._encoding} stream")
 
     def _next(self) -> memoryview:
-        found, self._left = self._left[:_ON_A_THREAD], self._left[_ON_A_THREAD:]
-        return found
+        chunk, self._left = self._left[:_THREAD_BYTES], self._left[_THREAD_BYTES:]
+        return chunk
 
 
 def _deflate(body: bytes, encoding: str) -> bytes:

@@ -1,15 +1,14 @@
-"""An HTTP protocol for uvicorn that answers plain requests itself and leaves every other one to uvicorn's own.
+"""An HTTP/1.1 connection that answers plain requests without ASGI, and hands every other connection to uvicorn.
 
-ASGI costs a request more than a small inference does. So a connection begins here: as long as its requests are plain ones
-(HTTP/1.1, a length that is told, nothing to negotiate) they are parsed by httptools, answered by whoever this is given,
-and written at once. At the first other request the connection is handed to uvicorn's protocol for good, with every byte
-of that request; the answers there are the same.
+ASGI costs more per request than a small inference. So every connection starts here, and as long as its requests are plain
+(HTTP/1.1, Content-Length, nothing to negotiate) they are answered directly, each in one write. At the first other request the
+connection passes to uvicorn's protocol for good, with all bytes of that request; the answers are the same there.
 """
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -18,37 +17,45 @@ from ..errors import ClientGone, RequestError, TooSlow, Unavailable
 from ..tenants.model_changes import is_change
 from ..tenants.uploads import Uploads
 from . import asgi
-from .body import SPARED, Linger, hang_up
-from .connection_limits import Connections, Standing, connections
+from .body import MAX_DISCARDED, Linger, close_when_sent
+from .connection_limits import Activity, Connections, connections
 from .exchange import STATUS_LINES, Call, Reply
-from .head import Head, may_be_plain
+from .head import Head, could_be_direct
 from .infer import Infer
-from .inference import CLOSE, Inference, Outcome, Target, refusal, success
-from .strict import HEADERS_WITHIN, TOO_SLOW
+from .inference import CLOSE, Inference, Outcome, refusal, success
+from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT
 from .uvicorn_protocol import JsonHttpToolsProtocol
 
-MOST_HEADERS = 64 * 1024
-"""Bytes of headers beyond which a request is left to uvicorn, which refuses it."""
-MOST_AHEAD = 64 * 1024
-"""Bytes to read ahead of a request that is being answered."""
-AT_ONCE = 16
-"""Requests of one connection that are answered in one turn of the event loop, if none has to wait."""
+MAX_HEADER_BYTES = 64 * 1024
+"""A request with longer headers goes to uvicorn, which refuses it."""
+MAX_READ_AHEAD = 64 * 1024
+"""Bytes read beyond the request being answered, before reading pauses."""
+REQUESTS_PER_TURN = 16
+"""Pipelined requests of one connection answered per event-loop iteration, if none of them has to wait."""
 
-PassOn = Callable[[Head, asyncio.BaseTransport, bytes | bytearray], bool]
+# The phases of a connection. They are integers because mypyc compares those without a call.
+READING_HEAD: Final = 0  # No request is being served; the buffer may hold the beginning of one.
+DISCARDING: Final = 1  # No request is being served; the rest of a refused request's body is being dropped.
+READING_BODY: Final = 2  # A head was read; its body is incomplete.
+ANSWERING: Final = 3  # The body is complete; the reply is being made.
+_PHASES = ("reading a head", "discarding", "reading a body", "answering")
+
+HandOff = Callable[[Head, asyncio.BaseTransport, bytes | bytearray], bool]
 
 
-class Front(asyncio.Protocol):
-    """One connection. Belongs to the event loop; the arguments from `config` on are those that uvicorn gives its protocols.
+class HttpConnection(asyncio.Protocol):
+    """One connection. Belongs to the event loop; `config` and the arguments after it are those of uvicorn's protocols.
 
-    Inferences are answered by `infer`, everything else by `application`. `pass_on` is shown every request before it is
-    answered, unless it is uvicorn's by then, and what has been read from it on; if it takes the connection it returns True.
+    `infer` answers inferences, `application` everything else. `hand_off(head, transport, unread)` is called before each
+    request is answered, until the connection passes to uvicorn. It returns True if it moved the connection to another
+    process; the socket is not used after that.
     """
 
     def __init__(
         self,
         infer: Infer,
         application: asgi.Application,
-        pass_on: PassOn | None,
+        hand_off: HandOff | None,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -56,35 +63,34 @@ class Front(asyncio.Protocol):
     ) -> None:
         self._infer = infer
         self._application = application
-        self._pass_on = pass_on
+        self._hand_off = hand_off
         self._server_state = server_state
         self._connections: Connections = connections(server_state)  # Not uvicorn's set, which compiled code would insist on.
-        self._make_rest = partial(JsonHttpToolsProtocol, config, server_state, app_state, _loop)
+        self._make_fallback = partial(JsonHttpToolsProtocol, config, server_state, app_state, _loop)
         self._keep_alive = config.timeout_keep_alive
         self._loop = _loop or asyncio.get_event_loop()
         self._transport: Any = None
         self._buffer = bytearray()
-        self._head: Head | None = None
-        self._last: Head | None = None
-        self._start = 0
-        self._discard = 0
-        self._take: Callable[[bytes], None] | None = None
-        self._taken = True
+        self._phase = READING_HEAD
+        self._head: Head | None = None  # Of the current request, or else of the last one.
+        self._body_start = 0
+        self._discard_bytes = 0
+        self._on_body: Callable[[bytes], None] | None = None
         self._inference: Inference | None = None
-        self._uploads: Uploads | None = None
         self._task: asyncio.Task[None] | None = None
-        self._fields: list[tuple[bytes, bytes]] = []
-        self._prefix = b""
-        self._beginning = False
-        self._resting = False
+        self._uploads: Uploads | None = None
+        self._default_fields: list[tuple[bytes, bytes]] = []
+        self._default_bytes = b""
+        self._in_loop = False  # Of `_answer_next`, which is not entered twice.
+        self._yielding = False  # Other connections have their turn.
         self._writable = True
-        self._closing = False
-        self._active = True
-        self._said_all = False
-        self._deadline: asyncio.TimerHandle | None = None
+        self._closing = False  # No further request is answered.
+        self._active = True  # Something arrived since `_close_if_idle` looked last.
+        self._eof = False  # The client half-closed, and still gets its answers.
+        self._header_timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Front {'answering' if self._head else 'idle'}, {len(self._buffer)} bytes ahead>"
+        return f"<HttpConnection {_PHASES[self._phase]}, {len(self._buffer)} bytes buffered>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -94,39 +100,43 @@ class Front(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self._closing = True
-        self._expect_no_headers()
-        self._expect_no_more()
+        self._cancel_header_timer()
+        self._end_upload()
         if self._inference:
             self._inference.cancel(ClientGone("the client closed its connection"))
         elif self._task:
             self._task.cancel()
-        # These know this connection, or are large: they are not left to the garbage collector.
-        self._buffer, self._take, self._task = bytearray(), None, None
+        # Large, or in cycles with this object: freed now rather than by the garbage collector.
+        self._buffer, self._on_body, self._task = bytearray(), None, None
 
     def data_received(self, data: bytes) -> None:
         self._active = True
-        last = self._last
-        if last and self._head is None and not self._buffer and last.is_head_of(data) and self._repeat(last, data):
+        last = self._head
+        if last and self._phase == READING_HEAD and not self._buffer and last.is_head_of(data) and self._repeat(last, data):
             return
-        if self._discard:
-            data = self._drop(data)
+        if self._phase == DISCARDING:
+            dropped = min(len(data), self._discard_bytes)
+            self._discard_bytes -= dropped
+            data = data[dropped:]
+            if not self._discard_bytes:
+                self._phase = READING_HEAD
         self._buffer += data
-        if self._head is None and not self._resting:
-            self._go_on()
-        elif self._take is not None:
-            self._take_body()
-        elif len(self._buffer) > MOST_AHEAD:
+        if self._phase == READING_HEAD and not self._yielding:
+            self._answer_next()
+        elif self._phase == READING_BODY:
+            self._deliver_body()
+        elif len(self._buffer) > MAX_READ_AHEAD:
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """A client that says no more has gone, unless it can be told more at once, or waits for an answer that costs little."""
-        self._said_all = self._resting or (self._task is not None and self._taken and self._costs_little())
-        return self._said_all
+        """Whether to keep a half-closed connection: for pipelined requests, or for a cheap answer that is being made.
 
-    def _costs_little(self) -> bool:
-        """Whether what is asked is neither an inference nor a change of the models: these are not made for nobody."""
+        Otherwise it counts as a disconnect: no inference and no change of models is made for a client that may be gone.
+        """
         head = self._head
-        return head is not None and not head.is_infer and not is_change(head.path.decode("latin-1"))
+        cheap = head is not None and not head.is_infer and not is_change(head.path.decode("latin-1"))
+        self._eof = self._yielding or (self._task is not None and self._phase == ANSWERING and cheap)
+        return self._eof
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -134,168 +144,121 @@ class Front(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable = True
         self._transport.resume_reading()
-        self._go_on()
+        self._answer_next()
 
-    def standing(self) -> Standing:
-        """Whether this is answered, waits for more of a request, or for another one; see `server.http.connection_limits`."""
-        if self._head is not None and self._taken:
-            return Standing.ANSWERED
-        unfinished = self._head is not None or self._buffer or self._discard or self._last is None
-        return Standing.UNFINISHED if unfinished else Standing.IDLE
+    def activity(self) -> Activity:
+        """What this connection is doing; see `server.http.connection_limits`."""
+        if self._phase == ANSWERING:
+            return Activity.ANSWERING
+        receiving = self._phase != READING_HEAD or self._buffer or self._head is None
+        return Activity.RECEIVING if receiving else Activity.IDLE
 
-    def give_way(self) -> None:
+    def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
 
     def shutdown(self) -> None:
-        """Close as soon as the request that is being answered was; uvicorn calls this when it stops."""
+        """Close once the current request is answered, without the rest of its body; uvicorn calls this when it stops."""
         self._closing = True
-        if self._head is None:
-            hang_up(self._transport)
+        if self._phase in (READING_HEAD, DISCARDING):
+            close_when_sent(self._transport)
         self.refuse(Unavailable("the server is stopping"))
 
     def received(self) -> int:
-        """How many bytes of the body that is on its way came so far."""
-        return len(self._buffer) - self._start
+        """How many bytes of the current request's body have arrived."""
+        return len(self._buffer) - self._body_start
 
     def refuse(self, error: RequestError) -> None:
-        """Nothing will come of a body that is still on its way: say so."""
-        if self._head is None or self._taken:
+        """Answer with this error if the current request's body is incomplete; otherwise do nothing."""
+        if self._phase != READING_BODY or self._head is None:
             return
-        self._expect_no_more()
+        self._end_upload()
         if self._inference:
             self._inference.cancel(error)
         elif self._task:
             self._task.cancel()
         self._finish(self._head, refusal(error, self._head.target))
 
-    def _go_on(self) -> None:
-        """Begin to answer what there is; what is answered at once is followed by the next, up to so many."""
-        if self._beginning or self._resting:
+    def _answer_next(self) -> None:
+        """Answer buffered requests, until one has to wait, or `REQUESTS_PER_TURN` are answered."""
+        if self._in_loop or self._yielding:
             return
-        self._beginning, left = True, AT_ONCE
+        self._in_loop, left = True, REQUESTS_PER_TURN
         try:
-            while left and self._has_next() and self._begin():
+            while left and self._buffer and self._may_begin() and self._begin():
                 left -= 1
         finally:
-            self._beginning = False
-        if not left and self._has_next():
-            self._resting = True
-            self._loop.call_soon(self._rested)
-        if self._head is None and len(self._buffer) > MOST_AHEAD:
+            self._in_loop = False
+        if not left and self._buffer and self._may_begin():
+            self._yielding = True
+            self._loop.call_soon(self._continue)
+        if self._phase == READING_HEAD and len(self._buffer) > MAX_READ_AHEAD:
             self._transport.pause_reading()
-        if self._said_all and self._head is None and not self._resting and not self._closing:
-            hang_up(self._transport)
+        if self._eof and self._phase in (READING_HEAD, DISCARDING) and not self._yielding and not self._closing:
+            close_when_sent(self._transport)
 
-    def _has_next(self) -> bool:
-        return bool(self._head is None and self._buffer) and self._may_answer()
-
-    def _rested(self) -> None:
-        """Everybody else had a turn."""
-        self._resting = False
-        if self._may_answer():
+    def _continue(self) -> None:
+        """Answer more buffered requests, after the other connections had their turn."""
+        self._yielding = False
+        if self._may_begin():
             self._active = True
             self._transport.resume_reading()
-            self._go_on()
+            self._answer_next()
+
+    def _may_begin(self) -> bool:
+        return self._phase == READING_HEAD and self._writable and not self._closing and not self._transport.is_closing()
 
     def _repeat(self, head: Head, data: bytes) -> bool:
-        """Answer a request that came alone and whole, with the head of the last one; False if that cannot be done now."""
-        if not (head.is_plain_infer and self._may_answer()):
+        """Answer a single complete request with the same head as the last one; False if it has to go the usual way."""
+        if not (head.is_plain_infer and self._may_begin()):
             return False
-        if self._pass_on and self._pass_on(head, self._transport, data):
-            self._leave()
+        if self._hand_off and self._hand_off(head, self._transport, data):
+            self._abandon()
             return True
-        self._head, self._taken = head, True
+        self._phase = ANSWERING
         if inference := self._admit(head):
-            inference.begin(data[len(head.data) :], head.headers, self._heard)
+            inference.begin(data[len(head.data) :], head.headers, self._on_done)
         return True
-
-    def _may_answer(self) -> bool:
-        return self._writable and not self._closing and not self._discard and not self._transport.is_closing()
 
     def _begin(self) -> bool:
-        """Begin to answer the next request; False if its headers are not there yet, or the connection is another's now."""
+        """Begin the first request in the buffer; False if its headers are incomplete, or the connection was handed over."""
         end = self._buffer.find(b"\r\n\r\n") + 4
         if end < 4:
-            if len(self._buffer) > MOST_HEADERS or not may_be_plain(self._buffer):
-                self._hand_over()
-            elif self._deadline is None:
-                self._deadline = self._loop.call_later(HEADERS_WITHIN, self._give_up)
+            if len(self._buffer) > MAX_HEADER_BYTES or not could_be_direct(self._buffer):
+                self._fall_back()
+            elif self._header_timer is None:
+                self._header_timer = self._loop.call_later(HEADER_TIMEOUT, self._on_header_timeout)
             return False
-        self._expect_no_headers()
-        head = self._read(bytes(self._buffer[:end]))
-        if self._pass_on and head.is_complete and not head.is_ambiguous and self._pass_on(head, self._transport, self._buffer):
-            self._leave()
+        self._cancel_header_timer()
+        data, head = bytes(self._buffer[:end]), self._head
+        if head is None or head.data != data:  # Most connections repeat the same head.
+            head = self._head = Head(data)
+        if self._hand_off and head.is_routable and self._hand_off(head, self._transport, self._buffer):
+            self._abandon()
             return False
-        if not head.is_ours:
-            self._hand_over()
+        if not head.is_direct:
+            self._fall_back()
             return False
-        self._head, self._start, self._taken = head, end, False
-        if head.is_plain_infer:
-            self._answer_inference(head)
-        else:
-            self._answer_call(head)
-        self._take_body()
-        if self._inference and not self._taken and head.target:
-            self._wait_for_body(head.target)
+        self._body_start, self._phase = end, READING_BODY
+        if not head.is_plain_infer:
+            self._call(head)
+        elif inference := self._admit(head):
+            self._on_body = partial(inference.begin, headers=head.headers, on_done=self._on_done)
+        if self._phase == READING_BODY:
+            self._deliver_body()
+        if self._phase == READING_BODY and self._inference and head.target:
+            try:
+                head.target.tenant.uploads.add(self, head.length)
+                self._uploads = head.target.tenant.uploads
+            except RequestError as error:
+                self.refuse(error)
         return True
 
-    def _expect_no_headers(self) -> None:
-        """None are on their way."""
-        if self._deadline:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _give_up(self) -> None:
-        """The headers of a request did not come in time."""
-        self._deadline = None
-        if self._head is None and self._buffer and self._may_answer():
-            self._closing, self._discard = True, MOST_HEADERS
-            self._write(refusal(TooSlow(TOO_SLOW), None), None)
-            self._part()
-
-    def _read(self, data: bytes) -> Head:
-        """The request line and headers; those that a connection repeats, as most do, are not parsed again."""
-        if self._last is None or self._last.data != data:
-            self._last = Head(data)
-        return self._last
-
-    def _wait_for_body(self, target: Target) -> None:
-        """The body of this inference is on its way, if its tenant has memory for it."""
-        try:
-            target.tenant.uploads.add(self, self._head.length if self._head else 0)
-            self._uploads = target.tenant.uploads
-        except RequestError as error:
-            self.refuse(error)
-
-    def _take_body(self) -> None:
-        """Once the body is whole, give it to whoever answers."""
-        if self._head is None or self._take is None:
-            return
-        end = self._start + self._head.length
-        if len(self._buffer) >= end:
-            body = bytes(memoryview(self._buffer)[self._start : end])
-            del self._buffer[:end]
-            take, self._take, self._taken = self._take, None, True
-            self._expect_no_more()
-            take(body)
-
-    def _expect_no_more(self) -> None:
-        """No body is on its way any longer."""
-        if self._uploads:
-            self._uploads.discard(self)
-            self._uploads = None
-
-    def _answer_inference(self, head: Head) -> None:
-        """Without a task: what waits for the device is a callback."""
-        if inference := self._admit(head):
-            self._take = partial(inference.begin, headers=head.headers, heard=self._heard)
-
     def _admit(self, head: Head) -> Inference | None:
-        """Begin an inference; None if it was refused."""
+        """Start an inference; None if it was refused, and answered so."""
         try:
             if head.target is None:
-                head.target = self._infer.find(head.method, head.path, head.headers)
+                head.target = self._infer.resolve(head.method, head.path, head.headers)
             inference = Inference(head.target)
             inference.expect(head.length)
         except Exception as error:
@@ -304,27 +267,41 @@ class Front(asyncio.Protocol):
         self._inference = inference
         return inference
 
-    def _heard(self, outcome: Outcome) -> None:
-        head = self._head
-        assert head
-        self._finish(head, refusal(outcome, head.target) if isinstance(outcome, Exception) else success(outcome))
+    def _end_upload(self) -> None:
+        if self._uploads:
+            self._uploads.discard(self)
+            self._uploads = None
 
-    def _answer_call(self, head: Head) -> None:
-        """As a call of a coroutine, in a task of its own."""
+    def _deliver_body(self) -> None:
+        """Pass the body on if it is complete."""
+        end = self._body_start + (self._head.length if self._head else 0)
+        if len(self._buffer) >= end and self._on_body:
+            body = bytes(memoryview(self._buffer)[self._body_start : end])
+            del self._buffer[:end]
+            on_body, self._on_body, self._phase = self._on_body, None, ANSWERING
+            self._end_upload()
+            on_body(body)
+
+    def _on_done(self, outcome: Outcome) -> None:
+        if head := self._head:
+            self._finish(head, refusal(outcome, head.target) if isinstance(outcome, Exception) else success(outcome))
+
+    def _call(self, head: Head) -> None:
+        """Answer with a coroutine, in a task of its own."""
         body: asyncio.Future[bytes] = self._loop.create_future()
 
-        async def whole(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
+        async def read(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
             return await body
 
         client = self._transport.get_extra_info("peername")
-        call = Call(head.method, head.path, head.query, head.headers, whole, None, client and client[:2], self.received)
+        call = Call(head.method, head.path, head.query, head.headers, read, None, client and client[:2], self.received)
         task = self._loop.create_task(self._respond(head, call))
         self._server_state.tasks.add(task)
         task.add_done_callback(self._server_state.tasks.discard)
-        self._task, self._take = task, partial(_resolve, body)
+        self._task, self._on_body = task, partial(_resolve, body)
 
     async def _respond(self, head: Head, call: Call) -> None:
-        if head.is_infer and not head.is_of_page:  # What such a page may read is for the application to say.
+        if head.is_infer and not head.has_origin:  # With an Origin, the application decides about CORS.
             reply = await self._infer.answer(call)
         else:
             reply = await asgi.respond(self._application, call)
@@ -332,84 +309,87 @@ class Front(asyncio.Protocol):
             self._finish(head, reply)
 
     def _finish(self, head: Head, reply: Reply) -> None:
-        """Answer, and go on with what came meanwhile."""
-        self._head = self._inference = self._task = self._take = None
+        """Write the reply to the current request, and go on to the next one."""
+        body_incomplete, self._phase = self._phase == READING_BODY, READING_HEAD
+        self._inference = self._task = self._on_body = None
         if self._transport.is_closing():
             return
-        if not self._taken:
+        if body_incomplete:
             self._skip_body(head)
         if reply.status >= 400 and CLOSE in reply.fields:
             self._closing = True
         self._write(reply, head)
         if self._closing:
-            self._part()
-        elif self._buffer or self._said_all:
+            self._close(self._discard_bytes)
+        elif self._buffer or self._eof:
             self._transport.resume_reading()
-            self._go_on()
+            self._answer_next()
 
     def _write(self, reply: Reply, head: Head | None) -> None:
-        parts = [STATUS_LINES[reply.status], self._defaults()]
+        if self._default_fields is not self._server_state.default_headers:  # uvicorn makes a new list every second.
+            self._default_fields = self._server_state.default_headers
+            self._default_bytes = b"".join([b"%b: %b\r\n" % field for field in self._default_fields])
+        parts = [STATUS_LINES[reply.status], self._default_bytes]
         for name, value in reply.fields:
             parts += (name, b": ", value, b"\r\n")
         if self._closing:
             if CLOSE not in reply.fields:
                 parts.append(b"connection: close\r\n")
-        elif head and head.is_old:
+        elif head and head.is_http_1_0:
             parts.append(b"connection: keep-alive\r\n")
         parts += (b"content-length: %d\r\n\r\n" % len(reply.body), reply.body)
         self._transport.write(b"".join(parts))
 
-    def _defaults(self) -> bytes:
-        """The fields that every answer has, of which uvicorn makes a new list each second."""
-        if self._fields is not self._server_state.default_headers:
-            self._fields = self._server_state.default_headers
-            self._prefix = b"".join([b"%b: %b\r\n" % field for field in self._fields])
-        return self._prefix
-
     def _skip_body(self, head: Head) -> None:
-        """A request that was refused early may still be sending its body: forget what comes, and close if it is much."""
-        self._taken = True
-        whole = self._start + head.length
-        self._discard = max(0, whole - len(self._buffer))
-        del self._buffer[:whole]  # In place: a client that sends thousands ahead must not have them copied for each.
-        self._closing = self._closing or self._discard > SPARED
+        """Drop the body of a request that was refused before it was complete; close afterwards if the rest is large."""
+        end = self._body_start + head.length
+        self._discard_bytes = max(0, end - len(self._buffer))
+        if self._discard_bytes:
+            self._phase = DISCARDING
+        del self._buffer[:end]  # In place: thousands of pipelined requests must not be copied for each of them.
+        self._closing = self._closing or self._discard_bytes > MAX_DISCARDED
 
-    def _drop(self, data: bytes) -> bytes:
-        dropped = min(len(data), self._discard)
-        self._discard -= dropped
-        return data[dropped:]
-
-    def _part(self) -> None:
-        """The last was said: close, but not on a client that still sends, for it would never read it."""
-        if self._discard:
+    def _close(self, unread: int) -> None:
+        """Close after the last answer; linger if the client may still send `unread` bytes, so that it can read the answer."""
+        if unread:
             self._connections.discard(self)
-            Linger(self._transport, self._discard, self._connections).begin()
+            Linger(self._transport, unread, self._connections).begin()
         else:
-            hang_up(self._transport)
+            close_when_sent(self._transport)
 
-    def _hand_over(self) -> None:
-        """Leave this connection to uvicorn, from the first byte of the request that is not ours."""
+    def _fall_back(self) -> None:
+        """Pass this connection to uvicorn, with all bytes of the request that is not plain."""
         self._connections.discard(self)
-        self._expect_no_headers()
-        rest, data, self._buffer = self._make_rest(), bytes(self._buffer), bytearray()
+        self._cancel_header_timer()
+        fallback, data, self._buffer = self._make_fallback(), bytes(self._buffer), bytearray()
         self._closing = True
-        rest.connection_made(self._transport)
-        self._transport.set_protocol(rest)
-        rest.data_received(data)
+        fallback.connection_made(self._transport)
+        self._transport.set_protocol(fallback)
+        fallback.data_received(data)
 
-    def _leave(self) -> None:
-        """Another process has the connection: let go of it here, without a word to the client."""
+    def _abandon(self) -> None:
+        """Another process has the connection now: close this process's socket without sending anything."""
         self._closing = True
         self._transport.abort()
 
+    def _on_header_timeout(self) -> None:
+        self._header_timer = None
+        if self._buffer and self._may_begin():
+            self._closing = True
+            self._write(refusal(TooSlow(HEADER_TIMEOUT_TEXT), None), None)
+            self._close(MAX_HEADER_BYTES)
+
+    def _cancel_header_timer(self) -> None:
+        if self._header_timer:
+            self._header_timer.cancel()
+            self._header_timer = None
+
     def _close_if_idle(self) -> None:
-        if self._closing:
-            return
-        if self._head is None and not self._active:
+        if self._phase in (READING_HEAD, DISCARDING) and not self._active and not self._closing:
             self._transport.close()
-            return
-        self._active = False
-        self._loop.call_later(self._keep_alive, self._close_if_idle)
+        elif not self._closing:
+            self._active = False
+            self._loop.call_later(self._keep_alive, self._close_if_idle)
 
 
 def _resolve(future: "asyncio.Future[bytes]", body: bytes) -> None:

@@ -1,8 +1,8 @@
-"""How many connections one process that speaks HTTP has, and which of them give way to new ones.
+"""Limits the number of connections of one HTTP process, and decides which are closed to make room for new ones.
 
-Who opens connections and finishes no request on them must not keep others out: where there are too many, those are closed that
-wait for more of a request, then those that wait for another one, each time the oldest first. One that is being answered stays,
-and so does the youngest quarter, of which nothing may have been read yet.
+A client that opens connections without completing a request must not lock others out. At the limit, connections that are
+still receiving a request are closed first, then idle ones, the oldest first in both cases. A connection whose request is being
+answered is never closed, nor is one of the youngest quarter: its first bytes may not have been read yet.
 """
 
 import resource
@@ -13,39 +13,41 @@ from typing import Protocol
 
 from uvicorn.server import ServerState
 
-NOBODYS = 1024
-"""Connections of the processes that are no tenant's; a few are used by health checks and administrators."""
-_STEP, _YOUNG = 16, 4
-"""What part of them is closed at once, so that they are seldom looked through, and what part is young: one in so many."""
+MAX_SHARED_CONNECTIONS = 1024
+"""Connections of a process that serves no single tenant: health checks and administrators need only a few."""
+_CLOSED_FRACTION = 16
+"""One in so many of the limit is closed at a time, so that the connections are seldom searched."""
+_YOUNG_FRACTION = 4
+"""One in so many of the limit, the youngest, is never closed."""
 
 
-class Standing(IntEnum):
-    """What a connection is about, in the order in which they give way."""
+class Activity(IntEnum):
+    """What a connection is doing; the lower values are closed first."""
 
-    UNFINISHED = 0
+    RECEIVING = 0
     IDLE = 1
-    ANSWERED = 2
+    ANSWERING = 2
 
 
 class Connection(Protocol):
-    """One of them."""
+    """An open connection."""
 
-    def standing(self) -> Standing:
-        """What it is about now."""
+    def activity(self) -> Activity:
+        """What it is doing now."""
 
-    def give_way(self) -> None:
+    def abort(self) -> None:
         """Close at once."""
 
 
 class Connections(MutableSet[Connection]):
-    """Those of one process, the oldest first; in place of uvicorn's own set. Belongs to the event loop."""
+    """The connections of one process, oldest first; replaces uvicorn's own set. Belongs to the event loop."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._all: dict[Connection, None] = {}
 
     def __repr__(self) -> str:
-        return f"<Connections {len(self._all)} of {self._most}>"
+        return f"<Connections {len(self._all)} of {self._limit}>"
 
     def __contains__(self, connection: object) -> bool:
         return connection in self._all
@@ -57,8 +59,8 @@ class Connections(MutableSet[Connection]):
         return len(self._all)
 
     def add(self, value: Connection) -> None:
-        """There is one more; others may have to give way."""
-        if len(self._all) >= self._most:
+        """Add a new connection; at the limit, close others first."""
+        if len(self._all) >= self._limit:
             self._make_room()
         self._all[value] = None
 
@@ -66,28 +68,28 @@ class Connections(MutableSet[Connection]):
         self._all.pop(value, None)
 
     def _make_room(self) -> None:
-        """Close some, as many as may be."""
-        older = islice(self._all, len(self._all) - self._most // _YOUNG)
-        candidates = sorted((each for each in older if each.standing() < Standing.ANSWERED), key=_standing)
-        for each in candidates[: max(1, self._most // _STEP)]:
+        """Close up to a sixteenth of the limit, at least one if there is a candidate."""
+        older = islice(self._all, len(self._all) - self._limit // _YOUNG_FRACTION)
+        candidates = sorted((each for each in older if each.activity() < Activity.ANSWERING), key=_activity)
+        for each in candidates[: max(1, self._limit // _CLOSED_FRACTION)]:
             self.discard(each)
-            each.give_way()
+            each.abort()
 
 
 def connections(state: ServerState) -> Connections:
-    """Those of the process that uvicorn has this state of: as many as its descriptors are for, which it needs for more."""
+    """The connections of this uvicorn server, limited by the process's file descriptors."""
     found: object = state.connections
     if not isinstance(found, Connections):
-        found = Connections(allowed())
+        found = Connections(descriptor_limit())
         state.connections = found  # type: ignore[assignment]
     return found
 
 
-def allowed() -> int:
-    """How many a process may have."""
+def descriptor_limit() -> int:
+    """How many connections the process's file descriptors allow: three quarters, since uvicorn and others need some too."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, descriptors * 3 // 4)
 
 
-def _standing(connection: Connection) -> Standing:
-    return connection.standing()
+def _activity(connection: Connection) -> Activity:
+    return connection.activity()

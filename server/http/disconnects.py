@@ -1,7 +1,7 @@
-"""Notices clients that go away while their request waits, at next to no cost for those that are answered at once.
+"""Detects clients that disconnect while their request waits under ASGI, at almost no cost for requests answered quickly.
 
-Listening to a connection takes a task of its own, which costs more than a short inference. So requests are only noted
-when they begin to wait, and one look every few milliseconds starts to listen for those that the look before saw already.
+Listening for a disconnect needs one task per request, which costs more than a short inference. So a waiting request is only
+recorded, and a timer that runs every few milliseconds starts a listener for each request that was already there the last time.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 @dataclass(slots=True)
 class Watch:
-    """A request that waits, and the task that listens to its client once there is one."""
+    """A waiting request, and the task that listens for its disconnect, once started."""
 
     answer: "asyncio.Future[Any]"
     receive: Receive
@@ -24,43 +24,42 @@ class Watch:
     task: "asyncio.Task[None] | None" = None
 
 
-class Departures:
-    """Ends the wait for an answer with ClientGone when the client disconnects. Belongs to the event loop.
+class DisconnectWatcher:
+    """Fails the future of a waiting request with ClientGone when its client disconnects. Belongs to the event loop.
 
-    `patience` is how long, in seconds, a request may wait before anyone listens whether its client is still there; it may
-    become twice that.
+    A listener is started after a request has waited `patience` to twice `patience` seconds.
     """
 
     def __init__(self, patience: float = 0.01) -> None:
         self._patience = patience
-        self._waiting: dict[int, Watch] = {}
-        self._looking = False
+        self._watches: dict[int, Watch] = {}
+        self._scheduled = False
 
     def __repr__(self) -> str:
-        return f"<Departures {len(self._waiting)} waiting>"
+        return f"<DisconnectWatcher {len(self._watches)} waiting>"
 
-    def note(self, answer: "asyncio.Future[Any]", receive: Receive) -> None:
-        """This request begins to wait; its body has been received."""
-        self._waiting[id(answer)] = Watch(answer, receive)
-        if not self._looking:
-            self._looking = True
-            asyncio.get_running_loop().call_later(self._patience, self._look)
+    def watch(self, answer: "asyncio.Future[Any]", receive: Receive) -> None:
+        """Watch a request that starts to wait for `answer`; its body must have been received."""
+        self._watches[id(answer)] = Watch(answer, receive)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_later(self._patience, self._check)
 
-    def forget(self, answer: "asyncio.Future[Any]") -> None:
-        """This request waits no more."""
-        watch = self._waiting.pop(id(answer))
+    def unwatch(self, answer: "asyncio.Future[Any]") -> None:
+        """Stop watching: the request no longer waits."""
+        watch = self._watches.pop(id(answer))
         if watch.task:
             watch.task.cancel()
-            watch.task = None  # It holds the watch as well, and the two would be left to the garbage collector.
+            watch.task = None  # Breaks the cycle of task and watch, which only the garbage collector would free.
 
-    def _look(self) -> None:
-        for watch in self._waiting.values():
+    def _check(self) -> None:
+        for watch in self._watches.values():
             if watch.seen and watch.task is None:
                 watch.task = asyncio.ensure_future(_listen(watch))
             watch.seen = True
-        self._looking = bool(self._waiting)
-        if self._looking:
-            asyncio.get_running_loop().call_later(self._patience, self._look)
+        self._scheduled = bool(self._watches)
+        if self._scheduled:
+            asyncio.get_running_loop().call_later(self._patience, self._check)
 
 
 async def _listen(watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""A request and its answer, whatever brought the one and takes the other."""
+"""A request and its reply, independent of the transport that carries them."""
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -10,43 +10,43 @@ from .disconnects import Receive
 Headers = dict[bytes, bytes]
 
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-"""What answers begin with."""
+"""The status line by status code, with its line end."""
 
 
-class Read(Protocol):
-    """How to get a body, which may still be on its way."""
+class ReadBody(Protocol):
+    """Reads a request body, which may still be arriving."""
 
     def __call__(self, limit: int, grow: Callable[[int], None] | None = None) -> Awaitable[bytes]:
-        """All of it; `grow` is told of its bytes as they come, where nothing else counts them, and may raise.
+        """The whole body. `grow` is called with the size of each chunk, if the body is not already counted; it may raise.
 
-        Raises ClientGone if it never comes whole, TooLarge once it is over `limit`.
+        Raises ClientGone if the body never completes, TooLarge if it exceeds `limit` bytes.
         """
 
 
 class Call(NamedTuple):
-    """A request as its headers tell it, by lower-case name, and how to get the body.
+    """A request's head, with header names in lower case, and how to read its body.
 
-    `received` says how much of it came, where `body` tells of no parts. `receive` tells when the
-    client goes away, as ASGI's does; None where whoever calls cancels the call instead. `client` is an address and a port.
+    `received` returns how many bytes of the body have arrived, where `body` does not call `grow`. `receive` is ASGI's, to
+    detect a disconnect; None where a disconnect cancels the task that serves the call. `client` is address and port.
     """
 
     method: str
     raw_path: bytes
     query: bytes
     headers: Headers
-    body: Read
+    body: ReadBody
     receive: Receive | None
     client: tuple[str, int] | None
     received: Callable[[], int] | None = None
 
     @property
     def path(self) -> str:
-        """The path as text, its escapes resolved."""
+        """The path as text, percent-decoded."""
         return unquote(self.raw_path.decode("latin-1"))
 
 
 class Reply(NamedTuple):
-    """A whole answer; `fields` lack only Content-Length."""
+    """A complete answer; `fields` are its headers without Content-Length."""
 
     status: int
     fields: list[tuple[bytes, bytes]]

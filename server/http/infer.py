@@ -1,6 +1,7 @@
-"""`POST /v2/models/NAME[/versions/V]/infer`, from headers and body to an answer: a bare ASGI application, or less than that.
+"""`POST /v2/models/NAME[/versions/V]/infer`, from head and body to a reply.
 
-What it is called by is `Infer.__call__` under any ASGI server, and `server.http.connection` where there is nothing in between.
+Under any ASGI server `Infer` is an ASGI application of its own, without the framework. `server.http.connection` calls
+`Infer.resolve` and `Inference` directly, without ASGI.
 """
 
 import asyncio
@@ -8,28 +9,28 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
-from ..errors import Ambiguous, ClientGone, NotFound, WrongMethod
+from ..errors import Ambiguous, ClientGone
 from ..tenants.service import Service
 from . import compression, strict
-from .body import Body, told
-from .disconnects import Departures, Receive
+from .body import Body, content_length
+from .disconnects import DisconnectWatcher, Receive
 from .exchange import Call, Headers, Reply
 from .inference import CLOSE, Inference, Outcome, Success, Target, refusal, success
+from .paths import parse_infer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Infer:
-    """Serves inference requests of every tenant that is served here. `service` gives the service once there is one."""
+    """Serves the inference requests of all tenants of this process. `service` returns the service, or raises Unavailable."""
 
     def __init__(self, service: Callable[[], Service]) -> None:
         self._service = service
-        self._departures = Departures()
+        self._disconnects = DisconnectWatcher()
 
     def __repr__(self) -> str:
-        return f"<Infer {self._departures!r}>"
+        return f"<Infer {self._disconnects!r}>"
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request as an ASGI application."""
@@ -45,22 +46,22 @@ class Infer:
         if reply:
             await _send(reply, body, send)
 
-    def find(self, method: str, raw_path: bytes, headers: Headers) -> Target:
-        """Whose model a request with these headers is for. Raises what is wrong with them."""
-        name, version = _named(method, raw_path)
+    def resolve(self, method: str, raw_path: bytes, headers: Headers) -> Target:
+        """The tenant and model that a request is for. Raises NotFound, WrongMethod, Unavailable, Unauthorized, Misdirected."""
+        name, version = parse_infer(method, raw_path)
         service = self._service()
         tenant = service.tenant(_text(headers, b"authorization"), _text(headers, b"x-tenant"))
         return Target(tenant, name, version, service.limits, service.config.server.max_body)
 
     async def answer(self, call: Call) -> Reply | None:
-        """Answer one request, whatever it is; None if its client is gone."""
+        """The reply to one request, errors included; None if its client has disconnected."""
         target = None
         try:
-            target = self.find(call.method, call.raw_path, call.headers)
+            target = self.resolve(call.method, call.raw_path, call.headers)
             inference = Inference(target)
-            inference.expect(told(call.headers.get(b"content-length")))
+            inference.expect(content_length(call.headers.get(b"content-length")))
             outcome = await self._infer(inference, call, target)
-            return await _packed(outcome, call.headers)
+            return await _compressed(outcome, call.headers)
         except ClientGone:
             return None
         except Exception as error:
@@ -68,15 +69,15 @@ class Infer:
 
     async def _infer(self, inference: Inference, call: Call, target: Target) -> "Success":
         try:
-            body = await _unpacked(call, target)
+            body = await _read_body(call, target)
         except (Exception, CancelledError) as error:
             inference.count(error)
             raise
         future: asyncio.Future[Success] = asyncio.get_running_loop().create_future()
         inference.begin(body, call.headers, partial(_resolve, future))
-        del body  # It is in the tenant's slot by now.
+        del body  # Its tensors are in the tenant's slot now.
         if call.receive is not None:
-            self._departures.note(future, call.receive)
+            self._disconnects.watch(future, call.receive)
         try:
             return await future
         except (ClientGone, CancelledError) as error:
@@ -84,8 +85,8 @@ class Infer:
             raise
         finally:
             if call.receive is not None:
-                self._departures.forget(future)
-            del future  # Its error knows this frame, and the two would be left to the garbage collector.
+                self._disconnects.unwatch(future)
+            del future  # Breaks the cycle of its error and this frame, which only the garbage collector would free.
 
 
 def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
@@ -97,55 +98,39 @@ def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
         future.set_result(outcome)
 
 
-def is_infer(path: str) -> bool:
-    """Whether this path is for `Infer` to answer."""
-    return path.endswith("/infer") and path.startswith("/v2/models/") and path != "/v2/models/infer"
-
-
-def _named(method: str, raw_path: bytes) -> tuple[str, str | None]:
-    """The model's name and version. Raises NotFound, or WrongMethod."""
-    parts = raw_path.split(b"/")  # "", v2, models, NAME[, versions, V], infer
-    versioned = len(parts) == 7 and parts[4] == b"versions" and parts[5].isdigit()
-    if not versioned and len(parts) != 5:
-        raise NotFound(f"there is nothing at {unquote(raw_path.decode('latin-1'))}")
-    if method != "POST":
-        raise WrongMethod(method, "POST")
-    name = parts[3].decode("latin-1")
-    return unquote(name) if "%" in name else name, parts[5].decode() if versioned else None
-
-
 def _text(headers: Headers, name: bytes) -> str | None:
     value = headers.get(name)
     return None if value is None else value.decode("latin-1")
 
 
-async def _unpacked(call: Call, target: Target) -> bytes:
-    """The whole body, unpacked. Raises TooLarge, QueueFull, TooSlow or Unavailable as soon as that is known, ClientGone."""
-    with target.tenant.uploads.expect(told(call.headers.get(b"content-length")), call.received) as upload:
+async def _read_body(call: Call, target: Target) -> bytes:
+    """The whole body, decompressed. Raises TooLarge, QueueFull, TooSlow or Unavailable as soon as that is known, ClientGone."""
+    with target.tenant.uploads.expect(content_length(call.headers.get(b"content-length")), call.received) as upload:
         body = await call.body(target.max_body, upload.grow)
         upload.whole()
         if (encoding := call.headers.get(b"content-encoding")) is not None:
-            body = await compression.unpack(body, encoding.decode("latin-1").lower(), target.max_body, upload.swell)
+            body = await compression.decompress(body, encoding.decode("latin-1").lower(), target.max_body, upload.swell)
         return body
 
 
-async def _packed(outcome: Success, headers: Headers) -> Reply:
-    """The same, packed if its client takes that and it is worth it."""
+async def _compressed(outcome: Success, headers: Headers) -> Reply:
+    """The reply, compressed if the client accepts that and the body is large enough."""
     reply, accepted = success(outcome), headers.get(b"accept-encoding")
-    worth = accepted and len(reply.body) >= compression.WORTHWHILE
-    if accepted and worth and (encoding := compression.choose(accepted.decode("latin-1"))):
-        body = await compression.pack(reply.body, encoding)
+    large = accepted and len(reply.body) >= compression.MIN_COMPRESSED_BYTES
+    if accepted and large and (encoding := compression.choose(accepted.decode("latin-1"))):
+        body = await compression.compress(reply.body, encoding)
         fields = [*reply.fields, (b"content-encoding", encoding.encode()), (b"vary", b"accept-encoding")]
         return Reply(200, fields, body)
     return reply
 
 
 async def _send(reply: Reply, body: Body, send: Send) -> None:
+    """Send a reply over ASGI, and linger if the connection closes with part of the request body unread."""
     fields = [*reply.fields, (b"content-length", b"%d" % len(reply.body))]
-    last = CLOSE in fields
-    if body.unwanted and not last:
+    closes = CLOSE in fields
+    if body.must_close and not closes:
         fields.append(CLOSE)
-    lingers = body.unwanted or (last and not body.whole)
+    lingers = body.must_close or (closes and not body.complete)
     await send({"type": "http.response.start", "status": reply.status, "headers": fields})
     await send({"type": "http.response.body", "body": reply.body, "more_body": lingers})
     if lingers:

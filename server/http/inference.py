@@ -1,4 +1,4 @@
-"""One inference from its headers to its reply, apart from how the body came and how the reply goes."""
+"""One inference request from its headers to its reply, independent of how its body arrives and how the reply is sent."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from ..errors import (
 from ..link.messages import Done
 from ..link.slots import SMALLEST, Slot
 from ..protocol.json_document import Object
-from ..protocol.json_slices import SLICE, cut, parse_slices
+from ..protocol.json_slices import SLICE, extract_row, parse_slices
 from ..protocol.request import Limits
 from ..protocol.response import InferResponse, Written, is_long, write_long
 from ..protocol.time_slices import Returned, Steps
@@ -38,20 +38,20 @@ from .exchange import Headers, Reply
 log = logging.getLogger("greenlane.infer")
 
 CLOSE = (b"connection", b"close")
-"""The field of an answer that is the connection's last."""
+"""The header of an answer after which the connection is closed."""
 
 _INVALID = (400, 408, 413, 415)
-"""Statuses of requests that were wrong themselves, or never came whole; Triton counts none of them for the model."""
-_SPARE = 8
-"""What part of a tenant's memory may be left for outputs of one request whose size is not known: one in so many."""
+"""Statuses of requests that were invalid or incomplete. As in Triton, they do not count as failures of the model."""
+_OUTPUT_RESERVE_FRACTION = 8
+"""One in so many of a tenant's bytes may be reserved at most for the outputs of one request whose size is not known."""
 
 Success = tuple[InferResponse, bytes]
-"""An encoded answer, and its Server-Timing."""
+"""An encoded answer, and the value of its Server-Timing header."""
 Outcome = Success | Exception
 
 
 class Target(NamedTuple):
-    """Whose model a request is for."""
+    """The tenant and model a request is for, and the limits that apply to it."""
 
     tenant: Tenant
     name: str
@@ -61,19 +61,21 @@ class Target(NamedTuple):
 
 
 class Inference:
-    """One request from its headers to its reply. Nothing here waits: whoever has the body says so, and is called back.
+    """One request from its headers to its outcome. Belongs to the event loop; nothing here blocks or awaits.
 
-    Raises NotFound, and what the tenant's queue says: a flood is turned away before its bodies come.
+    `begin` is called once the body is complete, and ends with a call of `on_done`. The constructor raises NotFound or
+    Unavailable for the model, and refuses as the tenant's queue does (QueueFull), so that a flood is refused before its bodies
+    are read.
     """
 
-    __slots__ = ("_arrived", "_decoded", "_heard", "_request", "_served", "_slot", "_target")
+    __slots__ = ("_arrived", "_decoded", "_on_done", "_request", "_served", "_slot", "_target")
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._arrived = time.monotonic_ns()
         self._served = target.tenant.catalog.find(target.name, target.version)
         self._slot: Slot | None = None
-        self._heard: Callable[[Outcome], None] | None = None
+        self._on_done: Callable[[Outcome], None] | None = None
         try:
             target.tenant.lane.check()
         except RequestError as error:
@@ -81,38 +83,40 @@ class Inference:
             raise
 
     def expect(self, length: int) -> None:
-        """A body of so many bytes is on its way. Raises TooLarge."""
+        """Check the announced length of the body. Raises TooLarge."""
         if length > self._target.max_body:
             error = TooLarge(f"a body of {length} bytes; the limit is {self._target.max_body} (server.max_body)")
             self.count(error)
             raise error
-        try:  # All but its JSON are tensors, which need as much memory.
+        try:  # All of it except the JSON is tensors, which need as many bytes of the tenant's memory.
             self._target.tenant.lane.slots.blocks.check(length - self._target.limits.json)
         except TooLarge as error:
             self.count(error)
             raise
 
-    def begin(self, body: bytes, headers: Headers, heard: Callable[["Outcome"], None], document: Object | None = None) -> None:
-        """The body has come, unpacked; `heard` is told the outcome, once, before or after this returns.
+    def begin(
+        self, body: bytes, headers: Headers, on_done: Callable[["Outcome"], None], document: Object | None = None
+    ) -> None:
+        """Start with the complete, decompressed body. `on_done` is called once with the outcome, possibly before this returns.
 
-        Large JSON waits for its turns, to come back as a `document`.
+        Large JSON is parsed in time slices first; then this is called again with the `document`.
         """
-        self._heard = heard
+        self._on_done = on_done
         try:
             tenant, name, version, limits, _ = self._target
             if document is None:
                 self._arrived = time.monotonic_ns()
-                if len(body) > SLICE and self._take_turns(body, headers, heard):
+                if len(body) > SLICE and self._parse_in_slices(body, headers, on_done):
                     return
-            served = self._served = tenant.catalog.find(name, version)  # It may be another by now.
+            served = self._served = tenant.catalog.find(name, version)  # It may have been replaced since the headers came.
             slot = self._slot = tenant.lane.admit()
-            request = self._request = served.plans.decode(
+            request = self._request = served.request_cache.decode(
                 body, _header_length(headers), served.signature, slot, limits, document
             )
             self._decoded = time.monotonic_ns()
             lane, priority, timeout = tenant.lane, request.priority, request.timeout
             if document is not None and timeout is not None:
-                timeout = self._left(timeout)
+                timeout = self._time_left(timeout)
             lane.begin(slot, served.key, request.shapes, self._end, priority, timeout, served.batching, served.queues)
         except MemoryFull as error:
             self._fail(self._target.tenant.lane.reject(str(error)))
@@ -120,61 +124,61 @@ class Inference:
             self._fail(error)
 
     def cancel(self, error: BaseException) -> None:
-        """Nobody waits for the outcome any more, and nobody will be told."""
-        self._heard = None
+        """Stop: `on_done` will not be called any more. Counts `error` as the reason, and releases the slot."""
+        self._on_done = None
         self.count(error)
         self._release()
 
     def count(self, error: BaseException) -> None:
-        """It was refused, or failed, for this reason."""
+        """Count this refusal or failure in the model's or the tenant's statistics."""
         if reason := _reason(error):
             self._served.statistics.failed(time.monotonic_ns() - self._arrived, reason)
         else:
             self._target.tenant.lane.count_invalid()
 
-    def _take_turns(self, body: bytes, headers: Headers, heard: Callable[["Outcome"], None]) -> bool:
-        """Let large JSON wait for its turns; False if it is not large, or too large. Raises as `Lane.check` does."""
+    def _parse_in_slices(self, body: bytes, headers: Headers, on_done: Callable[["Outcome"], None]) -> bool:
+        """Schedule large JSON for time slices; False if it is small, or over the limit. Raises QueueFull, Unavailable."""
         tenant, _, _, limits, _ = self._target
         length = _header_length(headers)
         size = len(body) if length is None else length
         if not SLICE < size <= min(len(body), limits.json):
             return False
         tenant.lane.check()
-        turns, most = self._served.plans.turns, tenant.config.queue + tenant.config.in_flight
-        if len(turns) >= most:
-            may = f"{most} may (tenants.{tenant.name}.queue + in_flight)"
-            raise tenant.lane.reject(f"Exceeds maximum queue size: {len(turns)} large requests wait for their turns, and {may}")
-        row = cut(data := body[:size])
+        slices, limit = self._served.request_cache.time_slices, tenant.config.queue + tenant.config.in_flight
+        if len(slices) >= limit:
+            allowed = f"the limit is {limit} (tenants.{tenant.name}.queue + in_flight)"
+            raise tenant.lane.reject(f"Exceeds maximum queue size: {len(slices)} large requests wait to be parsed; {allowed}")
+        row = extract_row(data := body[:size])
         tenant.uploads.take(len(body))
         timeout = row.timeout if row else None
         timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout) if timeout else None
-        turns.add(self._parse(parse_slices(data, row), partial(self.begin, body, headers, heard), timer, len(body)))
+        slices.add(self._parse(parse_slices(data, row), partial(self.begin, body, headers, on_done), timer, len(body)))
         return True
 
     def _parse(
         self, steps: Steps[Object], begin: Callable[[Object], None], timer: asyncio.TimerHandle | None, nbytes: int
     ) -> Steps[None]:
         try:
-            yield from self._go_on(steps, begin)
+            yield from self._run_steps(steps, begin)
         finally:
             self._target.tenant.uploads.give(nbytes)
             if timer:
                 timer.cancel()
 
-    def _go_on(self, steps: Steps[Returned], then: Callable[[Returned], None]) -> Steps[None]:
-        """Take these steps, and do that with what comes of them, if anybody still waits for it."""
+    def _run_steps(self, steps: Steps[Returned], then: Callable[[Returned], None]) -> Steps[None]:
+        """Run these steps and call `then` with their result, unless the request was cancelled meanwhile."""
         try:
-            if self._heard is None:
+            if self._on_done is None:
                 return
             returned = yield from steps
         except Exception as error:
-            if self._heard is not None:
+            if self._on_done is not None:
                 self._fail(error)
         else:
-            if self._heard is not None:
+            if self._on_done is not None:
                 then(returned)
 
-    def _left(self, timeout: float) -> float:
+    def _time_left(self, timeout: float) -> float:
         """Seconds until the deadline. Raises DeadlineExceeded."""
         left = timeout - (time.monotonic_ns() - self._arrived) / 1e9
         if left <= 0:
@@ -182,15 +186,15 @@ class Inference:
         return left
 
     def _expire(self, timeout: float) -> None:
-        """The deadline has passed; a client that left meanwhile was counted already."""
-        if self._heard is not None:
+        """The deadline passed while the JSON was parsed; a request that was cancelled before is already counted."""
+        if self._on_done is not None:
             self._fail(self._target.tenant.lane.expire(timeout))
 
     def _end(self, end: Done | RequestError, written: Written | None = None) -> None:
-        """The lane says how it ended."""
+        """Called by the lane when the inference has ended: encode the outputs, and report the outcome."""
         if not isinstance(end, Done):
             if isinstance(end, Outgrown):
-                self._begin_again(end)
+                self._retry_with_more_memory(end)
             else:
                 self._fail(end)
             return
@@ -201,9 +205,9 @@ class Inference:
             long = written is None and slot.capacity > SMALLEST and is_long(request, served.signature, end.outputs)
             if long or (request.classified and written is None):
                 steps = write_long(request, served.signature, slot, end.outputs, nonfinite, served.labels)
-                served.plans.turns.add(self._go_on(steps, partial(self._end, end)))
+                served.request_cache.time_slices.add(self._run_steps(steps, partial(self._end, end)))
                 return
-            response = served.plans.encode(
+            response = served.request_cache.encode(
                 served.name, served.version, request, served.signature, slot, end.outputs, written, nonfinite
             )
         except Exception as error:
@@ -213,21 +217,21 @@ class Inference:
             encoded, rows = time.monotonic_ns(), served.signature.rows(request.shapes)
             served.statistics.succeeded(self._arrived, self._decoded, end, encoded, rows)
             queued, executed = (end.began - self._decoded) / 1e6, (end.ended - end.began) / 1e6
-            self._tell((response, b"queue;dur=%.3f, execute;dur=%.3f" % (queued, executed)))
+            self._report((response, b"queue;dur=%.3f, execute;dur=%.3f" % (queued, executed)))
 
-    def _begin_again(self, outgrown: Outgrown) -> None:
-        """Have it run once more with memory for its outputs, alone; the model's next requests leave as much for theirs.
+    def _retry_with_more_memory(self, outgrown: Outgrown) -> None:
+        """Run the request again, unbatched, with memory for its outputs; the model's next requests reserve as much at once.
 
-        What ran is lost: only the HTTP side can take memory, and the worker does not wait for it.
+        The first run is lost: only the HTTP side can allocate a tenant's memory, and the worker does not wait for it.
         """
         try:
             slot, served, request, lane = self._slot, self._served, self._request, self._target.tenant.lane
             assert slot
             _, room = slot.inputs(served.signature, request.shapes, slot.capacity)
-            wanted = outgrown.nbytes - (room.address - slot.address)
-            served.plans.leave(min(wanted, lane.slots.blocks.nbytes // _SPARE))
+            needed = outgrown.nbytes - (room.address - slot.address)
+            served.request_cache.raise_output_reserve(min(needed, lane.slots.blocks.nbytes // _OUTPUT_RESERVE_FRACTION))
             slot.reserve(outgrown.nbytes)
-            timeout = None if request.timeout is None else self._left(request.timeout)
+            timeout = None if request.timeout is None else self._time_left(request.timeout)
             lane.begin(slot, served.key, request.shapes, self._end, request.priority, timeout)
         except MemoryFull as error:
             self._fail(self._target.tenant.lane.reject(str(error)))
@@ -235,15 +239,15 @@ class Inference:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        heard = self._heard
+        on_done = self._on_done
         self.cancel(error)
-        if heard:
-            heard(error)
+        if on_done:
+            on_done(error)
 
-    def _tell(self, outcome: "Outcome") -> None:
-        heard, self._heard = self._heard, None  # Whoever hears knows this one, and the two would be left to the collector.
-        if heard:
-            heard(outcome)
+    def _report(self, outcome: "Outcome") -> None:
+        on_done, self._on_done = self._on_done, None  # Breaks a cycle that only the garbage collector would free.
+        if on_done:
+            on_done(outcome)
 
     def _release(self) -> None:
         slot, self._slot = self._slot, None
@@ -252,7 +256,7 @@ class Inference:
 
 
 def success(outcome: Success) -> Reply:
-    """The reply to a request that went well."""
+    """The reply to a successful request."""
     (body, length), timing = outcome
     kind = b"application/json" if length is None else b"application/octet-stream"
     fields = [(b"content-type", kind), (b"server-timing", timing)]
@@ -262,22 +266,22 @@ def success(outcome: Success) -> Reply:
 
 
 def refusal(error: Exception, target: Target | None) -> Reply:
-    """The reply to a request that went wrong, and to whom it was if that was found out."""
+    """The reply to a refused or failed request, with `target` if it was determined; logs errors of status 500."""
     request_id = uuid.uuid4().hex
-    told = answer(error, request_id)
-    if told.status == 500:
+    reply = answer(error, request_id)
+    if reply.status == 500:
         unexpected = error if not isinstance(error, Failed) else None
         tenant = target.tenant.name if target else "-"
         log.error("%s", error, exc_info=unexpected, extra={"tenant": tenant, "request_id": request_id})
     fields = [(b"content-type", b"application/json")]
-    fields += [(name.encode(), value.encode()) for name, value in told.headers.items()]
+    fields += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
     if isinstance(error, Unavailable) and target and target.tenant.lane.refusing:
-        fields.append(CLOSE)  # No other request on this connection would fare better.
-    return Reply(told.status, fields, orjson.dumps({"error": told.text}))
+        fields.append(CLOSE)  # Every other request on this connection would be refused as well.
+    return Reply(reply.status, fields, orjson.dumps({"error": reply.text}))
 
 
 def _header_length(headers: Headers) -> int | None:
-    """The value of Inference-Header-Content-Length, if there is one. Raises BadRequest."""
+    """The value of Inference-Header-Content-Length in bytes, or None. Raises BadRequest."""
     value = headers.get(b"inference-header-content-length")
     if value is None:
         return None
@@ -287,7 +291,7 @@ def _header_length(headers: Headers) -> int | None:
 
 
 def _reason(error: BaseException) -> str | None:
-    """Triton's reason for a failure, as in its metric nv_inference_request_failure; None where the request itself was wrong."""
+    """The reason as in Triton's metric nv_inference_request_failure; None for an invalid request, which is not a failure."""
     if isinstance(error, QueueFull | DeadlineExceeded | Unavailable):
         return "REJECTED"
     if isinstance(error, ClientGone | CancelledError):

@@ -1,4 +1,4 @@
-"""httptools' parser of requests, for a server that never switches protocols."""
+"""An httptools request parser for a server that never switches protocols."""
 
 from typing import Any
 
@@ -8,74 +8,74 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class Parser:
-    """Reads requests for `protocol`, whose `on_...` methods it calls as httptools does.
+    """Parses requests and calls the `on_...` methods of `protocol` as httptools does.
 
-    A request that offers an upgrade (`Connection: Upgrade`, as Java's client and curl --http2 send it) is read like any
-    other: RFC 9110, 7.8 lets a server ignore the offer. httptools would end such a request after its headers, and take its
-    body for the next one; so the body is given to a second parser of httptools, with headers that frame it the same way.
+    A request that offers an upgrade (`Connection: Upgrade`, as Java's client and curl --http2 send it) is parsed like any
+    other: RFC 9110, 7.8 lets a server ignore the offer. httptools would end such a request after its headers and parse its
+    body as the next request. So the body goes to a second httptools parser, which first gets headers with the same framing.
 
-    Belongs to the event loop. `close` lets go of `protocol`.
+    Belongs to the event loop. `close` drops the reference to `protocol`, which refers to this parser too.
     """
 
     def __init__(self, protocol: Any) -> None:
         self._protocol = protocol
         self._framing: list[bytes] = []
-        self._framing_again = False
-        self._parser = self._fresh()
+        self._replaying = False
+        self._parser = self._new_parser()
 
     def feed_data(self, data: bytes) -> None:
-        """Read on. Raises httptools.HttpParserError for what is no HTTP, and after what a callback raised."""
+        """Parse more bytes. Raises httptools.HttpParserError if they are not HTTP, or if a callback raised."""
         while True:
             try:
                 self._parser.feed_data(data)
                 return
-            except httptools.HttpParserUpgrade as ended:
-                data = data[ended.args[0] :]
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
                 self._read_body()
 
     def close(self) -> None:
-        """Read no more."""
+        """Drop the references to the protocol and the parser; nothing may be fed afterwards."""
         self._protocol = self._parser = None
 
     def get_method(self) -> bytes:
-        """The method of the request whose headers were read last."""
+        """The method of the request whose headers were parsed last."""
         method: bytes = self._parser.get_method()
         return method
 
     def get_http_version(self) -> str:
-        """Its version, as in `1.1`."""
+        """Its HTTP version, such as `1.1`."""
         version: str = self._parser.get_http_version()
         return version
 
     def should_keep_alive(self) -> bool:
-        """Whether it leaves its connection open."""
+        """Whether it keeps its connection open."""
         keeps: bool = self._parser.should_keep_alive()
         return keeps
 
     def should_upgrade(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     def set_dangerous_leniencies(self, **leniencies: bool) -> None:
-        """uvicorn asks for one that is given anyway, see `_fresh`."""
+        """Called by uvicorn for a leniency that is always on, see `_new_parser`."""
 
     def on_message_begin(self) -> None:
-        if not self._framing_again:
+        if not self._replaying:
             self._framing = []
             self._protocol.on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if not self._framing_again:
+        if not self._replaying:
             self._protocol.on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._framing_again:
+        if not self._replaying:
             if name.lower() in _FRAMING:
                 self._framing += (name, b": ", value, b"\r\n")
             self._protocol.on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if not self._framing_again:
+        if not self._replaying:
             self._protocol.on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -86,14 +86,14 @@ class Parser:
             self._protocol.on_message_complete()
 
     def _read_body(self) -> None:
-        """Have another parser read on, from the body of the request whose headers were read."""
-        self._parser, self._framing_again = self._fresh(), True
+        """Replace the parser by one that continues with the body of the request whose headers were parsed."""
+        self._parser, self._replaying = self._new_parser(), True
         try:
             self._parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *self._framing, b"\r\n"]))
         finally:
-            self._framing_again = False
+            self._replaying = False
 
-    def _fresh(self) -> Any:
+    def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # An answer may go out before what follows is refused.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # To answer before refusing what follows.
         return parser

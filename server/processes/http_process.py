@@ -19,10 +19,11 @@ import uvloop
 from ..api import cors, framework, metadata
 from ..config.schema import Config
 from ..host.malloc import QUIET, Tidy, keep_large_blocks
-from ..http.connection import Front
-from ..http.connection_limits import NOBODYS, Connections, allowed
+from ..http.connection import HttpConnection
+from ..http.connection_limits import MAX_SHARED_CONNECTIONS, Connections, descriptor_limit
 from ..http.head import Head
-from ..http.infer import Infer, is_infer
+from ..http.infer import Infer
+from ..http.paths import is_infer
 from ..link import ring as links
 from ..link.ring import Descriptors
 from ..tenants.catalog import Entry, Served
@@ -112,7 +113,7 @@ class Process:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = Server(self._uvicorn())
         if outfit.name in (SHARED, UNAUTHENTICATED):
-            self._server.server_state.connections = Connections(min(NOBODYS, allowed()))  # type: ignore[assignment]
+            self._server.server_state.connections = Connections(min(MAX_SHARED_CONNECTIONS, descriptor_limit()))  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"<Process of {self._outfit.name}, {self._service!r}>"
@@ -147,7 +148,7 @@ class Process:
             loop="uvloop",
             lifespan="off",
             ws="none",
-            http=partial(Front, infer, shared, self._pass_on),  # type: ignore[arg-type]
+            http=partial(HttpConnection, infer, shared, self._hand_off),  # type: ignore[arg-type]
             timeout_keep_alive=self._keep_alive(),
             log_config=None,
             access_log=False,
@@ -188,7 +189,7 @@ class Process:
             if passed.ahead is not None:
                 os.close(passed.ahead)
 
-    def _pass_on(self, head: Head, transport: Any, data: bytes | bytearray) -> bool:
+    def _hand_off(self, head: Head, transport: Any, data: bytes | bytearray) -> bool:
         """Give a connection back to the dispatcher once it asks for something that is another process's.
 
         A head that was answered once is ours.

@@ -1,7 +1,7 @@
 """Whose connection is this? From the first headers on it, without reading the body, to the process that is to have it."""
 
 from ..errors import Ambiguous, Unauthorized
-from ..http.head import is_damaged
+from ..http.head import has_bare_line_feed
 from ..http.strict import headers
 from ..tenants.auth import Tenancy
 
@@ -24,7 +24,7 @@ def destination(data: bytes, tenancy: Tenancy) -> str | None:
         return UNAUTHENTICATED  # Not HTTP, and may wait for an answer before it says more: TLS, for one.
     end = data.find(b"\r\n\r\n")
     if end < 0:
-        return UNAUTHENTICATED if whole or is_damaged(data) else None
+        return UNAUTHENTICATED if whole or has_bare_line_feed(data) else None
     first, *lines = data[:end].split(b"\r\n")
     try:
         fields = headers(map(_field, lines))

@@ -1,1 +1,1 @@
-"""The Open Inference Protocol v2 on bytes: requests into slots, slots into answers. No sockets, no framework."""
+"""The Open Inference Protocol v2 on bytes: requests decoded into slots, answers encoded from slots. No sockets."""

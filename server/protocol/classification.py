@@ -1,7 +1,7 @@
-"""The classification extension: the highest values of an output in place of the output, as texts `value:index[:label]`.
+"""The classification extension: answers with the highest values of an output, as strings `value:index[:label]`.
 
-As https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_classification.md has it. Of a model
-that takes batches each row has classes of its own.
+See https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_classification.md. For a model with a
+batch dimension, each row is classified separately.
 """
 
 import math
@@ -11,33 +11,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engines import TensorSpec
-from server.errors import BadRequest
-from server.link.messages import Shape
-from server.protocol.time_slices import Steps
 
+from ..errors import BadRequest
+from ..link.messages import Shape
 from .json_tensors import Array
+from .time_slices import Steps
 
-MOST_ELEMENTS = 1_000_000
-"""Elements that one row of an output may have to be classified, as in Triton."""
-MOST_TEXTS = 100_000
-"""Texts of one output, which take some 20 MB and 0.1 s to make."""
+MAX_ELEMENTS = 1_000_000
+"""Elements of one row that can be classified at most, as in Triton."""
+MAX_TEXTS = 100_000
+"""Classes of one output at most; as many strings take about 20 MB and 0.1 s."""
 _BLOCK = 1 << 15
-"""Elements to look through at a time: about a millisecond."""
+"""Elements searched per time slice: about a millisecond."""
 _TEXTS = 1 << 10
-"""Texts to make at a time: about a millisecond."""
+"""Strings made per time slice: about a millisecond."""
 
 
 class Classes(NamedTuple):
-    """An output classified: its shape as a BYTES tensor, and its elements."""
+    """The result for one output: its shape as a BYTES tensor, and the elements."""
 
     shape: Shape
     texts: list[bytes]
 
 
 class Labels:
-    """What the classes of outputs are called, by the output's name: the contents of label files, a line a class, in UTF-8.
+    """The names of classes by output: the contents of label files in UTF-8, one line per class.
 
-    They are split when they are first asked for, in the process that asks; what is pickled is the files.
+    A file is split on its first use; only the files are pickled.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
@@ -51,7 +51,7 @@ class Labels:
         return Labels, (self._files,)
 
     def of(self, output: str) -> Sequence[bytes]:
-        """The label of each class, an empty one for none; shorter than the output where the file is."""
+        """The label of each class, empty for a class without one; may be shorter than the output."""
         if output not in self._files:
             return ()
         if output not in self._lines:
@@ -60,70 +60,70 @@ class Labels:
 
 
 UNLABELLED = Labels({})
-"""Of a model whose classes have no names."""
+"""For a model without label files."""
 
 
 def classify(
     spec: TensorSpec, data: memoryview, shape: Shape, count: int, batched: bool, labels: Sequence[bytes]
 ) -> Steps[Classes]:
-    """The `count` highest values of each row, the highest first, of equals the one of the lower index, NaN last.
+    """The `count` highest values of each row in descending order, equal values by ascending index, NaN last.
 
-    Raises BadRequest for what is too much of either.
+    Yields about once a millisecond. Raises BadRequest if the row or the result is too large.
     """
     rows = shape[0] if batched else 1
     size = math.prod(shape[1:] if batched else shape)
     most = min(count, size)
-    if size > MOST_ELEMENTS:
-        raise BadRequest(f"output {spec.name!r}: {size} elements; at most {MOST_ELEMENTS} can be classified")
-    if rows * most > MOST_TEXTS:
-        raise BadRequest(f"output {spec.name!r}: {rows} times {most} classes; an answer has at most {MOST_TEXTS}")
+    if size > MAX_ELEMENTS:
+        raise BadRequest(f"output {spec.name!r}: {size} elements; at most {MAX_ELEMENTS} can be classified")
+    if rows * most > MAX_TEXTS:
+        raise BadRequest(f"output {spec.name!r}: {rows} times {most} classes; an answer has at most {MAX_TEXTS}")
     texts: list[bytes] = []
     due = 0
     for row in np.frombuffer(data, spec.datatype.numpy).reshape(rows, size):
         numbers = row if spec.datatype.name != "BF16" else (row.astype("<u4") << 16).view("<f4")
         values = np.where(np.isnan(numbers), -np.inf, numbers) if numbers.dtype.kind == "f" else numbers
-        places = np.zeros(0, np.intp)
+        indices = np.zeros(0, np.intp)
         for start in range(0, size, _BLOCK):
             block = np.arange(start, min(start + _BLOCK, size))
-            places = _best(values, np.concatenate([places, block]), most)
+            indices = _best(values, np.concatenate([indices, block]), most)
             if (due := due + len(block)) >= _BLOCK:
                 yield
                 due = 0
-        places = _sorted(values, places)
+        indices = _sorted(values, indices)
         for start in range(0, most, _TEXTS):
-            part = places[start : start + _TEXTS]
-            texts += _texts(numbers, part, labels)
-            if (due := due + len(part) * (_BLOCK // _TEXTS)) >= _BLOCK:
+            chunk = indices[start : start + _TEXTS]
+            texts += _texts(numbers, chunk, labels)
+            if (due := due + len(chunk) * (_BLOCK // _TEXTS)) >= _BLOCK:
                 yield
                 due = 0
     return Classes((rows, most) if batched else (most,), texts)
 
 
-def _best(values: Array, places: Array, count: int) -> Array:
-    """Of these places, which ascend, the `count` that have the highest values, ascending; of equals the first."""
-    if len(places) <= count:
-        return places
-    found = values[places]
+def _best(values: Array, indices: Array, count: int) -> Array:
+    """The `count` of these ascending indices with the highest values, ascending; of equal values the lower indices."""
+    if len(indices) <= count:
+        return indices
+    found = values[indices]
     last = np.partition(found, len(found) - count)[len(found) - count]
-    above = places[found > last]
-    equal = places[found == last][: count - len(above)]
+    above = indices[found > last]
+    equal = indices[found == last][: count - len(above)]
     merged: Array = np.sort(np.concatenate([above, equal]))
     return merged
 
 
-def _sorted(values: Array, places: Array) -> Array:
-    """These places by their values, the highest first; of equals the first."""
-    backwards = places[::-1]  # Sorted upwards and turned round, so that the first of equals stays the first.
-    ordered: Array = backwards[np.argsort(values[backwards], kind="stable")][::-1]
+def _sorted(values: Array, indices: Array) -> Array:
+    """These ascending indices by descending value; equal values by ascending index."""
+    descending = indices[::-1]  # A stable ascending sort of it, reversed, keeps equal values in ascending order of index.
+    ordered: Array = descending[np.argsort(values[descending], kind="stable")][::-1]
     return ordered
 
 
-def _texts(numbers: Array, places: Array, labels: Sequence[bytes]) -> list[bytes]:
-    """As Triton writes them: floats with six digits."""
+def _texts(numbers: Array, indices: Array, labels: Sequence[bytes]) -> list[bytes]:
+    """Strings in Triton's format: floats have six digits."""
     form = b"%f:%d" if numbers.dtype.kind == "f" else b"%d:%d"
     found = []
-    for value, place in zip(numbers[places].tolist(), places.tolist(), strict=True):
-        text = form % (value, place)
-        label = labels[place] if place < len(labels) else b""
+    for value, index in zip(numbers[indices].tolist(), indices.tolist(), strict=True):
+        text = form % (value, index)
+        label = labels[index] if index < len(labels) else b""
         found.append(b"%b:%b" % (text, label) if label else text)
     return found

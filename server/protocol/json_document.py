@@ -1,12 +1,11 @@
-"""A JSON document, strictly: what is not JSON, or says a key twice, is refused; and fields with their names in errors."""
+"""Strict JSON parsing, which refuses repeated keys, and typed access to fields with errors that name them."""
 
 import json
 from typing import Any, NoReturn
 
 import orjson
 
-from server.errors import BadRequest
-
+from ..errors import BadRequest
 from .json_errors import explain
 
 Object = dict[str, Any]
@@ -18,9 +17,9 @@ _KINDS: dict[type, str] = {
 
 
 def parse(data: "bytes | memoryview", what: str = "the request body", tensors: bool = True) -> Object:
-    """Parse a JSON object. Raises BadRequest for anything else, for NaN, and for a key that stands twice.
+    """Parse a JSON object. Raises BadRequest for anything else, for NaN, and for a repeated key.
 
-    `tensors` is whether binary tensors could follow it, of which errors then remind.
+    `what` names the data in errors. `tensors`: whether binary tensors could follow, so that errors mention them.
     """
     try:
         document = orjson.loads(data)
@@ -31,20 +30,20 @@ def parse(data: "bytes | memoryview", what: str = "the request body", tensors: b
         raise BadRequest(f"{what} is not JSON: {explain(text, error, tensors)}") from error
     if type(document) is not dict:
         raise BadRequest(f"{what} is {kind_of(document)}; expected an object")
-    # Every key takes a colon, so as many colons as keys leave none for a key that stands twice. Strings with colons in
-    # them only make the count too high, and then the slow parser decides.
+    # Each key takes one colon, so if there are as many colons as distinct keys, no key is repeated. Colons inside strings
+    # only make the count too high; then the slow parser decides.
     if bytes(data).count(b":") != _count_keys(document):
         _refuse_repeated_keys(data, what)
     return document
 
 
 def kind_of(value: object) -> str:
-    """What a JSON value is, for people."""
+    """The JSON type of a value, in words."""
     return _KINDS[type(value)]
 
 
 def field(parent: Object, key: str, kind: type, where: str = "", required: bool = False) -> Any:
-    """The value of a field, or None if it is absent; BadRequest naming it if it is of another kind.
+    """The value of a field, or None if it is absent or null. Raises BadRequest if its type is wrong, or it is required.
 
     `where` is the path of `parent`, ending in a dot, such as `inputs[0].`.
     """
@@ -84,13 +83,13 @@ def flag(values: Object, key: str, where: str = "parameters.") -> bool | None:
 
 
 def refuse(where: str, value: object, expected: str) -> NoReturn:
-    """Raise BadRequest for this value of this field, with its kind unless that is plain to see or what was expected."""
+    """Raise BadRequest for the value of a field, with its type unless that is obvious or was expected."""
     what = "" if value is None or expected.startswith(kind_of(value)) else f" is {kind_of(value)}"
     raise BadRequest(f"{where}: {show(value)}{what}; expected {expected}")
 
 
 def show(value: object) -> str:
-    """A value as short JSON, for messages."""
+    """A value as JSON, shortened for messages."""
     try:
         text = json.dumps(value, ensure_ascii=False)
     except RecursionError:
@@ -99,17 +98,17 @@ def show(value: object) -> str:
 
 
 def short(text: str) -> str:
-    """As much of a text that somebody sent as a message may repeat."""
+    """A text from a client, shortened for messages."""
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def count(number: int, what: str) -> str:
-    """A number of things, in words: 1 byte, 2 bytes."""
+    """A number with its noun: 1 byte, 2 bytes."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _count_keys(document: Object) -> int:
-    """Keys of an inference request, wherever the protocol has objects: not in tensor data, which has none."""
+    """The number of keys in an inference request. Tensor data is not searched: it has no objects."""
     count, objects = 0, [document]
     while objects:
         current = objects.pop()

@@ -1,7 +1,6 @@
-"""Large JSON in slices: nearly all of it is one flat row of numbers, which can be read, and written, a part at a time.
+"""Large JSON in time slices: almost all of it is one flat array of numbers, which is parsed and written in chunks.
 
-What comes of the slices is what comes of the whole. Whatever is out of the ordinary is left to be read as a whole, which
-also finds the words for what is wrong with it.
+The results are the same as without slices. Any unusual document is parsed as a whole, which also produces the error messages.
 """
 
 import re
@@ -11,26 +10,26 @@ import numpy as np
 import orjson
 
 from engines import DATATYPES, DataType, TensorSpec
-from server.errors import BadRequest
-from server.protocol.time_slices import Steps
 
+from ..errors import BadRequest
 from .json_document import Object, parse
-from .json_tensors import Array, Declared, to_array
+from .json_tensors import Array, InputDeclaration, to_array
 from .nonfinite import dump
+from .time_slices import Steps
 
 SLICE = 1 << 16
-"""Bytes of JSON to read at a time: a third of a millisecond."""
+"""Bytes of JSON parsed per time slice: a third of a millisecond."""
 ELEMENTS = 1 << 13
-"""Elements to write at a time."""
+"""Elements written per time slice."""
 
 _DATA = re.compile(rb'(?<!\\)"data"[ \t\r\n]*:[ \t\r\n]*\[')
-"""A quote without a backslash begins or ends a string: where the rest is JSON, this begins a key."""
-_MARK = rb'"\u0000"'
-"""What stands in for the row; JSON has no second way to write it."""
+"""An unescaped quote begins or ends a string; in valid JSON, this pattern starts at a key."""
+_PLACEHOLDER = rb'"\u0000"'
+"""Replaces the extracted row. JSON has only this spelling of it, so a document that contains it is easily detected."""
 
 
 class Row(NamedTuple):
-    """A document that lacks the `data` of one of its inputs, which is this text without its brackets."""
+    """A document without the `data` of one input, `entry`; `text` is that data without its brackets."""
 
     document: Object
     entry: Object
@@ -39,14 +38,14 @@ class Row(NamedTuple):
 
     @property
     def timeout(self) -> float | None:
-        """The request's, in seconds, if it has one, and a right one."""
+        """The request's timeout in seconds; None if it has none, or an invalid one."""
         values = self.document.get("parameters")
         value = values.get("timeout") if type(values) is dict else None
         return value / 1e6 if type(value) is int and value > 0 else None
 
 
-def cut(data: bytes) -> Row | None:
-    """Take the first long flat row out of a JSON document; None if there is none, or anything is wrong with the rest."""
+def extract_row(data: bytes) -> Row | None:
+    """Extract the first long flat row of a JSON document; None if there is none, or the rest is invalid."""
     for found in _DATA.finditer(data):
         end = data.find(b"]", found.end())
         if end - found.end() > SLICE:
@@ -55,10 +54,10 @@ def cut(data: bytes) -> Row | None:
 
 
 def _row(before: bytes, text: bytes, after: bytes) -> Row | None:
-    if _MARK in before or _MARK in after:
+    if _PLACEHOLDER in before or _PLACEHOLDER in after:
         return None
     try:
-        document = parse(before + _MARK + after)
+        document = parse(before + _PLACEHOLDER + after)
     except BadRequest:
         return None
     inputs = document.get("inputs")
@@ -69,38 +68,38 @@ def _row(before: bytes, text: bytes, after: bytes) -> Row | None:
     return None
 
 
-def read(row: Row) -> Steps[bool]:
-    """Put the row back into its document, as an array of its data type; False if it has anything else in it."""
-    parts, start, text = [], 0, row.text
+def parse_row(row: Row) -> Steps[bool]:
+    """Put the row back into its document as a numpy array; False if it has any invalid element."""
+    chunks, start, text = [], 0, row.text
     spec = TensorSpec("", row.datatype, ())
     while start <= len(text):
         end = text.find(b",", start + SLICE)
         end = len(text) if end < 0 else end
         try:
             values = orjson.loads(b"[%b]" % text[start:end])
-            parts.append(to_array(values, Declared("", spec, (len(values),))))
+            chunks.append(to_array(values, InputDeclaration("", spec, (len(values),))))
         except (orjson.JSONDecodeError, BadRequest):
             return False
         if not values:
-            return False  # Two commas, or one too many at the end.
+            return False  # Two commas in a row, or a trailing one.
         start = end + 1
         yield
-    row.entry["data"] = np.concatenate(parts)
+    row.entry["data"] = np.concatenate(chunks)
     return True
 
 
-def write(array: Array, nonfinite: str) -> Steps[orjson.Fragment]:
-    """The array as `nonfinite.dump` has it in JSON, flat."""
-    parts = []
+def dump_slices(array: Array, nonfinite: str) -> Steps[orjson.Fragment]:
+    """The flat array as JSON, as `nonfinite.dump` writes it."""
+    chunks = []
     for start in range(0, len(array), ELEMENTS):
-        parts.append(dump(array[start : start + ELEMENTS], nonfinite)[1:-1])
+        chunks.append(dump(array[start : start + ELEMENTS], nonfinite)[1:-1])
         yield
-    return orjson.Fragment(b"[%b]" % b",".join(parts))
+    return orjson.Fragment(b"[%b]" % b",".join(chunks))
 
 
 def parse_slices(data: bytes, row: Row | None) -> Steps[Object]:
-    """The document, with what `cut` took out of it, or read as a whole; raises as `parse` does."""
-    if row and (yield from read(row)):
+    """The document, with the row from `extract_row` parsed in slices, or parsed as a whole. Raises as `parse` does."""
+    if row and (yield from parse_row(row)):
         return row.document
     document = parse(data)
     yield

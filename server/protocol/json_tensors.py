@@ -1,7 +1,7 @@
-"""JSON tensor data into typed elements: nested or flat, and never a value that the data type cannot hold.
+"""Converts JSON tensor data, nested or flat, into typed elements; refuses every value that the data type cannot hold.
 
-numpy gets no list that was not looked through: it would take "1" and true for 1, let floats pass for integers, and give
-every number the room of the longest string beside it.
+Types are checked before numpy sees a list: numpy would accept "1" and true as 1 and floats as integers, and would give every
+number the size of the longest string beside it.
 """
 
 import math
@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from engines import DataType, TensorSpec, wire
-from server.errors import BadRequest
-from server.link.messages import Shape
 
+from ..errors import BadRequest
+from ..link.messages import Shape
 from .json_document import count, kind_of, refuse, show
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -22,8 +22,8 @@ _TYPES: dict[str, set[type]] = {"float": {int, float}, "int": {int}, "uint": {in
 _EXPECTED = {"float": "a number", "int": "an integer", "uint": "an integer", "bool": "true or false", "bytes": "a string"}
 
 
-class Declared(NamedTuple):
-    """What a request says of an input beside its data. `where` is its path, ending in a dot, such as `inputs[0].`."""
+class InputDeclaration(NamedTuple):
+    """An input as declared in a request, without its data. `where` is its JSON path, ending in a dot, such as `inputs[0].`."""
 
     where: str
     spec: TensorSpec
@@ -33,15 +33,15 @@ class Declared(NamedTuple):
         return f"{self.where[:-1]} ({self.spec.name!r}), {self.spec.datatype} {list(self.shape)}"
 
 
-def to_array(data: "list[Any] | Array", declared: Declared) -> Array:
-    """The elements of a numeric or BOOL tensor, row-major and flat. Raises BadRequest naming the first that does not fit.
+def to_array(data: "list[Any] | Array", declared: InputDeclaration) -> Array:
+    """The elements of a numeric or BOOL tensor, row-major and flat. Raises BadRequest naming the first invalid one.
 
-    An array is what this made of them before, in slices.
+    An array is the result of earlier calls for its slices; only its length is checked.
     """
     if isinstance(data, np.ndarray):
         if len(data) == math.prod(declared.shape):
             return data
-        return to_array(data.tolist(), declared)  # Which says what is wrong with it.
+        return to_array(data.tolist(), declared)  # Raises with the right message.
     datatype = declared.spec.datatype
     if datatype.name in ("FP16", "BF16"):
         instead = "send it as a binary tensor (parameters.binary_data_size)"
@@ -52,28 +52,28 @@ def to_array(data: "list[Any] | Array", declared: Declared) -> Array:
             array = np.array(elements.values, datatype.numpy)
     except OverflowError:
         low, high = _limits(datatype)
-        elements.refuse_range(next(at for at, value in enumerate(elements.values) if not low <= value <= high))
+        elements.refuse_range(next(index for index, value in enumerate(elements.values) if not low <= value <= high))
     if datatype.kind == "float" and not (finite := np.isfinite(array)).all():
         elements.refuse_range(int(finite.argmin()))
     return array
 
 
-def to_wire(data: list[Any], declared: Declared) -> bytes:
-    """The elements of a BYTES tensor, in wire form. Raises BadRequest naming the first that is no string."""
+def to_wire(data: list[Any], declared: InputDeclaration) -> bytes:
+    """The elements of a BYTES tensor in wire format. Raises BadRequest naming the first that is not a string."""
     return wire.pack(text.encode() for text in _elements(data, declared).values)
 
 
 class Elements(NamedTuple):
-    """The elements of a tensor side by side, and how they stood in its data: in rows of these sizes, if any."""
+    """The elements of a tensor as a flat list, and the dimensions in which its data was nested, for error paths."""
 
     values: list[Any]
     dims: Shape
-    declared: Declared
+    declared: InputDeclaration
 
     def refuse_type(self, index: int) -> NoReturn:
         value, datatype = self.values[index], self.declared.spec.datatype
         is_number = type(value) is float and datatype.kind in ("int", "uint")
-        if is_number and value.is_integer() and abs(value) >= 2**63:  # What the parser makes of longer integers.
+        if is_number and value.is_integer() and abs(value) >= 2**63:  # The parser turns longer integers into floats.
             self.refuse_range(index)
         refuse(self._path(index), value, f"{_EXPECTED[datatype.kind]} for {datatype}")
 
@@ -83,11 +83,11 @@ class Elements(NamedTuple):
         raise BadRequest(f"{self._path(index)}: {show(self.values[index])} is out of range for {datatype} ({low} to {high})")
 
     def _path(self, index: int) -> str:
-        return f"{self.declared.where}data{_place(index, self.dims)}"
+        return f"{self.declared.where}data{_indices(index, self.dims)}"
 
 
-def _elements(data: list[Any], declared: Declared) -> Elements:
-    """As many elements as the shape has, each of a JSON type that the data type takes."""
+def _elements(data: list[Any], declared: InputDeclaration) -> Elements:
+    """The elements, with their count checked against the shape and their JSON types against the data type."""
     shape = declared.shape
     size = math.prod(shape)
     nested = len(shape) > 1 and bool(data) and type(data[0]) is list
@@ -97,12 +97,12 @@ def _elements(data: list[Any], declared: Declared) -> Elements:
         raise BadRequest(f"{declared}: {came} in data; the shape asks for {size}, nested so or flat")
     types = _TYPES[declared.spec.datatype.kind]
     if not set(map(type, elements.values)) <= types:
-        elements.refuse_type(next(at for at, value in enumerate(elements.values) if type(value) not in types))
+        elements.refuse_type(next(index for index, value in enumerate(elements.values) if type(value) not in types))
     return elements
 
 
-def _unnest(data: list[Any], declared: Declared) -> list[Any]:
-    """The elements of rows within rows, as many in each as the shape says."""
+def _unnest(data: list[Any], declared: InputDeclaration) -> list[Any]:
+    """The elements of nested rows, with the length of each row checked against the shape."""
     rows = [data]
     for depth, size in enumerate(declared.shape):
         if not (set(map(type, rows)) <= {list} and set(map(len, rows)) <= {size}):
@@ -111,22 +111,22 @@ def _unnest(data: list[Any], declared: Declared) -> list[Any]:
     return rows
 
 
-def _refuse_row(rows: list[Any], depth: int, declared: Declared) -> NoReturn:
-    """Name the first of these rows, so deep in the data, that is none, or of another length."""
+def _refuse_row(rows: list[Any], depth: int, declared: InputDeclaration) -> NoReturn:
+    """Raise BadRequest for the first row at this depth that is not a row, or has the wrong length."""
     size = declared.shape[depth]
     index, row = next((index, row) for index, row in enumerate(rows) if type(row) is not list or len(row) != size)
-    place = _place(index, declared.shape[:depth]) if depth else ""
+    indices = _indices(index, declared.shape[:depth]) if depth else ""
     came = f"a row of {len(row)}" if type(row) is list else kind_of(row)
-    raise BadRequest(f"{declared}: data{place} is {came}; the shape asks for a row of {size} there, or for all elements flat")
+    raise BadRequest(f"{declared}: data{indices} is {came}; the shape asks for a row of {size} there, or for all elements flat")
 
 
-def _place(index: int, dims: Shape) -> str:
-    """Where in rows of these sizes this element stands, as indices."""
-    places = []
+def _indices(index: int, dims: Shape) -> str:
+    """The path to a flat index in nested rows of these dimensions, such as `[0][2]`."""
+    indices = []
     for size in reversed(dims[1:]):
-        index, place = divmod(index, size)
-        places.append(place)
-    return "".join(f"[{place}]" for place in (index, *reversed(places)))
+        index, position = divmod(index, size)
+        indices.append(position)
+    return "".join(f"[{position}]" for position in (index, *reversed(indices)))
 
 
 def _limits(datatype: DataType) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""An inference request from bytes into a slot: everything is checked before anything is written."""
+"""Decodes an inference request into a slot; everything is checked before anything is written."""
 
 import math
 from collections import deque
@@ -9,26 +9,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engines import Signature, TensorSpec, wire
-from server.errors import BadRequest, TooLarge
-from server.link.messages import Shape
-from server.link.slots import Slot
 
+from ..errors import BadRequest, TooLarge
+from ..link.messages import Shape
+from ..link.slots import Slot
 from .json_document import Object, count, field, flag, parameters, parse, refuse, short, show, unsigned
-from .json_tensors import Declared, to_array, to_wire
+from .json_tensors import InputDeclaration, to_array, to_wire
 
-_MOST_DIMENSIONS = 64
-"""As in numpy; no model has more, and the product of a body full of them would take seconds."""
+_MAX_DIMENSIONS = 64
+"""As in numpy. No model has more, and multiplying a body full of dimensions would take seconds."""
 
 ASK = "ask for a binary tensor (parameters.binary_data_output on the request, or binary_data on the output)"
-"""What to do where JSON cannot carry an output."""
+"""The advice in errors about outputs that JSON cannot represent."""
 _RAW = "Inference-Header-Content-Length: 0, a raw body,"
 
 Buffer = Any
-"""Whatever can be written to a slot: bytes, a memoryview, or a contiguous array."""
+"""bytes, a memoryview, or a contiguous numpy array."""
 
 
-class Wanted(NamedTuple):
-    """An output to answer with: its place in the signature, whether as a binary tensor, and as how many classes if any."""
+class RequestedOutput(NamedTuple):
+    """An output by its position in the signature; `classes` is the number of classes to return in its place, 0 for none."""
 
     position: int
     binary: bool
@@ -37,10 +37,12 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes of JSON that one request may have, elements that one tensor may claim, and what JSON has for NaN and infinity.
+    """Limits on one request, and how its answer writes NaN and infinity.
 
-    `texts` is how many elements all BYTES tensors of one request may have: each costs many times its bytes where it is run.
-    `nonfinite` is "literal" for `NaN`, `Infinity` and `-Infinity`, or "null".
+    - `json`: bytes of JSON.
+    - `elements`: elements of one tensor.
+    - `nonfinite`: "literal" for `NaN`, `Infinity` and `-Infinity`, or "null".
+    - `texts`: elements of all BYTES tensors together; each costs many times its bytes in the process that runs the model.
     """
 
     json: int
@@ -51,22 +53,22 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """What a request says beside its tensors. `timeout` is in seconds; priority 0 is the default, 1 the highest.
+    """A request without its tensor data. `timeout` is in seconds; priority 0 is the default, 1 the highest.
 
-    `shapes` are the model's, one for each input, where its configuration shows callers others.
-    `classified` is whether an output is asked for as classes.
+    `shapes` has one shape per input, after the reshapes of the model's configuration. `classified`: whether any output is to
+    be classified.
     """
 
     id: str | None
     shapes: tuple[Shape, ...]
-    outputs: tuple[Wanted, ...]
+    outputs: tuple[RequestedOutput, ...]
     priority: int
     timeout: float | None
     classified: bool = False
 
 
-class Body:
-    """A request body taken apart: its JSON, and the binary tensors that follow."""
+class SplitBody:
+    """A request body split into its JSON document and the binary tensors after it."""
 
     def __init__(self, document: Object, binary: memoryview, is_all_json: bool) -> None:
         self.document = document
@@ -76,14 +78,14 @@ class Body:
         self.texts = 0
 
     def count_texts(self, elements: int, where: str, limits: Limits) -> None:
-        """There are so many texts in the input at this path. Raises TooLarge for more than a request may have."""
+        """Count the elements of a BYTES input; `where` is its JSON path. Raises TooLarge beyond the limit of the request."""
         self.texts += elements
         if self.texts > limits.texts:
             text = f"{where}shape: {self.texts} elements of BYTES in one request"
             raise TooLarge(f"{text}; the limit is {limits.texts} (server.max_string_elements)")
 
     def take(self, size: int, where: str) -> memoryview:
-        """The next binary tensor, that of the input at this path."""
+        """The next `size` bytes of binary data; `where` is the JSON path of their input."""
         if (left := len(self.binary) - self.taken) < size:
             why = ", which without the header Inference-Header-Content-Length is all JSON" if self.is_all_json else ""
             came = f"{where}parameters.binary_data_size: {size}"
@@ -93,7 +95,7 @@ class Body:
 
 
 class Input(NamedTuple):
-    """One input as it came: its shape in the model, and its bytes."""
+    """A checked input: its shape in the model, and its data."""
 
     shape: Shape
     data: Buffer
@@ -106,18 +108,18 @@ def decode(
     slot: Slot,
     limits: Limits,
     document: Object | None = None,
-    spare: int = 0,
+    output_reserve: int = 0,
 ) -> InferRequest:
-    """Check a whole request against a model and write its tensors into the slot.
+    """Check a request against a model and write its tensors into the slot.
 
     `header_length` is the value of Inference-Header-Content-Length: the bytes of JSON, with binary tensors after it;
-    None where the whole body is JSON, 0 where the whole body is the one input. `document` is that JSON where it was parsed
-    before. The slot gets `spare` bytes more than these inputs and the outputs of known size need, if it can. Raises
-    BadRequest, TooLarge, MemoryFull or TensorMismatch, and leaves the slot's owner as it was.
+    None if the whole body is JSON, 0 if the whole body is the one input. `document` is that JSON if it is already parsed.
+    The slot gets `output_reserve` bytes beyond the inputs and the outputs of known size, if available. Raises BadRequest,
+    TooLarge, MemoryFull or TensorMismatch; the slot then stays with its owner.
     """
     if header_length == 0:
-        return _decode_raw(body, signature, slot, limits, spare)
-    parts = _take_apart(body, header_length, limits, document)
+        return _decode_raw(body, signature, slot, limits, output_reserve)
+    parts = _split(body, header_length, limits, document)
     values = parameters(parts.document)
     _refuse_reserved(values)
     timeout = unsigned(values, "timeout")
@@ -129,13 +131,13 @@ def decode(
         outputs=outputs,
         priority=unsigned(values, "priority") or 0,
         timeout=timeout / 1e6 if timeout else None,
-        classified=any(wanted.classes for wanted in outputs),
+        classified=any(output.classes for output in outputs),
     )
-    _write(inputs, signature, slot, spare)
+    _write(inputs, signature, slot, output_reserve)
     return request
 
 
-def _take_apart(body: bytes, header_length: int | None, limits: Limits, document: Object | None) -> Body:
+def _split(body: bytes, header_length: int | None, limits: Limits, document: Object | None) -> SplitBody:
     size = len(body) if header_length is None else header_length
     if size > len(body):
         raise BadRequest(f"Inference-Header-Content-Length: {size}; expected at most {len(body)}, the bytes of the body")
@@ -144,18 +146,18 @@ def _take_apart(body: bytes, header_length: int | None, limits: Limits, document
         raise TooLarge(f"{size} bytes of JSON; {limit}. Send large tensors as binary tensors: {_HINT}")
     if document is None:
         document = parse(body if size == len(body) else body[:size])
-    return Body(document, memoryview(body)[size:], header_length is None)
+    return SplitBody(document, memoryview(body)[size:], header_length is None)
 
 
 _HINT = "the header Inference-Header-Content-Length, parameters.binary_data_size for each input, the bytes after the JSON"
 
 
-def _inputs(body: Body, signature: Signature, limits: Limits) -> list[Input]:
-    """The inputs in the signature's order."""
+def _inputs(body: SplitBody, signature: Signature, limits: Limits) -> list[Input]:
+    """The checked inputs, in the signature's order."""
     specs = {spec.name: spec for spec in signature.inputs}
     found: dict[str, Input] = {}
-    for place, entry in enumerate(field(body.document, "inputs", list, required=True)):
-        where = f"inputs[{place}]."
+    for index, entry in enumerate(field(body.document, "inputs", list, required=True)):
+        where = f"inputs[{index}]."
         spec = specs[_name(entry, specs, where, "input")]
         if spec.name in found:
             raise BadRequest(f"{where}name: {spec.name!r} stands twice; expected each input once")
@@ -169,7 +171,7 @@ def _inputs(body: Body, signature: Signature, limits: Limits) -> list[Input]:
 
 
 def _fill(found: dict[str, Input], specs: dict[str, TensorSpec]) -> None:
-    """Put what the model has itself in the place of inputs that were left out. Raises BadRequest if it has nothing."""
+    """Fill in defaults for missing inputs. Raises BadRequest for those without a default."""
     missing = []
     for name, spec in specs.items():
         if name not in found:
@@ -190,7 +192,7 @@ def _name(entry: Any, known: "dict[str, Any]", where: str, what: str) -> str:
     return name
 
 
-def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limits) -> Input:
+def _input(entry: Object, spec: TensorSpec, body: SplitBody, where: str, limits: Limits) -> Input:
     datatype = field(entry, "datatype", str, where, required=True)
     if datatype != spec.datatype.name:
         raise BadRequest(f"{where}datatype: {show(datatype)}; expected {spec.datatype}, as input {spec.name!r} is")
@@ -204,7 +206,7 @@ def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limi
         raise BadRequest(f"{where}data: {how} parameters.binary_data_size")
     if not spec.datatype.size:
         body.count_texts(math.prod(shape), where, limits)
-    declared = Declared(where, spec, shape)
+    declared = InputDeclaration(where, spec, shape)
     inner = spec.inward(shape) if spec.form else shape
     if size is None:
         return Input(inner, _json_data(entry, declared))
@@ -213,28 +215,28 @@ def _input(entry: Object, spec: TensorSpec, body: Body, where: str, limits: Limi
     return Input(inner, _checked(body.take(size, where), declared))
 
 
-def _json_data(entry: Object, declared: Declared) -> Buffer:
+def _json_data(entry: Object, declared: InputDeclaration) -> Buffer:
     data = entry["data"]
     if type(data) is not list and not isinstance(data, np.ndarray):
         refuse(f"{declared.where}data", data, "an array")
-    convert: Callable[[Any, Declared], Buffer] = to_wire if declared.spec.datatype.kind == "bytes" else to_array
+    convert: Callable[[Any, InputDeclaration], Buffer] = to_wire if declared.spec.datatype.kind == "bytes" else to_array
     return convert(data, declared)
 
 
 def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
-    if len(values) > _MOST_DIMENSIONS:
-        raise BadRequest(f"{where}: {len(values)} dimensions; a tensor has at most {_MOST_DIMENSIONS}")
+    if len(values) > _MAX_DIMENSIONS:
+        raise BadRequest(f"{where}: {len(values)} dimensions; a tensor has at most {_MAX_DIMENSIONS}")
     for axis, value in enumerate(values):
         if type(value) is not int or value < 0:
             raise BadRequest(f"{where}[{axis}]: {show(value)}; expected an integer of at least 0")
-    # Zeros count as ones: an empty tensor must not smuggle in a dimension that an output would then have.
+    # A zero counts as one: otherwise an empty tensor could pass with a huge dimension, which an output may then have.
     if math.prod(value or 1 for value in values) > limits.elements:
         raise BadRequest(f"{where}: {show(values)} is more than the {limits.elements} elements that a body could carry")
     return tuple(values)
 
 
-def _checked(data: memoryview, declared: Declared) -> memoryview:
-    """Binary data whose every element is one that the data type has."""
+def _checked(data: memoryview, declared: InputDeclaration) -> memoryview:
+    """The binary data, with every element checked to be valid for the data type."""
     kind = declared.spec.datatype.kind
     if kind == "bytes":
         _check_elements(data, declared)
@@ -243,19 +245,19 @@ def _checked(data: memoryview, declared: Declared) -> memoryview:
     return data
 
 
-def _check_elements(data: memoryview, declared: Declared) -> None:
-    """Any bytes may be elements, each with its length before it, and all within the data."""
+def _check_elements(data: memoryview, declared: InputDeclaration) -> None:
+    """Check the lengths that precede the elements of a BYTES tensor; the elements may be any bytes."""
     try:
         deque(wire.starts(data, math.prod(declared.shape)), maxlen=0)
     except ValueError as error:
         raise BadRequest(f"{declared}: {error}") from error
 
 
-def _write(inputs: Sequence[Input], signature: Signature, slot: Slot, spare: int) -> None:
-    """Check the shapes against the model, and write the data where `Slot.place` puts it."""
+def _write(inputs: Sequence[Input], signature: Signature, slot: Slot, output_reserve: int) -> None:
+    """Check the shapes against the model, and write the data at the offsets from `Slot.place`."""
     room = signature.output_bytes(signature.check([item.shape for item in inputs]))
     sources = [memoryview(item.data).cast("B") if _size(item.data) else memoryview(b"") for item in inputs]
-    offsets = slot.place(signature, [len(source) for source in sources], room, spare)
+    offsets = slot.place(signature, [len(source) for source in sources], room, output_reserve)
     for offset, source in zip(offsets, sources, strict=True):
         slot.view[offset : offset + len(source)] = source
 
@@ -264,35 +266,36 @@ def _size(data: Buffer) -> int:
     return data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)
 
 
-def _outputs(document: Object, signature: Signature, binary: bool) -> tuple[Wanted, ...]:
+def _outputs(document: Object, signature: Signature, binary: bool) -> tuple[RequestedOutput, ...]:
     known = {spec.name: index for index, spec in enumerate(signature.outputs)}
     entries = field(document, "outputs", list)
     if not entries:
-        return tuple([_wanted(signature, index, binary, "outputs") for index in known.values()])
-    wanted: dict[str, Wanted] = {}
-    for place, entry in enumerate(entries):
-        where = f"outputs[{place}]."
+        return tuple([_requested_output(signature, index, binary, "outputs") for index in known.values()])
+    requested: dict[str, RequestedOutput] = {}
+    for index, entry in enumerate(entries):
+        where = f"outputs[{index}]."
         name = _name(entry, known, where, "output")
-        if name in wanted:
+        if name in requested:
             raise BadRequest(f"{where}name: {name!r} stands twice; expected each output once")
         values = parameters(entry, where)
         if values.get("shared_memory_region"):
             raise BadRequest(f"{where}parameters.shared_memory_region: not served here; ask for the tensor itself")
         classes = unsigned(values, "classification", f"{where}parameters.") or 0
-        own = flag(values, "binary_data", f"{where}parameters.")
-        wanted[name] = _wanted(signature, known[name], binary if own is None else own, where[:-1], classes)
-    return tuple(wanted.values())
+        explicit = flag(values, "binary_data", f"{where}parameters.")
+        as_binary = binary if explicit is None else explicit
+        requested[name] = _requested_output(signature, known[name], as_binary, where[:-1], classes)
+    return tuple(requested.values())
 
 
-def _wanted(signature: Signature, index: int, binary: bool, where: str, classes: int = 0) -> Wanted:
+def _requested_output(signature: Signature, index: int, binary: bool, where: str, classes: int = 0) -> RequestedOutput:
     spec = signature.outputs[index]
     if classes:
         if spec.datatype.kind in ("bool", "bytes"):
             raise BadRequest(f"{where}.parameters.classification: output {spec.name!r} is {spec.datatype}; expected numbers")
-        return Wanted(index, binary, classes)
+        return RequestedOutput(index, binary, classes)
     if not binary and spec.datatype.name in ("FP16", "BF16"):
         raise BadRequest(f"{where}: output {spec.name!r} is {spec.datatype}, which has no JSON form; {ASK}")
-    return Wanted(index, binary)
+    return RequestedOutput(index, binary)
 
 
 def _refuse_reserved(values: Object) -> None:
@@ -303,8 +306,8 @@ def _refuse_reserved(values: Object) -> None:
             raise BadRequest(f"parameters.{key}: sequences are not served here; every request stands alone")
 
 
-def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits, spare: int) -> InferRequest:
-    """The raw form: the whole body is the only input, and every output is answered as a binary tensor."""
+def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits, output_reserve: int) -> InferRequest:
+    """The raw form: the whole body is the model's only input, and all outputs are answered as binary tensors."""
     if len(signature.inputs) != 1:
         raise BadRequest(f"{_RAW} needs a model of 1 input; this one has {len(signature.inputs)}")
     spec = signature.inputs[0]
@@ -312,12 +315,12 @@ def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits, s
     _shape(list(shape), "shape of the raw body", limits)
     data = memoryview(wire.pack([body]) if spec.datatype.kind == "bytes" else body)
     inner = spec.inward(shape)
-    _write([Input(inner, _checked(data, Declared("raw body.", spec, shape)))], signature, slot, spare)
-    return InferRequest(None, (inner,), tuple(Wanted(place, True) for place in range(len(signature.outputs))), 0, None)
+    _write([Input(inner, _checked(data, InputDeclaration("raw body.", spec, shape)))], signature, slot, output_reserve)
+    return InferRequest(None, (inner,), tuple(RequestedOutput(index, True) for index in range(len(signature.outputs))), 0, None)
 
 
 def _raw_shape(spec: TensorSpec, size: int, batch: int) -> Shape:
-    """The batch is 1, and one variable dimension takes what the others leave."""
+    """The shape of a raw body: the batch is 1, and at most one variable dimension follows from the size."""
     dims = (1, *spec.shape[1:]) if batch else spec.shape
     variable = dims.count(-1)
     if variable > 1 or (spec.datatype.kind == "bytes" and math.prod(abs(dim) for dim in dims) != 1):

@@ -1,64 +1,69 @@
-"""Requests whose JSON came before: where nothing but the bytes of binary tensors differs, there is nothing left to check.
+"""Decodes repeated requests without parsing their JSON again, and encodes repeated answers without writing theirs.
 
-A client that sends binary tensors sends the same JSON again and again. Checking it takes most of the time of decoding a
-small request, and its outcome depends on nothing else, so it is kept: by the JSON's exact bytes, for one model.
+A client that sends binary tensors sends the same JSON with every request. Checking that JSON takes most of the time of
+decoding a small request, and the result depends on nothing but its bytes and the model. So the result is cached per model, by
+the exact bytes of the JSON.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engines import Signature
-from server.link.blocks import rounded
-from server.link.messages import Extent
-from server.link.slots import Slot
-from server.protocol.time_slices import Turns
 
+from ..link.blocks import rounded
+from ..link.messages import Extent
+from ..link.slots import Slot
 from .json_document import Object, parse
 from .request import InferRequest, Limits, decode
 from .response import InferResponse, Written, encode
+from .time_slices import TimeSlices
 
-_MOST = 64
-_LONGEST = 4096
+_MAX_ENTRIES = 64
+_MAX_JSON_BYTES = 4096
+"""Longer JSON is not cached."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a request said, the length of its body, and where each tensor goes: from offset in the slot, to span in the body."""
+class CachedRequest:
+    """A decoded request. `copies` lists for each tensor its offset in the slot, its offset in the body, and its bytes.
+
+    It applies to bodies of exactly `length` bytes; `capacity` is how many bytes the slot needs.
+    """
 
     request: InferRequest
     length: int
     capacity: int
     copies: tuple[tuple[int, int, int], ...]
 
-    def write(self, body: bytes, slot: Slot, spare: int = 0) -> None:
-        """Put the tensors of such a body where `Slot.place` would, with as many `spare` bytes. Raises TooLarge, MemoryFull."""
-        slot.reserve(self.capacity, spare)
+    def write(self, body: bytes, slot: Slot, output_reserve: int = 0) -> None:
+        """Write the tensors of such a body where `Slot.place` would put them. Raises TooLarge, MemoryFull."""
+        slot.reserve(self.capacity, output_reserve)
         source = memoryview(body)
         for offset, start, size in self.copies:
             slot.view[offset : offset + size] = source[start : start + size]
 
 
-Answered = tuple[InferRequest, Sequence[Extent], bytes, list[Extent]]
-"""The last request that was answered, its outputs, the JSON that told of them, and those it asked for."""
+LastAnswer = tuple[InferRequest, Sequence[Extent], bytes, list[Extent]]
+"""The last encoded request, the extents of all outputs, the JSON of its answer, and the extents of the requested outputs."""
 
 
-class Plans:
-    """Decodes the requests for one model, the sooner the more alike they are. At most 64 are remembered; not thread-safe.
+class RequestCache:
+    """Decodes the requests and encodes the answers of one model, with a cache of 64 requests. Not thread-safe.
 
-    Those with an id are not, which is rarely seen twice. Large JSON takes `turns`.
+    A request with an id is not cached, because its JSON hardly ever comes again. Large JSON is parsed in `time_slices`.
 
-    Each request gets memory for its outputs as well, and `spare` bytes for those whose size no shape tells, if there are so
-    many: as many as were needed before, which `leave` is told.
+    Each request gets memory for its outputs too; `output_reserve` bytes of it are for outputs whose size does not follow from
+    the shapes, as many as were needed before: see `raise_output_reserve`.
     """
 
     def __init__(self) -> None:
-        self.turns = Turns()
-        self.spare = 0
-        self._plans: dict[bytes, Plan] = {}
-        self._answered: Answered | None = None
+        self.time_slices = TimeSlices()
+        self.output_reserve = 0
+        self._cached: dict[bytes, CachedRequest] = {}
+        self._last: LastAnswer | None = None
 
     def __repr__(self) -> str:
-        return f"<Plans {len(self._plans)}>"
+        return f"<RequestCache {len(self._cached)}>"
 
     def decode(
         self,
@@ -69,22 +74,22 @@ class Plans:
         limits: Limits,
         document: Object | None = None,
     ) -> InferRequest:
-        """As `server.protocol.request.decode`."""
-        if not header_length or header_length > _LONGEST:
-            return decode(body, header_length, signature, slot, limits, document, self.spare)
+        """As `server.protocol.request.decode`, from the cache if possible."""
+        if not header_length or header_length > _MAX_JSON_BYTES:
+            return decode(body, header_length, signature, slot, limits, document, self.output_reserve)
         head = body[:header_length]
-        plan = self._plans.get(head)
-        if plan and plan.length == len(body) and len(head) == header_length:
-            plan.write(body, slot, self.spare)
-            return plan.request
-        request = decode(body, header_length, signature, slot, limits, None, self.spare)
-        if plan is None and request.id is None and _is_plain(signature):
-            self._consider(head, body, request, signature, slot)
+        cached = self._cached.get(head)
+        if cached and cached.length == len(body) and len(head) == header_length:
+            cached.write(body, slot, self.output_reserve)
+            return cached.request
+        request = decode(body, header_length, signature, slot, limits, None, self.output_reserve)
+        if cached is None and request.id is None and _needs_no_check(signature):
+            self._add(head, body, request, signature, slot)
         return request
 
-    def leave(self, nbytes: int) -> None:
-        """Outputs needed so many bytes, which were not there: leave as much for those of later requests."""
-        self.spare = max(self.spare, rounded(nbytes))
+    def raise_output_reserve(self, nbytes: int) -> None:
+        """Reserve at least `nbytes` for the outputs of later requests, because a request has just needed as much."""
+        self.output_reserve = max(self.output_reserve, rounded(nbytes))
 
     def encode(
         self,
@@ -97,47 +102,48 @@ class Plans:
         written: Written | None = None,
         nonfinite: str = "literal",
     ) -> InferResponse:
-        """As `server.protocol.response.encode`; the JSON of an answer in binary follows from its extents alone."""
-        answered = self._answered
-        if answered and answered[0] is request:
-            wanted = answered[3] if answered[1] == extents else _moved(answered, extents)
-            if wanted is not None:
-                tensors = [slot.view[offset : offset + nbytes] for _, offset, nbytes in wanted]
-                return InferResponse(b"".join([answered[2], *tensors]), len(answered[2]))
+        """As `server.protocol.response.encode`, reusing the last JSON if possible: with binary outputs it depends only on their
+        shapes and sizes.
+        """
+        last = self._last
+        if last and last[0] is request:
+            requested = last[3] if last[1] == extents else _moved(last, extents)
+            if requested is not None:
+                tensors = [slot.view[offset : offset + nbytes] for _, offset, nbytes in requested]
+                return InferResponse(b"".join([last[2], *tensors]), len(last[2]))
         response = encode(name, version, request, signature, slot, extents, written, nonfinite)
         plain = request.id is None and not request.classified
         if response.header_length is not None and plain and all(binary for _, binary, _ in request.outputs):
             document = response.body[: response.header_length]
-            self._answered = request, extents, document, [extents[position] for position, _, _ in request.outputs]
+            self._last = request, extents, document, [extents[position] for position, _, _ in request.outputs]
         return response
 
-    def _consider(self, head: bytes, body: bytes, request: InferRequest, signature: Signature, slot: Slot) -> None:
+    def _add(self, head: bytes, body: bytes, request: InferRequest, signature: Signature, slot: Slot) -> None:
         entries = parse(head)["inputs"]
         if len(entries) == len(signature.inputs) and all(entry.get("data") is None for entry in entries):
-            self._remember(head, _plan(entries, len(head), body, request, signature, slot))
-
-    def _remember(self, head: bytes, plan: Plan) -> None:
-        if len(self._plans) >= _MOST:
-            del self._plans[next(iter(self._plans))]
-        self._plans[head] = plan
+            if len(self._cached) >= _MAX_ENTRIES:
+                del self._cached[next(iter(self._cached))]
+            self._cached[head] = _cached_request(entries, len(head), body, request, signature, slot)
 
 
-def _moved(answered: Answered, extents: Sequence[Extent]) -> list[Extent] | None:
-    """Those asked for, if outputs differ from the last in nothing but their places, as those of a batch's rows do."""
-    request, before, _, _ = answered
+def _moved(last: LastAnswer, extents: Sequence[Extent]) -> list[Extent] | None:
+    """The requested outputs, if all differ from the last ones only in their offsets, as the rows of a batch do; else None."""
+    request, before, _, _ = last
     for (shape, _, nbytes), (other, _, size) in zip(before, extents, strict=True):
         if nbytes != size or shape != other:
             return None
     return [extents[position] for position, _, _ in request.outputs]
 
 
-def _is_plain(signature: Signature) -> bool:
-    """Whether every input is of a type whose every bit pattern is a value."""
+def _needs_no_check(signature: Signature) -> bool:
+    """Whether all inputs have data types for which every bit pattern is valid, so that only the JSON needs checking."""
     return all(spec.datatype.kind not in ("bytes", "bool") for spec in signature.inputs)
 
 
-def _plan(entries: list[Object], start: int, body: bytes, request: InferRequest, signature: Signature, slot: Slot) -> Plan:
-    """The plan for these inputs, all of them binary, whose bytes start behind the JSON."""
+def _cached_request(
+    entries: list[Object], start: int, body: bytes, request: InferRequest, signature: Signature, slot: Slot
+) -> CachedRequest:
+    """The cache entry for these inputs, all of them binary, whose data starts at `start` in the body."""
     tensors, room = slot.inputs(signature, request.shapes, slot.capacity)
     by_name = {spec.name: tensor for spec, tensor in zip(signature.inputs, tensors, strict=True)}
     copies = []
@@ -146,4 +152,4 @@ def _plan(entries: list[Object], start: int, body: bytes, request: InferRequest,
         copies.append((tensor.address - slot.address, start, tensor.nbytes))
         start += tensor.nbytes
     end = room.address - slot.address
-    return Plan(request, len(body), end + signature.output_bytes(signature.check(request.shapes)), tuple(copies))
+    return CachedRequest(request, len(body), end + signature.output_bytes(signature.check(request.shapes)), tuple(copies))

@@ -1,4 +1,4 @@
-"""A completion from its slot into the bytes of an answer; the slot is free afterwards."""
+"""Encodes the outputs in a slot into an answer body, which is a copy: the slot can be released afterwards."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,32 +8,32 @@ import numpy as np
 import orjson
 
 from engines import Signature, TensorSpec, wire
-from server.errors import BadRequest, Failed
-from server.link.messages import Extent
-from server.link.slots import Slot
-from server.protocol.time_slices import Steps
 
+from ..errors import BadRequest, Failed
+from ..link.messages import Extent
+from ..link.slots import Slot
 from .classification import UNLABELLED, Classes, Labels, classify
-from .json_slices import ELEMENTS, write
+from .json_slices import ELEMENTS, dump_slices
 from .nonfinite import dump
 from .request import ASK, InferRequest
+from .time_slices import Steps
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 
 class InferResponse(NamedTuple):
-    """A whole body; `header_length` is the bytes of JSON before the binary tensors, None where there are none."""
+    """A complete body; `header_length` is the bytes of JSON before the binary tensors, None if there are none."""
 
     body: bytes
     header_length: int | None
 
 
 Written = Mapping[int, orjson.Fragment | Classes]
-"""The JSON of outputs that was written before, or what they were classified as, by their places in the signature."""
+"""Outputs that `write_long` has already encoded or classified, by their positions in the signature."""
 
 
 def is_long(request: InferRequest, signature: Signature, extents: Sequence[Extent]) -> bool:
-    """Whether an output is to be written in slices."""
+    """Whether an output is large enough JSON to be written in time slices."""
     return any(_is_long(signature.outputs[position], binary, extents[position]) for position, binary, _ in request.outputs)
 
 
@@ -45,7 +45,7 @@ def write_long(
     nonfinite: str = "literal",
     labels: Labels = UNLABELLED,
 ) -> Steps[dict[int, orjson.Fragment | Classes]]:
-    """Write those outputs for `encode`, and classify those to be classified. Raises BadRequest for what is too much of that."""
+    """Write the large JSON outputs for `encode`, and classify outputs. Raises BadRequest if a classification is too large."""
     written: dict[int, orjson.Fragment | Classes] = {}
     for position, binary, classes in request.outputs:
         spec, extent = signature.outputs[position], extents[position]
@@ -54,7 +54,7 @@ def write_long(
             batched = signature.max_batch > 0
             written[position] = yield from classify(spec, data, extent.shape, classes, batched, labels.of(spec.name))
         elif _is_long(spec, binary, extent):
-            written[position] = yield from write(np.frombuffer(data, spec.datatype.numpy), nonfinite)
+            written[position] = yield from dump_slices(np.frombuffer(data, spec.datatype.numpy), nonfinite)
     return written
 
 
@@ -72,10 +72,10 @@ def encode(
     written: Written | None = None,
     nonfinite: str = "literal",
 ) -> InferResponse:
-    """Answer a request with the outputs it asked for. Raises BadRequest where JSON cannot carry one of them, Failed where one
-    has a shape that the model's configuration has no other for.
+    """The answer with the requested outputs. `written` must have the outputs that are to be classified.
 
-    `nonfinite` is how JSON has NaN and infinity, see `Limits`. What is to be classified is among what was `written`.
+    `nonfinite` is how NaN and infinity are written, see `Limits`. Raises BadRequest if an output cannot be written as JSON,
+    Failed if the model's configuration has no reshape for the shape of one.
     """
     outputs: list[dict[str, Any]] = []
     tensors: list[bytes | memoryview] = []
@@ -87,7 +87,7 @@ def encode(
             outputs.append(_classified(spec, known, binary, tensors))
             continue
         data = slot.view[offset : offset + nbytes]
-        outer = _outward(spec, shape) if spec.form else shape
+        outer = _outer_shape(spec, shape) if spec.form else shape
         entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype.name, "shape": outer}
         if binary:
             entry["parameters"] = {"binary_data_size": nbytes}
@@ -104,8 +104,8 @@ def encode(
     return InferResponse(b"".join([document, *tensors]), len(document))
 
 
-def _outward(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that callers see of an output with a form."""
+def _outer_shape(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that clients see of an output that the configuration reshapes."""
     outer = spec.form and spec.form.outward(shape)
     if outer is None:
         inner = list(spec.form.inner) if spec.form else []
@@ -114,7 +114,7 @@ def _outward(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _classified(spec: TensorSpec, classes: Classes, binary: bool, tensors: list[bytes | memoryview]) -> dict[str, Any]:
-    """What is said of an output that was classified; a binary tensor joins the others."""
+    """The JSON entry of a classified output; appends its data to `tensors` if it is binary."""
     entry: dict[str, Any] = {"name": spec.name, "datatype": "BYTES", "shape": classes.shape}
     if binary:
         tensors.append(data := wire.pack(classes.texts))

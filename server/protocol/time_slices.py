@@ -1,4 +1,4 @@
-"""Work that holds up the event loop, a step in each of its turns, so that timers and small requests run in between."""
+"""Runs long work in short steps, one per event-loop iteration, so that timers and small requests run in between."""
 
 import asyncio
 from collections import deque
@@ -7,33 +7,33 @@ from typing import TypeVar
 
 Returned = TypeVar("Returned")
 Steps = Generator[None, None, Returned]
-"""Work that yields wherever it may be interrupted, each time after a fraction of a millisecond if it can."""
+"""Work that yields wherever it may be interrupted, ideally every fraction of a millisecond, and returns its result."""
 
 
-class Turns:
-    """Takes works to their ends in the order they came; `len` is how many have not ended. Belongs to the event loop."""
+class TimeSlices:
+    """Runs jobs one after another, in order; `len` is the number of unfinished jobs. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._works: deque[Steps[None]] = deque()
+        self._jobs: deque[Steps[None]] = deque()
 
     def __repr__(self) -> str:
-        return f"<Turns {len(self)} waiting>"
+        return f"<TimeSlices {len(self)} waiting>"
 
     def __len__(self) -> int:
-        return len(self._works)
+        return len(self._jobs)
 
-    def add(self, work: Steps[None]) -> None:
-        """Begin in the loop's next turn, or after what came before; what the work raises is the loop's to report."""
-        self._works.append(work)
-        if len(self._works) == 1:
+    def add(self, job: Steps[None]) -> None:
+        """Run `job` from the next iteration on, after earlier ones. What it raises goes to the loop's exception handler."""
+        self._jobs.append(job)
+        if len(self._jobs) == 1:
             asyncio.get_running_loop().call_soon(self._step)
 
     def _step(self) -> None:
-        over = True
+        finished = True
         try:
-            over = next(self._works[0], True) is True
+            finished = next(self._jobs[0], True) is True
         finally:
-            if over:
-                self._works.popleft()
-            if self._works:
+            if finished:
+                self._jobs.popleft()
+            if self._jobs:
                 asyncio.get_running_loop().call_soon(self._step)

@@ -9,7 +9,7 @@ from engines import Signature
 from ..errors import NotFound, Unavailable
 from ..link.messages import ModelKey
 from ..protocol.classification import UNLABELLED, Labels
-from ..protocol.request_cache import Plans
+from ..protocol.request_cache import RequestCache
 from ..scheduling.batching import Batching
 from ..scheduling.queue_policy import QueuePolicy
 from .statistics import ModelStatistics
@@ -33,7 +33,7 @@ class Served:
     labels: Labels = field(default=UNLABELLED, compare=False)
     queues: QueuePolicy | None = None
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
-    plans: Plans = field(default_factory=Plans, compare=False)
+    request_cache: RequestCache = field(default_factory=RequestCache, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What counts and remembers requests stays in the process that has them."""

@@ -17,7 +17,7 @@ from partitions import Device
 from server.app import Application, open_configured
 from server.config.schema import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 from server.device.runtime import Runtime
-from server.http.connection import Front
+from server.http.connection import HttpConnection
 from server.http.uvicorn_protocol import JsonHttpToolsProtocol
 from server.tenants.service import Service
 
@@ -80,7 +80,7 @@ def serving(
     opener = (lambda _: device) if device else open_configured
     application = Application(lambda: nullcontext(config), opener, abandon)
     served = Served(application)
-    http: Any = partial(Front, application.infer, application, None) if front else JsonHttpToolsProtocol
+    http: Any = partial(HttpConnection, application.infer, application, None) if front else JsonHttpToolsProtocol
     settings = uvicorn.Config(application, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=30)
     server = _Server(settings, served)
     heard = _loggers()

@@ -29,7 +29,7 @@ UNFINISHED = {
 def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """A server that has few connections, both ways of one process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection_limits, "allowed", lambda: MOST)
+        patch.setattr(connection_limits, "descriptor_limit", lambda: MOST)
         with serving(configuration(standard), front=request.param) as served:
             yield served
 
@@ -80,7 +80,7 @@ def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 )
 def test_strangers_do_not_make_health_and_metrics_unreachable(server: Running, data: bytes) -> None:
     with ExitStack() as stack:
-        strangers = [stack.enter_context(Connection(server)) for _ in range(connection_limits.NOBODYS + 100)]
+        strangers = [stack.enter_context(Connection(server)) for _ in range(connection_limits.MAX_SHARED_CONNECTIONS + 100)]
         for stranger in strangers:
             stranger.send(data)
         until(lambda: hung_up(strangers[0]))

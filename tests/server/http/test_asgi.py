@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.errors import Failed
-from server.http.asgi import MOST_BODY, respond
+from server.http.asgi import MAX_BODY_BYTES, respond
 from server.http.exchange import Call
 
 Start = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"b"), (b"content-length", b"4")]}
@@ -14,7 +14,7 @@ Start = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"b"),
 
 def call(content: bytes = b"") -> Call:
     async def body(limit: int, grow: object = None) -> bytes:
-        assert limit == MOST_BODY
+        assert limit == MAX_BODY_BYTES
         return content
 
     return Call("PUT", b"/a%20b", b"c=d", {b"e": b"f"}, body, None, ("127.0.0.1", 1))

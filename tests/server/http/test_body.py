@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.http import body
-from server.http.body import MOST_DROPPED, Linger, hang_up
+from server.http.body import LINGER_BYTES, Linger, close_when_sent
 
 
 class Transport(asyncio.Transport):
@@ -65,47 +65,47 @@ async def test_a_connection_is_closed_once_its_body_is_whole() -> None:
     assert transport.done == BEGUN
     linger.data_received(b"3")
     assert transport.done == [*BEGUN, "close"]
-    linger._look()
+    linger._check()
     assert transport.done == [*BEGUN, "close"], "it closes by itself"
 
 
 async def test_no_more_is_dropped_than_so_much() -> None:
     linger, transport, _ = lingering()
-    assert repr(linger) == f"<Linger {MOST_DROPPED} bytes left>"
+    assert repr(linger) == f"<Linger {LINGER_BYTES} bytes left>"
     assert transport.done == BEGUN
 
 
 async def test_who_falls_silent_is_hung_up_on_and_who_sends_on_is_not() -> None:
     linger, transport, _ = lingering()
     linger.data_received(b"1")
-    linger._look()
+    linger._check()
     assert transport.done == BEGUN
-    linger._look()
+    linger._check()
     assert transport.done == [*BEGUN, "close"]
 
 
 async def test_who_sends_on_for_too_long_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "LINGER", 0)
+    monkeypatch.setattr(body, "LINGER_SECONDS", 0)
     linger, transport, _ = lingering()
     linger.data_received(b"1")
-    linger._look()
+    linger._check()
     assert transport.done == [*BEGUN, "close"]
 
 
 async def test_a_server_that_stops_leaves_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "LAST", 0)
+    monkeypatch.setattr(body, "CLOSE_SECONDS", 0)
     linger, transport, _ = lingering()
     linger.shutdown()
     linger.data_received(b"1")
-    linger._look()
+    linger._check()
     assert transport.done == [*BEGUN, "close"]
 
 
 async def test_who_does_not_read_the_last_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "LAST", 0)
+    monkeypatch.setattr(body, "CLOSE_SECONDS", 0)
     slow, prompt = Transport(unread=1), Transport()
     for transport in (slow, prompt):
-        hang_up(transport)
+        close_when_sent(transport)
         assert transport.done == ["close"]
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -8,86 +8,86 @@ from hypothesis import strategies as st
 
 from server.errors import BadRequest, QueueFull, TooLarge, UnsupportedEncoding
 from server.http import compression
-from server.http.compression import choose, pack
+from server.http.compression import choose, compress
 
 LARGE = b"0123456789abcdef" * 40_000
 """More than what is packed on the event loop."""
 
 
-async def unpack(body: bytes, encoding: str, limit: int) -> bytes:
+async def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     """With memory for everything."""
-    return await compression.unpack(body, encoding, limit, lambda _: None)
+    return await compression.decompress(body, encoding, limit, lambda _: None)
 
 
 async def test_what_a_body_unpacks_to_is_asked_for_as_it_grows() -> None:
     asked: list[int] = []
 
-    def swell(nbytes: int) -> None:
+    def grow(nbytes: int) -> None:
         asked.append(nbytes)
         if sum(asked) > 10 << 20:
             raise QueueFull("no more")
 
-    bomb = await pack(b"\0" * (64 << 20), "gzip")
+    bomb = await compress(b"\0" * (64 << 20), "gzip")
     with pytest.raises(QueueFull, match="no more"):
-        await compression.unpack(bomb, "gzip", 64 << 20, swell)
+        await compression.decompress(bomb, "gzip", 64 << 20, grow)
     assert sum(asked) <= 11 << 20
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("body", [b"", b"a", LARGE])
 async def test_what_is_packed_unpacks_to_the_same(body: bytes, encoding: str) -> None:
-    packed = await pack(body, encoding)
+    packed = await compress(body, encoding)
     assert len(packed) < max(30, len(body))
-    assert await unpack(packed, encoding, len(body)) == body
+    assert await decompress(packed, encoding, len(body)) == body
 
 
 async def test_what_is_packed_is_what_clients_read() -> None:
-    assert gzip.decompress(await pack(LARGE, "gzip")) == LARGE
-    assert zlib.decompress(await pack(LARGE, "deflate")) == LARGE
+    assert gzip.decompress(await compress(LARGE, "gzip")) == LARGE
+    assert zlib.decompress(await compress(LARGE, "deflate")) == LARGE
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip"])
 async def test_what_gzip_packs_is_read_under_both_its_names(encoding: str) -> None:
-    assert await unpack(gzip.compress(b"abc"), encoding, 3) == b"abc"
+    assert await decompress(gzip.compress(b"abc"), encoding, 3) == b"abc"
 
 
 async def test_deflate_is_the_zlib_format_as_http_says_and_clients_send() -> None:
-    assert await unpack(zlib.compress(b"abc"), "deflate", 3) == b"abc"
+    assert await decompress(zlib.compress(b"abc"), "deflate", 3) == b"abc"
     bare = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     with pytest.raises(BadRequest, match=r"^Content-Encoding: deflate, but the body is not deflate: "):
-        await unpack(bare.compress(b"abc") + bare.flush(), "deflate", 3)
+        await decompress(bare.compress(b"abc") + bare.flush(), "deflate", 3)
 
 
 @pytest.mark.parametrize("encoding", ["", "identity"])
 async def test_no_encoding_leaves_the_body_alone(encoding: str) -> None:
-    assert await unpack(b"abc", encoding, 1) == b"abc"
+    assert await decompress(b"abc", encoding, 1) == b"abc"
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, deflate", "compress", "*"])
 async def test_an_encoding_that_is_not_spoken_here_is_refused_by_name(encoding: str) -> None:
     with pytest.raises(UnsupportedEncoding) as refusal:
-        await unpack(b"abc", encoding, 100)
+        await decompress(b"abc", encoding, 100)
     assert str(refusal.value) == f"Content-Encoding: {encoding!r}; expected gzip, deflate or identity"
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("body", [b"abc", LARGE])
 async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_too_large(body: bytes, encoding: str) -> None:
-    packed = await pack(body, encoding)
-    assert await unpack(packed, encoding, len(body)) == body
+    packed = await compress(body, encoding)
+    assert await decompress(packed, encoding, len(body)) == body
     with pytest.raises(
         TooLarge, match=rf"^the body unpacks to more than {len(body) - 1} bytes, which is the limit \(server.max_body\)$"
     ):
-        await unpack(packed, encoding, len(body) - 1)
+        await decompress(packed, encoding, len(body) - 1)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_a_bomb_is_refused_without_being_unpacked(encoding: str) -> None:
-    bomb = await pack(b"\0" * (64 << 20), encoding)
+    bomb = await compress(b"\0" * (64 << 20), encoding)
     tracemalloc.start()
     try:
         with pytest.raises(TooLarge):
-            await unpack(bomb, encoding, 1000)
+            await decompress(bomb, encoding, 1000)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -96,35 +96,35 @@ async def test_a_bomb_is_refused_without_being_unpacked(encoding: str) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_a_body_that_ends_early_is_refused_wherever_it_ends(encoding: str) -> None:
-    packed = await pack(b"abcabc", encoding)
+    packed = await compress(b"abcabc", encoding)
     for end in range(len(packed)):
         with pytest.raises(
             BadRequest, match=f"^Content-Encoding: {encoding}, but the body is not one whole {encoding} stream$"
         ):
-            await unpack(packed[:end], encoding, 100)
+            await decompress(packed[:end], encoding, 100)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_bytes_behind_the_stream_are_refused(encoding: str) -> None:
-    packed = await pack(b"abc", encoding)
+    packed = await compress(b"abc", encoding)
     for more in (b"\0", b"abc", packed):
         with pytest.raises(
             BadRequest, match=f"^Content-Encoding: {encoding}, but the body is not one whole {encoding} stream$"
         ):
-            await unpack(packed + more, encoding, 100)
+            await decompress(packed + more, encoding, 100)
 
 
 @pytest.mark.parametrize(("body", "encoding"), [(b"abc", "gzip"), (b"abc", "deflate"), (zlib.compress(b"abc"), "gzip")])
 async def test_what_is_not_in_the_encoding_it_claims_is_refused(body: bytes, encoding: str) -> None:
     with pytest.raises(BadRequest, match=f"^Content-Encoding: {encoding}, but the body is not {encoding}: "):
-        await unpack(body, encoding, 100)
+        await decompress(body, encoding, 100)
 
 
 async def test_a_body_whose_checksum_is_wrong_is_refused() -> None:
     packed = bytearray(gzip.compress(b"abc"))
     packed[-5] ^= 1
     with pytest.raises(BadRequest, match=r"^Content-Encoding: gzip, but the body is not gzip: "):
-        await unpack(bytes(packed), "gzip", 100)
+        await decompress(bytes(packed), "gzip", 100)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The front on a transport that the test plays: what it does at the edges that real sockets do not reach on purpose."""
+"""HttpConnection on a fake transport, for states that real sockets do not reach reliably."""
 
 import asyncio
 from typing import Any, cast
@@ -8,7 +8,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from server.errors import Misdirected, Unauthorized, Unavailable
-from server.http.connection import AT_ONCE, MOST_AHEAD, MOST_HEADERS, Front, PassOn
+from server.http.connection import MAX_HEADER_BYTES, MAX_READ_AHEAD, REQUESTS_PER_TURN, HandOff, HttpConnection
 from server.http.infer import Infer
 
 REQUEST = b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
@@ -76,20 +76,20 @@ class Answers:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    def find(self, *_: object) -> Any:
+    def resolve(self, *_: object) -> Any:
         self.found += 1
         raise Unauthorized("who is this?")
 
 
 class Bench:
-    """A front, its transport, and who answers."""
+    """A connection, its transport, and the application behind it."""
 
-    def __init__(self, pass_on: PassOn | None = None) -> None:
+    def __init__(self, hand_off: HandOff | None = None) -> None:
         self.answers, self.transport, self.state = Answers(), Transport(), ServerState()
         config = uvicorn.Config(self.answers, timeout_keep_alive=5, log_config=None)
         config.load()
-        self.front = Front(cast(Infer, self.answers), self.answers, pass_on, config, self.state, {})
-        self.front.connection_made(self.transport)
+        self.connection = HttpConnection(cast(Infer, self.answers), self.answers, hand_off, config, self.state, {})
+        self.connection.connection_made(self.transport)
 
     async def settle(self) -> None:
         """Let everything happen that can."""
@@ -101,22 +101,22 @@ async def test_a_request_is_answered_in_one_write_and_the_connection_kept() -> N
     bench = Bench()
     bench.answers.let.set()
     for _ in range(2):
-        bench.front.data_received(REQUEST)
+        bench.connection.data_received(REQUEST)
         await bench.settle()
     answer = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nok"
     assert bench.transport.written == answer * 2
     assert bench.answers.bodies == [b"{}", b"{}"]
     assert not bench.transport.closed
-    assert repr(bench.front) == "<Front idle, 0 bytes ahead>"
+    assert repr(bench.connection) == "<HttpConnection reading a head, 0 bytes buffered>"
 
 
 async def test_what_is_sent_ahead_waits_and_too_much_of_it_is_not_read() -> None:
     bench = Bench()
-    bench.front.data_received(REQUEST)
+    bench.connection.data_received(REQUEST)
     await bench.settle()
-    bench.front.data_received(REQUEST * (MOST_AHEAD // len(REQUEST) + 1))
+    bench.connection.data_received(REQUEST * (MAX_READ_AHEAD // len(REQUEST) + 1))
     assert not bench.transport.reading
-    assert "answering" in repr(bench.front)
+    assert "answering" in repr(bench.connection)
     bench.answers.let.set()
     await bench.settle()
     assert bench.transport.reading
@@ -126,20 +126,20 @@ async def test_what_is_sent_ahead_waits_and_too_much_of_it_is_not_read() -> None
 async def test_a_slow_reader_is_answered_no_more_until_it_reads() -> None:
     bench = Bench()
     bench.answers.let.set()
-    bench.front.pause_writing()
-    bench.front.data_received(REQUEST)
+    bench.connection.pause_writing()
+    bench.connection.data_received(REQUEST)
     await bench.settle()
     assert bench.answers.bodies == []
-    bench.front.resume_writing()
+    bench.connection.resume_writing()
     await bench.settle()
     assert bench.answers.bodies == [b"{}"]
 
 
 async def test_a_client_that_leaves_cancels_what_is_answered() -> None:
     bench = Bench()
-    bench.front.data_received(REQUEST)
+    bench.connection.data_received(REQUEST)
     await bench.settle()
-    bench.front.connection_lost(None)
+    bench.connection.connection_lost(None)
     await bench.settle()
     assert bench.answers.cancelled == 1
     assert bench.state.connections == set()
@@ -147,19 +147,19 @@ async def test_a_client_that_leaves_cancels_what_is_answered() -> None:
 
 async def test_a_client_that_leaves_in_the_middle_of_a_body_is_gone() -> None:
     bench = Bench()
-    bench.front.data_received(REQUEST[:-1])
+    bench.connection.data_received(REQUEST[:-1])
     await bench.settle()
-    bench.front.connection_lost(ConnectionResetError())
+    bench.connection.connection_lost(ConnectionResetError())
     await bench.settle()
     assert bench.answers.bodies == []
 
 
 async def test_a_server_that_stops_closes_idle_connections_at_once_and_others_after_their_answer() -> None:
     idle, busy = Bench(), Bench()
-    busy.front.data_received(REQUEST)
+    busy.connection.data_received(REQUEST)
     await busy.settle()
-    idle.front.shutdown()
-    busy.front.shutdown()
+    idle.connection.shutdown()
+    busy.connection.shutdown()
     assert (idle.transport.closed, busy.transport.closed) == (True, False)
     busy.answers.let.set()
     await busy.settle()
@@ -169,9 +169,9 @@ async def test_a_server_that_stops_closes_idle_connections_at_once_and_others_af
 
 async def test_a_server_that_stops_does_not_wait_for_the_rest_of_a_body() -> None:
     bench = Bench()
-    bench.front.data_received(REQUEST[:-1])
+    bench.connection.data_received(REQUEST[:-1])
     await bench.settle()
-    bench.front.shutdown()
+    bench.connection.shutdown()
     assert bench.transport.written.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     assert bench.transport.written.endswith(b'{"error":"the server is stopping"}')
     assert bench.transport.written.count(b"connection: close\r\n") == 1
@@ -186,9 +186,9 @@ async def test_a_server_that_stops_does_not_wait_for_the_rest_of_a_body() -> Non
 
 async def test_a_connection_whose_body_is_whole_or_absent_is_not_refused() -> None:
     bench = Bench()
-    bench.front.refuse(Unavailable("the server is draining"))
-    bench.front.data_received(REQUEST)
-    bench.front.refuse(Unavailable("the server is draining"))
+    bench.connection.refuse(Unavailable("the server is draining"))
+    bench.connection.data_received(REQUEST)
+    bench.connection.refuse(Unavailable("the server is draining"))
     bench.answers.let.set()
     await bench.settle()
     assert bench.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -196,16 +196,16 @@ async def test_a_connection_whose_body_is_whole_or_absent_is_not_refused() -> No
 
 async def test_a_connection_that_says_nothing_for_long_is_closed_and_one_that_does_is_not() -> None:
     bench = Bench()
-    bench.front._close_if_idle()
+    bench.connection._close_if_idle()
     assert not bench.transport.closed, "it was opened since the last look"
-    bench.front.data_received(REQUEST)
+    bench.connection.data_received(REQUEST)
     await bench.settle()
-    bench.front._close_if_idle()
-    bench.front._close_if_idle()
+    bench.connection._close_if_idle()
+    bench.connection._close_if_idle()
     assert not bench.transport.closed, "it is waiting for its answer"
     bench.answers.let.set()
     await bench.settle()
-    bench.front._close_if_idle()
+    bench.connection._close_if_idle()
     assert bench.transport.closed
 
 
@@ -221,22 +221,22 @@ async def test_a_connection_that_says_nothing_for_long_is_closed_and_one_that_do
         b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
         b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n",
         b"POST /v2/models/m/infer HTTP/1.1\r\nnonsense\r\n\r\n",
-        b"POST /v2/models/m/infer HTTP/1.1\r\nA: " + b"a" * MOST_HEADERS,
+        b"POST /v2/models/m/infer HTTP/1.1\r\nA: " + b"a" * MAX_HEADER_BYTES,
         b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n",
     ],
 )
 async def test_every_other_request_goes_to_uvicorn_with_all_its_bytes(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, received = Bench(), []
 
-    class Rest(asyncio.Protocol):
+    class Fallback(asyncio.Protocol):
         def data_received(self, data: bytes) -> None:
             received.append(data)
 
-    monkeypatch.setattr(bench.front, "_make_rest", Rest)
-    bench.front.data_received(data)
-    assert isinstance(bench.transport.protocol, Rest)
+    monkeypatch.setattr(bench.connection, "_make_fallback", Fallback)
+    bench.connection.data_received(data)
+    assert isinstance(bench.transport.protocol, Fallback)
     assert received == [data]
-    bench.front._close_if_idle()
+    bench.connection._close_if_idle()
     assert not bench.transport.closed, "it is not ours to close any more"
 
 
@@ -244,7 +244,7 @@ async def test_headers_may_come_in_pieces_and_so_may_the_body() -> None:
     bench = Bench()
     bench.answers.let.set()
     for index in range(len(REQUEST)):
-        bench.front.data_received(REQUEST[index : index + 1])
+        bench.connection.data_received(REQUEST[index : index + 1])
     await bench.settle()
     assert bench.answers.bodies == [b"{}"]
 
@@ -253,23 +253,23 @@ async def test_headers_may_come_in_pieces_and_so_may_the_body() -> None:
 async def test_a_connection_that_is_another_processs_is_left_without_a_word(asked: bytes) -> None:
     shown: list[Any] = []
 
-    def pass_on(head: Any, transport: Any, data: bytearray) -> bool:
+    def hand_off(head: Any, transport: Any, data: bytearray) -> bool:
         shown.append((head.path, bytes(data)))
         return True
 
-    bench = Bench(pass_on)
-    bench.front.data_received(asked + b"more")
+    bench = Bench(hand_off)
+    bench.connection.data_received(asked + b"more")
     assert shown == [(b"/v2/models/m/infer", asked + b"more")]
     assert (bench.transport.closed, bench.transport.written, bench.answers.found) == (True, b"", 0)
 
 
 async def test_what_is_no_http_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pass_on(*_: object) -> bool:
+    def hand_off(*_: object) -> bool:
         raise AssertionError("it was shown")
 
-    bench = Bench(pass_on)
-    monkeypatch.setattr(bench.front, "_make_rest", asyncio.Protocol)
-    bench.front.data_received(b"POST /v2/models/m/infer HTTP/1.1\r\nnonsense\r\n\r\n")
+    bench = Bench(hand_off)
+    monkeypatch.setattr(bench.connection, "_make_fallback", asyncio.Protocol)
+    bench.connection.data_received(b"POST /v2/models/m/infer HTTP/1.1\r\nnonsense\r\n\r\n")
     assert isinstance(bench.transport.protocol, asyncio.Protocol)
 
 
@@ -277,14 +277,14 @@ async def test_a_connection_that_broke_is_answered_no_more(monkeypatch: pytest.M
     bench = Bench()
     asked: list[None] = []
 
-    def find(*_: object) -> Any:
+    def resolve(*_: object) -> Any:
         asked.append(None)
         assert len(asked) < 10, "it goes on for ever"
-        bench.transport.closed = True  # As a write that fails does, some time before the front is told.
+        bench.transport.closed = True  # As a write that fails does, some time before `connection_lost` is called.
         raise Unauthorized("who is this?")
 
-    monkeypatch.setattr(bench.answers, "find", find)
-    bench.front.data_received(INFER * 20)
+    monkeypatch.setattr(bench.answers, "resolve", resolve)
+    bench.connection.data_received(INFER * 20)
     assert len(asked) == 1
 
 
@@ -293,11 +293,11 @@ async def test_a_request_of_another_tenant_is_refused_for_good_and_what_follows_
 ) -> None:
     bench = Bench()
 
-    def find(*_: object) -> Any:
+    def resolve(*_: object) -> Any:
         raise Misdirected("open another")
 
-    monkeypatch.setattr(bench.answers, "find", find)
-    bench.front.data_received(INFER * 2)
+    monkeypatch.setattr(bench.answers, "resolve", resolve)
+    bench.connection.data_received(INFER * 2)
     assert bench.transport.written.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
     assert bench.transport.written.count(b"HTTP/1.1") == bench.transport.written.count(b"connection: close\r\n") == 1
     assert bench.transport.closed
@@ -305,51 +305,51 @@ async def test_a_request_of_another_tenant_is_refused_for_good_and_what_follows_
 
 async def test_of_thousands_of_requests_that_are_refused_at_once_only_so_many_are_answered_in_one_turn() -> None:
     bench = Bench()
-    bench.front.data_received(INFER * (2 * AT_ONCE + 1))
-    assert bench.answers.found == AT_ONCE
+    bench.connection.data_received(INFER * (2 * REQUESTS_PER_TURN + 1))
+    assert bench.answers.found == REQUESTS_PER_TURN
     await asyncio.sleep(0)
-    assert bench.answers.found == 2 * AT_ONCE
+    assert bench.answers.found == 2 * REQUESTS_PER_TURN
     await asyncio.sleep(0)
-    assert bench.answers.found == 2 * AT_ONCE + 1
-    assert bench.transport.written.count(b"HTTP/1.1 401") == 2 * AT_ONCE + 1
+    assert bench.answers.found == 2 * REQUESTS_PER_TURN + 1
+    assert bench.transport.written.count(b"HTTP/1.1 401") == 2 * REQUESTS_PER_TURN + 1
     assert not bench.transport.closed
 
 
 async def test_what_comes_while_others_have_their_turn_is_answered_after_what_came_before() -> None:
     bench = Bench()
     bench.answers.let.set()
-    bench.front.data_received(INFER * (AT_ONCE + 1))
-    bench.front.data_received(REQUEST)
-    assert (bench.answers.found, bench.answers.bodies) == (AT_ONCE, [])
+    bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
+    bench.connection.data_received(REQUEST)
+    assert (bench.answers.found, bench.answers.bodies) == (REQUESTS_PER_TURN, [])
     await bench.settle()
-    assert (bench.answers.found, bench.answers.bodies) == (AT_ONCE + 1, [b"{}"])
+    assert (bench.answers.found, bench.answers.bodies) == (REQUESTS_PER_TURN + 1, [b"{}"])
     assert bench.transport.written.endswith(b"\r\n\r\nok")
 
 
 async def test_a_client_that_says_no_more_between_two_turns_is_answered_to_the_end() -> None:
     bench = Bench()
-    assert not bench.front.eof_received()
-    bench.front.data_received(INFER * (2 * AT_ONCE))
-    assert bench.front.eof_received()
+    assert not bench.connection.eof_received()
+    bench.connection.data_received(INFER * (2 * REQUESTS_PER_TURN))
+    assert bench.connection.eof_received()
     await bench.settle()
-    assert bench.answers.found == 2 * AT_ONCE
-    assert not bench.front.eof_received()
+    assert bench.answers.found == 2 * REQUESTS_PER_TURN
+    assert not bench.connection.eof_received()
 
 
 async def test_while_others_have_their_turn_no_more_than_so_much_is_read_ahead() -> None:
-    bench, much = Bench(), MOST_AHEAD // len(INFER) + AT_ONCE
-    bench.front.data_received(INFER * (AT_ONCE + 1))
+    bench, much = Bench(), MAX_READ_AHEAD // len(INFER) + REQUESTS_PER_TURN
+    bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     assert bench.transport.reading
-    bench.front.data_received(INFER * much)
+    bench.connection.data_received(INFER * much)
     assert not bench.transport.reading
-    while bench.answers.found < AT_ONCE + 1 + much:
+    while bench.answers.found < REQUESTS_PER_TURN + 1 + much:
         await asyncio.sleep(0)
     assert bench.transport.reading
 
 
 async def test_too_much_that_comes_at_once_is_answered_before_more_is_read() -> None:
     bench = Bench()
-    bench.front.data_received(INFER * (MOST_AHEAD // len(INFER) + 2 * AT_ONCE))
+    bench.connection.data_received(INFER * (MAX_READ_AHEAD // len(INFER) + 2 * REQUESTS_PER_TURN))
     assert not bench.transport.reading
     await bench.settle()
     assert bench.transport.reading
@@ -357,51 +357,51 @@ async def test_too_much_that_comes_at_once_is_answered_before_more_is_read() -> 
 
 async def test_of_a_client_that_reads_no_answers_no_more_than_so_much_is_read() -> None:
     bench = Bench()
-    bench.front.pause_writing()
-    bench.front.data_received(INFER * (MOST_AHEAD // len(INFER) + 1))
+    bench.connection.pause_writing()
+    bench.connection.data_received(INFER * (MAX_READ_AHEAD // len(INFER) + 1))
     assert (bench.transport.reading, bench.answers.found) == (False, 0)
-    bench.front.resume_writing()
-    assert (bench.transport.reading, bench.answers.found) == (True, AT_ONCE)
+    bench.connection.resume_writing()
+    assert (bench.transport.reading, bench.answers.found) == (True, REQUESTS_PER_TURN)
 
 
 async def test_a_client_that_stops_reading_between_two_turns_waits_until_it_reads() -> None:
     bench = Bench()
-    bench.front.data_received(INFER * (AT_ONCE + 1))
-    bench.front.pause_writing()
+    bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
+    bench.connection.pause_writing()
     await bench.settle()
-    assert bench.answers.found == AT_ONCE
-    bench.front.resume_writing()
-    assert bench.answers.found == AT_ONCE + 1
+    assert bench.answers.found == REQUESTS_PER_TURN
+    bench.connection.resume_writing()
+    assert bench.answers.found == REQUESTS_PER_TURN + 1
 
 
 async def test_a_client_that_reads_again_between_two_turns_gets_no_third() -> None:
     bench = Bench()
-    bench.front.data_received(INFER * (AT_ONCE + 1))
-    bench.front.pause_writing()
-    bench.front.resume_writing()
-    assert bench.answers.found == AT_ONCE
+    bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
+    bench.connection.pause_writing()
+    bench.connection.resume_writing()
+    assert bench.answers.found == REQUESTS_PER_TURN
 
 
 async def test_a_server_that_stops_between_two_turns_answers_nothing_more() -> None:
     bench = Bench()
-    bench.front.data_received(INFER * (AT_ONCE + 1))
-    bench.front.shutdown()
+    bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
+    bench.connection.shutdown()
     await bench.settle()
-    assert (bench.transport.closed, bench.answers.found) == (True, AT_ONCE)
+    assert (bench.transport.closed, bench.answers.found) == (True, REQUESTS_PER_TURN)
 
 
 async def test_headers_that_never_end_are_given_up_and_those_that_come_are_not() -> None:
     slow, quick = Bench(), Bench()
     for bench in (slow, quick):
         bench.answers.let.set()
-        bench.front.data_received(REQUEST + REQUEST[:-30])
+        bench.connection.data_received(REQUEST + REQUEST[:-30])
         await bench.settle()
-        assert bench.front._deadline is not None
-    quick.front.data_received(REQUEST[-30:])
+        assert bench.connection._header_timer is not None
+    quick.connection.data_received(REQUEST[-30:])
     await quick.settle()
-    assert quick.front._deadline is None
+    assert quick.connection._header_timer is None
     assert quick.transport.written.count(b"HTTP/1.1 200 OK\r\n") == 2
-    slow.front._give_up()
+    slow.connection._on_header_timeout()
     head, body = slow.transport.written.split(b"\r\n\r\n")[-2:]
     assert head.startswith(b"okHTTP/1.1 408 Request Timeout\r\n")
     assert b"connection: close" in head
@@ -412,42 +412,42 @@ async def test_headers_that_never_end_are_given_up_and_those_that_come_are_not()
 @pytest.mark.parametrize("leave", ["lost", "handed over"])
 async def test_nothing_waits_for_headers_on_a_connection_that_is_gone(leave: str) -> None:
     bench = Bench()
-    bench.front.data_received(REQUEST[:30])
+    bench.connection.data_received(REQUEST[:30])
     if leave == "lost":
-        bench.front.connection_lost(None)
+        bench.connection.connection_lost(None)
     else:
-        bench.front.data_received(b"\n")
+        bench.connection.data_received(b"\n")
         assert bench.transport.protocol is not None
-    assert bench.front._deadline is None
+    assert bench.connection._header_timer is None
 
 
 async def test_a_client_that_has_said_all_is_answered_and_hung_up_on_but_not_for_an_inference() -> None:
     asked, inferred = Bench(), Bench()
-    asked.front.data_received(REQUEST * 2)
+    asked.connection.data_received(REQUEST * 2)
     await asked.settle()
-    assert asked.front.eof_received()
+    assert asked.connection.eof_received()
     asked.answers.let.set()
     await asked.settle()
     assert asked.transport.written.count(b"HTTP/1.1 200 OK\r\n") == 2
     assert asked.transport.closed
-    inferred.front.data_received(INFER[:-1])
-    assert not inferred.front.eof_received()
+    inferred.connection.data_received(INFER[:-1])
+    assert not inferred.connection.eof_received()
 
 
 @pytest.mark.parametrize("change", ["load", "unload"])
 async def test_a_client_that_has_said_all_is_gone_for_a_change_of_its_models(change: str) -> None:
     bench = Bench()
-    bench.front.data_received(
+    bench.connection.data_received(
         f"POST /v2/repository/models/m/{change} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n".encode()
     )
     await bench.settle()
-    assert not bench.front.eof_received()
+    assert not bench.connection.eof_received()
 
 
 async def test_a_client_of_http_1_0_that_keeps_is_told_that_it_may() -> None:
     bench = Bench()
     bench.answers.let.set()
-    bench.front.data_received(REQUEST.replace(b"HTTP/1.1\r\nHost: a", b"HTTP/1.0\r\nConnection: keep-alive") * 2)
+    bench.connection.data_received(REQUEST.replace(b"HTTP/1.1\r\nHost: a", b"HTTP/1.0\r\nConnection: keep-alive") * 2)
     await bench.settle()
     assert bench.transport.written.count(b"connection: keep-alive\r\n") == 2
     assert bench.transport.protocol is None, "uvicorn's protocol does not have it"

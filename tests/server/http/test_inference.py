@@ -79,7 +79,7 @@ class Bench:
 
     async def turns(self) -> None:
         """Let everybody's turns pass."""
-        while len(self.served.plans.turns):
+        while len(self.served.request_cache.time_slices):
             await asyncio.sleep(0)
 
     async def told(self) -> Outcome:
@@ -109,7 +109,7 @@ def body(data: Any = VALUES, **parameters: Any) -> bytes:
 @pytest.mark.parametrize("parameters", [{}, {"timeout": 600_000_000}])
 async def test_large_json_is_answered_after_its_turns(bench: Bench, parameters: dict[str, int]) -> None:
     bench.begin(body(**parameters))
-    assert len(bench.served.plans.turns) == 1
+    assert len(bench.served.request_cache.time_slices) == 1
     outcome = await bench.told()
     assert isinstance(outcome, tuple)
     assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == orjson.loads(body())["inputs"][0]["data"]
@@ -145,7 +145,7 @@ async def test_a_client_that_leaves_while_its_answer_is_written_frees_the_slot(b
     inference = bench.begin(body())
     await bench.turns()
     bench.work()
-    while not len(bench.served.plans.turns):
+    while not len(bench.served.request_cache.time_slices):
         await asyncio.sleep(0)
     inference.cancel(ClientGone("gone"))
     await bench.turns()
@@ -160,7 +160,7 @@ async def test_a_deadline_that_passes_before_the_turn_is_told_then(bench: Bench)
         while not gate.is_set():
             yield
 
-    bench.served.plans.turns.add(hold())
+    bench.served.request_cache.time_slices.add(hold())
     bench.begin(body(timeout=1000))
     outcome = await bench.told()
     assert isinstance(outcome, DeadlineExceeded)
@@ -186,7 +186,7 @@ async def test_a_client_that_left_is_counted_once_though_its_deadline_passes_lat
         while not gate.is_set():
             yield
 
-    bench.served.plans.turns.add(hold())
+    bench.served.request_cache.time_slices.add(hold())
     bench.begin(body(timeout=1000)).cancel(ClientGone("gone"))
     other = body(timeout=2000)
     bench.begin(other)
@@ -213,7 +213,7 @@ async def test_more_than_may_wait_are_refused(bench: Bench) -> None:
         bench.begin(body())
     (refused,) = bench.outcomes
     assert isinstance(refused, QueueFull)
-    assert "2 large requests wait for their turns, and 2 may (tenants.t.queue + in_flight)" in str(refused)
+    assert "2 large requests wait to be parsed; the limit is 2 (tenants.t.queue + in_flight)" in str(refused)
     assert bench.tenant.lane.statistics().rejected == 1
     await bench.turns()
 
@@ -242,7 +242,7 @@ async def test_an_answer_that_cannot_be_classified_is_refused_and_frees_the_slot
 async def test_an_output_is_classified_in_turns_and_frees_the_slot(bench: Bench) -> None:
     bench.begin(small(classes=1))
     bench.work()
-    while not len(bench.served.plans.turns):
+    while not len(bench.served.request_cache.time_slices):
         await asyncio.sleep(0)
     assert not bench.outcomes
     outcome = await bench.told()

@@ -15,7 +15,7 @@ BARE = b"GET /c HTTP/1.1\r\nHost: x\r\n" + OFFER + b"\r\n"
 PLAIN = b"POST /d HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok"
 
 
-class Heard:
+class Recorder:
     """Requests as the parser tells of them: a path and a body, once they are whole."""
 
     def __init__(self) -> None:
@@ -46,11 +46,11 @@ class Heard:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 50, 10_000])
 def test_requests_are_the_same_in_pieces_of_any_size(size: int) -> None:
-    heard, data = Heard(), (SIZED + CHUNKED + BARE + PLAIN) * 2
+    recorder, data = Recorder(), (SIZED + CHUNKED + BARE + PLAIN) * 2
     for at in range(0, len(data), size):
-        heard.parser.feed_data(data[at : at + size])
-    assert heard.whole == [(b"/a", b"GET / H"), (b"/b", b"GET"), (b"/c", b""), (b"/d", b"ok")] * 2
-    assert heard.headers.count(b"Upgrade") == 6
+        recorder.parser.feed_data(data[at : at + size])
+    assert recorder.whole == [(b"/a", b"GET / H"), (b"/b", b"GET"), (b"/c", b""), (b"/d", b"ok")] * 2
+    assert recorder.headers.count(b"Upgrade") == 6
 
 
 @pytest.mark.parametrize(
@@ -58,27 +58,27 @@ def test_requests_are_the_same_in_pieces_of_any_size(size: int) -> None:
     [b"Content-Length: 1\r\nContent-Length: 2", b"Content-Length: 1\r\nTransfer-Encoding: chunked", b"Content-Length: -1"],
 )
 def test_an_offer_does_not_make_a_doubtful_length_good(framing: bytes) -> None:
-    heard = Heard()
+    recorder = Recorder()
     with pytest.raises(httptools.HttpParserError):
-        heard.parser.feed_data(b"POST /a HTTP/1.1\r\nHost: x\r\n" + OFFER + framing + b"\r\n\r\nGET")
-    assert heard.whole == []
+        recorder.parser.feed_data(b"POST /a HTTP/1.1\r\nHost: x\r\n" + OFFER + framing + b"\r\n\r\nGET")
+    assert recorder.whole == []
 
 
 def test_a_broken_chunk_behind_an_offer_is_refused() -> None:
-    heard = Heard()
+    recorder = Recorder()
     with pytest.raises(httptools.HttpParserError):
-        heard.parser.feed_data(CHUNKED.replace(b"3\r\nGET", b"zz\r\nGET"))
-    assert heard.whole == []
+        recorder.parser.feed_data(CHUNKED.replace(b"3\r\nGET", b"zz\r\nGET"))
+    assert recorder.whole == []
 
 
 def test_a_parser_that_was_closed_is_left_to_no_collector() -> None:
     gc.disable()
     try:
-        heard = Heard()
-        parser = weakref.ref(heard.parser)
-        heard.parser.feed_data(SIZED)
-        heard.parser.close()
-        del heard.parser
+        recorder = Recorder()
+        parser = weakref.ref(recorder.parser)
+        recorder.parser.feed_data(SIZED)
+        recorder.parser.close()
+        del recorder.parser
         assert parser() is None
     finally:
         gc.enable()

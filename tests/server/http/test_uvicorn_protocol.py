@@ -11,7 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from server.http.uvicorn_protocol import MOST_HEADERS, JsonHttpToolsProtocol, install
+from server.http.uvicorn_protocol import MAX_HEADER_BYTES, JsonHttpToolsProtocol, install
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -75,11 +75,11 @@ async def test_headers_without_an_end_are_refused_before_they_fill_the_memory(po
     writer.write(start)
     sent = 0
     with suppress(ConnectionError):
-        while not reader.at_eof() and sent < 100 * MOST_HEADERS:
+        while not reader.at_eof() and sent < 100 * MAX_HEADER_BYTES:
             writer.write(more)
             await writer.drain()
             sent += len(more)
-    assert MOST_HEADERS < sent < 100 * MOST_HEADERS
+    assert MAX_HEADER_BYTES < sent < 100 * MAX_HEADER_BYTES
     writer.close()
 
 
@@ -107,7 +107,7 @@ async def test_headers_that_are_too_long_are_told_so_in_json() -> None:
     protocol = JsonHttpToolsProtocol(config, ServerState(), {})
     protocol.connection_made(transport)
     start = b"GET / HTTP/1.1\r\nHost: a\r\nX: "
-    for part in (start, b"a" * (MOST_HEADERS - len(start))):
+    for part in (start, b"a" * (MAX_HEADER_BYTES - len(start))):
         protocol.data_received(part)
         assert transport.written == b""
     for _ in range(2):  # What was on its way when the connection was closed changes nothing.
@@ -143,25 +143,25 @@ def silent() -> tuple[JsonHttpToolsProtocol, Transport]:
 async def test_headers_that_do_not_come_in_time_are_told_so_and_silence_is_not() -> None:
     protocol, transport = silent()
     protocol.data_received(b"GET / HTTP/1.1\r\n")
-    protocol._give_up()
+    protocol._on_header_timeout()
     assert transport.written.startswith(b"HTTP/1.1 408 Request Timeout\r\n")
     assert transport.written.endswith(b'{"error":"the headers did not come within 30 s"}<closed>')
     protocol, transport = silent()
-    protocol._give_up()
+    protocol._on_header_timeout()
     assert transport.written == b"<closed>"
 
 
 async def test_a_request_has_time_for_its_headers_after_the_first_too_but_none_for_those_that_may_not_be_read_yet() -> None:
     protocol, transport = silent()
     protocol.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert protocol._deadline is None
+    assert protocol._header_timer is None
     protocol.data_received(b"GET ")
-    assert protocol._deadline is not None
-    protocol._give_up()
+    assert protocol._header_timer is not None
+    protocol._on_header_timeout()
     assert transport.written == b"", "the first one is still being answered"
     while not transport.written.endswith(b"ok"):
         await asyncio.sleep(0)
-    protocol._give_up()
+    protocol._on_header_timeout()
     assert b"HTTP/1.1 408 Request Timeout\r\n" in transport.written
 
 

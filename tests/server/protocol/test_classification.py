@@ -11,9 +11,9 @@ import pytest
 from engines import DATATYPES, Signature, TensorSpec, wire
 from server.errors import BadRequest
 from server.link.messages import Extent
-from server.protocol.classification import MOST_ELEMENTS, MOST_TEXTS, UNLABELLED, Classes, Labels, classify
-from server.protocol.request import InferRequest, Wanted
-from server.protocol.request_cache import Plans
+from server.protocol.classification import MAX_ELEMENTS, MAX_TEXTS, UNLABELLED, Classes, Labels, classify
+from server.protocol.request import InferRequest, RequestedOutput
+from server.protocol.request_cache import RequestCache
 from server.protocol.response import InferResponse, encode, write_long
 from tests.memory import roomy
 
@@ -80,16 +80,16 @@ def test_more_than_there_are_is_all_of_them() -> None:
 
 
 def test_as_many_of_a_large_output_are_those_of_a_sort() -> None:
-    values = np.random.default_rng(7).integers(0, 5000, MOST_ELEMENTS, np.int32)
-    expected = sorted(range(MOST_ELEMENTS), key=lambda place: (-int(values[place]), place))[:3000]
+    values = np.random.default_rng(7).integers(0, 5000, MAX_ELEMENTS, np.int32)
+    expected = sorted(range(MAX_ELEMENTS), key=lambda place: (-int(values[place]), place))[:3000]
     assert [int(text.split(b":")[1]) for text in classes(values, 3000, "INT32").texts] == expected
 
 
 @pytest.mark.parametrize(
     ("shape", "count", "told"),
     [
-        ((MOST_ELEMENTS + 1,), 1, f"output 'y': {MOST_ELEMENTS + 1} elements; at most {MOST_ELEMENTS} can be classified"),
-        ((2, MOST_TEXTS), MOST_TEXTS, f"output 'y': 2 times {MOST_TEXTS} classes; an answer has at most {MOST_TEXTS}"),
+        ((MAX_ELEMENTS + 1,), 1, f"output 'y': {MAX_ELEMENTS + 1} elements; at most {MAX_ELEMENTS} can be classified"),
+        ((2, MAX_TEXTS), MAX_TEXTS, f"output 'y': 2 times {MAX_TEXTS} classes; an answer has at most {MAX_TEXTS}"),
     ],
 )
 def test_too_much_is_refused(shape: tuple[int, ...], count: int, told: str) -> None:
@@ -99,16 +99,16 @@ def test_too_much_is_refused(shape: tuple[int, ...], count: int, told: str) -> N
 
 
 def test_a_large_output_may_be_interrupted_again_and_again() -> None:
-    array = np.zeros(MOST_ELEMENTS, np.float32)
+    array = np.zeros(MAX_ELEMENTS, np.float32)
     steps = classify(spec("y", "FP32"), memoryview(array), array.shape, 1, False, ())
-    assert finish(steps)[0] >= MOST_ELEMENTS >> 15
+    assert finish(steps)[0] >= MAX_ELEMENTS >> 15
     rows = np.zeros((1000, 1000), np.float32)
     assert finish(classify(spec("y", "FP32"), memoryview(rows).cast("B"), rows.shape, 5, True, ()))[0] >= 30
-    many = finish(classify(spec("y", "FP32"), memoryview(array), (MOST_ELEMENTS,), MOST_TEXTS, False, ()))[0]
-    assert many >= MOST_TEXTS >> 10
+    many = finish(classify(spec("y", "FP32"), memoryview(array), (MAX_ELEMENTS,), MAX_TEXTS, False, ()))[0]
+    assert many >= MAX_TEXTS >> 10
 
 
-def answer(wanted: Wanted, plans: Plans | None = None, max_batch: int = 0) -> InferResponse:
+def answer(wanted: RequestedOutput, cache: RequestCache | None = None, max_batch: int = 0) -> InferResponse:
     """The answer of a model whose output is 1.5, 4, 3 and -1."""
     slot = roomy()
     slot.view[:16] = floats([1.5, 4, 3, -1])
@@ -116,19 +116,19 @@ def answer(wanted: Wanted, plans: Plans | None = None, max_batch: int = 0) -> In
     request = InferRequest(None, (), (wanted,), 0, None, wanted.classes > 0)
     extents = [Extent((2, 2) if max_batch else (4,), 0, 16)]
     _, written = finish(write_long(request, signature, slot, extents, "literal", FRUIT))
-    return (plans.encode if plans else encode)("m", "1", request, signature, slot, extents, written)
+    return (cache.encode if cache else encode)("m", "1", request, signature, slot, extents, written)
 
 
 def test_classes_are_answered_as_texts_in_json() -> None:
-    assert json.loads(answer(Wanted(0, False, 2)).body)["outputs"] == [
+    assert json.loads(answer(RequestedOutput(0, False, 2)).body)["outputs"] == [
         {"name": "y", "datatype": "BYTES", "shape": [2], "data": ["4.000000:1:apple", "3.000000:2"]}
     ]
 
 
 def test_classes_are_answered_as_texts_in_binary() -> None:
-    for plans in (None, Plans()):
+    for cache in (None, RequestCache()):
         for _ in range(2):
-            response = answer(Wanted(0, True, 1), plans, max_batch=4)
+            response = answer(RequestedOutput(0, True, 1), cache, max_batch=4)
             packed = wire.pack([b"4.000000:1:apple", b"3.000000:0:fig"])
             assert json.loads(response.body[: response.header_length])["outputs"] == [
                 {"name": "y", "datatype": "BYTES", "shape": [2, 1], "parameters": {"binary_data_size": len(packed)}}

@@ -12,7 +12,7 @@ from engines import TensorMismatch
 from server.errors import RequestError
 from server.link.messages import Extent
 from server.protocol.json_document import Object
-from server.protocol.json_slices import ELEMENTS, SLICE, cut, parse_slices, read
+from server.protocol.json_slices import ELEMENTS, SLICE, extract_row, parse_row, parse_slices
 from server.protocol.request import decode
 from server.protocol.response import encode, is_long, write_long
 from server.protocol.time_slices import Steps
@@ -38,7 +38,7 @@ def outcome(body: bytes, datatype: str, in_slices: bool) -> Any:
     """The request and its tensor, or the refusal."""
     slot, signature = roomy(), model(datatype)
     try:
-        document = finish(parse_slices(body, cut(body)))[1] if in_slices else None
+        document = finish(parse_slices(body, extract_row(body)))[1] if in_slices else None
         taken = decode(body, None, signature, slot, LIMITS, document)
     except (RequestError, TensorMismatch) as error:
         return type(error), str(error)
@@ -49,8 +49,8 @@ def same(document: Any, datatype: str) -> bool:
     """Whether it can be read in slices; what came of it is the same in any case."""
     body = body_of(document)
     assert outcome(body, datatype, True) == outcome(body, datatype, False)
-    row = cut(body)
-    return row is not None and finish(read(row))[1]
+    row = extract_row(body)
+    return row is not None and finish(parse_row(row))[1]
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ def test_whatever_else_a_document_has_what_comes_of_it_is_the_same(document: Any
 
 @pytest.mark.parametrize(("value", "seconds"), [(1500, 0.0015), (0, None), (-1, None), (True, None), ("1", None), (None, None)])
 def test_the_timeout_is_known_before_the_numbers_are(value: Any, seconds: float | None) -> None:
-    row = cut(body_of(request(entry(), parameters={} if value is None else {"timeout": value})))
+    row = extract_row(body_of(request(entry(), parameters={} if value is None else {"timeout": value})))
     assert row
     assert row.timeout == seconds
 
 
 def test_parameters_that_are_none_have_no_timeout() -> None:
-    row = cut(body_of(request(entry(), parameters=[1])))
+    row = extract_row(body_of(request(entry(), parameters=[1])))
     assert row
     assert row.timeout is None
 

@@ -12,15 +12,15 @@ from hypothesis.extra import numpy as hnp
 
 from engines import DATATYPES, TensorSpec, wire
 from server.errors import BadRequest
-from server.protocol.json_tensors import Declared, to_array, to_wire
+from server.protocol.json_tensors import InputDeclaration, to_array, to_wire
 
 from .messages import INTEGERS
 
 NUMBERS = tuple(name for name in DATATYPES if name not in ("BYTES", "FP16", "BF16"))
 
 
-def declared(datatype: str, shape: tuple[int, ...]) -> Declared:
-    return Declared("inputs[0].", TensorSpec("x", DATATYPES[datatype], ()), shape)
+def declared(datatype: str, shape: tuple[int, ...]) -> InputDeclaration:
+    return InputDeclaration("inputs[0].", TensorSpec("x", DATATYPES[datatype], ()), shape)
 
 
 def array(data: list[Any], datatype: str = "FP32", shape: tuple[int, ...] | None = None) -> list[Any]:

@@ -2,7 +2,7 @@ import pytest
 
 from engines import Signature, wire
 from server.errors import BadRequest
-from server.protocol.request import Limits, Wanted
+from server.protocol.request import Limits, RequestedOutput
 
 from .messages import (
     BATCHED,
@@ -32,7 +32,7 @@ def raw_refusal(body: bytes, signature: Signature, limits: Limits = LIMITS) -> s
 def test_a_raw_body_is_the_only_input_and_is_answered_in_binary() -> None:
     found = take_bytes(floats([1, 2, 3]), 0, model("FP32", "n"))
     assert found.tensors == (((3,), floats([1, 2, 3])),)
-    assert found.request.outputs == (Wanted(0, binary=True),)
+    assert found.request.outputs == (RequestedOutput(0, binary=True),)
 
 
 def test_a_raw_body_fills_the_one_dimension_that_varies() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from engines import Signature
 from server.errors import BadRequest, TooLarge
-from server.protocol.request import Limits, Wanted, decode
+from server.protocol.request import Limits, RequestedOutput, decode
 from tests.memory import slot_of
 
 from .messages import (
@@ -35,7 +35,7 @@ def test_a_request_without_options_asks_for_every_output_as_json() -> None:
     )
     assert (found.request.id, found.request.priority, found.request.timeout) == (None, 0, None)
     assert found.request.shapes == ((2,), (1,))
-    assert found.request.outputs == (Wanted(0, binary=False),)
+    assert found.request.outputs == (RequestedOutput(0, binary=False),)
 
 
 def test_what_a_request_says_beside_its_tensors_is_kept() -> None:
@@ -44,7 +44,7 @@ def test_what_a_request_says_beside_its_tensors_is_kept() -> None:
     )
     found = take(document, model()).request
     assert (found.id, found.priority, found.timeout) == ("7", 3, 0.0015)
-    assert found.outputs == (Wanted(0, binary=True),)
+    assert found.outputs == (RequestedOutput(0, binary=True),)
 
 
 def test_a_timeout_of_0_is_none() -> None:
@@ -69,20 +69,20 @@ def test_outputs_are_answered_in_the_order_they_were_asked_for() -> None:
         tensor([], "BYTES", name="b"),
         outputs=[{"name": "d", "parameters": {"binary_data": True}}, {"name": "c", "parameters": {"classification": 0}}],
     )
-    assert take(document, PAIR).request.outputs == (Wanted(1, binary=True), Wanted(0, binary=False))
+    assert take(document, PAIR).request.outputs == (RequestedOutput(1, binary=True), RequestedOutput(0, binary=False))
 
 
 def test_what_an_output_asks_for_goes_before_what_the_request_does() -> None:
     outputs = [{"name": "c", "parameters": {"binary_data": False}}, {"name": "d"}]
     inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
     found = take(request(*inputs, outputs=outputs, parameters={"binary_data_output": True}), PAIR)
-    assert found.request.outputs == (Wanted(0, binary=False), Wanted(1, binary=True))
+    assert found.request.outputs == (RequestedOutput(0, binary=False), RequestedOutput(1, binary=True))
 
 
 def test_no_outputs_named_is_every_output() -> None:
     inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
     found = take(request(*inputs, outputs=[], parameters={"binary_data_output": True}), PAIR)
-    assert found.request.outputs == (Wanted(0, binary=True), Wanted(1, binary=True))
+    assert found.request.outputs == (RequestedOutput(0, binary=True), RequestedOutput(1, binary=True))
 
 
 def test_a_model_without_inputs_takes_none() -> None:
@@ -285,7 +285,7 @@ def test_what_an_output_cannot_be_asked_for_is_refused_by_name(parameters: Any, 
 
 def test_an_output_may_be_asked_for_as_classes() -> None:
     taken = take(request(tensor([1]), outputs=[{"name": "y", "parameters": {"classification": 3}}]), model()).request
-    assert (taken.outputs, taken.classified) == ((Wanted(0, binary=False, classes=3),), True)
+    assert (taken.outputs, taken.classified) == ((RequestedOutput(0, binary=False, classes=3),), True)
     assert not take(request(tensor([1])), model()).request.classified
 
 

@@ -11,8 +11,8 @@ from engines.signature import Default, Form
 from server.errors import BadRequest, Failed, RequestError, TooLarge
 from server.link.messages import Extent
 from server.link.slots import SMALLEST, Slot
-from server.protocol.request import InferRequest, Limits, Wanted, decode
-from server.protocol.request_cache import Plans
+from server.protocol.request import InferRequest, Limits, RequestedOutput, decode
+from server.protocol.request_cache import RequestCache
 from server.protocol.response import encode
 from tests.memory import slot_of
 
@@ -39,46 +39,46 @@ def outcome(decoder: Any, body: bytes, header_length: int | None, signature: Sig
     return taken, content(taken, slot, signature)
 
 
-def check(plans: Plans, document: Any, tensors: bytes, signature: Signature, past: int = 0) -> None:
+def check(cache: RequestCache, document: Any, tensors: bytes, signature: Signature, past: int = 0) -> None:
     """A request comes out the same with whatever is remembered as without."""
     head = body_of(document)
     length = len(head) + past
-    assert outcome(plans.decode, head + tensors, length, signature) == outcome(decode, head + tensors, length, signature)
+    assert outcome(cache.decode, head + tensors, length, signature) == outcome(decode, head + tensors, length, signature)
 
 
 def test_the_same_json_with_other_tensors_is_remembered_once() -> None:
-    plans = Plans()
+    cache = RequestCache()
     document = request(binary(8, shape=[1, 2]), parameters={"priority": 2, "binary_data_output": True})
     for values in ([1, 2], [3, 4], [5, 6]):
-        check(plans, document, floats(values), BATCHED)
-    assert repr(plans) == "<Plans 1>"
+        check(cache, document, floats(values), BATCHED)
+    assert repr(cache) == "<RequestCache 1>"
 
 
 def test_tensors_are_put_where_the_model_wants_them_whatever_their_order_and_names() -> None:
-    plans = Plans()
+    cache = RequestCache()
     document = request(binary(4, "INT16", name="x"), binary(8, name="data"))
     for values in ([1, 2], [3, 4]):
-        check(plans, document, HALVES + floats(values), TWO)
-    assert repr(plans) == "<Plans 1>"
+        check(cache, document, HALVES + floats(values), TWO)
+    assert repr(cache) == "<RequestCache 1>"
 
 
 def test_reshaped_tensors_are_remembered_in_the_model_s_shapes() -> None:
     form = Form((-1, 2, 1), (-1, 2))
     x, y = (TensorSpec(name, DATATYPES["FP32"], ("batch", 2), form=form) for name in "xy")
-    signature, plans = Signature((x,), (y,), 4), Plans()
+    signature, cache = Signature((x,), (y,), 4), RequestCache()
     document = request(binary(16, shape=[2, 2, 1]), parameters={"binary_data_output": True})
     for values in ([1, 2, 3, 4], [3, 4, 5, 6]):
-        check(plans, document, floats(values), signature)
-    assert repr(plans) == "<Plans 1>"
+        check(cache, document, floats(values), signature)
+    assert repr(cache) == "<RequestCache 1>"
     head = body_of(document)
     slot = slot_of()
-    taken = plans.decode(head + floats([1, 2, 3, 4]), len(head), signature, slot, LIMITS)
+    taken = cache.decode(head + floats([1, 2, 3, 4]), len(head), signature, slot, LIMITS)
     assert taken.shapes == ((2, 2),)
     for _ in range(2):
-        body, length = plans.encode("m", "1", taken, signature, slot, [Extent((2, 2), 0, 16)])
+        body, length = cache.encode("m", "1", taken, signature, slot, [Extent((2, 2), 0, 16)])
         assert json.loads(body[:length])["outputs"][0]["shape"] == [2, 2, 1]
     wrong = request(binary(16, shape=[2, 2]))
-    assert outcome(plans.decode, body_of(wrong) + floats([1, 2, 3, 4]), len(body_of(wrong)), signature) == (
+    assert outcome(cache.decode, body_of(wrong) + floats([1, 2, 3, 4]), len(body_of(wrong)), signature) == (
         TensorMismatch,
         "input 'x': shape [2, 2]; expected one as in [-1, 2, 1]",
     )
@@ -86,22 +86,22 @@ def test_reshaped_tensors_are_remembered_in_the_model_s_shapes() -> None:
 
 def test_what_a_request_leaves_out_is_what_the_model_has_and_is_not_remembered_from_another() -> None:
     inputs = (spec("x", "FP32", "n"), TensorSpec("k", DATATYPES["INT16"], ("m",), default=Default((2,), HALVES)))
-    signature, plans = Signature(inputs, ()), Plans()
+    signature, cache = Signature(inputs, ()), RequestCache()
     without, whole = request(binary(4)), request(binary(4), binary(2, "INT16", name="k"))
     for _ in range(3):
-        check(plans, without, floats([1]), signature)
-        check(plans, whole, floats([2]) + b"ab", signature)
+        check(cache, without, floats([1]), signature)
+        check(cache, whole, floats([2]) + b"ab", signature)
     slot = slot_of()
-    taken = plans.decode(body_of(without) + floats([3]), len(body_of(without)), signature, slot, LIMITS)
+    taken = cache.decode(body_of(without) + floats([3]), len(body_of(without)), signature, slot, LIMITS)
     assert (taken.shapes, content(taken, slot, signature)) == (((1,), (2,)), [floats([3]), HALVES])
-    assert repr(plans) == "<Plans 1>"
-    refused = outcome(plans.decode, body_of(request()), None, signature)
+    assert repr(cache) == "<RequestCache 1>"
+    refused = outcome(cache.decode, body_of(request()), None, signature)
     assert refused == (BadRequest, "inputs: 'x' missing; the model takes 'x', 'k'")
 
 
 def test_an_output_that_has_no_shape_for_callers_is_the_model_s_failure() -> None:
     signature = Signature((), (TensorSpec("y", DATATYPES["FP32"], ("", ""), form=Form((4, -1), (2, 2, -1))),))
-    asked = InferRequest(None, (), (Wanted(0, binary=True),), 0, None)
+    asked = InferRequest(None, (), (RequestedOutput(0, binary=True),), 0, None)
     with pytest.raises(
         Failed, match=r"^output 'y': the model gave shape \[3, 2\]; its configuration has \[2, 2, -1\] reshaped$"
     ):
@@ -110,38 +110,38 @@ def test_an_output_that_has_no_shape_for_callers_is_the_model_s_failure() -> Non
 
 def test_a_remembered_request_makes_room_for_its_answer() -> None:
     signature = Signature((spec("x", "FP32", "n"),), (spec("y", "FP32", "n", SMALLEST),))
-    document, plans = body_of(request(binary(4))), Plans()
+    document, cache = body_of(request(binary(4))), RequestCache()
     for _ in range(2):
         slot = slot_of()
-        plans.decode(document + b"\0" * 4, len(document), signature, slot, LIMITS)
+        cache.decode(document + b"\0" * 4, len(document), signature, slot, LIMITS)
         assert slot.inputs(signature, [(1,)], slot.capacity)[1].nbytes >= 4 * SMALLEST
 
 
 def test_a_remembered_request_whose_answer_no_memory_holds_is_still_too_large() -> None:
     signature = Signature((spec("x", "FP32", "n"),), (spec("y", "FP32", *["n"] * 30),))
-    document, plans = body_of(request(binary(40))), Plans()
+    document, cache = body_of(request(binary(40))), RequestCache()
     for _ in range(2):
         with pytest.raises(TooLarge):
-            plans.decode(document + b"\0" * 40, len(document), signature, slot_of(), LIMITS)
+            cache.decode(document + b"\0" * 40, len(document), signature, slot_of(), LIMITS)
 
 
 @pytest.mark.parametrize("tensors", [b"", b"\0" * 7, b"\0" * 9, b"\0" * 16])
 def test_a_remembered_request_with_fewer_or_more_bytes_is_refused(tensors: bytes) -> None:
-    plans = Plans()
+    cache = RequestCache()
     document = request(binary(8, shape=[1, 2]))
-    check(plans, document, b"\0" * 8, BATCHED)
-    check(plans, document, tensors, BATCHED)
-    check(plans, document, b"\0" * 8, BATCHED)
-    assert repr(plans) == "<Plans 1>"
+    check(cache, document, b"\0" * 8, BATCHED)
+    check(cache, document, tensors, BATCHED)
+    check(cache, document, b"\0" * 8, BATCHED)
+    assert repr(cache) == "<RequestCache 1>"
 
 
 @pytest.mark.parametrize("past", [1, 1000])
 def test_a_remembered_request_whose_header_length_is_past_the_body_is_refused(past: int) -> None:
-    plans = Plans()
+    cache = RequestCache()
     document = request(binary(0))
-    check(plans, document, b"", model())
-    assert repr(plans) == "<Plans 1>"
-    check(plans, document, b"", model(), past)
+    check(cache, document, b"", model())
+    assert repr(cache) == "<RequestCache 1>"
+    check(cache, document, b"", model(), past)
 
 
 @pytest.mark.parametrize(
@@ -157,45 +157,45 @@ def test_a_remembered_request_whose_header_length_is_past_the_body_is_refused(pa
     ],
 )
 def test_what_is_to_be_looked_at_each_time_is_not_remembered(head: Any, tensors: bytes, signature: Signature) -> None:
-    plans = Plans()
+    cache = RequestCache()
     for _ in range(2):
-        check(plans, head, tensors, signature)
-    assert repr(plans) == "<Plans 0>"
+        check(cache, head, tensors, signature)
+    assert repr(cache) == "<RequestCache 0>"
 
 
 def test_what_was_refused_is_not_remembered() -> None:
-    plans = Plans()
+    cache = RequestCache()
     for _ in range(2):
-        check(plans, request(binary(4, "FP64")), b"\0" * 4, model())
-    assert repr(plans) == "<Plans 0>"
+        check(cache, request(binary(4, "FP64")), b"\0" * 4, model())
+    assert repr(cache) == "<RequestCache 0>"
 
 
 @pytest.mark.parametrize("header_length", [None, 0])
 def test_json_alone_and_the_raw_form_are_not_remembered(header_length: int | None) -> None:
-    plans, body = Plans(), b"\0" * 4 if header_length == 0 else body_of(request(tensor([1.0])))
+    cache, body = RequestCache(), b"\0" * 4 if header_length == 0 else body_of(request(tensor([1.0])))
     for _ in range(2):
-        assert outcome(plans.decode, body, header_length, model()) == outcome(decode, body, header_length, model())
-    assert repr(plans) == "<Plans 0>"
+        assert outcome(cache.decode, body, header_length, model()) == outcome(decode, body, header_length, model())
+    assert repr(cache) == "<RequestCache 0>"
 
 
 def test_of_many_different_requests_the_latest_64_are_remembered() -> None:
-    plans = Plans()
+    cache = RequestCache()
     for number in range(100):
-        check(plans, request(binary(4), parameters={"n": number}), b"\0" * 4, model())
-    assert repr(plans) == "<Plans 64>"
-    check(plans, request(binary(4), parameters={"n": 0}), b"\0" * 4, model())
+        check(cache, request(binary(4), parameters={"n": number}), b"\0" * 4, model())
+    assert repr(cache) == "<RequestCache 64>"
+    check(cache, request(binary(4), parameters={"n": 0}), b"\0" * 4, model())
 
 
 def test_a_request_over_the_limit_of_json_is_refused_each_time() -> None:
-    plans, document = Plans(), body_of(request(binary(4)))
+    cache, document = RequestCache(), body_of(request(binary(4)))
     for _ in range(2):
         with pytest.raises(TooLarge):
-            plans.decode(document + b"\0" * 4, len(document), model(), slot_of(), Limits(len(document) - 1, 9))
+            cache.decode(document + b"\0" * 4, len(document), model(), slot_of(), Limits(len(document) - 1, 9))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=13), st.integers(-1, 1)), max_size=8))
 def test_any_sequence_of_requests_comes_out_as_without_a_memory(steps: list[tuple[int, bytes, int]]) -> None:
-    plans = Plans()
+    cache = RequestCache()
     documents = [
         request(binary(8, name="data"), binary(4, "INT16")),
         request(binary(4, "INT16"), binary(8, name="data")),
@@ -203,16 +203,16 @@ def test_any_sequence_of_requests_comes_out_as_without_a_memory(steps: list[tupl
         request(binary(0, name="data"), binary(4, "INT16")),
     ]
     for which, tensors, past in steps:
-        check(plans, documents[which], tensors, TWO, past)
+        check(cache, documents[which], tensors, TWO, past)
 
 
 def test_a_request_is_remembered_by_its_bytes_not_its_meaning() -> None:
-    plans, document = Plans(), request(binary(4))
-    check(plans, document, b"\0" * 4, model())
-    check(plans, json.dumps(document, indent=1).encode(), b"\0" * 4, model())
-    assert repr(plans) == "<Plans 2>"
+    cache, document = RequestCache(), request(binary(4))
+    check(cache, document, b"\0" * 4, model())
+    check(cache, json.dumps(document, indent=1).encode(), b"\0" * 4, model())
+    assert repr(cache) == "<RequestCache 2>"
     with pytest.raises(BadRequest):
-        plans.decode(b"", 1, model(), slot_of(), LIMITS)
+        cache.decode(b"", 1, model(), slot_of(), LIMITS)
 
 
 def written(slot: Slot, at: int, *values: float, rows: int = 1) -> list[Extent]:
@@ -222,18 +222,18 @@ def written(slot: Slot, at: int, *values: float, rows: int = 1) -> list[Extent]:
     return [Extent((rows, len(values) // rows), at, len(data))]
 
 
-def answers(plans: Plans, taken: InferRequest, slot: Slot, extents: list[Extent]) -> bool:
+def answers(cache: RequestCache, taken: InferRequest, slot: Slot, extents: list[Extent]) -> bool:
     """Whether an answer with whatever is remembered is the one without."""
     parts = ("m", "1", taken, BATCHED, slot, extents)
-    return plans.encode(*parts) == encode(*parts)
+    return cache.encode(*parts) == encode(*parts)
 
 
 @pytest.mark.parametrize("binary_data", [True, False])
 def test_answers_that_differ_in_place_shape_or_nothing_but_content_are_what_they_would_be_without(binary_data: bool) -> None:
-    plans, slot = Plans(), slot_of()
+    cache, slot = RequestCache(), slot_of()
     body = body_of(request(binary(8, shape=[1, 2]), parameters={"binary_data_output": binary_data}))
-    taken, other = (plans.decode(body + floats([1, 2]), len(body), BATCHED, slot, limits) for limits in (LIMITS, LIMITS))
+    taken, other = (cache.decode(body + floats([1, 2]), len(body), BATCHED, slot, limits) for limits in (LIMITS, LIMITS))
     assert taken is other or not binary_data
     for at, *values in ((0, 1, 2), (0, 3, 4), (64, 5, 6), (128, 7, 8), (64, 1, 2, 3, 4), (0, 1, 2)):
-        assert answers(plans, taken, slot, written(slot, at, *values))
-    assert answers(plans, taken, slot, written(slot, 0, 1, 2, 3, 4, rows=2))
+        assert answers(cache, taken, slot, written(slot, at, *values))
+    assert answers(cache, taken, slot, written(slot, 0, 1, 2, 3, 4, rows=2))

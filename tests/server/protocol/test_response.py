@@ -8,7 +8,7 @@ import pytest
 from engines import DATATYPES, Signature
 from server.errors import BadRequest
 from server.link.messages import Extent
-from server.protocol.request import InferRequest, Wanted
+from server.protocol.request import InferRequest, RequestedOutput
 from server.protocol.response import InferResponse, encode
 from tests.memory import roomy
 
@@ -28,7 +28,7 @@ def answer(
         slot.view[end : end + len(data)] = data
         extents.append(Extent(shape, end, len(data)))
         end += 64
-    asked = InferRequest(id, (), tuple(Wanted(position, binary) for position, binary in wanted), 0, None)
+    asked = InferRequest(id, (), tuple(RequestedOutput(position, binary) for position, binary in wanted), 0, None)
     return encode("m", "2", asked, Signature((), OUTPUTS), slot, extents)
 
 
@@ -98,7 +98,7 @@ def test_nan_and_infinity_are_written_as_configured_and_are_right_in_binary(name
     slot.view[: values.nbytes] = values.tobytes()
     signature, extents = Signature((), (spec("y", name, 6),)), [Extent((6,), 0, values.nbytes)]
     for binary, expected in ((False, data), (True, values.tobytes())):
-        asked = InferRequest(None, (), (Wanted(0, binary),), 0, None)
+        asked = InferRequest(None, (), (RequestedOutput(0, binary),), 0, None)
         assert expected in encode("m", "1", asked, signature, slot, extents, nonfinite=nonfinite).body
 
 
@@ -120,6 +120,6 @@ def test_the_limits_of_every_type_are_answered_exactly(name: str) -> None:
     values = np.array([info.min, info.max], dtype)
     slot = roomy()
     slot.view[: values.nbytes] = values.tobytes()
-    asked = InferRequest(None, (), (Wanted(0, binary=False),), 0, None)
+    asked = InferRequest(None, (), (RequestedOutput(0, binary=False),), 0, None)
     response = encode("m", "1", asked, Signature((), (spec("y", name, 2),)), slot, [Extent((2,), 0, values.nbytes)])
     np.testing.assert_array_equal(np.array(document(response)["outputs"][0]["data"], dtype), values)

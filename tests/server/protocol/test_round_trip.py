@@ -13,7 +13,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from engines import DATATYPES, Signature, TensorSpec, wire
 from engines.signature import align
 from server.link.messages import Extent
-from server.protocol.request import InferRequest, Wanted
+from server.protocol.request import InferRequest, RequestedOutput
 from server.protocol.response import encode
 from tests.memory import slot_of
 
@@ -111,7 +111,7 @@ def test_what_the_reference_client_writes_is_understood(inputs: list[Sample]) ->
     body, size = InferenceServerClient.generate_request_body([_input(item) for item in writable], outputs)
     head, rest = (bytes(body), []) if size is None else (bytes(body[:size]), [bytes(body[size:])])
     found = take(head, signature, *rest)
-    assert found.request.outputs == (Wanted(0, binary=True),)
+    assert found.request.outputs == (RequestedOutput(0, binary=True),)
     assert found.tensors == tuple((item.value.shape, item.wire) for item in writable)
 
 
@@ -122,7 +122,7 @@ def answer(outputs: list[Sample]) -> tuple[bytes, int | None]:
         slot.view[end : end + len(item.wire)] = item.wire
         extents.append(Extent(item.value.shape, end, len(item.wire)))
         end = align(end + len(item.wire))
-    asked = InferRequest(None, (), tuple(Wanted(place, item.binary) for place, item in enumerate(outputs)), 0, None)
+    asked = InferRequest(None, (), tuple(RequestedOutput(place, item.binary) for place, item in enumerate(outputs)), 0, None)
     return encode("m", "1", asked, Signature((), tuple(item.spec for item in outputs)), slot, extents)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from server.protocol.time_slices import Steps, Turns
+from server.protocol.time_slices import Steps, TimeSlices
 
 
 @pytest.fixture
@@ -23,17 +23,17 @@ def work(name: str, steps: int, told: list[str]) -> Steps[None]:
     told.append(f"{name} over")
 
 
-async def ended(turns: Turns) -> None:
+async def ended(turns: TimeSlices) -> None:
     while len(turns):
         await asyncio.sleep(0)
 
 
 def test_works_are_done_one_after_another_in_order(runner: asyncio.Runner) -> None:
     async def main() -> list[str]:
-        turns, told = Turns(), list[str]()
+        turns, told = TimeSlices(), list[str]()
         turns.add(work("a", 2, told))
         turns.add(work("b", 1, told))
-        assert (told, repr(turns)) == ([], "<Turns 2 waiting>")
+        assert (told, repr(turns)) == ([], "<TimeSlices 2 waiting>")
         await ended(turns)
         return told
 
@@ -42,7 +42,7 @@ def test_works_are_done_one_after_another_in_order(runner: asyncio.Runner) -> No
 
 def test_a_timer_that_is_due_fires_between_two_steps(runner: asyncio.Runner) -> None:
     async def main() -> list[str]:
-        turns, told = Turns(), list[str]()
+        turns, told = TimeSlices(), list[str]()
         loop = asyncio.get_running_loop()
 
         def first() -> Steps[None]:
@@ -64,7 +64,7 @@ def test_a_timer_that_is_due_fires_between_two_steps(runner: asyncio.Runner) -> 
 
 def test_a_work_that_raises_holds_up_nobody(runner: asyncio.Runner) -> None:
     async def main() -> tuple[list[str], list[BaseException]]:
-        turns, told, reported = Turns(), list[str](), list[BaseException]()
+        turns, told, reported = TimeSlices(), list[str](), list[BaseException]()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
 
         def wrong() -> Steps[None]:

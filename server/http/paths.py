@@ -1,0 +1,44 @@
+"""The paths that decide how a connection or request is served before any handler sees it. Everything else is the framework's.
+
+Paths are as they came, without the query; only the name of a model is percent-decoded.
+"""
+
+from urllib.parse import unquote
+
+from ..errors import NotFound, WrongMethod
+
+_ADMIN = (b"/admin", b"/metrics")
+_TENANTLESS = (b"/v2", b"/v2/", b"/")
+
+
+def is_infer(path: str) -> bool:
+    """Whether this is a path for `Infer`, which refuses the malformed ones among them."""
+    return path.endswith("/infer") and path.startswith("/v2/models/") and path != "/v2/models/infer"
+
+
+def is_admin(path: bytes) -> bool:
+    """Whether this path is served by the device's process: administration and metrics."""
+    return path.startswith(_ADMIN)
+
+
+def is_tenantless(path: bytes) -> bool:
+    """Whether this path is answered without a tenant: health, and the server's metadata."""
+    return path in _TENANTLESS or path.startswith(b"/v2/health/")
+
+
+def parse_infer(method: str, path: bytes) -> tuple[str, str | None]:
+    """The model, and the version if there is one, of `/v2/models/NAME[/versions/V]/infer`. Raises NotFound, or WrongMethod."""
+    segments = path.split(b"/")  # "", v2, models, NAME[, versions, V], infer
+    versioned = len(segments) == 7 and segments[4] == b"versions" and segments[5].isdigit()
+    if not versioned and len(segments) != 5:
+        raise NotFound(f"there is nothing at {unquote(path.decode('latin-1'))}")
+    if method != "POST":
+        raise WrongMethod(method, "POST")
+    name = segments[3].decode("latin-1")
+    return unquote(name) if "%" in name else name, segments[5].decode() if versioned else None
+
+
+def of_request_line(line: bytes) -> bytes:
+    """The path in a request line, `METHOD TARGET VERSION`; empty if it is malformed."""
+    words = line.split(b" ", 2)
+    return words[1].partition(b"?")[0] if len(words) == 3 else b""
