@@ -21,8 +21,10 @@ from engines import has_tensorrt
 from partitions import Device, DeviceUnavailable, PartitionError, open_device
 
 from . import demo, single_process
-from .admin.lifecycle import PARTING, ROUTERS, freeze
-from .api import cors, framework, metadata
+from .admin import docs as admin_docs
+from .admin.lifecycle import EXIT_DELAY, ROUTERS, freeze
+from .admin.models import LocalModelControl
+from .api import cors, docs, framework, metadata, model_control
 from .config.file import load
 from .config.schema import Config, ConfigError, ServerConfig
 from .device.model_loader import Read
@@ -91,7 +93,13 @@ class Application:
         self._found: tuple[Service, Runtime] | None = None
         self.infer = Infer(self.service)
         self._shared: asgi.Application = self._answer
-        self._web = framework.build((metadata.router, *ROUTERS), self.lifespan, service=self.service, runtime=self.runtime)
+        self._web = framework.build(
+            (metadata.router, model_control.router, docs.router, *ROUTERS),
+            self.lifespan,
+            service=self.service,
+            runtime=self.runtime,
+            model_control=LocalModelControl(self.runtime),
+        )
 
     def __repr__(self) -> str:
         return f"<Application {self._found!r}>"
@@ -146,6 +154,7 @@ class Application:
             self._found = service, runtime
             self._shared = cors.allow(self._answer, config.server.cors_origins)
             log_compilation()
+            docs.document(), admin_docs.document()
             await runtime.start()
             late: list[Timer] = []
             restore = _drain_on_sigterm(runtime, lambda: late.append(_end_in_time(config.server, self._abandon)))
@@ -166,7 +175,7 @@ class Application:
 
     async def _leave(self, runtime: Runtime) -> None:
         await runtime.gone.wait()
-        await asyncio.sleep(PARTING)
+        await asyncio.sleep(EXIT_DELAY)
         self._abandon(NEEDS_RESTART)
 
 

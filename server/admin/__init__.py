@@ -1,1 +1,1 @@
-"""Routes that need the process which owns the device: partitions, loading and unloading models, metrics."""
+"""Routes of the process that owns the device: partitions, loading and unloading of models, metrics."""

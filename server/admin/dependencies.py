@@ -1,4 +1,4 @@
-"""What routes of the process that owns the device depend on: its runtime."""
+"""FastAPI dependencies of the process that owns the device: its runtime."""
 
 from typing import Annotated
 
@@ -8,9 +8,9 @@ from ..device.runtime import Runtime
 
 
 def runtime(request: Request) -> Runtime:
-    """The runtime behind this application. Raises Unavailable before there is one."""
+    """The runtime behind this application. Raises Unavailable while the server starts."""
     found: Runtime = request.app.state.runtime()
     return found
 
 
-TheRuntime = Annotated[Runtime, Depends(runtime)]
+RuntimeDep = Annotated[Runtime, Depends(runtime)]

@@ -1,19 +1,19 @@
-"""What both ways to start share: the routers of the process that owns the device, and the garbage collector after loading."""
+"""Shared by both ways to start a server: the routers of the process that owns the device, and garbage collection."""
 
 import gc
 
 from ..device.runtime import Runtime
-from . import metrics, models, partitions
+from . import docs, metrics, partitions
 
-ROUTERS = (models.router, partitions.router, metrics.router)
-"""What the process that owns the device answers."""
+ROUTERS = (partitions.router, metrics.router, docs.router)
+"""Administration and metrics."""
 
-PARTING = 0.2
-"""Seconds between the last answer and the exit after a lost device, for it to reach its client."""
+EXIT_DELAY = 0.2
+"""Seconds between the last response and the exit after a lost device, so that the response reaches its client."""
 
 
 async def freeze(runtime: Runtime) -> None:
-    """Once everything is loaded, keep the garbage collector off it: a full collection would stop every tenant for 35 ms."""
+    """Exclude from garbage collection what is there once all models were tried: a full collection would stop all for 35 ms."""
     await runtime.loaded()
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
-"""Prometheus metrics, read off the statistics when somebody asks: nothing is counted twice, nothing on the hot path.
+"""Prometheus metrics, read from statistics that are kept anyway, and only when they are requested: no cost on the hot path.
 
-Names and meanings are Triton's (docs/user_guide/metrics.md of its server repository), with the labels `tenant` and
-`partition` added, and our own as `greenlane_*`. Triton's counters have no `_total` at the end, which the client library
-would add: it is given them as untyped, and their type is put right in its text.
+Names and meanings are Triton's (docs/user_guide/metrics.md of its server repository), with the labels `tenant` and `partition`
+added; the server's own are `greenlane_*`. Triton's counters lack the suffix `_total` that the client library would add to a
+counter's name. So they are passed to it as untyped, and their type is corrected in the text that it writes.
 """
 
 import re
@@ -20,27 +20,28 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from ..api.dependencies import IsAdmin
+from ..api.dependencies import RequireAdmin
+from ..api.openapi import Responses, errors, operation_id
 from ..config.schema import TenantConfig
 from ..device.runtime import Runtime
 from ..tenants.frontend import Counted, Report
 from ..tenants.statistics import BOUNDS, ModelStatistics
-from .dependencies import TheRuntime
+from .dependencies import RuntimeDep
 
-router = APIRouter(dependencies=[IsAdmin])
+router = APIRouter(tags=["Metrics"], dependencies=[RequireAdmin], generate_unique_id_function=operation_id)
 
 _LABELS = ["model", "version", "tenant", "partition"]
-_OWN = _LABELS[:-1]
+_MODEL_LABELS = _LABELS[:-1]
 COUNTED = {
     "captures": ("greenlane_graph_captures", "CUDA graphs captured"),
     "compilations": ("greenlane_kernel_compilations", "Shapes for which kernels were compiled while serving"),
     "padded": ("greenlane_padded_inferences", "Inferences that ran padded to a larger batch"),
     "staged": ("greenlane_staged_inferences", "Inferences copied through pinned memory besides the tenant's slots"),
-    "fallbacks": ("greenlane_graph_fallbacks", "Times that a faster way to run was given up"),
+    "fallbacks": ("greenlane_graph_fallbacks", "Times a faster way to run was abandoned"),
 }
-"""The counts of executors that are told, see `engines.base.COUNTS`: the name and the meaning of each."""
+"""Name and meaning of the metrics for executors' counts, by their names in `engines.base.COUNTS`."""
 _UNTYPED = re.compile(rb"^(# TYPE nv_\w+) untyped$", re.MULTILINE)
-"""Every one of Triton's series but its gauges."""
+"""The type lines of Triton's counters. Its gauges have their type already."""
 _DURATIONS = {
     "request": "success",
     "queue": "queue",
@@ -50,8 +51,14 @@ _DURATIONS = {
 }
 
 
-@router.get("/metrics")
-async def metrics(runtime: TheRuntime) -> Response:
+_DOCUMENTED: Responses = {
+    200: {"description": "Metrics in Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+
+
+@router.get("/metrics", response_class=Response, responses={**_DOCUMENTED, **errors(400, 401, 503)})
+async def metrics(runtime: RuntimeDep) -> Response:
+    """All counts, by tenant and model."""
     registry = CollectorRegistry()
     registry.register(RuntimeCollector(runtime, await runtime.reports()))
     text = _UNTYPED.sub(rb"\1 counter", generate_latest(registry))
@@ -59,7 +66,7 @@ async def metrics(runtime: TheRuntime) -> Response:
 
 
 class RuntimeCollector(Collector):
-    """One look at a runtime."""
+    """The metrics of a runtime at one moment; `reports` are those of its tenants."""
 
     def __init__(self, runtime: Runtime, reports: Sequence[tuple[TenantConfig, Report]]) -> None:
         self._runtime = runtime
@@ -84,9 +91,11 @@ class RuntimeCollector(Collector):
         return "-".join(map(str, held.granules)) if held else ""
 
     def _executions(self) -> Iterator[Metric]:
-        """What executors count starts anew when a model is loaded or moved, as counters may."""
-        ways = GaugeMetricFamily("greenlane_model_graphs", "1 for the kind of CUDA graph it runs by", labels=[*_OWN, "graphs"])
-        families = {name: CounterMetricFamily(*about, labels=_OWN) for name, about in COUNTED.items()}
+        """Executors' counts. They begin at 0 again when a model is loaded or moved, as Prometheus allows."""
+        ways = GaugeMetricFamily(
+            "greenlane_model_graphs", "1 for the kind of CUDA graph that the model runs by", labels=[*_MODEL_LABELS, "graphs"]
+        )
+        families = {name: CounterMetricFamily(*about, labels=_MODEL_LABELS) for name, about in COUNTED.items()}
         for execution in self._runtime.executions():
             labels = [execution.name, execution.version, execution.tenant]
             ways.add_metric([*labels, str(execution.description["graphs"])], 1)
@@ -97,27 +106,39 @@ class RuntimeCollector(Collector):
         yield from (ways, *families.values())
 
     def _lanes(self) -> Iterator[Metric]:
-        waiting = GaugeMetricFamily("greenlane_waiting_requests", "Requests waiting for a credit", labels=["tenant"])
-        flying = GaugeMetricFamily("greenlane_in_flight_requests", "Works enqueued and not ended", labels=["tenant"])
-        rejected = CounterMetricFamily("greenlane_rejected_requests", "Refused for a full queue or memory", labels=["tenant"])
+        waiting = GaugeMetricFamily(
+            "greenlane_waiting_requests", "Requests waiting until in_flight lets them run", labels=["tenant"]
+        )
+        in_flight = GaugeMetricFamily(
+            "greenlane_in_flight_requests", "Inferences handed to the worker and not completed", labels=["tenant"]
+        )
+        rejected = CounterMetricFamily(
+            "greenlane_rejected_requests", "Requests refused for a full queue or memory", labels=["tenant"]
+        )
         expired = CounterMetricFamily("greenlane_expired_requests", "Requests whose timeout passed", labels=["tenant"])
-        invalid = CounterMetricFamily("greenlane_invalid_requests", "Refused for what they say themselves", labels=["tenant"])
-        memory = GaugeMetricFamily("greenlane_slot_bytes", "Bytes of its memory that requests hold", labels=["tenant"])
+        invalid = CounterMetricFamily(
+            "greenlane_invalid_requests", "Requests refused because they were wrong", labels=["tenant"]
+        )
+        memory = GaugeMetricFamily(
+            "greenlane_slot_bytes", "Bytes of the tenant's memory that its requests hold", labels=["tenant"]
+        )
         limit = GaugeMetricFamily("greenlane_memory_bytes", "Bytes that requests may hold", labels=["tenant"])
         ages = GaugeMetricFamily(
-            "greenlane_report_age_seconds", "0, or since when the tenant's process says nothing", labels=["tenant"]
+            "greenlane_report_age_seconds",
+            "Age of the tenant's report: above 0 while its process does not answer",
+            labels=["tenant"],
         )
         for tenant, report in self._reports:
             counts = report.lane
             ages.add_metric([tenant.name], report.age)
             waiting.add_metric([tenant.name], counts.waiting)
-            flying.add_metric([tenant.name], counts.in_flight)
+            in_flight.add_metric([tenant.name], counts.in_flight)
             rejected.add_metric([tenant.name], counts.rejected)
             expired.add_metric([tenant.name], counts.expired)
             invalid.add_metric([tenant.name], counts.invalid)
             memory.add_metric([tenant.name], report.slots.nbytes)
             limit.add_metric([tenant.name], tenant.memory)
-        yield from (waiting, flying, rejected, expired, invalid, memory, limit, ages)
+        yield from (waiting, in_flight, rejected, expired, invalid, memory, limit, ages)
 
     def _granules(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])
@@ -125,13 +146,13 @@ class RuntimeCollector(Collector):
             partition = self._runtime.manager.held.get(tenant.name)
             held.add_metric([tenant.name, self._partition(tenant.name)], len(partition.granules) if partition else 0)
         yield held
-        yield GaugeMetricFamily("greenlane_ready", "1 while new work is welcome", value=float(self._runtime.ready))
+        yield GaugeMetricFamily("greenlane_ready", "1 while the server accepts new work", value=float(self._runtime.ready))
         changes = self._runtime.statistics().repartitions
-        yield CounterMetricFamily("greenlane_repartitions", "Plans put in force, the first included", value=changes)
+        yield CounterMetricFamily("greenlane_repartitions", "Repartitions, the initial partitions included", value=changes)
 
 
 def _pending(served: list[tuple[list[str], Counted]]) -> Metric:
-    family = GaugeMetricFamily("nv_inference_pending_request_count", "Requests waiting for their turn", labels=_LABELS)
+    family = GaugeMetricFamily("nv_inference_pending_request_count", "Requests waiting to run", labels=_LABELS)
     for labels, item in served:
         family.add_metric(labels, item.pending)
     return family
@@ -150,15 +171,15 @@ def _counts(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
 
 def _durations(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
     for name, field in _DURATIONS.items():
-        family = UnknownMetricFamily(f"nv_inference_{name}_duration_us", "Microseconds in all", labels=_LABELS)
+        family = UnknownMetricFamily(f"nv_inference_{name}_duration_us", "Total microseconds", labels=_LABELS)
         for labels, item in served:
             family.add_metric(labels, getattr(item.statistics, field).ns / 1000)
         yield family
 
 
 def _histogram(served: list[tuple[list[str], Counted]]) -> Metric:
-    """Without the partition, so that quantiles over time go on through a repartition."""
-    name, about = "greenlane_request_duration_seconds", "From the whole body to the encoded answer, of requests answered"
+    """Without the label `partition`, so that quantiles over time continue across a repartition."""
+    name, about = "greenlane_request_duration_seconds", "From the complete body to the encoded answer, of requests answered"
     family = HistogramMetricFamily(name, about, labels=_LABELS[:-1])
     for labels, item in served:
         family.add_metric(labels[:-1], _buckets(item.statistics), item.statistics.success.ns / 1e9)
@@ -166,7 +187,7 @@ def _histogram(served: list[tuple[list[str], Counted]]) -> Metric:
 
 
 def _buckets(statistics: ModelStatistics) -> list[tuple[str, float]]:
-    """As Prometheus has them: each counts what the ones before it do, too."""
+    """Prometheus' cumulative buckets: each includes those below it."""
     bounds = [*(str(bound / 1e9) for bound in BOUNDS), "+Inf"]
     return list(zip(bounds, accumulate(statistics.buckets), strict=True))
 

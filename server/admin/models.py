@@ -1,45 +1,45 @@
-"""Loading and unloading models while serving: the routes of the process that owns the device.
+"""Loads and unloads that `server.api.model_control` has checked, carried out by the process that owns the device."""
 
-A tenant's own process has checked what it passes on (`server.api.model_control`); a server of one process checks it here.
-"""
+from collections.abc import Callable
 
 from fastapi import APIRouter, Request, Response
 
-from ..api.dependencies import IsChanger, TheAsker, TheService
-from ..api.metadata import document
-from ..api.model_control import config_in, config_of, in_turn
+from ..api.body import read_object
+from ..api.dependencies import RequireModelControl, TenantConfigDep
+from ..api.model_control import config_in
 from ..device.runtime import Runtime
-from ..protocol.json_document import parameters
-from .dependencies import TheRuntime
-
-router = APIRouter()
+from .dependencies import RuntimeDep
 
 
-@router.post("/v2/repository/models/{name}/load", dependencies=[IsChanger])
-async def load(asker: TheAsker, service: TheService, runtime: TheRuntime, request: Request, name: str) -> Response:
-    tenant = service.tenants.get(asker.name)
-    if tenant is None:  # The tenant's own process sent it when its turn had come, and has checked it.
-        return await _load(runtime, asker.name, name, config_in(await document(request)))
-    with tenant.changes.place():
-        config = await config_of(request, asker, name, runtime.config.models.options)
-        return await in_turn(tenant, request, lambda: _load(runtime, asker.name, name, config))
+class LocalModelControl:
+    """Makes changes where the routes are: in a server of one process. `runtime` raises Unavailable while the server starts."""
+
+    def __init__(self, runtime: Callable[[], Runtime]) -> None:
+        self._runtime = runtime
+
+    def __repr__(self) -> str:
+        return "<LocalModelControl>"
+
+    async def load(self, request: Request, tenant: str, name: str, config: str | None) -> Response:
+        await self._runtime().load(tenant, name, config)
+        return Response()
+
+    async def unload(self, request: Request, tenant: str, name: str) -> Response:
+        await self._runtime().unload(tenant, name)
+        return Response()
 
 
-@router.post("/v2/repository/models/{name}/unload", dependencies=[IsChanger])
-async def unload(asker: TheAsker, service: TheService, runtime: TheRuntime, request: Request, name: str) -> Response:
-    tenant = service.tenants.get(asker.name)
-    if tenant is None:
-        return await _unload(runtime, asker.name, name)
-    with tenant.changes.place():
-        parameters(await document(request))
-        return await in_turn(tenant, request, lambda: _unload(runtime, asker.name, name))
+forwarded = APIRouter(dependencies=[RequireModelControl], include_in_schema=False)
+"""Changes that a tenant's HTTP process forwards. It has checked their configuration; whose they are is checked again."""
 
 
-async def _load(runtime: Runtime, tenant: str, name: str, config: str | None) -> Response:
-    await runtime.load(tenant, name, config)
-    return Response(status_code=200)
+@forwarded.post("/v2/repository/models/{name}/load")
+async def load(tenant: TenantConfigDep, runtime: RuntimeDep, request: Request, name: str) -> Response:
+    await runtime.load(tenant.name, name, config_in(await read_object(request)))
+    return Response()
 
 
-async def _unload(runtime: Runtime, tenant: str, name: str) -> Response:
-    await runtime.unload(tenant, name)
-    return Response(status_code=200)
+@forwarded.post("/v2/repository/models/{name}/unload")
+async def unload(tenant: TenantConfigDep, runtime: RuntimeDep, name: str) -> Response:
+    await runtime.unload(tenant.name, name)
+    return Response()

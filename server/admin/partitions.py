@@ -1,80 +1,112 @@
-"""Administration: the device, who holds what of it, repartition while serving, and draining."""
+"""Administration: the device, its partitions, repartitioning while serving, and draining."""
 
 import asyncio
 import json
+from typing import Annotated
 
-from fastapi import APIRouter, BackgroundTasks, Request
+from fastapi import APIRouter, BackgroundTasks, Query, Request, Response
 
 from partitions.probe import overlaps
 
-from ..api.dependencies import IsAdmin
-from ..api.metadata import document
+from ..api.body import read_object
+from ..api.dependencies import RequireAdmin
+from ..api.framework import json_response
+from ..api.openapi import errors, operation_id, request_body
 from ..device.runtime import Runtime
 from ..errors import BadRequest, WrongMethod
 from ..protocol.json_document import Object
-from .dependencies import TheRuntime
+from . import schemas
+from .dependencies import RuntimeDep
 
-router = APIRouter(prefix="/admin", dependencies=[IsAdmin])
+router = APIRouter(
+    prefix="/admin",
+    tags=["Administration"],
+    dependencies=[RequireAdmin],
+    responses=errors(400, 401, 503),
+    generate_unique_id_function=operation_id,
+)
 
 
-@router.get("/device")
-async def device(runtime: TheRuntime) -> Object:
+@router.get("/device", response_model=schemas.Device)
+async def device(runtime: RuntimeDep) -> Response:
+    """The device and its granules."""
     found = runtime.device
-    return {
-        "kind": found.kind,
-        "description": found.describe(),
-        "unit": found.unit,
-        "granules": [{"index": index, "size": size} for index, size in enumerate(found.granules)],
-    }
+    return json_response(
+        {
+            "kind": found.kind,
+            "description": found.describe(),
+            "unit": found.unit,
+            "granules": [{"index": index, "size": size} for index, size in enumerate(found.granules)],
+        }
+    )
 
 
-@router.get("/partitions")
-async def partitions(runtime: TheRuntime, probe: bool = False) -> Object:
-    if probe:  # As it once was. It runs work, which a link or a picture of a web page could ask for.
+@router.get("/partitions", response_model=schemas.Partitions)
+async def partitions(
+    runtime: RuntimeDep, probe: Annotated[bool, Query(description="405 if true: see `POST /admin/partitions/probe`.")] = False
+) -> Response:
+    """Which tenant has which granules."""
+    if probe:  # Earlier versions probed on GET. A probe runs work, which a link or an image of a web page must not cause.
         raise WrongMethod("GET with 'probe'", "POST", "/admin/partitions/probe")
-    return _plan(runtime)
+    return json_response(_partitions(runtime))
 
 
-@router.post("/partitions/probe")
-async def probe(runtime: TheRuntime) -> Object:
-    plan, placements = _plan(runtime), await runtime.probe()
+@router.post("/partitions/probe", response_model=schemas.Probed, responses=errors(500))
+async def probe(runtime: RuntimeDep) -> Response:
+    """Run a little work in every partition and tell on which units it ran."""
+    found, placements = _partitions(runtime), await runtime.probe()
     for name, units in placements.items():
-        plan["partitions"][name]["located"] = sorted(units)
-    plan["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
-    return plan
+        found["partitions"][name]["located"] = sorted(units)
+    found["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
+    return json_response(found)
 
 
-@router.put("/partitions")
-async def repartition(runtime: TheRuntime, request: Request) -> Object:
-    counts = await document(request)
+@router.put(
+    "/partitions",
+    response_model=schemas.Moved,
+    responses=errors(409, 413, 500),
+    openapi_extra=request_body(schemas.Counts, {"acme": 4}, required=True),
+)
+async def repartition(runtime: RuntimeDep, request: Request) -> Response:
+    """Give tenants other numbers of granules while all are served.
+
+    409, and nothing has changed, for what does not fit, or where a tenant that is to move does not halt within
+    `server.max_pause`.
+    """
+    counts = await read_object(request)
     if not counts:
         raise BadRequest(f"the request body names no tenant; expected granules by tenant, such as {_example(runtime)}")
-    # Shielded: a change that has begun goes on to its end, though the client that asked for it went away.
+    # Shielded: a repartition that has begun is completed, even if its client disconnects.
     move = await asyncio.shield(asyncio.ensure_future(runtime.repartition(counts)))
-    return {**_plan(runtime), "moved": list(move.movers)}
+    return json_response({**_partitions(runtime), "moved": list(move.movers)})
 
 
-@router.get("/tenants")
-async def tenants(runtime: TheRuntime) -> Object:
-    return {
-        "tenants": [
-            {
-                "name": tenant.name,
-                "queue": tenant.queue,
-                "credits": tenant.in_flight,
-                "models": [entry.as_json() for entry in report.index],
-                **report.lane._asdict(),
-                "age_seconds": round(report.age, 3),
-            }
-            for tenant, report in await runtime.reports()
-        ]
-    }
+@router.get("/tenants", response_model=schemas.Tenants)
+async def tenants(runtime: RuntimeDep) -> Response:
+    """Every tenant's models and limits, its requests now, and how many were refused."""
+    found = [
+        {
+            "name": tenant.name,
+            "queue": tenant.queue,
+            "credits": tenant.in_flight,
+            "models": [entry.as_json() for entry in report.index],
+            **report.lane._asdict(),
+            "age_seconds": round(report.age, 3),
+        }
+        for tenant, report in await runtime.reports()
+    ]
+    return json_response({"tenants": found})
 
 
-@router.post("/drain", status_code=202)
-async def drain(runtime: TheRuntime, tasks: BackgroundTasks) -> Object:
+@router.post("/drain", status_code=202, response_model=schemas.Draining)
+async def drain(runtime: RuntimeDep, tasks: BackgroundTasks) -> Response:
+    """Stop accepting work, for good.
+
+    Readiness is 503 at once. `server.drain_grace` seconds later new work is 503 as well, and what was accepted is answered. A
+    second call changes nothing. The process stays until a signal ends it.
+    """
     tasks.add_task(runtime.drain, runtime.config.server.drain_grace)
-    return {"state": "draining"}
+    return json_response({"state": "draining"}, 202)
 
 
 def _example(runtime: Runtime) -> str:
@@ -82,7 +114,7 @@ def _example(runtime: Runtime) -> str:
     return json.dumps({next(iter(runtime.config.tenants)): 2})
 
 
-def _plan(runtime: Runtime) -> Object:
+def _partitions(runtime: Runtime) -> Object:
     held = runtime.manager.held
     statistics = runtime.manager.statistics()
     return {

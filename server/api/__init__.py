@@ -1,1 +1,1 @@
-"""Everything that is not inference: FastAPI routes, who asks, and which web pages may. Knows no device."""
+"""Every route that is not inference and needs no device: metadata, statistics, the repository. FastAPI lives here."""

@@ -1,4 +1,4 @@
-"""Web pages of other origins that may call the models' API: for browsers, which ask before they let a page read an answer."""
+"""Cross-origin requests: which web pages may call the inference API. Browsers ask before a page may read an answer."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -6,24 +6,24 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..http.asgi import Application, Message
 
-_EXPOSED = ["inference-header-content-length", "retry-after", "server-timing", "x-request-id"]
-"""What a page may read of an answer."""
-_REMEMBERED = 600
-"""Seconds for which a browser need not ask again."""
+_EXPOSED_HEADERS = ["inference-header-content-length", "retry-after", "server-timing", "x-request-id"]
+"""What pages may read of an answer, beyond what browsers always let them."""
+_MAX_AGE = 600
+"""Seconds for which a browser may remember the answer to a preflight request."""
 
 
 def allow(application: Application, origins: Sequence[str]) -> Application:
-    """The same application, which pages of these origins may call, but for administration, metrics, and load and unload."""
+    """The application with CORS for these origins, except for administration, metrics, and loading and unloading of models."""
     if not origins:
         return application
-    shared = CORSMiddleware(application, origins, "*", "*", expose_headers=_EXPOSED, max_age=_REMEMBERED)
+    shared = CORSMiddleware(application, origins, "*", "*", expose_headers=_EXPOSED_HEADERS, max_age=_MAX_AGE)
 
     async def answer(
         scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
         origin = next((value for name, value in scope.get("headers", ()) if name == b"origin"), None)
-        is_asked = origin is not None and _is_shared(scope["path"]) and shared.is_allowed_origin(origin.decode("latin-1"))
-        await (shared if is_asked else application)(scope, receive, send)
+        is_allowed = origin is not None and _is_shared(scope["path"]) and shared.is_allowed_origin(origin.decode("latin-1"))
+        await (shared if is_allowed else application)(scope, receive, send)
 
     return answer
 

@@ -1,9 +1,10 @@
-"""Who asks, for routes of the framework: the tenant of a request, or proof that it may administer."""
+"""FastAPI dependencies: the tenant of a request, and the checks of who may administer and who may load models."""
 
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Security
+from fastapi.security import APIKeyHeader, HTTPBearer
 
 from ..config.schema import TenantConfig
 from ..errors import Unauthorized
@@ -11,82 +12,109 @@ from ..http import strict
 from ..tenants.auth import digest
 from ..tenants.service import Service, Tenant
 from ..tenants.uploads import Uploads
-from . import origins
+from . import browsers
+
+TENANT_KEY = HTTPBearer(
+    scheme_name="tenantKey",
+    description="A key of the tenant, where it has keys (`keys_sha256`). Where no tenant has keys, Authorization is ignored.",
+    auto_error=False,
+)
+TENANT_NAME = APIKeyHeader(
+    name="X-Tenant",
+    scheme_name="tenantName",
+    description="The tenant, where it has no keys. Without this header and without a key it is `server.default_tenant`.",
+    auto_error=False,
+)
+ADMIN_KEY = HTTPBearer(
+    scheme_name="adminKey",
+    description="The admin key (`server.admin_key_sha256`). Where none is configured, programs on the server's own machine "
+    "may administer without one.",
+    auto_error=False,
+)
+# These three only document, as `auto_error=False` accepts everything. The functions below check, and answer in our own texts.
+TenantKey = Annotated[Any, Security(TENANT_KEY)]
+TenantName = Annotated[Any, Security(TENANT_NAME)]
+AdminKey = Annotated[Any, Security(ADMIN_KEY)]
 
 
 def service(request: Request) -> Service:
-    """What the HTTP side knows. Raises Unavailable before there is anything."""
+    """The service behind this application. Raises Unavailable while the server starts."""
     found: Service = request.app.state.service()
     return found
 
 
-def tenant(request: Request) -> Tenant:
-    """The tenant of this request, who is served here. Raises Unauthorized, Ambiguous, Misdirected."""
-    return service(request).tenant(*_named(request))
+def tenant(request: Request, _key: TenantKey = None, _name: TenantName = None) -> Tenant:
+    """The tenant of this request.
+
+    Raises Unauthorized; Ambiguous for repeated headers; and Misdirected for a tenant that another process serves.
+    """
+    return service(request).tenant(*_credentials(request))
 
 
-def asker(request: Request) -> TenantConfig:
-    """Whose request this is, wherever they are served. Raises Unauthorized, Ambiguous."""
-    return service(request).tenancy.identify(*_named(request))
+def tenant_config(request: Request, _key: TenantKey = None, _name: TenantName = None) -> TenantConfig:
+    """The configuration of this request's tenant, whichever process serves it. Raises Unauthorized, Ambiguous."""
+    return service(request).tenancy.identify(*_credentials(request))
 
 
 def uploads(request: Request) -> Uploads:
-    """Where the body of this request counts while it is on its way: its tenant's, unless it is an administrator's."""
+    """The account that this request's body counts against while it arrives: its tenant's, or a common one.
+
+    The common one is for administration, for requests without a valid tenant, and for tenants that another process serves.
+    """
     found = service(request)
     if request.url.path.startswith("/admin"):
         return found.uploads
     try:
-        return found.tenants[found.tenancy.identify(*_named(request)).name].uploads
+        return found.tenants[found.tenancy.identify(*_credentials(request)).name].uploads
     except (Unauthorized, KeyError):
         return found.uploads
 
 
-def _named(request: Request) -> tuple[str | None, str | None]:
-    _unambiguous(request)
+def _credentials(request: Request) -> tuple[str | None, str | None]:
+    """Authorization and X-Tenant. Raises Ambiguous if one of them stands twice."""
+    strict.headers(request.headers.raw)
     return request.headers.get("authorization"), request.headers.get("x-tenant")
 
 
-def _unambiguous(request: Request) -> None:
-    """Raises Ambiguous for two keys or two names of tenants."""
-    strict.headers(request.headers.raw)
-
-
-def admin(request: Request) -> None:
-    """Let administrators pass: those with the admin key, or, where none is configured, programs on this machine.
+def admin(request: Request, _key: AdminKey = None) -> None:
+    """Allow administrators only: those with the admin key, or, where none is configured, programs on this machine.
 
     Raises Unauthorized, Ambiguous.
     """
-    _unambiguous(request)
+    strict.headers(request.headers.raw)
     server, headers = service(request).config.server, request.headers
     expected = server.admin_key_sha256
-    if expected is None:
-        without = "without server.admin_key_sha256 the admin API"
-        if shown := origins.proxied(headers):  # A proxy on this machine brings everybody, and uvicorn takes its word for whom.
-            raise Unauthorized(f"{without} does not answer through a proxy ({shown})")
-        if not _is_local(request):
-            raise Unauthorized(f"{without} answers on the loopback interface only")
-        if shown := origins.from_elsewhere(headers):  # A page that is open on this machine comes from the loopback interface.
-            raise Unauthorized(f"{without} does not answer to web pages ({shown})")
-        if shown := origins.foreign_host(headers, server.allowed_hosts):
-            raise Unauthorized(f"{without} answers under this machine's names and server.allowed_hosts only ({shown})")
+    if expected is not None:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or digest(key) != expected:
+            raise Unauthorized("send Authorization: Bearer KEY with the admin key")
         return
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or digest(key) != expected:
-        raise Unauthorized("send Authorization: Bearer KEY with the admin key")
+    without = "without server.admin_key_sha256 the admin API"
+    if shown := browsers.proxy_header(headers):  # Its clients may be anywhere; uvicorn takes its word for their addresses.
+        raise Unauthorized(f"{without} does not answer through a proxy ({shown})")
+    if not _is_local(request):
+        raise Unauthorized(f"{without} answers on the loopback interface only")
+    if shown := browsers.cross_origin(headers):  # A page opened in a browser on this machine uses the loopback interface too.
+        raise Unauthorized(f"{without} does not answer to web pages ({shown})")
+    if shown := browsers.unknown_host(headers, server.allowed_hosts):
+        raise Unauthorized(f"{without} answers under this machine's names and server.allowed_hosts only ({shown})")
 
 
-def changer(request: Request) -> None:
-    """Let pass what changes a tenant's models: with its key, or, where it has none, unless a page of somebody else's sent it.
+def model_control(request: Request, _key: TenantKey = None, _name: TenantName = None) -> None:
+    """Allow requests that may load and unload models of their tenant.
 
-    Raises Unauthorized, Ambiguous.
+    These are requests with the tenant's key, and for tenants without keys all that no web page of another origin sent, and,
+    while there is no admin key, no proxy. Raises Unauthorized, Ambiguous.
     """
     server, headers = service(request).config.server, request.headers
-    if asker(request).keys_sha256:  # Its key was sent, then, which no page knows.
+    if tenant_config(request).keys_sha256:  # The request has the key then, which no page knows.
         return
     without = "without a key of its tenant's a model is not loaded or unloaded"
-    if server.admin_key_sha256 is None and (shown := origins.proxied(headers)):
+    if server.admin_key_sha256 is None and (shown := browsers.proxy_header(headers)):
         raise Unauthorized(f"{without} through a proxy ({shown}), unless there is a server.admin_key_sha256")
-    page = origins.from_elsewhere(headers) or (origins.is_page(headers) and origins.foreign_host(headers, server.allowed_hosts))
+    page = browsers.cross_origin(headers)
+    if page is None and browsers.is_from_page(headers):
+        page = browsers.unknown_host(headers, server.allowed_hosts)
     if page:
         raise Unauthorized(f"{without} by web pages ({page})")
 
@@ -94,14 +122,14 @@ def changer(request: Request) -> None:
 def _is_local(request: Request) -> bool:
     try:
         address = ip_address(request.client.host) if request.client else None
-        mapped = getattr(address, "ipv4_mapped", None)  # A client of IPv4 where one socket takes both.
+        mapped = getattr(address, "ipv4_mapped", None)  # A client over IPv4 of a socket that takes both.
         return address is not None and (mapped or address).is_loopback
     except ValueError:
         return False
 
 
-TheService = Annotated[Service, Depends(service)]
-TheAsker = Annotated[TenantConfig, Depends(asker)]
-TheTenant = Annotated[Tenant, Depends(tenant)]
-IsAdmin = Depends(admin)
-IsChanger = Depends(changer)
+ServiceDep = Annotated[Service, Depends(service)]
+TenantDep = Annotated[Tenant, Depends(tenant)]
+TenantConfigDep = Annotated[TenantConfig, Depends(tenant_config)]
+RequireAdmin = Depends(admin)
+RequireModelControl = Depends(model_control)

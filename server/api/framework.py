@@ -1,4 +1,4 @@
-"""The framework, for everything but inference: routes to an application, and errors to answers."""
+"""A FastAPI application from routers, with the server's own errors. Inference requests do not come here."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -20,12 +21,15 @@ from ..errors import BadRequest, NotFound, RequestError, WrongMethod, answer
 
 log = logging.getLogger("greenlane")
 
-_CLIENT_GONE = 499
-"""As in the logs of many servers: nobody is there to be told."""
+_CLIENT_CLOSED_REQUEST = 499
+"""As in the logs of many servers: the client is gone, so nobody reads the answer."""
 
 
 def build(routers: Sequence[APIRouter], lifespan: Lifespan[FastAPI] | None = None, **state: Any) -> FastAPI:
-    """An application of these routers, which find `state` as `request.app.state`; its errors are answered as ours."""
+    """An application of these routers. `state` becomes attributes of `request.app.state`; see `dependencies`.
+
+    FastAPI's own pages are off; `openapi` describes the routes instead.
+    """
     web = FastAPI(title="Greenlane", lifespan=lifespan, redirect_slashes=False, docs_url=None, redoc_url=None, openapi_url=None)
     for name, value in state.items():
         setattr(web.state, name, value)
@@ -37,18 +41,27 @@ def build(routers: Sequence[APIRouter], lifespan: Lifespan[FastAPI] | None = Non
     return web
 
 
-async def while_there(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The answer that comes of some work, which is cancelled when the client goes away; the body has been received."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+def json_response(content: Any, status: int = 200) -> Response:
+    """This content as JSON.
+
+    Routes return it rather than an instance of their response model, which therefore only documents: FastAPI neither
+    validates nor copies a Response. Tests compare every answer with its model (tests/end_to_end/test_openapi.py).
+    """
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """Do this work and return its response, but cancel it when the client disconnects. The body must have been received."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else Response(status_code=_CLIENT_GONE)
+        return working.result() if working.done() else Response(status_code=_CLIENT_CLOSED_REQUEST)
     finally:
         working.cancel()
         leaving.cancel()
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -62,7 +75,7 @@ def _on_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _translate(request: Request, error: Exception) -> Exception:
-    """The framework's own errors as ours."""
+    """The framework's errors as ours; others as they are."""
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         return BadRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
@@ -74,7 +87,7 @@ def _translate(request: Request, error: Exception) -> Exception:
 
 
 def _allowed(request: Request) -> str:
-    """The methods of a path; each may be a route of its own, and the framework names those of the first only."""
+    """The methods of a path. Several routes may share it, and the framework names only the methods of the first."""
     found = [route for router in request.app.state.routers for route in router.routes]
     routes = [route for route in found if route.matches(request.scope)[0] is not Match.NONE]
     return ", ".join(sorted({method for route in routes if isinstance(route, Route) for method in route.methods or ()}))

@@ -1,24 +1,30 @@
-"""The Open Inference Protocol apart from inference: health, metadata, configuration, statistics, the repository."""
+"""The Open Inference Protocol apart from inference: health, metadata, configuration, statistics, the repository index."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from fastapi.params import Path as PathParameter
 from fastapi.responses import HTMLResponse
-from starlette.requests import ClientDisconnect
 
 from engines import TensorSpec
 
 from .. import __version__
 from ..config.schema import TenantConfig
-from ..errors import ClientGone, NotFound, TooLarge, Unavailable
-from ..http.body import content_length
-from ..protocol.json_document import Object, flag, parse, short
+from ..errors import NotFound, Unavailable
+from ..protocol.json_document import Object, flag, short
 from ..repository.model_repository import Repository
 from ..tenants.catalog import Served
 from ..tenants.service import Tenant
-from .dependencies import TheService, TheTenant, uploads
+from . import schemas
+from .body import read_object
+from .dependencies import ServiceDep, TenantDep
+from .framework import json_response
+from .openapi import errors, operation_id, request_body
 
 EXTENSIONS = [
     "binary_tensor_data",
@@ -29,112 +35,141 @@ EXTENSIONS = [
     "schedule_policy",
     "statistics",
 ]
-_MAX_BODY = 1 << 20
-_GLANCE = ["GET", "HEAD"]
-"""The methods of what load balancers and `curl -I` look at."""
+_SERVER: list[str | Enum] = ["Server"]
+_MODELS: list[str | Enum] = ["Models"]
+_REPOSITORY: list[str | Enum] = ["Repository"]
+_MODEL_ERRORS = errors(400, 401, 404, 421, 503)
 
-router = APIRouter()
+ModelName = Annotated[str, PathParameter(description="The model, percent-encoded.")]
+
+router = APIRouter(generate_unique_id_function=operation_id)
 
 
-@router.api_route("/", methods=_GLANCE, response_class=HTMLResponse)
-async def status_page(service: TheService) -> str:
-    """For people who open the address in a browser; it says nothing that health does not say to everybody."""
+def get_or_head(path: str, **documented: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Route GET and HEAD of a path, which load balancers and `curl -I` use, to a function. The document shows GET alone."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        router.head(path, include_in_schema=False)(function)
+        router.get(path, **documented)(function)
+        return function
+
+    return register
+
+
+@get_or_head("/", include_in_schema=False)
+async def status_page(service: ServiceDep) -> Response:
+    """A page for people who open the address in a browser. It says no more than health does, as everybody may read it."""
     links = "".join(f'<li><a href="{path}">{path}</a></li>' for path in ("/v2", "/v2/health/live", "/v2/health/ready"))
     title, state = f"Greenlane {__version__}", service.unready or "the server is ready"
-    return f"<!doctype html><html lang=en><title>{title}</title><h1>{title}</h1><p>{state}.</p><ul>{links}</ul></html>\n"
+    return HTMLResponse(
+        f"<!doctype html><html lang=en><title>{title}</title><h1>{title}</h1><p>{state}.</p><ul>{links}</ul></html>\n"
+    )
 
 
-@router.api_route("/v2", methods=_GLANCE)
-@router.api_route("/v2/", methods=_GLANCE)
-async def server_metadata() -> Object:
-    return {"name": "greenlane", "version": __version__, "extensions": EXTENSIONS}
+@get_or_head("/v2/", include_in_schema=False)
+@get_or_head("/v2", tags=_SERVER, response_model=schemas.ServerMetadata, responses=errors())
+async def server_metadata() -> Response:
+    """Name, version and extensions of the server."""
+    return json_response({"name": "greenlane", "version": __version__, "extensions": EXTENSIONS})
 
 
-@router.api_route("/v2/health/live", methods=_GLANCE)
-async def live() -> Object:
-    return {"live": True}
+@get_or_head("/v2/health/live", tags=_SERVER, response_model=schemas.Live, responses=errors())
+async def live() -> Response:
+    """Whether the server answers."""
+    return json_response({"live": True})
 
 
-@router.api_route("/v2/health/ready", methods=_GLANCE)
-async def ready(service: TheService) -> Object:
+@get_or_head("/v2/health/ready", tags=_SERVER, response_model=schemas.Ready, responses=errors(503))
+async def ready(service: ServiceDep) -> Response:
+    """Whether the server accepts inferences.
+
+    503 with the reason while it starts or drains, after the device was lost, and, with `server.strict_readiness`, while a model
+    of any tenant could not be loaded.
+    """
     if why := service.unready:
         raise Unavailable(why)
-    return {"ready": True}
+    return json_response({"ready": True})
 
 
-@router.get("/v2/models/stats")
-async def all_statistics(tenant: TheTenant) -> Object:
-    return {"model_stats": [_statistics(served) for served in tenant.catalog.served()]}
+@router.get("/v2/models/stats", tags=_MODELS, response_model=schemas.Statistics, responses=errors(400, 401, 421, 503))
+async def all_statistics(tenant: TenantDep) -> Response:
+    """Counts and times of all models that the tenant is served."""
+    return json_response({"model_stats": [_statistics(served) for served in tenant.catalog.served()]})
 
 
-@router.get("/v2/models/{name}")
-@router.get("/v2/models/{name}/versions/{version}")
-async def metadata(tenant: TheTenant, name: str, version: str | None = None) -> Object:
+@router.get("/v2/models/{name}", tags=_MODELS, response_model=schemas.ModelMetadata, responses=_MODEL_ERRORS)
+@router.get("/v2/models/{name}/versions/{version}", tags=_MODELS, response_model=schemas.ModelMetadata, responses=_MODEL_ERRORS)
+async def metadata(tenant: TenantDep, name: ModelName, version: str | None = None) -> Response:
+    """A model's inputs, outputs, versions and platform."""
     served = _find(tenant, name, version)
-    return {
-        "name": served.name,
-        "versions": tenant.catalog.versions(name)[::-1],
-        "platform": served.platform,
-        "inputs": [_tensor(spec) for spec in served.signature.inputs],
-        "outputs": [_tensor(spec) for spec in served.signature.outputs],
-    }
+    return json_response(
+        {
+            "name": served.name,
+            "versions": tenant.catalog.versions(name)[::-1],
+            "platform": served.platform,
+            "inputs": [_tensor(spec) for spec in served.signature.inputs],
+            "outputs": [_tensor(spec) for spec in served.signature.outputs],
+        }
+    )
 
 
-@router.api_route("/v2/models/{name}/ready", methods=_GLANCE)
-@router.api_route("/v2/models/{name}/versions/{version}/ready", methods=_GLANCE)
-async def model_ready(tenant: TheTenant, name: str, version: str | None = None) -> Object:
-    return {"name": _find(tenant, name, version).name, "ready": True}
+@get_or_head("/v2/models/{name}/ready", tags=_MODELS, response_model=schemas.ModelReady, responses=_MODEL_ERRORS)
+@get_or_head(
+    "/v2/models/{name}/versions/{version}/ready", tags=_MODELS, response_model=schemas.ModelReady, responses=_MODEL_ERRORS
+)
+async def model_ready(tenant: TenantDep, name: ModelName, version: str | None = None) -> Response:
+    """Whether a model can be called."""
+    return json_response({"name": _find(tenant, name, version).name, "ready": True})
 
 
-@router.get("/v2/models/{name}/config")
-@router.get("/v2/models/{name}/versions/{version}/config")
-async def config(tenant: TheTenant, name: str, version: str | None = None) -> Object:
-    return _find(tenant, name, version).config
+@router.get("/v2/models/{name}/config", tags=_MODELS, response_model=schemas.ModelConfiguration, responses=_MODEL_ERRORS)
+@router.get(
+    "/v2/models/{name}/versions/{version}/config",
+    tags=_MODELS,
+    response_model=schemas.ModelConfiguration,
+    responses=_MODEL_ERRORS,
+)
+async def config(tenant: TenantDep, name: ModelName, version: str | None = None) -> Response:
+    """A model's whole configuration, in Triton's form.
+
+    `parameters` has `greenlane.execution`: which way the model ran when it was loaded, as JSON in a text.
+    """
+    return json_response(_find(tenant, name, version).config)
 
 
-@router.get("/v2/models/{name}/stats")
-@router.get("/v2/models/{name}/versions/{version}/stats")
-async def statistics(tenant: TheTenant, name: str, version: str | None = None) -> Object:
+@router.get("/v2/models/{name}/stats", tags=_MODELS, response_model=schemas.Statistics, responses=_MODEL_ERRORS)
+@router.get(
+    "/v2/models/{name}/versions/{version}/stats", tags=_MODELS, response_model=schemas.Statistics, responses=_MODEL_ERRORS
+)
+async def statistics(tenant: TenantDep, name: ModelName, version: str | None = None) -> Response:
+    """Counts and times of a model, of all its versions unless one is named."""
     first = _find(tenant, name, version)
     found = [first] if version else [s for s in tenant.catalog.served() if s.name == name]
-    return {"model_stats": [_statistics(served) for served in found]}
+    return json_response({"model_stats": [_statistics(served) for served in found]})
 
 
-@router.post("/v2/repository/index")
-async def index(tenant: TheTenant, service: TheService, request: Request) -> list[dict[str, str]]:
-    if flag(await document(request), "ready", ""):
-        return [entry.as_json() for entry in tenant.catalog.index() if entry.state == "READY"]
-    there = await asyncio.to_thread(_models_there, tenant.config, service.config.models.repository)
-    return [entry.as_json() for entry in tenant.catalog.index(there, tenant.config.models)]
+@router.post(
+    "/v2/repository/index",
+    tags=_REPOSITORY,
+    response_model=list[schemas.RepositoryEntry],
+    responses=errors(400, 401, 413, 421, 503),
+    openapi_extra=request_body(schemas.IndexRequest, {"ready": True}),
+)
+async def index(tenant: TenantDep, service: ServiceDep, request: Request) -> Response:
+    """Every model that the tenant is served or could load, with its state, and the reason where it is not ready."""
+    if flag(await read_object(request), "ready", ""):
+        entries = [entry for entry in tenant.catalog.index() if entry.state == "READY"]
+    else:
+        there = await asyncio.to_thread(_list_repository, tenant.config, service.config.models.repository)
+        entries = tenant.catalog.index(there, tenant.config.models)
+    return json_response([entry.as_json() for entry in entries])
 
 
-def _models_there(tenant: TenantConfig, repository: Path) -> list[str] | None:
-    """The models in the repository that a tenant may call; None where it cannot be read. Blocks."""
+def _list_repository(tenant: TenantConfig, repository: Path) -> list[str] | None:
+    """The models in the repository that a tenant may call; None if the repository cannot be read. Blocks."""
     with suppress(OSError):
         return [name for name in Repository(repository, {}).names() if tenant.may_call(name)]
     return None
-
-
-async def document(request: Request) -> Object:
-    """The JSON object of a request, which may be absent. Raises BadRequest, or TooLarge over 1 MiB."""
-    body = await body_of(request)
-    return parse(body, tensors=False) if body.strip() else {}
-
-
-async def body_of(request: Request) -> bytes:
-    """A request's body. Raises TooLarge over 1 MiB, QueueFull, TooSlow or Unavailable while it is on its way, ClientGone."""
-    length = content_length(request.headers.get("content-length"))
-    body = bytearray()
-    with uploads(request).expect(min(length, _MAX_BODY)) as upload:
-        try:
-            async for chunk in request.stream():
-                upload.grow(len(chunk))
-                body += chunk
-                if max(length, len(body)) > _MAX_BODY:
-                    raise TooLarge(f"a body of more than {_MAX_BODY} bytes, which is the limit here")
-        except ClientDisconnect:
-            raise ClientGone("the client closed its connection before the body was whole") from None
-    return bytes(body)
 
 
 def _find(tenant: Tenant, name: str, version: str | None) -> Served:

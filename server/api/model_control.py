@@ -1,14 +1,15 @@
-"""What a request to load or unload a model says, checked in the process that speaks HTTP with the tenant, at its expense.
+"""Loading and unloading models: the routes, and all checks that need no device.
 
-In the device's process all tenants share an interpreter; only what passed here goes there.
+They run in the process that serves HTTP for the tenant, at that tenant's expense. In the device's process all tenants share an
+interpreter; only a change that passed these checks, and whose turn has come, gets there.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Annotated, Any, Protocol
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from ..config.schema import ModelOptions, TenantConfig
 from ..config.tables import dotted
@@ -16,17 +17,82 @@ from ..errors import BadRequest, NotFound
 from ..protocol.json_document import Object, field, parameters, short
 from ..repository.model_config import ConfigRefused, from_json
 from ..tenants.service import Tenant
-from .framework import while_there
-from .metadata import document
+from . import schemas
+from .body import read_object
+from .dependencies import RequireModelControl, ServiceDep, TenantDep
+from .framework import cancel_on_disconnect
+from .metadata import ModelName
+from .openapi import errors, operation_id, request_body
 
 
-async def config_of(request: Request, tenant: TenantConfig, name: str, options: Mapping[str, ModelOptions]) -> str | None:
-    """The configuration that a request to load a model brings, if it does. `options` are the server's own, by model.
+class ModelControl(Protocol):
+    """Who carries out a change that was checked: the runtime of this process, or that of another one."""
 
-    It is checked as far as that can be done without the model. Raises NotFound for a model that is not the tenant's, BadRequest
-    for a configuration that cannot be followed, that says what the server's own overrules, or that is too large.
+    async def load(self, request: Request, tenant: str, name: str, config: str | None) -> Response:
+        """Load a model, with this configuration in place of its own if there is one; return the response to the client.
+
+        Raises BadRequest if it cannot be served; the versions that were served go on then.
+        """
+
+    async def unload(self, request: Request, tenant: str, name: str) -> Response:
+        """Unload a model and return the response to the client."""
+
+
+def _control(request: Request) -> ModelControl:
+    """The model control of this application."""
+    found: ModelControl = request.app.state.model_control
+    return found
+
+
+ModelControlDep = Annotated[ModelControl, Depends(_control)]
+
+router = APIRouter(
+    prefix="/v2/repository/models",
+    tags=["Repository"],
+    dependencies=[RequireModelControl],
+    generate_unique_id_function=operation_id,
+    responses=errors(400, 401, 404, 413, 421, 429, 500, 503),
+)
+_DONE: dict[int | str, dict[str, Any]] = {200: {"description": "Done; the body is empty."}}
+
+
+@router.post(
+    "/{name}/load",
+    response_class=Response,
+    responses=_DONE,
+    openapi_extra=request_body(schemas.LoadRequest, {"parameters": {"config": '{"max_batch_size": 8}'}}),
+)
+async def load(tenant: TenantDep, service: ServiceDep, control: ModelControlDep, request: Request, name: ModelName) -> Response:
+    """Load a model, or load it again.
+
+    All or nothing: if a version that is to be served cannot be, the answer is 400 with the reason, and what was served goes on.
+    Changes of one tenant are made one after another. One whose client disconnects before its turn is not made.
     """
-    config = config_in(await document(request))
+    with tenant.changes.place():
+        config = await _checked_config(request, tenant.config, name, service.config.models.options)
+        return await _in_turn(tenant, request, lambda: control.load(request, tenant.name, name, config))
+
+
+@router.post(
+    "/{name}/unload",
+    response_class=Response,
+    responses=_DONE,
+    openapi_extra=request_body(schemas.UnloadRequest, {}),
+)
+async def unload(tenant: TenantDep, control: ModelControlDep, request: Request, name: ModelName) -> Response:
+    """Unload a model; its requests are 404 from then on."""
+    with tenant.changes.place():
+        parameters(await read_object(request))
+        return await _in_turn(tenant, request, lambda: control.unload(request, tenant.name, name))
+
+
+async def _checked_config(request: Request, tenant: TenantConfig, name: str, options: Mapping[str, ModelOptions]) -> str | None:
+    """The configuration in a request to load a model, checked as far as that is possible without the model.
+
+    `options` are those of the server's own configuration, by model. Raises NotFound for a model that the tenant may not call;
+    BadRequest for a configuration that is wrong, too large, or overruled by `options`.
+    """
+    config = config_in(await read_object(request))
     if not tenant.may_call(name):
         raise NotFound(f"Request for unknown model: {name!r} is not found")
     if config is not None:
@@ -34,18 +100,18 @@ async def config_of(request: Request, tenant: TenantConfig, name: str, options: 
     return config
 
 
-async def in_turn(tenant: Tenant, request: Request, change: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
-    """Make a change when its turn has come, unless the client goes away before."""
+async def _in_turn(tenant: Tenant, request: Request, change: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
+    """Make a change when it is this tenant's next, unless the client disconnects before."""
 
     async def wait() -> Response:
         async with tenant.changes.turn():
             return await change()
 
-    return await while_there(request, wait())
+    return await cancel_on_disconnect(request, wait())
 
 
 def config_in(asked: Object) -> str | None:
-    """The configuration in a request's body. Raises BadRequest, also for parameters that are not served."""
+    """The configuration in the body of a load; None if there is none. Raises BadRequest, also for parameters not served."""
     if "config" in asked:
         raise BadRequest("config: stands beside 'parameters', where it means nothing; send it as parameters.config")
     if isinstance(given := asked.get("parameters"), dict) and isinstance(given.get("config"), dict):
@@ -61,21 +127,19 @@ def config_in(asked: Object) -> str | None:
 
 
 def check(name: str, config: str, options: ModelOptions) -> None:
-    """Raise BadRequest for a configuration that cannot be followed, or says what the server's own overrules. Blocks."""
+    """Raise BadRequest for a configuration that is wrong, or that the server's own overrules. Blocks for up to 20 ms."""
     try:
         stated = from_json(config)
     except ConfigRefused as error:
         raise BadRequest(f"failed to load {name!r}: {error}") from error
-    ours = {
-        "max_batch_size": (stated.stated_max_batch, options.max_batch, "max_batch"),
-        "dynamic_batching.max_queue_delay_microseconds": (stated.batch_delay or None, options.batch_delay, "batch_delay"),
-        "dynamic_batching.preferred_batch_size": (
-            stated.preferred_batches or None,
-            options.preferred_batches,
-            "preferred_batches",
-        ),
-    }
-    for key, (said, counts, setting) in ours.items():
-        if said is not None and counts is not None and said != counts:
+    batch_delay, preferred_batches = stated.batch_delay or None, stated.preferred_batches or None
+    batching = "dynamic_batching"
+    both = (
+        ("max_batch_size", stated.stated_max_batch, options.max_batch, "max_batch"),
+        (f"{batching}.max_queue_delay_microseconds", batch_delay, options.batch_delay, "batch_delay"),
+        (f"{batching}.preferred_batch_size", preferred_batches, options.preferred_batches, "preferred_batches"),
+    )
+    for key, requested, configured, setting in both:
+        if requested is not None and configured is not None and requested != configured:
             why = f"{dotted(('models', name, setting))} in the server's configuration overrules it; leave it out"
             raise BadRequest(f"failed to load {name!r}: {stated.source}: {key} would mean nothing: {why}")

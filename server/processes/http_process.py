@@ -16,7 +16,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from ..api import cors, framework, metadata
+from ..api import cors, docs, framework, metadata, model_control
 from ..config.schema import Config
 from ..host.malloc import QUIET, Tidy, keep_large_blocks
 from ..http.connection import HttpConnection
@@ -137,7 +137,12 @@ class Process:
 
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
-        application = framework.build((metadata.router, proxy.router), service=lambda: self._service, ask=self._ask)
+        application = framework.build(
+            (metadata.router, model_control.router, docs.router, proxy.router),
+            service=lambda: self._service,
+            ask=self._ask,
+            model_control=proxy.RemoteModelControl(self._ask),
+        )
 
         async def everything(scope: Any, receive: Any, send: Any) -> None:
             await (infer if is_infer(scope["path"]) else application)(scope, receive, send)

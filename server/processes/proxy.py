@@ -1,4 +1,4 @@
-"""What a front does not answer itself: it asks the process that holds the device, over the channel."""
+"""Requests that an HTTP process forwards, over its channel, to the process that owns the device."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, NamedTuple
@@ -6,18 +6,16 @@ from typing import Annotated, Any, NamedTuple
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
 
-from ..api.dependencies import IsAdmin, IsChanger, TheService, TheTenant
-from ..api.framework import while_there
-from ..api.metadata import body_of, document
-from ..api.model_control import config_of, in_turn
+from ..api.body import read_body
+from ..api.dependencies import RequireAdmin
+from ..api.framework import cancel_on_disconnect
 from ..http import asgi
 from ..http.exchange import Call, Headers, Reply
-from ..protocol.json_document import parameters
 
-router = APIRouter()
+router = APIRouter(include_in_schema=False)
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-"""Every one: which are allowed where is for the other process to say."""
+"""All methods: the other process refuses those that a path does not have."""
 
 
 class Forwarded(NamedTuple):
@@ -34,34 +32,35 @@ class Forwarded(NamedTuple):
 Ask = Callable[[Forwarded], Awaitable[Reply]]
 
 
-def ask(request: Request) -> Ask:
-    """How this application asks."""
+def _ask(request: Request) -> Ask:
     found: Ask = request.app.state.ask
     return found
 
 
-TheAsk = Annotated[Ask, Depends(ask)]
+AskDep = Annotated[Ask, Depends(_ask)]
 
 
-@router.api_route("/admin/{_:path}", methods=_METHODS, dependencies=[IsAdmin])
-@router.get("/metrics", dependencies=[IsAdmin])
-async def forward(ask: TheAsk, request: Request) -> Response:
-    return await while_there(request, _forwarded(ask, request, await body_of(request)))
+@router.api_route("/admin/{_:path}", methods=_METHODS, dependencies=[RequireAdmin])
+@router.get("/metrics", dependencies=[RequireAdmin])
+async def forward(ask: AskDep, request: Request) -> Response:
+    return await cancel_on_disconnect(request, _forwarded(ask, request, await read_body(request)))
 
 
-@router.post("/v2/repository/models/{name}/load", dependencies=[IsChanger])
-async def load(tenant: TheTenant, service: TheService, ask: TheAsk, request: Request, name: str) -> Response:
-    with tenant.changes.place():
-        config = await config_of(request, tenant.config, name, service.config.models.options)
+class RemoteModelControl:
+    """Has the process that owns the device make changes, see `server.api.model_control`. It answers as itself."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def __repr__(self) -> str:
+        return "<RemoteModelControl>"
+
+    async def load(self, request: Request, tenant: str, name: str, config: str | None) -> Response:
         body = b"" if config is None else orjson.dumps({"parameters": {"config": config}})
-        return await in_turn(tenant, request, lambda: _forwarded(ask, request, body))
+        return await _forwarded(self._ask, request, body)
 
-
-@router.post("/v2/repository/models/{_}/unload", dependencies=[IsChanger])
-async def unload(tenant: TheTenant, ask: TheAsk, request: Request) -> Response:
-    with tenant.changes.place():
-        parameters(await document(request))
-        return await in_turn(tenant, request, lambda: _forwarded(ask, request, b""))
+    async def unload(self, request: Request, tenant: str, name: str) -> Response:
+        return await _forwarded(self._ask, request, b"")
 
 
 async def _forwarded(ask: Ask, request: Request, body: bytes) -> Response:

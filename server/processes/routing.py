@@ -13,7 +13,7 @@ MOST = 16 * 1024
 """Bytes of headers to look at."""
 
 _ADMINISTRATION = (b"/admin", b"/metrics")
-_NEUTRAL = (b"/v2", b"/v2/", b"/")
+_NEUTRAL = (b"/v2", b"/v2/", b"/", b"/docs", b"/openapi.json")
 
 
 def destination(data: bytes, tenancy: Tenancy) -> str | None:

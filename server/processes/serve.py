@@ -11,7 +11,8 @@ from typing import Any
 
 from partitions import Device
 
-from ..admin.lifecycle import PARTING, ROUTERS, freeze
+from ..admin import docs, models
+from ..admin.lifecycle import EXIT_DELAY, ROUTERS, freeze
 from ..api import framework
 from ..config.schema import Config, ServerConfig
 from ..device.runtime import Runtime
@@ -59,7 +60,8 @@ async def serve(
         house.become(state)
 
     runtime = Runtime(config, await asyncio.to_thread(opener, config), desks, tell)
-    application = framework.build(ROUTERS, service=lambda: service, runtime=lambda: runtime)
+    docs.document()
+    application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, runtime=lambda: runtime)
     house = House(config, desks, listeners, own, application, runtime.reopen)
     try:
         await _start(house, runtime, lambda: _place(config, house, runtime, cores(0)))
@@ -113,7 +115,7 @@ async def _end(told: asyncio.Event, house: House, runtime: Runtime, abandon: Cal
             return status
         if first > _GONE:
             return 0
-    await asyncio.sleep(PARTING)
+    await asyncio.sleep(EXIT_DELAY)
     return NEEDS_RESTART
 
 

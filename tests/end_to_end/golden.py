@@ -247,6 +247,13 @@ GLANCE = {
     "the status page": Row(
         (get("/"),), (Answer(200, "<p>the server is ready.</p>", "content-type: text/html; charset=utf-8"),)
     ),
+    "the description, for tools": Row(
+        (get("/openapi.json"),), (Answer(200, '"openapi":"3.', "content-type: application/json"),)
+    ),
+    "the description, for people": Row(
+        (get("/docs"),), (Answer(200, "<h1>Greenlane ", "content-type: text/html; charset=utf-8"),)
+    ),
+    "the description, without a key": Row((get("/openapi.json") + get("/docs"),), (Answer(200, "tenantKey"),) * 2, keys=True),
     "a client that says it has said all": Row((get("/v2"),), (Answer(200, "greenlane"),), ends=True, shuts=True),
     "two requests, and that was all": Row((get("/v2") * 2,), (Answer(200, "greenlane"),) * 2, ends=True, shuts=True),
     "a request, half of another, and that was all": Row(

@@ -30,6 +30,8 @@ PATHS = [
     ("GET", "/admin/tenants"),
     ("POST", "/admin/drain"),
     ("GET", "/metrics"),
+    ("GET", "/admin/openapi.json"),
+    ("GET", "/admin/docs"),
 ]
 
 

@@ -1,10 +1,10 @@
-"""What a request's headers tell of who sent it."""
+"""Which requests a web page or a proxy sent, by their headers."""
 
 import socket
 
 import pytest
 
-from server.api.origins import foreign_host, from_elsewhere, is_page, proxied
+from server.api.browsers import cross_origin, is_from_page, proxy_header, unknown_host
 
 
 @pytest.mark.parametrize(
@@ -20,13 +20,13 @@ from server.api.origins import foreign_host, from_elsewhere, is_page, proxied
         "true-client-ip",
     ],
 )
-def test_what_proxies_add_shows_them(name: str) -> None:
-    assert proxied({"host": "localhost", name: "1.2.3.4"}) == name
-    assert proxied({name: ""}) == name
+def test_proxy_headers_are_recognized(name: str) -> None:
+    assert proxy_header({"host": "localhost", name: "1.2.3.4"}) == name
+    assert proxy_header({name: ""}) == name
 
 
-def test_what_clients_send_shows_no_proxy() -> None:
-    assert proxied({"host": "localhost", "x-tenant": "acme", "forwarded-by": "x", "user-agent": "curl"}) is None
+def test_headers_of_clients_show_no_proxy() -> None:
+    assert proxy_header({"host": "localhost", "x-tenant": "acme", "forwarded-by": "x", "user-agent": "curl"}) is None
 
 
 HOST = "gpu1:8000"
@@ -50,16 +50,16 @@ HOST = "gpu1:8000"
         ({"origin": ""}, "Origin: "),
     ],
 )
-def test_a_page_is_from_elsewhere_unless_it_is_the_servers_own(headers: dict[str, str], shown: str | None) -> None:
-    assert from_elsewhere({"host": HOST, **headers}) == shown
+def test_cross_origin_pages_are_recognized(headers: dict[str, str], shown: str | None) -> None:
+    assert cross_origin({"host": HOST, **headers}) == shown
 
 
 @pytest.mark.parametrize(
     ("headers", "page"),
     [({}, False), ({"sec-fetch-site": "none"}, False), ({"sec-fetch-site": "same-origin"}, True), ({"origin": "null"}, True)],
 )
-def test_a_browser_says_that_a_page_sent_it(headers: dict[str, str], page: bool) -> None:
-    assert is_page(headers) == page
+def test_requests_from_pages_are_recognized(headers: dict[str, str], page: bool) -> None:
+    assert is_from_page(headers) == page
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_a_browser_says_that_a_page_sent_it(headers: dict[str, str], page: bool)
         *["gpu1.example.com", "GPU1.example.com:8000"],
     ],
 )
-def test_names_of_this_machine_and_allowed_ones_and_addresses_are_no_foreign_hosts(host: str) -> None:
-    assert foreign_host({"host": host}, ["gpu1.Example.com"]) is None
+def test_names_of_this_machine_allowed_hosts_and_addresses_are_known_hosts(host: str) -> None:
+    assert unknown_host({"host": host}, ["gpu1.Example.com"]) is None
 
 
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:8000", "localhost.evil.example", "1.2.3.4.evil.example", "", "[evil.example]:80", "1.2"],
 )
-def test_other_names_are_foreign_hosts(host: str) -> None:
-    assert foreign_host({"host": host}, ["gpu1"]) == f"Host: {host}"
+def test_other_names_are_unknown_hosts(host: str) -> None:
+    assert unknown_host({"host": host}, ["gpu1"]) == f"Host: {host}"
 
 
-def test_without_a_host_there_is_none_that_is_foreign() -> None:
-    assert foreign_host({}, []) is None
+def test_a_request_without_host_has_no_unknown_host() -> None:
+    assert unknown_host({}, []) is None

@@ -1,0 +1,29 @@
+"""`/admin/openapi.json` and `/admin/docs`: the administrators' API, for administrators."""
+
+from functools import cache
+
+from ..api.dependencies import RequireAdmin
+from ..api.openapi import Document, describe
+from ..api.openapi import router as router_of
+from . import metrics, partitions, schemas
+
+JSON, PAGE = "/admin/openapi.json", "/admin/docs"
+
+_DESCRIPTION = (
+    "Administration and metrics, for those with the admin key, or, where none is configured, for programs on the server's own "
+    "machine. docs/protocol.md says in detail who may administer.\n\nThe tenants' API is described in `/docs`."
+)
+_TAGS = [
+    {"name": "Administration", "description": "The device, who holds which part of it, and the end of serving."},
+    {"name": "Metrics", "description": "For Prometheus."},
+]
+
+
+@cache
+def document() -> Document:
+    """The administrators' document, computed at the first call."""
+    routers = (partitions.router, metrics.router)
+    return describe("Greenlane administration", _DESCRIPTION, routers, (schemas.Counts,), _TAGS, JSON)
+
+
+router = router_of(document, JSON, PAGE, [RequireAdmin])

@@ -1,0 +1,41 @@
+"""Reading the small bodies of requests that are not inferences: at most 1 MiB, and counted while they are on their way."""
+
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+
+from ..errors import ClientGone, TooLarge
+from ..http.body import content_length
+from ..protocol.json_document import Object, parse
+from .dependencies import uploads
+
+MAX_BODY = 1 << 20
+"""Bytes."""
+
+
+async def read_object(request: Request) -> Object:
+    """The JSON object in a request's body; an empty one if there is no body.
+
+    Raises BadRequest for anything but a JSON object, and what `read_body` raises.
+    """
+    body = await read_body(request)
+    return parse(body, tensors=False) if body.strip() else {}
+
+
+async def read_body(request: Request) -> bytes:
+    """A request's body.
+
+    Raises TooLarge over `MAX_BODY`; QueueFull, TooSlow or Unavailable while the body is on its way; and ClientGone if the
+    client closes its connection before the body is complete.
+    """
+    length = content_length(request.headers.get("content-length"))
+    body = bytearray()
+    with uploads(request).expect(min(length, MAX_BODY)) as upload:
+        try:
+            async for chunk in request.stream():
+                upload.grow(len(chunk))
+                body += chunk
+                if max(length, len(body)) > MAX_BODY:
+                    raise TooLarge(f"a body of more than {MAX_BODY} bytes, which is the limit here")
+        except ClientDisconnect:
+            raise ClientGone("the client closed its connection before the body was whole") from None
+    return bytes(body)

@@ -1,0 +1,69 @@
+"""`/openapi.json` and `/docs`: the tenants' API, for everybody. Administration has its own, see `server.admin.docs`."""
+
+from functools import cache
+from typing import Annotated
+
+from fastapi import APIRouter, Header
+from fastapi.params import Depends
+
+from . import metadata, model_control, schemas
+from .dependencies import tenant
+from .metadata import ModelName
+from .openapi import Document, describe, errors, operation_id
+from .openapi import router as router_of
+
+JSON, PAGE = "/openapi.json", "/docs"
+
+_DESCRIPTION = (
+    "The Open Inference Protocol v2 over HTTP, with Triton's extensions. docs/protocol.md has the details.\n\n"
+    "Administration is described in `/admin/docs` and `/admin/openapi.json`, for administrators.\n\n"
+    "GET routes of `/v2`, health and a model's readiness answer HEAD, too."
+)
+_TAGS = [
+    {"name": "Server", "description": "The server as a whole. No tenant is needed."},
+    {"name": "Models", "description": "Models of the tenant that asks."},
+    {"name": "Inference", "description": "The hot path."},
+    {"name": "Repository", "description": "Which models the tenant is served."},
+]
+_BODIES = (schemas.IndexRequest, schemas.LoadRequest, schemas.UnloadRequest)
+
+inference = APIRouter(generate_unique_id_function=operation_id)
+"""Describes inference, which `server.http` answers outside of the framework. No application includes it."""
+
+
+@inference.post(
+    "/v2/models/{name}/infer",
+    tags=["Inference"],
+    dependencies=[Depends(tenant)],
+    responses=errors(400, 401, 404, 408, 413, 415, 421, 429, 500, 503, 504),
+)
+@inference.post(
+    "/v2/models/{name}/versions/{version}/infer",
+    tags=["Inference"],
+    dependencies=[Depends(tenant)],
+    responses=errors(400, 401, 404, 408, 413, 415, 421, 429, 500, 503, 504),
+)
+async def infer(
+    name: ModelName,
+    body: schemas.InferRequest,
+    inference_header_content_length: Annotated[
+        int | None, Header(description="Bytes of JSON at the beginning of the body; binary tensors follow. 0: a raw body.")
+    ] = None,
+    content_encoding: Annotated[str | None, Header(description="`gzip`, `deflate` or `identity`, of the whole body.")] = None,
+) -> schemas.InferResponse:
+    """Run a model.
+
+    The answer has `Server-Timing` (milliseconds in the queue and in execution), and `Inference-Header-Content-Length` if binary
+    tensors follow its JSON. Closing the connection withdraws the request.
+    """
+    raise AssertionError("this route describes; it is not served")
+
+
+@cache
+def document() -> Document:
+    """The tenants' document, computed at the first call."""
+    routers = (metadata.router, inference, model_control.router)
+    return describe("Greenlane", _DESCRIPTION, routers, _BODIES, _TAGS, JSON)
+
+
+router = router_of(document, JSON, PAGE)
