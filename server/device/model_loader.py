@@ -35,10 +35,20 @@ from ..config.schema import Config, ServerConfig
 from ..link.messages import ModelKey
 from ..protocol.classification import Labels
 from ..repository.description import describe
-from ..repository.ensemble import NOT_ITS_OWN, PLATFORM, SETTINGS, EnsembleStep, Part, chained, identity, notes, shown
+from ..repository.ensemble import (
+    NO_OWN_SETTINGS,
+    PLATFORM,
+    SETTINGS,
+    EnsembleStep,
+    StepModel,
+    as_triton,
+    chain_steps,
+    identity,
+    step_warnings,
+)
 from ..repository.model_config import ModelConfig, apply, batching
 from ..repository.model_repository import Listing, ModelFile, Repository
-from ..repository.model_settings import Sayings, Settled, Unsupported, settle, usual
+from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupported, default_settings, resolve_settings
 from ..scheduling.batching import most_rows
 from ..tenants.catalog import Entry, Served
 from .engine_pool import EnginePool
@@ -100,7 +110,7 @@ class Version(NamedTuple):
     """A version of a model that was read: its file, how it is to run, and its engine, which `Library.bind` lets go of."""
 
     file: ModelFile
-    settled: Settled
+    settled: ResolvedSettings
     engine: Engine
 
 
@@ -217,13 +227,13 @@ class Library:
                 self._engines.let_go(version.engine)
         return loaded.give_up() if whole and loaded.problems else loaded
 
-    def _settle(self, file: ModelFile, loaded: Loaded) -> Settled:
+    def _settle(self, file: ModelFile, loaded: Loaded) -> ResolvedSettings:
         """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
         try:
             lacking = _of_steps(self._unsupported) if file.config.steps else self._unsupported
-            settled = settle(file.config.settings, self._base, lacking)
+            settled = resolve_settings(file.config.settings, self._base, lacking)
         except EngineError as error:
-            settled = Settled(self._base, problems=(str(error),))
+            settled = ResolvedSettings(self._base, problems=(str(error),))
         found = [Entry(file.name, "", "UNAVAILABLE", problem) for problem in settled.problems]
         loaded.problems.extend(entry for entry in found if entry not in loaded.problems)
         loaded.warnings.extend(warning for warning in settled.warnings if warning not in loaded.warnings)
@@ -255,7 +265,7 @@ class Library:
         platform = PLATFORM if file.config.steps else engine.platform
         folder = file.filename.partition("/")[0]
         config = describe(file.name, file.config, signature, platform, folder, how, execution, settled.instances)
-        config = shown(config) if file.config.steps else config
+        config = as_triton(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
         labels, queues = Labels(file.labels), file.config.queues
         served = Served(file.name, number, key, signature, platform, config, how, labels, queues)
@@ -274,23 +284,23 @@ class Library:
                 text = f"inputs of {nbytes} bytes, but the server takes bodies of up to {self._max_body}"
                 raise ModelRefused(f"{where}: {text}; leave it out, or raise server.max_body")
 
-    def _engine(self, file: ModelFile, settled: Settled) -> Engine:
+    def _engine(self, file: ModelFile, settled: ResolvedSettings) -> Engine:
         """The engine of a file as it is now, for these settings, held until it is let go of."""
         settings, max_batch, found = settled.settings, file.config.max_batch or None, os.stat(file.path)
         key = (file.path, max_batch, settings, found.st_ino, found.st_mtime_ns, found.st_size)
         return self._engines.hold(key, lambda: self._read(file.path, max_batch, settings))
 
-    def _chain(self, file: ModelFile, settled: Settled, among: Mapping[str, Loaded], loaded: Loaded) -> Engine:
+    def _chain(self, file: ModelFile, settled: ResolvedSettings, among: Mapping[str, Loaded], loaded: Loaded) -> Engine:
         """The engine of an ensemble, of the engines that the tenant's models have now, held until it is let go of."""
         steps = file.config.steps
         parts = [self._part(step, among) for step in steps]
-        links = chained(steps, parts, file.config.max_batch or 0)
-        loaded.warnings.extend(f"model {file.name} {file.version}: {note}" for note in notes(steps, parts))
+        links = chain_steps(steps, parts, file.config.max_batch or 0)
+        loaded.warnings.extend(f"model {file.name} {file.version}: {note}" for note in step_warnings(steps, parts))
         outputs = tuple(tensor.name for tensor in file.config.outputs)
         key = (PLATFORM, identity(links), outputs, settled.settings)
         return self._engines.hold(key, lambda: chain(links, outputs, settled.settings), [part.engine for part in parts])
 
-    def _part(self, step: EnsembleStep, among: Mapping[str, Loaded]) -> Part:
+    def _part(self, step: EnsembleStep, among: Mapping[str, Loaded]) -> StepModel:
         """The tenant's model that serves a step. Raises ModelRefused."""
         model = among.get(step.model)
         if model is None:
@@ -308,7 +318,7 @@ class Library:
             there = ", ".join(map(str, sorted(versions)))
             raise ModelRefused(f"{step.where} has no version {step.version} that is served; there is {there}")
         served = versions[step.version or max(versions)]
-        return Part(served, model.engines[served.key])
+        return StepModel(served, model.engines[served.key])
 
 
 _NESTED = "is an ensemble, which cannot be a step; name its steps instead"
@@ -338,7 +348,7 @@ def open_library(config: Config, device: Device | None, read: Read | None = None
     return Library(
         Repository(config.models.repository, config.models.options, config.source),
         read or (lambda path, max_batch, settings: load_engine(path, device, settings, max_batch, builds)),
-        usual(config.device),
+        default_settings(config.device),
         partial(unsupported, device),
         config.server.max_body,
     )
@@ -357,9 +367,9 @@ def _nbytes(sample: Sample, signature: Signature) -> int:
     return total
 
 
-def _said(reason: str, settings: Sayings) -> str:
+def _said(reason: str, settings: StatedSettings) -> str:
     """Where a setting was said that an error is about, which knows it by its name within the program."""
-    ours = {field: said.where for field, said in settings.items() if "_" in field and not said.foreign}
+    ours = {field: said.where for field, said in settings.items() if "_" in field and not said.is_tritons}
     found = [where for field, where in ours.items() if field in reason and field not in where]
     return f" ({', '.join(found)})" if found else ""
 
@@ -370,7 +380,7 @@ def _steps(listing: Listing) -> tuple[str, ...]:
 
 def _of_steps(unsupported: Unsupported) -> Unsupported:
     """What an ensemble cannot honour: what its steps were loaded with besides."""
-    return lambda asked: {**unsupported(asked), **{field: NOT_ITS_OWN for field in asked if field not in SETTINGS}}
+    return lambda asked: {**unsupported(asked), **{field: NO_OWN_SETTINGS for field in asked if field not in SETTINGS}}
 
 
 def _required(config: ModelConfig, signature: Signature) -> Iterator[str]:

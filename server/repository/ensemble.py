@@ -18,7 +18,7 @@ PLATFORM = "ensemble"
 SETTINGS = ("graphs", "copies", "warm_up", "instances")
 """The settings that an ensemble has of its own: its steps' engines are loaded with the others."""
 
-NOT_ITS_OWN = "an ensemble has none of its own, its steps do: say it of them"
+NO_OWN_SETTINGS = "an ensemble has no such setting, its steps have: set it for them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class EnsembleStep:
     where: str
 
 
-class Part(NamedTuple):
+class StepModel(NamedTuple):
     """What serves a step: the tenant's own model."""
 
     served: Served
@@ -60,7 +60,7 @@ def read_steps(message: Any) -> tuple[EnsembleStep, ...]:
     return tuple(_in_order(steps))
 
 
-def shown(config: Mapping[str, Any]) -> dict[str, Any]:
+def as_triton(config: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON of an ensemble's configuration as Triton shows it: without batching, a backend, a file and instances."""
     rest = {key: value for key, value in config.items() if key != "dynamic_batching"}
     steps = [{**step, "model_version": step["model_version"] or -1} for step in config["ensemble_scheduling"]["step"]]
@@ -68,7 +68,7 @@ def shown(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, **none, "ensemble_scheduling": {**config["ensemble_scheduling"], "step": steps}}
 
 
-def chained(steps: Sequence[EnsembleStep], parts: Sequence[Part], max_batch: int) -> list[Step]:
+def chain_steps(steps: Sequence[EnsembleStep], parts: Sequence[StepModel], max_batch: int) -> list[Step]:
     """What `engines.chain` takes. Raises ModelRefused, naming both, where a step takes smaller batches than the ensemble, and
     for a step's tensor that has one shape in requests and another in the model.
     """
@@ -95,7 +95,7 @@ def identity(links: Sequence[Step]) -> Hashable:
     )
 
 
-def notes(steps: Sequence[EnsembleStep], parts: Sequence[Part]) -> Iterator[str]:
+def step_warnings(steps: Sequence[EnsembleStep], parts: Sequence[StepModel]) -> Iterator[str]:
     """What a step says of batches that means nothing within the ensemble."""
     for step, part in zip(steps, parts, strict=True):
         if (how := part.served.batching) and (how.delay or how.preferred):

@@ -17,11 +17,11 @@ from ..protocol.json_document import short, show
 from ..scheduling.batching import Batching, most_rows
 from ..scheduling.queue_policy import QueuePolicy, read_queues
 from .ensemble import PLATFORM, EnsembleStep, read_steps
-from .model_settings import Sayings, from_parameters
+from .model_settings import StatedSettings, from_parameters
 from .pbtxt import ConfigRefused, Reading, read_json, read_text
 from .triton_schema import MESSAGE
 from .triton_settings import PARAMETERS, from_triton
-from .unserved import instead, unserved
+from .unserved import alternative, unserved
 
 __all__ = [
     "ConfigRefused",
@@ -101,7 +101,7 @@ class ModelConfig:
     versions: VersionPolicy = VersionPolicy()
     filenames: tuple[str, ...] = _FILENAMES[""]
     steps: tuple[EnsembleStep, ...] = ()
-    settings: Sayings = field(default_factory=dict)
+    settings: StatedSettings = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     queues: QueuePolicy | None = None
     unread: tuple[str, ...] = ()
@@ -192,7 +192,7 @@ class _Reader:
             source=self._source,
         )
 
-    def _settings(self, message: Any, max_batch: int) -> tuple[Sayings, list[str]]:
+    def _settings(self, message: Any, max_batch: int) -> tuple[StatedSettings, list[str]]:
         """How the model runs: in Triton's words, overruled by ours; and the names of parameters that are not ours."""
         texts = {name: message.parameters[name].string_value for name in sorted(message.parameters)}
         try:
@@ -281,7 +281,7 @@ class _Reader:
         for key in ("platform", "backend"):
             if (value := getattr(message, key)) not in _FILENAMES:
                 served = ", ".join(filter(None, _FILENAMES))
-                self._refuse(f"{key} is {_name(value)}; served here are {served}{instead(value)}")
+                self._refuse(f"{key} is {_name(value)}; served here are {served}{alternative(value)}")
         filename = message.default_model_filename
         if filename in (".", "..") or "/" in filename or "\0" in filename:
             self._refuse(f"default_model_filename is {_name(filename)}; expected the name of a file in the version's directory")

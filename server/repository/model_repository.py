@@ -14,8 +14,8 @@ from ..config.schema import ModelOptions
 from ..config.tables import dotted
 from ..protocol.json_document import short
 from .model_config import ConfigRefused, ModelConfig, from_json, parse
-from .model_settings import Sayings, from_options
-from .unserved import recognized
+from .model_settings import StatedSettings, from_options
+from .unserved import unserved_backend
 
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 _TRITONS_OWN = frozenset(("configs", "warmup", "initial_state"))
@@ -120,10 +120,10 @@ class Repository:
     def _of_request(self, name: str, override: str) -> ModelConfig:
         """What a tenant asks for. How the model runs stays as its own file says: others feel what it costs."""
         config = from_json(override)
-        if ours := [said.where for said in config.settings.values() if not said.foreign]:
+        if ours := [said.where for said in config.settings.values() if not said.is_tritons]:
             place = f"in {name}/config.pbtxt or as [{dotted(('models', name))}]"
             raise ConfigRefused(f"{ours[0]}: how a model runs is for the server's operator to say, {place}")
-        settings: Sayings = {}
+        settings: StatedSettings = {}
         labels: Collection[str] = ()
         with suppress(ConfigRefused):  # Whose place the request takes.
             own = self._read_config(name)
@@ -183,7 +183,7 @@ class Repository:
         try:
             path = _model_file(self._root / name / version, config.filenames)
             if not path:
-                other = recognized(_listed(self._root / name / version))
+                other = unserved_backend(_listed(self._root / name / version))
                 return Problem(version, f"no {' or '.join(config.filenames)} in {name}/{version}{other}")
         except OSError as error:
             return Problem(version, f"{name}/{version}: {error.strerror}")

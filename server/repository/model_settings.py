@@ -23,9 +23,9 @@ __all__ = [
     "FIELDS",
     "MOST_INSTANCES",
     "PREFIX",
-    "Said",
-    "Sayings",
-    "Settled",
+    "ResolvedSettings",
+    "StatedSetting",
+    "StatedSettings",
     "Unsupported",
     "from_options",
     "from_parameters",
@@ -61,7 +61,7 @@ Unsupported = Callable[[Mapping[str, object]], Mapping[str, str]]
 """Which fields cannot be honoured where models run, and why; see `engines.unsupported`."""
 
 
-class Said(NamedTuple):
+class StatedSetting(NamedTuple):
     """A setting as RuntimeSettings has it, as it came, the file and the key that said it, and whether in Triton's words."""
 
     value: object
@@ -75,12 +75,12 @@ class Said(NamedTuple):
         return f"{self.source}: {self.key}" if self.source else self.key
 
 
-Sayings = Mapping[str, Said]
+StatedSettings = Mapping[str, StatedSetting]
 """What is said of a model, by the fields of RuntimeSettings, and `instances`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class ResolvedSettings:
     """What holds: the engine's settings, and how many executors are bound. With problems it is not to be served."""
 
     settings: RuntimeSettings
@@ -89,12 +89,12 @@ class Settled:
     warnings: tuple[str, ...] = ()
 
 
-def usual(device: DeviceConfig) -> RuntimeSettings:
+def default_settings(device: DeviceConfig) -> RuntimeSettings:
     """The settings of a model of which nothing is said."""
     return RuntimeSettings(copies=device.copies, warm_up="usual")
 
 
-def settle(sayings: Sayings, base: RuntimeSettings, unsupported: Unsupported) -> Settled:
+def resolve_settings(sayings: StatedSettings, base: RuntimeSettings, unsupported: Unsupported) -> ResolvedSettings:
     """The settings of one model, from what is said of it and `base` for the rest. Raises nothing: problems are listed."""
     lacking = unsupported({field: said.value for field, said in sayings.items()})
     held = {field: said.value for field, said in sayings.items() if field not in lacking}
@@ -103,24 +103,24 @@ def settle(sayings: Sayings, base: RuntimeSettings, unsupported: Unsupported) ->
     for field, why in lacking.items():
         said = sayings[field]
         text = f"{said.where}: {_shown(said.came)} cannot be honoured: {why}"
-        if said.foreign:
+        if said.is_tritons:
             warnings.append(f"{text}; it is ignored")
         else:
             problems.append(f"{text}; leave it out")
     settings = base.merge(**held)
-    return Settled(settings, instances if isinstance(instances, int) else 1, tuple(problems), tuple(warnings))
+    return ResolvedSettings(settings, instances if isinstance(instances, int) else 1, tuple(problems), tuple(warnings))
 
 
-def from_options(options: ModelOptions, path: Sequence[str], source: str = "") -> dict[str, Said]:
+def from_options(options: ModelOptions, path: Sequence[str], source: str = "") -> dict[str, StatedSetting]:
     """What a section of the server's configuration says; `source` is that file, `path` the section's."""
     said = {}
     for key, field in FIELDS.items():
         if (value := getattr(options, key)) is not None:
-            said[field] = Said(_VALUES.get((key, value), value), value, source, dotted((*path, key)))
+            said[field] = StatedSetting(_VALUES.get((key, value), value), value, source, dotted((*path, key)))
     return said
 
 
-def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[str, Said], list[str]]:
+def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[str, StatedSetting], list[str]]:
     """What parameters of a `config.pbtxt` say that begin with PREFIX, and the names of the others.
 
     Raises ValueError naming the parameter, what came and what was expected.
@@ -136,7 +136,7 @@ def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[st
             raise ValueError(f"parameters {shown(name)}: there is no such setting; {nearest(key, FIELDS)}")
         else:
             value = _of_text(name, key, text)
-            said[FIELDS[key]] = Said(_VALUES.get((key, str(value)), value), text, source, f"parameters {name}")
+            said[FIELDS[key]] = StatedSetting(_VALUES.get((key, str(value)), value), text, source, f"parameters {name}")
     return said, others
 
 

@@ -15,7 +15,7 @@ from engines.signature import Form
 
 from ..config.values import MOST_WARM
 from ..protocol.json_document import short, show
-from .model_settings import MOST_INSTANCES, Said
+from .model_settings import MOST_INSTANCES, StatedSetting
 
 _SWITCH: Mapping[str, object] = MappingProxyType({"0": False, "1": True, "false": False, "true": True})
 _PARAMETERS: Mapping[str, tuple[str, Mapping[str, object]]] = MappingProxyType(
@@ -36,7 +36,7 @@ PARAMETERS = frozenset(_PARAMETERS)
 """The names of parameters that are read here."""
 
 
-def from_triton(message: Any, max_batch: int, source: str) -> dict[str, Said]:
+def from_triton(message: Any, max_batch: int, source: str) -> dict[str, StatedSetting]:
     """By the fields of our settings. `message` is as of `server.repository.pbtxt`, `max_batch` what it says, `source` its file.
 
     Raises ValueError naming the field, what came and what was expected.
@@ -57,7 +57,7 @@ def from_triton(message: Any, max_batch: int, source: str) -> dict[str, Said]:
         said["instances"] = _instances(message.instance_group), "instance_group.count"
     if (profile := _profile(message.instance_group)) is not None:
         said["profile"] = profile, "instance_group.profile"
-    return {field: Said(value, value, source, key, foreign=True) for field, (value, key) in said.items()}
+    return {field: StatedSetting(value, value, source, key, is_tritons=True) for field, (value, key) in said.items()}
 
 
 def _parameter(name: str, text: str) -> object:

@@ -39,16 +39,16 @@ _FILES: Mapping[str, str] = MappingProxyType(
 """The files by which Triton recognizes those that have no configuration."""
 
 
-def instead(backend: str) -> str:
+def alternative(backend: str) -> str:
     """What to do with a model of this backend or platform, as the end of a sentence; empty where nothing is known."""
     advice = _BACKENDS.get(backend, "")
     return advice and f"; {advice}"
 
 
-def recognized(filenames: Iterable[str]) -> str:
+def unserved_backend(filenames: Iterable[str]) -> str:
     """What is wrong with a version's directory that has these files and no model of ours, empty where none is known."""
     found = next((name for name in sorted(filenames) if name in _FILES), None)
-    return f": {found} is of the backend {_FILES[found]}, which is not served{instead(_FILES[found])}" if found else ""
+    return f": {found} is of the backend {_FILES[found]}, which is not served{alternative(_FILES[found])}" if found else ""
 
 
 def unserved(message: Any) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 
 from server.config.file import load
 from server.config.schema import ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
-from server.repository.model_settings import from_options, settle, usual
+from server.repository.model_settings import default_settings, from_options, resolve_settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "deploy" / "greenlane.toml").read_text()
@@ -51,8 +51,8 @@ def test_keys_that_are_commented_out_are_shown_with_their_defaults(tmp_path: Pat
     _is_default(config.server, ServerConfig(), "default_tenant", "admin_key_sha256")
     _is_default(config.device, DeviceConfig(), "cores")
     options = config.models.options["resnet50"]
-    held = settle(from_options(options, ()), usual(config.device), lambda _: {})
-    _is_default(held.settings, usual(config.device), "profile", "build_profiles", "weight_streaming_budget")
+    held = resolve_settings(from_options(options, ()), default_settings(config.device), lambda _: {})
+    _is_default(held.settings, default_settings(config.device), "profile", "build_profiles", "weight_streaming_budget")
     assert held.instances == 1
     plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
     _is_default(config.tenants["acme"], plain, "port", "front_cores", "max_execution")

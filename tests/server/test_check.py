@@ -473,7 +473,7 @@ def test_a_model_of_several_problems_is_listed_once_as_unavailable(told: Told) -
 def test_a_setting_that_an_ensemble_s_steps_have_is_refused_of_it_or_ignored(told: Told) -> None:
     ensemble(told.folder, ENSEMBLE + "instance_group { count: 1 profile: '0' }")
     assert told.check(('["rows"]', '["all", "rows"]'), more='[models.all]\nstrategy = "lazy"\n') == 1
-    why = "cannot be honoured: an ensemble has none of its own, its steps do: say it of them"
+    why = "cannot be honoured: an ensemble has no such setting, its steps have: set it for them"
     assert f"model all is unavailable: greenlane.toml: models.all.strategy: 'lazy' {why}; leave it out" in told.err
     assert f"all/config.pbtxt: instance_group.profile: 0 {why}; it is ignored" in told.err
 

@@ -6,7 +6,7 @@ import pytest
 
 from engines import DATATYPES, ModelRefused, Signature, TensorSpec, chain
 from engines.signature import Form
-from server.repository.ensemble import EnsembleStep, Part, chained, notes
+from server.repository.ensemble import EnsembleStep, StepModel, chain_steps, step_warnings
 from server.repository.model_config import ConfigRefused, ModelConfig, from_json, parse
 from server.scheduling.batching import Batching
 from server.tenants.catalog import Served
@@ -94,18 +94,18 @@ def test_what_is_no_ensemble_is_refused_with_what_was_expected(text: str, why: s
     assert why in str(refused.value)
 
 
-def served(max_batch: int, **batching: object) -> Part:
+def served(max_batch: int, **batching: object) -> StepModel:
     specs = [TensorSpec(name, DATATYPES["FP32"], (dim, 3)) for name, dim in (("x", ""), ("y", "k"))]
     signature = Signature((specs[0],), (specs[1],), max_batch)
     how = Batching(signature, max_batch, **batching) if batching else None  # type: ignore[arg-type]
-    return Part(Served("a", "1", "a/1#1", signature, "", {}, how), FakeEngine(signature, Script()))
+    return StepModel(Served("a", "1", "a/1#1", signature, "", {}, how), FakeEngine(signature, Script()))
 
 
 def test_a_step_that_takes_smaller_batches_than_the_ensemble_is_refused_with_both() -> None:
     steps = read(ensemble(FIRST, SECOND)).steps
     for most, told in ((2, "batches of up to 2"), (0, "no batches, as it has no max_batch_size")):
         with pytest.raises(ModelRefused) as refused:
-            chained(steps, [served(4), served(most)], 4)
+            chain_steps(steps, [served(4), served(most)], 4)
         assert str(refused.value) == (
             f"the ensemble's largest batch is 4, but ensemble_scheduling.step[1] (b) takes {told}; lower it"
         )
@@ -113,14 +113,14 @@ def test_a_step_that_takes_smaller_batches_than_the_ensemble_is_refused_with_bot
 
 def test_batches_are_one_dimension_throughout_and_no_larger_than_a_step_takes() -> None:
     steps = read(ensemble(FIRST, SECOND)).steps
-    signature = chain(chained(steps, [served(8), served(4)], 0), ["OUT"]).signature
+    signature = chain(chain_steps(steps, [served(8), served(4)], 0), ["OUT"]).signature
     assert (signature.inputs[0].dims, signature.inputs[0].limits) == (("k", 3), ((1, 4),))
     assert signature.outputs[0].dims == ("k", 3)
 
 
 def test_a_delay_of_a_step_is_said_to_hold_for_requests_to_it_alone() -> None:
     steps = read(ensemble(FIRST, SECOND)).steps
-    (note,) = notes(steps, [served(4, delay=0.0), served(4, delay=0.001)])
+    (note,) = step_warnings(steps, [served(4, delay=0.0), served(4, delay=0.001)])
     assert note.startswith("ensemble_scheduling.step[1] (b) has a batch delay or preferred batches, which hold for requests to")
 
 
@@ -129,4 +129,4 @@ def test_a_reshape_of_a_step_is_refused_with_the_tensor() -> None:
     signature = part.served.signature
     formed = replace(signature, outputs=(replace(signature.outputs[0], form=Form((-1, 3, 1), (-1, 3))),))
     with pytest.raises(ModelRefused, match=r"step\[1\] \(b\): 'y' has a reshape, which is not served within an ensemble"):
-        chained(steps, [part, part._replace(served=replace(part.served, signature=formed))], 4)
+        chain_steps(steps, [part, part._replace(served=replace(part.served, signature=formed))], 4)

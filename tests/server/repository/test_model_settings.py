@@ -6,7 +6,14 @@ import pytest
 
 from engines import RuntimeSettings
 from server.config.schema import DeviceConfig, ModelOptions
-from server.repository.model_settings import FIELDS, Said, from_options, from_parameters, settle, usual
+from server.repository.model_settings import (
+    FIELDS,
+    StatedSetting,
+    default_settings,
+    from_options,
+    from_parameters,
+    resolve_settings,
+)
 
 EVERY_KEY = ModelOptions(
     graphs="required",
@@ -51,7 +58,7 @@ def honoured(asked: Mapping[str, object]) -> dict[str, str]:
 
 
 def test_every_key_reaches_the_engines_settings() -> None:
-    settled = settle(from_options(EVERY_KEY, ("models", "m")), RuntimeSettings(), honoured)
+    settled = resolve_settings(from_options(EVERY_KEY, ("models", "m")), RuntimeSettings(), honoured)
     assert (settled.settings, settled.instances) == (EVERY_SETTING, 3)
     assert (settled.problems, settled.warnings) == ((), ())
     assert all(getattr(EVERY_KEY, key) is not None for key in FIELDS)
@@ -59,16 +66,16 @@ def test_every_key_reaches_the_engines_settings() -> None:
 
 def test_every_key_may_be_a_parameter_of_the_model() -> None:
     said, others = from_parameters(EVERY_TEXT, "m/config.pbtxt")
-    settled = settle(said, RuntimeSettings(), honoured)
+    settled = resolve_settings(said, RuntimeSettings(), honoured)
     assert (settled.settings, settled.instances, others) == (EVERY_SETTING, 3, [])
     assert EVERY_TEXT.keys() == {f"greenlane.{key}" for key in FIELDS}
 
 
 def test_what_nobody_speaks_of_is_as_the_device_has_it_and_warm_at_the_usual_shapes() -> None:
-    base = usual(DeviceConfig(copies="engine"))
+    base = default_settings(DeviceConfig(copies="engine"))
     assert base == RuntimeSettings(copies="engine", warm_up="usual")
-    assert settle({}, base, honoured).settings == base
-    assert settle(from_options(ModelOptions(copies="sm"), ()), base, honoured).settings.copies == "sm"
+    assert resolve_settings({}, base, honoured).settings == base
+    assert resolve_settings(from_options(ModelOptions(copies="sm"), ()), base, honoured).settings.copies == "sm"
 
 
 def test_parameters_with_other_names_are_somebody_elses() -> None:
@@ -105,10 +112,12 @@ def test_all_that_cannot_be_honoured_is_refused_where_we_asked_and_warned_of_whe
     lacking = {name: f"the library has no {name}" for name in ("graphs", "cuda_graph_strategy", "instances", "profile")}
     sayings = {
         **from_options(ModelOptions(cuda_graphs="on", graphs="required", copies="sm"), ("models", "m"), "greenlane.toml"),
-        "instances": Said(2, 2, "m/config.pbtxt", "instance_group.count", foreign=True),
-        "profile": Said(3, "3", "m/config.pbtxt", "parameters greenlane.profile"),
+        "instances": StatedSetting(2, 2, "m/config.pbtxt", "instance_group.count", is_tritons=True),
+        "profile": StatedSetting(3, "3", "m/config.pbtxt", "parameters greenlane.profile"),
     }
-    settled = settle(sayings, RuntimeSettings(), lambda asked: {name: lacking[name] for name in asked if name in lacking})
+    settled = resolve_settings(
+        sayings, RuntimeSettings(), lambda asked: {name: lacking[name] for name in asked if name in lacking}
+    )
     assert settled.problems == (
         "greenlane.toml: models.m.graphs: 'required' cannot be honoured: the library has no graphs; leave it out",
         "greenlane.toml: models.m.cuda_graphs: 'on' cannot be honoured: the library has no cuda_graph_strategy; leave it out",

@@ -69,7 +69,7 @@ def test_what_means_something_here_is_a_setting(text: str, settings: dict[str, o
 def test_our_own_parameters_overrule_tritons_words() -> None:
     text = "optimization { cuda { graphs: true } } parameters { key: 'greenlane.graphs' value { string_value: 'off' } }"
     graphs = read(text).settings["graphs"]
-    assert (graphs.value, graphs.where, graphs.foreign) == ("off", "m/config.pbtxt: parameters greenlane.graphs", False)
+    assert (graphs.value, graphs.where, graphs.is_tritons) == ("off", "m/config.pbtxt: parameters greenlane.graphs", False)
 
 
 def test_the_json_form_says_the_same() -> None:
