@@ -27,10 +27,10 @@ __all__ = [
     "StatedSetting",
     "StatedSettings",
     "Unsupported",
+    "default_settings",
     "from_options",
     "from_parameters",
-    "settle",
-    "usual",
+    "resolve_settings",
 ]
 
 PREFIX = "greenlane."
@@ -68,7 +68,7 @@ class StatedSetting(NamedTuple):
     came: object
     source: str
     key: str
-    foreign: bool = False
+    is_tritons: bool = False
 
     @property
     def where(self) -> str:
