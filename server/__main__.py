@@ -24,7 +24,7 @@ from .config.schema import Config, ConfigError
 from .host import logs
 from .host.shutdown_timer import give_up
 from .http.connection import HttpConnection
-from .processes.listen import Taken, address, listen
+from .processes.listen import CannotListen, listen, url
 from .processes.serve import serve
 from .single_process import SWITCH_INTERVAL
 
@@ -62,7 +62,7 @@ def run(options: Options) -> int:
     except (ConfigError, PartitionError) as error:
         print(f"greenlane: the configuration cannot be served:\n{error}", file=sys.stderr)
         return 2
-    except Taken as error:
+    except CannotListen as error:
         print(f"greenlane: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # Before a server was there to handle the signal, or during a check.
@@ -80,7 +80,7 @@ def _serve(options: Options) -> int:
         if config.server.fronts == "inline":
             listeners, _ = listen(config)
             log_compilation()
-            log.info("listening on %s", ", ".join(map(address, listeners)))
+            log.info("listening on %s", ", ".join(map(url, listeners)))
             application = Application(lambda: nullcontext(config), lambda _: device)
             server = Server(_uvicorn(config, application), application.unanswered)
             server.run(sockets=listeners)

@@ -34,7 +34,7 @@ from .host import logs
 from .host.exit_codes import NEEDS_RESTART
 from .host.malloc import keep_large_blocks
 from .host.shutdown_timer import end_in_time
-from .host.single_worker import AnotherWorker, alone, supervisor
+from .host.single_worker import AnotherWorker, only_worker, worker_parent
 from .host.watchdog import Watchdog
 from .http import asgi
 from .http.disconnects import Receive
@@ -134,7 +134,7 @@ class Application:
     @asynccontextmanager
     async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         """Open the device, load the models in the background, and close everything in the end."""
-        with alone(supervisor()):
+        with only_worker(worker_parent()):
             async with self._serving():
                 yield
 

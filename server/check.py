@@ -22,7 +22,7 @@ from .device.cache_paths import open_builds
 from .device.memory_needs import fit
 from .device.model_loader import Library, Loaded, open_library
 from .link.blocks import most_of
-from .processes.affinity import TOO_FEW, placed, share, trespasses
+from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .repository.model_repository import Repository
 from .tenants.catalog import Entry, Served
 
@@ -192,11 +192,11 @@ class _Check:
         chosen = {name: tenant.front_cores for name, tenant in self._config.tenants.items()}
         held = {name: cores for name, cores in self._cores.items() if cores is not None and name in plan}
         if held:
-            _say(placed({name: chosen[name] or cores for name, cores in held.items()}))
-            lines = trespasses(chosen, held)
+            _say(describe({name: chosen[name] or cores for name, cores in held.items()}))
+            lines = conflicts(chosen, held)
             self._found.doubtful.update(dict.fromkeys(f"{self._config.source}: {line}" for line in lines))
         elif None in self._cores.values() and self._config.server.front_cores == "auto":
-            _say(str(share(self._allowed, chosen) or TOO_FEW))
+            _say(str(share_cores(self._allowed, chosen) or TOO_FEW_CORES))
 
     def _try(self, library: Library, device: Device | None, tenant: str, granules: tuple[int, ...], names: list[str]) -> None:
         """Load models on a partition of these granules, and close them again; only look for their files without a device."""

@@ -1,26 +1,26 @@
-"""When to start again what ended though nobody told it to: pure arithmetic."""
+"""How long to wait before a process or thread that ended unexpectedly is started again. Pure arithmetic."""
 
 _STABLE = 5.0
-"""Seconds after which a process that dies is started again at once; one that dies earlier waits, twice as long each time."""
-_PAUSE = 0.1
-_LONGEST_PAUSE = 10.0
+"""What ran for more than so many seconds is started again at once. What ends earlier waits, twice as long each time."""
+_FIRST_DELAY = 0.1
+_MAX_DELAY = 10.0
 
 
 class Backoff:
-    """How long to wait before something that died is started again."""
+    """The delay before each restart; times and delays are in seconds."""
 
     def __init__(self) -> None:
         self._started = 0.0
-        self._pause = 0.0
+        self._delay = 0.0
 
     def started(self, now: float) -> None:
-        """It was started, at this time in seconds."""
+        """It was started at this time."""
         self._started = now
 
-    def pause(self, now: float) -> float:
-        """It died at this time: the seconds to wait."""
+    def delay(self, now: float) -> float:
+        """How long to wait, given that it ended at this time."""
         if now - self._started > _STABLE:
-            self._pause = 0.0
+            self._delay = 0.0
             return 0.0
-        self._pause = min(_LONGEST_PAUSE, max(_PAUSE, 2 * self._pause))
-        return self._pause
+        self._delay = min(_MAX_DELAY, max(_FIRST_DELAY, 2 * self._delay))
+        return self._delay

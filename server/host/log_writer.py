@@ -1,4 +1,4 @@
-"""Where log lines go: never so many that they fill the disk, and never so that a process waits for whom reads them."""
+"""Writes log lines: limits their rate, so that clients cannot fill the disk, and never waits for the reader."""
 
 import io
 import logging
@@ -13,19 +13,19 @@ from collections.abc import Callable
 from typing import TextIO
 
 BURST = 200
-"""Records of one kind that are written at once; after those one a second is, which says how many were left out before it."""
-MOST_KINDS = 1024
-"""Kinds that are remembered; the one that was heard of least recently is forgotten."""
-MOST_TEXT = 32 * 1024
-"""Characters of one record; what is longer is cut."""
+"""Records of one kind that are written at once; after that one a second is, with the number of those left out before it."""
+MAX_KINDS = 1024
+"""Kinds that are remembered; the least recently seen is dropped."""
+MAX_TEXT = 32 * 1024
+"""Characters of one record; a longer one is cut."""
 
 Kind = tuple[str, int, str, object]
 
 
-class Limit(logging.Filter):
-    """Leaves out what comes too often, so that no client can have the disk filled.
+class RateLimit(logging.Filter):
+    """Drops records of a kind that come too often, so that no client can fill the disk.
 
-    A kind is a logger, a level, the text without its arguments, and a tenant. `clock` is in seconds. For any thread.
+    A kind is a logger, a level, the text without its arguments, and a tenant. `clock` is in seconds. Any thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class Limit(logging.Filter):
         self._kinds: OrderedDict[Kind, tuple[float, float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether this is to be written; if others were left out before it, it says how many, as `left_out`."""
+        """Whether to write this record. Sets `left_out` to the number of records of its kind that were dropped before it."""
         kind = record.name, record.levelno, str(record.msg), getattr(record, "tenant", None)
         with self._lock:
             now = self._clock()
@@ -43,7 +43,7 @@ class Limit(logging.Filter):
             left = min(BURST, left + now - last)
             passes = left >= 1
             self._kinds[kind] = (left - 1, now, 0) if passes else (left, now, out + 1)
-            if len(self._kinds) > MOST_KINDS:
+            if len(self._kinds) > MAX_KINDS:
                 self._kinds.popitem(last=False)
         if passes and out:
             record.left_out = out
@@ -51,9 +51,9 @@ class Limit(logging.Filter):
 
 
 class Writer(logging.Handler):
-    """Writes to a stream such as standard error. What cannot be written at once is dropped, and counted for the next line.
+    """Writes to a stream such as standard error. Lines that cannot be written at once are dropped, and counted in the next one.
 
-    A pipe that is not read any more would stop the process otherwise, at whatever it does when it has something to log.
+    Otherwise a pipe that is no longer read would block the process at its next log line.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -63,21 +63,21 @@ class Writer(logging.Handler):
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write it, or count it. The handler's lock is held."""
+        """Write the record, or count it as dropped. Called with the handler's lock held."""
         try:
             text = self.format(record)
         except Exception:
             self.handleError(record)
             return
-        lines = [text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}... ({len(text) - MOST_TEXT} characters more)"]
+        lines = [text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text) - MAX_TEXT} characters more)"]
         if self._dropped:
             lines.insert(0, self.format(_dropped(self._dropped)))
-        if self._say("".join(f"{line}\n" for line in lines)):
+        if self._write("".join(f"{line}\n" for line in lines)):
             self._dropped = 0
         else:
             self._dropped += 1
 
-    def _say(self, text: str) -> bool:
+    def _write(self, text: str) -> bool:
         try:
             number = self._stream.fileno()
         except (io.UnsupportedOperation, AttributeError):
@@ -87,16 +87,16 @@ class Writer(logging.Handler):
             while self._rest:
                 self._rest = self._rest[write(number, self._rest) :]
             data = text.encode("utf-8", "backslashreplace")
-            self._rest = data[write(number, data) :]  # The rest of a line that was begun goes before the next.
+            self._rest = data[write(number, data) :]  # The rest of a partly written line goes before the next.
         except (OSError, ValueError):
             return False
         return True
 
 
 def write(number: int, data: bytes) -> int:
-    """Write to a descriptor without waiting; how many bytes were written. Raises OSError, BlockingIOError for none now.
+    """Write to a descriptor without blocking; returns the number of bytes. Raises OSError, BlockingIOError if there is no room.
 
-    The descriptor's own mode is left alone: other programs may share it, such as the shell whose terminal it is.
+    O_NONBLOCK is not set on the descriptor itself: other programs, such as the shell in a terminal, may share it.
     """
     mode = os.fstat(number).st_mode
     if stat.S_ISREG(mode):
@@ -106,7 +106,7 @@ def write(number: int, data: bytes) -> int:
             return end.send(data, socket.MSG_DONTWAIT)
     try:
         own = os.open(f"/proc/self/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:  # Another user's, or nobody reads it.
+    except OSError:  # It belongs to another user, or has no reader.
         return _write_if_possible(number, data)
     try:
         return os.write(own, data)
@@ -115,7 +115,7 @@ def write(number: int, data: bytes) -> int:
 
 
 def _write_if_possible(number: int, data: bytes) -> int:
-    """The same for what cannot be opened again: a pipe takes this many bytes at once if it takes any."""
+    """The same for a descriptor that cannot be reopened. A pipe that is writable takes PIPE_BUF bytes at once."""
     poll = select.poll()
     poll.register(number, select.POLLOUT)
     if not poll.poll(0):
@@ -124,5 +124,5 @@ def _write_if_possible(number: int, data: bytes) -> int:
 
 
 def _dropped(count: int) -> logging.LogRecord:
-    text = "%d lines of the log were dropped, as nobody read them"
+    text = "%d log lines were dropped because standard error was not read"
     return logging.LogRecord("greenlane.log", logging.WARNING, __file__, 0, text, (count,), None)

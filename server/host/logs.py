@@ -1,5 +1,5 @@
-"""Log records as text for people or as JSON for machines, with the tenant and the request where there are any, and with how
-many like it were left out before.
+"""Log records as text or as JSON, with the tenant and the request id if there are any, and the number of similar records that
+were left out before.
 """
 
 import json
@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 
-from .log_writer import Limit, Writer
+from .log_writer import RateLimit, Writer
 
 _EXTRAS = ("tenant", "request_id", "left_out")
 
@@ -23,7 +23,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (seconds since 1970), level, logger, message, and what else is known."""
+    """One object a line: time (seconds since 1970), level, logger, message, and the fields that a record has besides."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {"time": record.created, "level": record.levelname.lower(), "logger": _name(record)}
@@ -34,12 +34,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(style: str, level: str) -> None:
-    """Send Greenlane's records and uvicorn's to standard error, as `text` or `json`, from this level on.
+    """Send records of Greenlane and uvicorn of at least this level to standard error, as `text` or `json`.
 
-    Of records that come too often some are left out, and none is waited for.
+    Some of the records that come too often are left out. Logging never waits for the reader of standard error.
     """
     handler = Writer(sys.stderr)
-    handler.addFilter(Limit())
+    handler.addFilter(RateLimit())
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     for name in ("greenlane", "uvicorn"):
         logger = logging.getLogger(name)
@@ -49,7 +49,7 @@ def configure(style: str, level: str) -> None:
 
 
 def _name(record: logging.LogRecord) -> str:
-    """uvicorn calls its only logger `uvicorn.error`, which looks like trouble in a line that tells of none."""
+    """The logger's name; uvicorn's, `uvicorn.error`, looks like an error in lines that report none."""
     return "uvicorn" if record.name == "uvicorn.error" else record.name
 
 

@@ -1,7 +1,7 @@
-"""What the C library does with the memory of large bodies: it keeps it for the next ones, until none come for a while.
+"""Makes glibc keep the memory of large bodies for the next ones, and returns it to the system when none come for a while.
 
-By default glibc takes every block of 128 KiB or more from the system and gives it back when it is freed. A body of 600 KB
-passes through several such blocks, and the system's work for their pages, one fault for each 4 KiB, was most of such a request.
+By default glibc takes every block of 128 KiB or more from the system and returns it when it is freed. A body of 600 KB passes
+through several such blocks, and the page faults for them, one for each 4 KiB, took most of the time of such a request.
 """
 
 import ctypes
@@ -9,34 +9,34 @@ import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
-# The parameters' numbers are of glibc's malloc.h, the largest value of the first of its malloc.c (4 MiB * sizeof(long)).
+# The numbers of mallopt(3), from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 LARGEST = 32 << 20
-"""Bytes of the largest block that is kept."""
+"""Bytes of the largest block that is kept: the most that glibc's malloc.c allows (4 MiB * sizeof(long))."""
 KEPT = 128 << 20
 """Bytes at the end of the heap that may stay unused."""
 
 
 def keep_large_blocks(tune: Callable[[int, int], int] | None = None) -> bool:
-    """Have freed blocks kept for the next, in the whole process and from now on; False where the C library has no such setting.
+    """Keep freed blocks for reuse, in the whole process and from now on. False if the C library has no such setting.
 
-    `tune` is mallopt(3), that of the process by default; musl has none.
+    `tune` is mallopt(3), by default that of the C library; musl has none.
     """
     tune = tune or getattr(ctypes.CDLL(None), "mallopt", None)
     return tune is not None and bool(tune(_MMAP_THRESHOLD, LARGEST)) and bool(tune(_TRIM_THRESHOLD, KEPT))
 
 
 QUIET = 5.0
-"""Seconds without work after which memory that is kept for nothing is given back: that takes milliseconds for each 100 MiB."""
+"""Seconds without work after which unused memory is returned, which takes milliseconds for each 100 MiB."""
 SPARE = 64 << 20
-"""Bytes that may be kept nevertheless."""
+"""Bytes that are kept even then."""
 
 
 class Tidy:
-    """Gives back the memory that a process keeps for nothing, when it has had nothing to do since the last look.
+    """Returns unused memory to the system when the process has been idle since the last look.
 
-    `work` is different whenever something was done. `resident` says how many bytes the process has of its own, and `trim`
-    gives back what is free of them; both are the system's by default.
+    `work()` changes whenever work was done. `resident()` is the number of private bytes of the process, and `trim()` returns
+    the free ones to the system; by default they are /proc/self/statm and malloc_trim(3).
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class Tidy:
         return f"<Tidy above {self._lean + SPARE} bytes>"
 
     def look(self) -> None:
-        """To be called every `QUIET` seconds. Blocks for some milliseconds if there is much to give back."""
+        """Call it every `QUIET` seconds. Blocks for some milliseconds if there is much to return."""
         done, before, now = self._work(), self._done, self._resident()
         self._done, self._lean = done, min(self._lean, now)
         if done == before and now > self._lean + SPARE:
             self._trim()
-            self._lean = self._resident()  # What is left is in use; only what comes on top is worth another try.
+            self._lean = self._resident()  # What is left is in use, so only growth beyond it is worth another trim.
 
 
 def own_bytes() -> int:
-    """The bytes of memory that this process shares with no other, nor with a file."""
+    """The bytes of resident memory that this process shares with no other process and no file."""
     _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
     return (resident - shared) * os.sysconf("SC_PAGESIZE")
 
 
 def give_back() -> bool:
-    """Give free memory back to the system; False where there is none, or the C library cannot (musl)."""
+    """Return free memory to the system. False if there was none, or the C library cannot (musl)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return trim is not None and bool(trim(0))

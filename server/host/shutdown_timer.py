@@ -1,4 +1,4 @@
-"""Has a process that was told to end do so in time, whatever hangs in it."""
+"""Ends a process that shuts down in time, even if something in it hangs."""
 
 import logging
 from collections.abc import Callable
@@ -8,30 +8,30 @@ from .exit_codes import GAVE_UP
 
 log = logging.getLogger("greenlane")
 
-ORDER = 0.9
-"""What part of `drain_timeout` an orderly end may take; the rest is for what cannot be done in order."""
+ORDERLY = 0.9
+"""The part of `drain_timeout` that an orderly shutdown may take; after it the process is ended as it is."""
 
 
 def end_in_time(grace: float, timeout: float, end: Callable[[], object]) -> Timer:
-    """Call `end` on a thread of its own, where the process is still there so many seconds after it was told to end.
+    """Start a timer that calls `end`, on a thread, if the process is still there when the shutdown should be over.
 
-    `grace` and `timeout` are those of drain_grace and drain_timeout. A thread, as the event loop may be gone by then, with
-    somebody still waiting for a thread that does not come back. Returns what `cancel` undoes.
+    `grace` and `timeout` are the seconds of drain_grace and drain_timeout. It is a thread because the event loop may hang, or
+    be closed while the interpreter still waits for a thread that does not end. `cancel` of the returned timer stops it.
     """
 
     def late() -> None:
-        log.error("this process has not ended in order %g s after it was told to; it ends now", grace + timeout * ORDER)
+        log.error("shutdown is not complete after %g s; exiting now", grace + timeout * ORDERLY)
         end()
 
-    timer = Timer(grace + timeout * ORDER, late)
+    timer = Timer(grace + timeout * ORDERLY, late)
     timer.daemon = True
     timer.start()
     return timer
 
 
 def give_up(requests: int) -> int:
-    """Say how many accepted requests a second signal leaves unanswered; returns the status to end with."""
+    """Log how many accepted requests a second signal leaves unanswered. Returns the exit status."""
     if not requests:
         return 0
-    log.error("told to end a second time: %d accepted request(s) are given up", requests)
+    log.error("second signal: exiting with %d accepted request(s) unanswered", requests)
     return GAVE_UP

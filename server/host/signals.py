@@ -1,20 +1,20 @@
-"""Starts other processes out of reach of the signals that are meant for this one."""
+"""Starts child processes with the signals blocked that are meant for this process."""
 
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-MEANT_FOR_US = (signal.SIGINT, signal.SIGTERM)
-"""What a terminal, or a supervisor, sends to the whole process group; this process then ends the others."""
+_FOR_PARENT = (signal.SIGINT, signal.SIGTERM)
+"""Sent to the whole process group by terminals and some service managers; this process then ends its children itself."""
 
 
 @contextmanager
 def blocked_in_children() -> Iterator[None]:
-    """Have processes that this thread starts meanwhile get neither SIGINT nor SIGTERM, from their first moment on.
+    """Block SIGINT and SIGTERM in processes that this thread starts meanwhile, from their first moment on.
 
-    An interpreter that is still importing ends by them, but a mask is inherited. Other threads are signalled as before.
+    They would end an interpreter that is still importing; the mask is inherited. Other threads are not affected.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, MEANT_FOR_US)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_PARENT)
     try:
         yield
     finally:

@@ -1,9 +1,8 @@
-"""One process owns the device: notice a second worker of the same supervisor, as under `uvicorn --workers 2`.
+"""Refuses to serve in a second worker of the same parent, as under `uvicorn --workers 2`.
 
-What may not be shared is not the device, which two servers may well divide between them, but one supervisor: workers of the
-same one take connections from the same socket, and each would carve the same granules for the same tenants. So the one
-worker of a supervisor holds a name made of the supervisor's process id, which the kernel frees however the worker ends. A
-worker that is started in the place of another, as `--reload` does, finds it free.
+Two servers may share a device. Workers of one parent may not: they accept from the same socket, and each would carve the same
+granules for the same tenants. So a worker holds an abstract Unix socket named after its parent's process id, which the kernel
+frees however the worker ends. A worker that replaces another one, as with `--reload`, finds the name free.
 """
 
 import errno
@@ -14,24 +13,24 @@ from multiprocessing import parent_process
 
 
 class AnotherWorker(Exception):
-    """Another worker of the same supervisor serves already."""
+    """Another worker of the same parent serves already."""
 
 
-def supervisor() -> int | None:
-    """The process id of what started this process as a worker of its own; None for one that was started by itself."""
+def worker_parent() -> int | None:
+    """The process id of the parent that started this process as one of its workers; None if it is no worker."""
     parent = parent_process()
     return parent.pid if parent else None
 
 
 @contextmanager
-def alone(supervisor: int | None) -> Iterator[None]:
-    """Be the only worker of this supervisor meanwhile; without one there is nothing to be. Raises AnotherWorker."""
-    if supervisor is None:
+def only_worker(parent: int | None) -> Iterator[None]:
+    """Hold the name of this parent's only worker; with None do nothing. Raises AnotherWorker if another one holds it."""
+    if parent is None:
         yield
         return
-    with socket.socket(socket.AF_UNIX) as place:
+    with socket.socket(socket.AF_UNIX) as name:
         try:
-            place.bind(f"\0greenlane-worker-of-{supervisor}")  # A name of Linux's own, without a file behind it.
+            name.bind(f"\0greenlane-worker-of-{parent}")  # An abstract name of Linux, without a file.
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise

@@ -1,8 +1,8 @@
-"""`python -m server.host.watch`: the process that notices when another one hangs, and ends it; `server.watchdog` starts it.
+"""`python -m server.host.watch`: the watchdog process, which ends a process whose event loop hangs. See `server.host.watchdog`.
 
-It is a process of its own because a thread that holds the interpreter for ever leaves no other thread of Python a turn. And
-only from outside can be seen that nobody hangs but the machine pauses: a process that is stopped (SIGSTOP, a debugger) says
-so in /proc, and a pause of everything (a frozen container, a virtual machine that moves) is one of this process as well.
+It is a separate process because a thread that never releases the GIL stops every other Python thread. And only from outside
+can a hang be told from a pause: /proc says that a process is stopped (SIGSTOP, a debugger), and a pause of everything (a frozen
+container, a virtual machine that migrates) pauses this process as well.
 """
 
 import ctypes
@@ -23,23 +23,23 @@ from .exit_codes import NEEDS_RESTART
 log = logging.getLogger("greenlane.watchdog")
 
 STACKS = signal.SIGUSR1
-"""What makes a thread of a process that is watched write its stack."""
+"""The signal that makes a thread of the watched process write its stack."""
 
 _BEATS = 8
-"""Beats in the time after which their absence is too long, at least; there is one a second in any case."""
+"""Heartbeats in the time after which silence is a hang, at least; there is at least one a second."""
 _PAUSE = 3.0
-"""Seconds between two looks after which this process was not run itself."""
+"""If more seconds than this pass between two looks, this process was not running itself."""
 _WRITING = 1.0
-"""Seconds that the stacks may take."""
+"""Seconds for writing all stacks."""
 _WRITING_ONE = 0.1
-"""Seconds that one of them may take."""
+"""Seconds for writing one stack."""
 _ENDING = 5.0
-"""Seconds that an exit may take before the kernel is asked instead."""
+"""Seconds for the process to exit before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The process to watch: its id, the seconds for which it may be silent, how it logs, and the queue that ends it, or -1."""
+    """The process to watch: its id, how many seconds of silence are a hang, how to log, and the queue that ends it, or -1."""
 
     pid: int
     limit: float
@@ -52,24 +52,24 @@ class Watched:
 
 
 def interval(limit: float) -> float:
-    """Seconds between two beats of a process that may be silent for `limit` seconds, and between two looks for them."""
+    """Seconds between two heartbeats, and between two looks for them, where silence of `limit` seconds is a hang."""
     return min(1.0, limit / _BEATS)
 
 
 class Silence:
-    """How long somebody has been silent, without the time in which they, or who listens, were not run."""
+    """For how long there was no heartbeat, without the time in which the watched process or this one was not running."""
 
     def __init__(self, limit: float, now: float) -> None:
         self._limit = limit
         self._last = now
         self._total = 0.0
 
-    def broken(self, now: float) -> None:
-        """They said something, at this time in seconds."""
+    def end(self, now: float) -> None:
+        """There was a heartbeat at this time, in seconds."""
         self._last, self._total = now, 0.0
 
-    def lasts(self, now: float, stopped: bool) -> bool:
-        """They are silent still at this time, and may be `stopped`. Whether that is too long."""
+    def is_too_long(self, now: float, stopped: bool) -> bool:
+        """Whether the silence has lasted for too long at this time; `stopped` says that the process is stopped now."""
         step, self._last = now - self._last, now
         if not stopped and step < _PAUSE:
             self._total += step
@@ -77,27 +77,27 @@ class Silence:
 
 
 def main() -> int:
-    """Watch until the other process ends, and see to it that it does."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # They are for the process that is watched.
+    """Watch until the other process ends; end it if it hangs."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # They are for the watched process.
         signal.signal(number, signal.SIG_IGN)
     watched = Watched(**json.loads(sys.argv[1]))
     logs.configure(watched.log_format, watched.log_level)
     silence = Silence(watched.limit, time.monotonic())
-    while (heard := _listen(interval(watched.limit))) is not False:
+    while (beat := _wait_for_heartbeat(interval(watched.limit))) is not False:
         now = time.monotonic()
-        if heard:
-            silence.broken(now)
-        elif silence.lasts(now, _is_stopped(watched.pid)) and _end(watched):
+        if beat:
+            silence.end(now)
+        elif silence.is_too_long(now, _is_stopped(watched.pid)) and _end(watched):
             return 0
     return 0
 
 
 def write_stacks(pid: int, until: float) -> None:
-    """Have the threads of a process write their stacks to standard error, one after another, until this time.
+    """Make the threads of a process write their stacks to standard error, one after another, until this time.
 
-    Each writes its own: a thread that walks through another's frames while that one runs crashes the process once in some
-    hundred dumps, as faulthandler's of all threads does (Python 3.11). One that was interrupted while it entered a function
-    still may, so each is waited for to sleep, and those that never do come last. Threads of libraries have none to write.
+    Each writes its own. A thread that walks the frames of another, running thread crashes the process once in some hundred
+    dumps, as faulthandler's dump of all threads does (Python 3.11). A thread that is interrupted while it enters a function may
+    still crash, so this waits for each to sleep, and leaves those that never do for last. Threads of libraries write nothing.
     """
     libc = ctypes.CDLL(None)
     for thread in sorted(_threads(pid), key=lambda thread: not _sleeps(pid, thread)):
@@ -124,7 +124,7 @@ def _sleeps(pid: int, thread: int) -> bool:
 
 
 def _is_busy_with_signal(pid: int, thread: int) -> bool:
-    """Whether STACKS waits for a thread, or is held back from it, as while its handler runs: see proc(5)."""
+    """Whether STACKS is pending for a thread, or blocked, as while its handler runs: see proc(5)."""
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/task/{thread}/status").read_text().splitlines()
         masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "SigBlk:"))]
@@ -132,42 +132,42 @@ def _is_busy_with_signal(pid: int, thread: int) -> bool:
     return False
 
 
-def _listen(seconds: float) -> bool | None:
-    """Whether the other process said something, None if it was silent for so long, False once it has ended."""
+def _wait_for_heartbeat(seconds: float) -> bool | None:
+    """True for a heartbeat, None if there was none for this many seconds, False once the other process has ended."""
     if not select.select([0], [], [], seconds)[0]:
         return None
     return bool(os.read(0, 1 << 12))
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether the kernel does not run it, as it was told not to."""
+    """Whether SIGSTOP or a debugger stopped it."""
     return _state(Path(f"/proc/{pid}/stat")) in ("T", "t")
 
 
 def _state(stat: Path) -> str:
-    """Field 3 of /proc/PID/stat, or of a thread's; nothing once it has ended."""
+    """Field 3 of /proc/PID/stat, or of a thread's; empty once it has ended."""
     with suppress(OSError):
         return stat.read_text().rpartition(")")[2].split()[0]
     return ""
 
 
 def _end(watched: Watched) -> bool:
-    """Have it write its stacks and end. False if it speaks after all."""
+    """Make it write its stacks, then end it. False if a heartbeat comes meanwhile, so that it goes on."""
     log.critical(
-        "process %d has not turned its event loop for %g s: something keeps the interpreter, or blocks the loop. Here are the "
-        "stacks of its threads; then it ends with status %d",
+        "the event loop of process %d has not run for %g s: something holds the GIL, or blocks the loop. The stacks of its "
+        "threads follow; then it exits with status %d",
         watched.pid,
         watched.limit,
         NEEDS_RESTART,
     )
     begun = time.monotonic()
     write_stacks(watched.pid, begun + _WRITING)
-    if _listen(max(0.0, begun + _WRITING - time.monotonic())):
-        log.error("process %d turns again, so it goes on", watched.pid)
+    if _wait_for_heartbeat(max(0.0, begun + _WRITING - time.monotonic())):
+        log.error("the event loop of process %d runs again; it is not ended", watched.pid)
         return False
     if watched.queue >= 0:
         ctypes.CDLL(None).mq_send(watched.queue, b"x", 1, 0)
-        if _listen(_ENDING) is False:
+        if _wait_for_heartbeat(_ENDING) is False:
             return True
     with suppress(ProcessLookupError):
         os.kill(watched.pid, signal.SIGKILL)

@@ -1,12 +1,12 @@
-"""Has a process of its own (`server.host.watch`) notice when the event loop of this one stops turning, and end this one then.
+"""Starts a watchdog process (`server.host.watch`) that ends this process when its event loop hangs.
 
-Three things are ready for that, none of which needs the interpreter or a turn of the loop: a pipe that the loop writes to
-as long as it turns, a C handler with which a thread that gets SIGUSR1 writes its own stack (faulthandler), and a POSIX message
-queue whose first message has libc call `_exit` on a thread of its own (mq_notify with SIGEV_THREAD). A signal could end the
-process too, but not with a status that says what supervises it may start another.
+It needs three things, none of which takes the GIL or the event loop at that moment: a pipe that the loop writes heartbeats
+to, a C handler that writes the stack of a thread that gets SIGUSR1 (faulthandler), and a POSIX message queue whose first
+message makes libc call `_exit` on a new thread (mq_notify with SIGEV_THREAD). A signal could end the process too, but not with
+the exit status that asks for a restart.
 
-Why no timer in this process, which needs no other: it would go off during SIGSTOP as well, as CLOCK_MONOTONIC goes on, and
-end a process that does not hang.
+A timer in this process would need no second one. But it would also fire after SIGSTOP, as CLOCK_MONOTONIC goes on meanwhile,
+and end a process that does not hang.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from .watch import STACKS, Watched, interval
 log = logging.getLogger("greenlane.watchdog")
 
 _SIGEV_THREAD = 2
-"""Of <signal.h>: have a function called on a thread of its own."""
+"""From <signal.h>: call a function on a new thread."""
 
 
 class Watchdog:
@@ -39,7 +39,7 @@ class Watchdog:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self._restarts = Backoff()
+        self._backoff = Backoff()
         self._task: asyncio.Task[None] | None = None
         self._queue = -1
 
@@ -47,14 +47,14 @@ class Watchdog:
         return f"<Watchdog {self._config.watchdog:g} s{', watching' if self._task else ''}>"
 
     def start(self) -> None:
-        """Begin. The process that watches is started on the side."""
+        """Start watching. The watchdog process starts in the background."""
         if self._config.watchdog:
             faulthandler.register(STACKS, file=2, all_threads=False)
             self._queue = open_exit(NEEDS_RESTART)
             self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End, and return when nobody watches any more."""
+        """Stop watching; returns when the watchdog process has ended."""
         if self._task:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -65,9 +65,9 @@ class Watchdog:
                 os.close(self._queue)
 
     async def _run(self) -> None:
-        """Have somebody watch, and another one should that one end."""
+        """Keep a watchdog process running, and send it heartbeats."""
         while True:
-            self._restarts.started(time.monotonic())
+            self._backoff.started(time.monotonic())
             process = await asyncio.to_thread(self._start)
             try:
                 await self._beat(process)
@@ -75,11 +75,11 @@ class Watchdog:
                 assert process.stdin
                 process.stdin.close()
                 await asyncio.shield(asyncio.to_thread(process.wait))
-            pause = self._restarts.pause(time.monotonic())
+            delay = self._backoff.delay(time.monotonic())
             log.error(
-                "the watchdog ended (status %d); starting another%s", process.returncode, f" in {pause:g} s" * bool(pause)
+                "the watchdog ended (status %d); starting another%s", process.returncode, f" in {delay:g} s" * bool(delay)
             )
-            await asyncio.sleep(pause)
+            await asyncio.sleep(delay)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         config = self._config
@@ -95,7 +95,7 @@ class Watchdog:
             )
 
     async def _beat(self, process: "subprocess.Popen[bytes]") -> None:
-        """Write as long as somebody reads. A pipe that is full is one that is not read now, and says enough."""
+        """Send heartbeats until the watchdog process ends. A full pipe holds unread heartbeats, which are enough."""
         assert process.stdin
         beats = process.stdin.fileno()
         os.set_blocking(beats, False)
@@ -134,18 +134,18 @@ class _Event(ctypes.Structure):
 
 
 def open_exit(status: int) -> int:
-    """A message queue, as the descriptor that it is on Linux: the first message to it ends this process with this status.
+    """A message queue whose first message ends this process with this status, as a descriptor; see mq_overview(7).
 
-    -1 where the system has none, which is a warning: then a process that hangs is killed, which says less. mq_overview(7).
+    -1, after a warning, where the system has none: then a process that hangs is killed by SIGKILL, without that status.
     """
     libc, name = ctypes.CDLL(None, use_errno=True), f"/greenlane-{os.getpid()}-{secrets.token_hex(4)}".encode()
     attributes = _Attributes(0, 1, 1, 0)
     queue: int = libc.mq_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, ctypes.byref(attributes))
     if queue >= 0:
-        libc.mq_unlink(name)  # Who has the descriptor needs no name.
+        libc.mq_unlink(name)  # The descriptor is enough from here on.
         event = _Event(status, 0, _SIGEV_THREAD, ctypes.cast(libc._exit, ctypes.c_void_p), None)
         if libc.mq_notify(queue, ctypes.byref(event)) == 0:
             return queue
         os.close(queue)
-    log.warning("no message queue (%s): should this process hang, it is killed by SIGKILL", os.strerror(ctypes.get_errno()))
+    log.warning("no message queue (%s): if this process hangs, it is killed by SIGKILL", os.strerror(ctypes.get_errno()))
     return -1

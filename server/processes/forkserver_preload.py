@@ -1,6 +1,6 @@
-"""What the process that all others are forked off loads, so that it is loaded, and lies in memory, once.
+"""Loaded by the forkserver that all other processes are forked from, so that the modules are loaded, and in memory, once.
 
-Importing this changes the process that does: no other may.
+Importing this changes signal handling and garbage collection of the importing process: only the forkserver may.
 """
 
 import gc
@@ -13,8 +13,8 @@ TARGETS = (dispatcher.main, http_process.main)
 
 docs.document()  # So that no process computes it while it serves.
 
-# A signal to the whole group means the main process, which then ends this one.
+# SIGTERM to the whole process group is for the main process, which then ends this one.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-# Nothing that is there by now is looked through, and so copied, by a collector of the processes to come.
+# The collectors of forked processes must not touch what exists by now: each page they write to would be copied.
 gc.collect()
 gc.freeze()

@@ -1,71 +1,77 @@
-"""What connections are passed through: a socket that carries sockets, each with a name and what was read from it already."""
+"""Hands accepted connections from one process to another: a socket that carries descriptors (SCM_RIGHTS).
+
+Each message names the process that the connection is for, and may carry the bytes that were already read from it.
+"""
 
 import os
 import socket
 import struct
 from typing import NamedTuple
 
-_NAME = 4096
-"""Bytes of the longest name; a tenant's fits a header."""
-_MOST = 2
-"""Descriptors in one message: a connection, and a file in memory with what was read from it."""
+_MAX_NAME = 4096
+"""Bytes of the longest name: a tenant's fits into a header."""
+_MAX_DESCRIPTORS = 2
+"""Descriptors in one message: the connection, and a memory file with the bytes read from it."""
 _INT = struct.calcsize("i")
 
 
-class Passed(NamedTuple):
-    """A connection on its way, and for whom; `ahead` is the descriptor of what was read from it, if anything was."""
+class Handoff(NamedTuple):
+    """A connection that is handed over, and the name of the process it is for.
+
+    `read_ahead` is the descriptor of a memory file with the bytes that were already read from it; None if there are none.
+    """
 
     name: str
     connection: socket.socket
-    ahead: int | None = None
+    read_ahead: int | None = None
 
     def close(self) -> None:
-        """Forget it here; where it was passed on to it goes on."""
+        """Close this process's descriptors. Once it was sent, the receiver has copies, so the connection stays open."""
         self.connection.close()
-        if self.ahead is not None:
-            os.close(self.ahead)
+        if self.read_ahead is not None:
+            os.close(self.read_ahead)
 
     def data(self) -> bytes:
-        """What was read from it already."""
-        return b"" if self.ahead is None else os.pread(self.ahead, os.fstat(self.ahead).st_size, 0)
+        """The bytes that were already read from the connection."""
+        return b"" if self.read_ahead is None else os.pread(self.read_ahead, os.fstat(self.read_ahead).st_size, 0)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends; neither blocks."""
+    """Two connected non-blocking sockets that handoffs can be sent over, in both directions."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one.setblocking(False)
     other.setblocking(False)
     return one, other
 
 
-def write_down(data: bytes) -> int:
-    """The descriptor of a file in memory with these bytes, however many."""
+def memory_file(data: bytes) -> int:
+    """The descriptor of a new memory file with these bytes. The caller closes it."""
     descriptor = os.memfd_create("greenlane-ahead")
     with os.fdopen(descriptor, "wb", closefd=False) as file:
         file.write(data)
     return descriptor
 
 
-def give(end: socket.socket, passed: Passed) -> None:
-    """Pass this on; it is the caller's to close. Raises BlockingIOError while there is no room, OSError if nobody is there."""
-    descriptors = [passed.connection.fileno(), *([] if passed.ahead is None else [passed.ahead])]
-    socket.send_fds(end, [passed.name.encode()], descriptors)
+def send(end: socket.socket, handoff: Handoff) -> None:
+    """Send a handoff; the caller closes it. Raises BlockingIOError if there is no room, OSError if the peer is gone."""
+    descriptors = [handoff.connection.fileno(), *([] if handoff.read_ahead is None else [handoff.read_ahead])]
+    socket.send_fds(end, [handoff.name.encode()], descriptors)
 
 
-def take(end: socket.socket) -> Passed | None:
-    """The next one; None once nobody is at the other end. Raises BlockingIOError if there is none now.
+def receive(end: socket.socket) -> Handoff | None:
+    """The next handoff; None once the peer is gone. Raises BlockingIOError if there is none now.
 
-    One that this process has no descriptors left for is hung up on.
+    A connection for which this process has no descriptor left is closed and skipped.
     """
     while True:
         try:
-            name, extras, flags, _ = end.recvmsg(_NAME, socket.CMSG_SPACE(_MOST * _INT), socket.MSG_CMSG_CLOEXEC)
-        except ConnectionError:  # It ended with something unread.
+            name, extras, flags, _ = end.recvmsg(_MAX_NAME, socket.CMSG_SPACE(_MAX_DESCRIPTORS * _INT), socket.MSG_CMSG_CLOEXEC)
+        except ConnectionError:  # The peer ended with messages unread.
             return None
         if not name:
             return None
         descriptors = [number for _, _, data in extras for (number,) in struct.iter_unpack("i", data)]
         if descriptors and not flags & socket.MSG_CTRUNC:
-            return Passed(name.decode(), socket.socket(fileno=descriptors[0]), *descriptors[1:])
+            return Handoff(name.decode(), socket.socket(fileno=descriptors[0]), *descriptors[1:])
         for descriptor in descriptors:
             os.close(descriptor)

@@ -1,25 +1,28 @@
-"""Whether a process hangs that is asked again and again and does not answer: arithmetic, and what the kernel says of it."""
+"""Decides whether a process that is asked for heartbeats, and does not answer, hangs. Arithmetic, and a look at /proc."""
 
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 INTERVAL = 0.25
-"""Seconds between two questions, at most."""
-SILENCE = 3.0
-"""Seconds without an answer, in which it could have given one, after which a process hangs. What takes its place serves less
-than a second later; the longest that a healthy process works in one piece is a second or so (a body of 64 MiB of short texts).
+"""Seconds between two heartbeats, at most."""
+MAX_SILENCE = 3.0
+"""Seconds without an answer, counting only time in which the process could have answered, after which it hangs. Its
+replacement serves less than a second later. A healthy process works for up to about a second in one piece (a body of 64 MiB
+of short texts).
 """
-_STARTING = 30.0
-"""The same before its first answer: there is more to do."""
-_STEP = 0.5
-"""The most seconds that count between two looks: where more passed, it was this process that did not run."""
+_MAX_STARTING = 30.0
+"""The same before the first answer, as starting takes longer."""
+_MAX_STEP = 0.5
+"""The most seconds that count between two checks: where more have passed, it was this process that did not run."""
 _STATES = {"T": "it is stopped", "t": "a debugger stopped it", "S": "it waits for something", "R": "it is busy"}
 
 
 class Activity(NamedTuple):
-    """What the kernel says of a process's first thread: its state, as in ps, and the seconds that it ran so far, and that it
-    was ready to and had to wait for a core.
+    """What the kernel reports of a process's main thread.
+
+    `state` is the letter that ps shows; `ran` the seconds that it ran so far; `waited` the seconds for which it was ready to
+    run but had no core.
     """
 
     state: str
@@ -31,44 +34,44 @@ class Activity(NamedTuple):
 
     @property
     def stopped(self) -> bool:
-        """Whether the kernel does not run it, as it was told not to: by SIGSTOP, or by a debugger."""
+        """Whether SIGSTOP or a debugger stopped it."""
         return self.state in ("T", "t")
 
 
-class Pulse:
-    """How long a process has not answered, without the time in which it could not have. Times are in seconds.
+class Heartbeat:
+    """For how long a process has not answered, without the time in which it could not have. Times are in seconds.
 
-    A machine that is slow makes nothing hang: what counts is time in which the process slept, was stopped, or ran. Time in
-    which it waited for a core, or for a disk, does not, nor does what passed while this process was not run itself.
+    A slow machine makes no process hang: time in which the process slept, was stopped, or ran counts; time in which it waited
+    for a core or for a disk does not, nor does time in which this process itself was not running.
     """
 
     def __init__(self) -> None:
         self.silent = 0.0
-        self._limit = _STARTING
-        self._asked: float | None = None
+        self._limit = _MAX_STARTING
+        self._asked_at: float | None = None
         self._before: Activity | None = None
 
     def __repr__(self) -> str:
-        return f"<Pulse, silent for {self.silent:g} s>"
+        return f"<Heartbeat, silent for {self.silent:g} s>"
 
     @property
-    def due(self) -> bool:
-        """Whether to ask: there is no question that was not answered."""
-        return self._asked is None
+    def answered(self) -> bool:
+        """Whether the last question was answered, so that the next may be asked."""
+        return self._asked_at is None
 
-    def asked(self, now: float) -> None:
-        """It was asked, at this time."""
-        self._asked = now
+    def on_asked(self, now: float) -> None:
+        """The process was asked at this time."""
+        self._asked_at = now
 
-    def answered(self) -> None:
-        """It answered what it was asked."""
-        self._limit, self.silent = SILENCE, 0.0
-        self._asked = self._before = None
+    def on_answer(self) -> None:
+        """The process answered."""
+        self._limit, self.silent = MAX_SILENCE, 0.0
+        self._asked_at = self._before = None
 
     def hangs(self, now: float, activity: Activity) -> bool:
-        """It has not answered yet. Whether that is too long, given what the kernel says of it now."""
-        assert self._asked is not None
-        step, self._asked = min(now - self._asked, _STEP), now
+        """Whether the process, which has not answered yet, has been silent for too long; `activity` is as of now."""
+        assert self._asked_at is not None
+        step, self._asked_at = min(now - self._asked_at, _MAX_STEP), now
         before, self._before = self._before or activity, activity
         if activity.state == "D" or (activity.state == "R" and activity.ran <= before.ran):
             return False
@@ -77,9 +80,9 @@ class Pulse:
 
 
 def observe(pid: int, proc: Path = Path("/proc")) -> Activity:
-    """What the kernel says now; of a process that is gone that it is dead, X. See proc(5).
+    """What the kernel reports of this process now; state X if it is gone. See proc(5).
 
-    A kernel without CONFIG_SCHED_INFO does not say how long it waited, and how long it ran in hundredths of a second.
+    A kernel without CONFIG_SCHED_INFO reports no waiting time, and running time in hundredths of a second only.
     """
     folder = proc / str(pid)
     try:

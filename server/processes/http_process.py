@@ -1,4 +1,4 @@
-"""The process of one front: connections come through its door, tickets go out over its link."""
+"""One HTTP process: takes connections from the dispatcher, sends tickets over its tenant's link, and answers."""
 
 import asyncio
 import gc
@@ -29,36 +29,42 @@ from ..link.ring import Descriptors
 from ..tenants.catalog import Entry, Served
 from ..tenants.frontend import Report, State
 from ..tenants.service import Service, Tenant, open_tenant, publish, report
-from . import handoff as door
-from . import proxy
-from .handoff import Passed
-from .process_setup import begin
-from .proxy import Forwarded
-from .routing import SHARED, UNAUTHENTICATED, belongs
+from . import handoff, proxy
+from .handoff import Handoff
+from .process_setup import set_up
+from .proxy import ForwardedRequest
+from .routing import SHARED, UNAUTHENTICATED, process_for
 from .rpc import Channel
 
 log = logging.getLogger("greenlane.processes")
 
-_AT_ONCE = 16
+_MAX_ACCEPTS = 16
+"""Connections taken from the dispatcher in one iteration of the event loop."""
 _NICE = 10
-_LEAST_KEPT = 5
-"""Seconds for which a connection that showed no tenant may say nothing."""
+"""Added to the niceness of the shared and the unauthenticated HTTP process, so that tenants' processes go first."""
+_SHORT_KEEP_ALIVE = 5
+"""Seconds for which an idle connection without a tenant is kept, at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outfit:
-    """What a front's process is given: whose it is, its door, its channel, and a tenant's link and own port's sockets."""
+class ProcessArguments:
+    """What a new HTTP process is given.
+
+    `name` is the tenant's, or SHARED or UNAUTHENTICATED; `handoff` the socket over which connections come and go back;
+    `channel` that of the messages to and from the device process; `link` the tenant's link, and `listeners` the sockets of
+    its own port.
+    """
 
     name: str
     config: Config
-    door: socket.socket
+    handoff: socket.socket
     channel: socket.socket
     link: Descriptors | None
     listeners: list[socket.socket]
 
 
-class Resumed(asyncio.Protocol):
-    """Goes before another protocol and shows it what was read from its connection earlier, before there can be more."""
+class ReplayProtocol(asyncio.Protocol):
+    """Gives the real protocol the bytes that another process read from its connection, before any that come later."""
 
     def __init__(self, protocol: asyncio.Protocol, data: bytes) -> None:
         self._protocol = protocol
@@ -71,29 +77,29 @@ class Resumed(asyncio.Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn, whose connections are brought to it, and which is told over the channel when to end."""
+    """uvicorn with connections that were accepted elsewhere, and without signal handlers: the channel says when to exit."""
 
     def capture_signals(self) -> Any:
         return nullcontext()
 
-    async def take(self, passed: Passed) -> None:
-        """Serve this connection."""
-        data = passed.data()
+    async def serve_connection(self, received: Handoff) -> None:
+        """Serve this connection; returns once it is set up."""
+        data = received.data()
 
         def make() -> asyncio.Protocol:
             kind: Any = self.config.http_protocol_class
             protocol: asyncio.Protocol = kind(config=self.config, server_state=self.server_state, app_state={})
-            return Resumed(protocol, data) if data else protocol
+            return ReplayProtocol(protocol, data) if data else protocol
 
-        with suppress(OSError):  # The client hung up already.
-            await asyncio.get_running_loop().connect_accepted_socket(make, passed.connection)
+        with suppress(OSError):  # The client has disconnected.
+            await asyncio.get_running_loop().connect_accepted_socket(make, received.connection)
 
 
-class Process:
-    """One front at work; see `server.tenants.frontend.Desk` for what the other end of its channel may say."""
+class HttpProcess:
+    """One HTTP process at work; `server.tenants.frontend` describes most of what comes over its channel."""
 
-    def __init__(self, outfit: Outfit) -> None:
-        self._outfit = outfit
+    def __init__(self, arguments: ProcessArguments) -> None:
+        self._arguments = arguments
         self._channel = Channel(
             {
                 "announce": self._announce,
@@ -109,45 +115,46 @@ class Process:
             }
         )
         self._tenant: Tenant | None = None
-        self._service = Service(outfit.config, [])
+        self._service = Service(arguments.config, [])
         self._tasks: set[asyncio.Task[None]] = set()
         self._server = Server(self._uvicorn())
-        if outfit.name in (SHARED, UNAUTHENTICATED):
+        if arguments.name in (SHARED, UNAUTHENTICATED):
             self._server.server_state.connections = Connections(min(MAX_SHARED_CONNECTIONS, descriptor_limit()))  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<Process of {self._outfit.name}, {self._service!r}>"
+        return f"<HttpProcess {self._arguments.name}, {self._service!r}>"
 
     async def run(self) -> None:
-        """Serve until told to leave, or nobody is there any more to tell it."""
-        outfit, loop = self._outfit, asyncio.get_running_loop()
-        if outfit.link:
-            self._tenant = open_tenant(outfit.config.tenants[outfit.name], links.attach(outfit.link), self)
+        """Serve until the device process asks this one to exit. Ends the process if the device process has ended."""
+        arguments, loop = self._arguments, asyncio.get_running_loop()
+        if arguments.link:
+            self._tenant = open_tenant(arguments.config.tenants[arguments.name], links.attach(arguments.link), self)
             self._tenant.lane.open(loop)
-            self._service = Service(outfit.config, [self._tenant])
-            self._spawn(self._tidy(self._tenant))
-        await self._channel.open(outfit.channel)
-        outfit.door.setblocking(False)
-        loop.add_reader(outfit.door.fileno(), self._on_door)
-        self._spawn(self._outlive())
-        await self._server.serve(outfit.listeners)
+            self._service = Service(arguments.config, [self._tenant])
+            self._spawn(self._trim_memory(self._tenant))
+        await self._channel.open(arguments.channel)
+        arguments.handoff.setblocking(False)
+        loop.add_reader(arguments.handoff.fileno(), self._on_handoff)
+        self._spawn(self._exit_with_device_process())
+        await self._server.serve(arguments.listeners)
 
     def cancel(self, slot: int, serial: int) -> None:
-        self._channel.tell("cancel", slot, serial)
+        """Ask the worker to stop a ticket; see `Control`."""
+        self._channel.notify("cancel", slot, serial)
 
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
         application = framework.build(
             (metadata.router, model_control.router, docs.router, proxy.router),
             service=lambda: self._service,
-            ask=self._ask,
-            model_control=proxy.RemoteModelControl(self._ask),
+            forward=self._forward,
+            model_control=proxy.RemoteModelControl(self._forward),
         )
 
         async def everything(scope: Any, receive: Any, send: Any) -> None:
             await (infer if is_infer(scope["path"]) else application)(scope, receive, send)
 
-        shared = cors.allow(everything, self._outfit.config.server.cors_origins)
+        shared = cors.allow(everything, self._arguments.config.server.cors_origins)
         return uvicorn.Config(
             shared,
             loop="uvloop",
@@ -161,72 +168,72 @@ class Process:
         )
 
     def _keep_alive(self) -> int:
-        seconds = ceil(self._outfit.config.server.keep_alive)
-        return min(seconds, _LEAST_KEPT) if self._outfit.name in (SHARED, UNAUTHENTICATED) else seconds
+        seconds = ceil(self._arguments.config.server.keep_alive)
+        return min(seconds, _SHORT_KEEP_ALIVE) if self._arguments.name in (SHARED, UNAUTHENTICATED) else seconds
 
-    async def _ask(self, asked: Forwarded) -> Any:
-        return await self._channel.ask("forward", asked)
+    async def _forward(self, request: ForwardedRequest) -> Any:
+        return await self._channel.call("forward", request)
 
-    async def _outlive(self) -> None:
-        """End with the process that started this one."""
+    async def _exit_with_device_process(self) -> None:
         await self._channel.closed.wait()
         os._exit(1)
 
-    def _on_door(self) -> None:
-        """Connections arrived, or nobody is at the other end."""
+    def _on_handoff(self) -> None:
+        """Connections have arrived, or the dispatcher has ended."""
         with suppress(BlockingIOError):
-            for _ in range(_AT_ONCE):
-                if not self._take_next():
-                    asyncio.get_running_loop().remove_reader(self._outfit.door.fileno())
+            for _ in range(_MAX_ACCEPTS):
+                if not self._receive_next():
+                    asyncio.get_running_loop().remove_reader(self._arguments.handoff.fileno())
                     return
 
-    def _take_next(self) -> bool:
-        """Take one connection; False once none will come. Raises BlockingIOError if there is none now."""
-        passed = door.take(self._outfit.door)
-        if passed:
-            self._spawn(self._take(passed))
-        return passed is not None
+    def _receive_next(self) -> bool:
+        """Take one connection; False once the dispatcher is gone. Raises BlockingIOError if there is none now."""
+        received = handoff.receive(self._arguments.handoff)
+        if received:
+            self._spawn(self._serve(received))
+        return received is not None
 
-    async def _take(self, passed: Passed) -> None:
+    async def _serve(self, received: Handoff) -> None:
         try:
-            await self._server.take(passed)
+            await self._server.serve_connection(received)
         finally:
-            if passed.ahead is not None:
-                os.close(passed.ahead)
+            if received.read_ahead is not None:
+                os.close(received.read_ahead)
 
     def _hand_off(self, head: Head, transport: Any, data: bytes | bytearray) -> bool:
-        """Give a connection back to the dispatcher once it asks for something that is another process's.
+        """Give a connection back to the dispatcher if its next request is for another process; whether it was given back.
 
-        A head that was answered once is ours.
+        `data` is what was read of that request. Headers that this process answered before need no second look.
         """
         if head.target is not None or transport.get_write_buffer_size():
             return False
-        where = belongs(head.path, head.headers.get(b"authorization"), head.headers.get(b"x-tenant"), self._service.tenancy)
-        if where == self._outfit.name or (self._tenant and not self._may_go(where, transport)):
+        authorization, tenant = head.headers.get(b"authorization"), head.headers.get(b"x-tenant")
+        name = process_for(head.path, authorization, tenant, self._service.tenancy)
+        if name == self._arguments.name or (self._tenant and not self._may_pass_to(name, transport)):
             return False
         try:
-            self._give_back(where, transport, data)
+            self._give_back(name, transport, data)
         except OSError:
             return False
         return True
 
-    def _may_go(self, where: str, transport: Any) -> bool:
-        """Whether a tenant's connection may become this one's: another tenant's, unless it came by the tenant's own port.
+    def _may_pass_to(self, name: str, transport: Any) -> bool:
+        """Whether a tenant's connection may move to this process: to another tenant's, unless it came by the tenant's own port.
 
-        Who may reach one tenant's port may not therefore reach the others.
+        A client that can reach one tenant's port may not be permitted to reach the other tenants.
         """
-        own = self._outfit.config.tenants[self._outfit.name].port
-        return where in self._service.tenancy.tenants and transport.get_extra_info("sockname")[1] != own
+        own = self._arguments.config.tenants[self._arguments.name].port
+        return name in self._service.tenancy.tenants and transport.get_extra_info("sockname")[1] != own
 
-    def _give_back(self, where: str, transport: Any, data: bytes | bytearray) -> None:
-        ahead = door.write_down(bytes(data))
+    def _give_back(self, name: str, transport: Any, data: bytes | bytearray) -> None:
+        read_ahead = handoff.memory_file(bytes(data))
         try:
-            door.give(self._outfit.door, Passed(where, transport.get_extra_info("socket"), ahead))
+            handoff.send(self._arguments.handoff, Handoff(name, transport.get_extra_info("socket"), read_ahead))
         finally:
-            os.close(ahead)
+            os.close(read_ahead)
 
-    async def _tidy(self, tenant: Tenant) -> None:
-        """Give back, while nothing is asked, what large bodies and answers took."""
+    async def _trim_memory(self, tenant: Tenant) -> None:
+        """While the tenant is idle, return the memory that large bodies and answers took to the system."""
         tidy = Tidy(lambda: (tenant.uploads.counted, *(served.statistics.last for served in tenant.catalog.served())))
         while True:
             await asyncio.sleep(QUIET)
@@ -235,9 +242,9 @@ class Process:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
 
-    def _done(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             log.error("a connection could not be taken: %s", error, exc_info=error)
@@ -266,7 +273,7 @@ class Process:
 
     def _beat(self) -> None:
         self._service.heard()
-        self._channel.tell("turns")
+        self._channel.notify("alive")
 
     def _refuse(self, reason: str) -> None:
         if self._tenant:
@@ -285,18 +292,18 @@ class Process:
             await self._tenant.lane.empty()
 
     def _leave(self) -> None:
-        """End once what was brought is answered; nobody brings more."""
+        """Exit once all requests are answered, those on connections that were already handed over as well."""
         with suppress(BlockingIOError):
-            while self._take_next():
+            while self._receive_next():
                 pass
         self._server.should_exit = True
 
 
-def main(outfit: Outfit) -> None:
+def main(arguments: ProcessArguments) -> None:
     """The process."""
-    begin(outfit.name, outfit.config)
+    set_up(arguments.name, arguments.config)
     keep_large_blocks()
-    if outfit.name in (SHARED, UNAUTHENTICATED):
-        os.nice(_NICE)  # What is nobody's comes after what is somebody's.
-    uvloop.run(Process(outfit).run())
+    if arguments.name in (SHARED, UNAUTHENTICATED):
+        os.nice(_NICE)
+    uvloop.run(HttpProcess(arguments).run())
     sys.exit(0)

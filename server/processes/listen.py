@@ -1,4 +1,4 @@
-"""Sockets to listen on, opened before anything else is: so that a port that is taken is told at once."""
+"""Opens the listening sockets. This is the first step of a start, so that a port in use is reported at once."""
 
 import errno
 import os
@@ -10,14 +10,14 @@ from ..config.schema import Config
 _BACKLOG = 2048
 
 
-class Taken(Exception):
-    """An address that cannot be listened on; the text says why, and what to do."""
+class CannotListen(Exception):
+    """An address cannot be listened on; the text says why, and what to do."""
 
 
 def listen(config: Config) -> tuple[list[socket.socket], dict[str, list[socket.socket]]]:
-    """The sockets of the common port, one for each address of the host, and likewise those of tenants' own ports.
+    """The sockets of the common port, one for each address of the host, and by tenant those of tenants' own ports.
 
-    Raises Taken.
+    Raises CannotListen.
     """
     server = config.server
     with ExitStack() as opened:
@@ -28,8 +28,8 @@ def listen(config: Config) -> tuple[list[socket.socket], dict[str, list[socket.s
     return common, own
 
 
-def address(listener: socket.socket) -> str:
-    """Where it listens, as a URL."""
+def url(listener: socket.socket) -> str:
+    """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -37,22 +37,24 @@ def address(listener: socket.socket) -> str:
 def _open(opened: ExitStack, host: str, port: int, remedy: str) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        places = dict.fromkeys((family, place) for family, _, _, _, place in found)
-        return [opened.enter_context(_listener(family, place)) for family, place in places]
+        addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
+        return [opened.enter_context(_listener(family, address)) for family, address in addresses]
     except socket.gaierror as error:
-        raise Taken(f"cannot listen on {host}:{port}: {_why(error)}; choose another --host, or server.host") from error
+        text = f"cannot listen on {host}:{port}: {_reason(error)}; choose another --host, or server.host"
+        raise CannotListen(text) from error
     except OSError as error:
-        raise Taken(f"cannot listen on {host}:{port}: {_why(error)}; {remedy}") from error
+        raise CannotListen(f"cannot listen on {host}:{port}: {_reason(error)}; {remedy}") from error
 
 
-def _listener(family: int, place: object) -> socket.socket:
+def _listener(family: int, address: object) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            every = isinstance(place, tuple) and place[0] == "::"  # Every address of this machine, those of IPv4 as well.
+            # "::" means every address of this machine, those of IPv4 as well.
+            every = isinstance(address, tuple) and address[0] == "::"
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not every)
-        listener.bind(place)  # type: ignore[arg-type]
+        listener.bind(address)  # type: ignore[arg-type]
         listener.listen(_BACKLOG)
         listener.setblocking(False)
     except BaseException:
@@ -61,7 +63,7 @@ def _listener(family: int, place: object) -> socket.socket:
     return listener
 
 
-def _why(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return "another program listens there"
     return error.strerror or os.strerror(error.errno or 0)

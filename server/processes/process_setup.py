@@ -1,4 +1,4 @@
-"""What every process of the house does first."""
+"""What the dispatcher and every HTTP process do first."""
 
 import logging
 import resource
@@ -10,15 +10,17 @@ from ..config.schema import Config
 from ..host import logs
 from .routing import SHARED, UNAUTHENTICATED
 
-TENANTS, NOBODYS = 500, 800
-"""What is added to a process's part of the memory, in thousandths of all there is, when the kernel chooses which to kill."""
+OOM_TENANT, OOM_OTHER = 500, 800
+"""Added, in thousandths of all memory, to a process's share of it when the kernel chooses which process to kill: that of a
+tenant's HTTP process, and that of the shared and the unauthenticated one.
+"""
 
 _COMMAND = Path("/proc/self/comm")
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
-class Signature(logging.Filter):
-    """Puts whose process this is on every record that does not name a tenant."""
+class ProcessName(logging.Filter):
+    """Puts the name of this process, which is the tenant's, on every record that does not name a tenant."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -30,33 +32,33 @@ class Signature(logging.Filter):
         return True
 
 
-def begin(name: str, config: Config) -> None:
-    """Leave signals to the process that started this one, sign what is logged, and be allowed many connections.
-
-    Where memory runs out, this process is killed before the device's, with which all tenants would be gone.
-    """
+def set_up(name: str, config: Config) -> None:
+    """Ignore signals, which are for the main process; set process name, logging, descriptor limit and OOM score."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    allow_connections()
-    go_first(name)
+    raise_descriptor_limit()
+    set_oom_score(name)
     with suppress(OSError):
         _COMMAND.write_text(f"greenlane {name}")  # The kernel keeps 15 bytes of it.
     level = config.server.log_level
     logs.configure(config.server.log_format, level if level == "error" else "warning")
     for logger in ("greenlane", "uvicorn"):
         for handler in logging.getLogger(logger).handlers:
-            handler.addFilter(Signature(name))
+            handler.addFilter(ProcessName(name))
 
 
-def go_first(name: str) -> None:
-    """Have the kernel kill this process before others where memory runs out, and what is no tenant's before what is."""
+def set_oom_score(name: str) -> None:
+    """Where memory runs out, have the kernel kill this process before the device process, with which all tenants would go.
+
+    The shared and the unauthenticated HTTP process go before those of tenants.
+    """
     with suppress(OSError):
-        _OOM_SCORE.write_text(str(NOBODYS if name in (SHARED, UNAUTHENTICATED) else TENANTS))
+        _OOM_SCORE.write_text(str(OOM_OTHER if name in (SHARED, UNAUTHENTICATED) else OOM_TENANT))
 
 
-def allow_connections() -> None:
-    """Have as many descriptors as the system lets this process have."""
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open descriptors to the most that the system lets this process have."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # Some systems promise more than they give.
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""Requests that an HTTP process forwards, over its channel, to the process that owns the device."""
+"""Requests that an HTTP process forwards to the device process: administration, metrics, and loading of models."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, NamedTuple
@@ -15,11 +15,11 @@ from ..http.exchange import Call, Headers, Reply
 router = APIRouter(include_in_schema=False)
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-"""All methods: the other process refuses those that a path does not have."""
+"""All of them: the device process decides which are allowed for a path."""
 
 
-class Forwarded(NamedTuple):
-    """A whole request; its body is what is left of it when it was checked."""
+class ForwardedRequest(NamedTuple):
+    """A whole request; the body holds only what the HTTP process has checked."""
 
     method: str
     raw_path: bytes
@@ -29,55 +29,58 @@ class Forwarded(NamedTuple):
     client: tuple[str, int] | None
 
 
-Ask = Callable[[Forwarded], Awaitable[Reply]]
+Forward = Callable[[ForwardedRequest], Awaitable[Reply]]
+"""Sends a request to the device process and returns its answer. Raises Unavailable if that process is gone."""
 
 
-def _ask(request: Request) -> Ask:
-    found: Ask = request.app.state.ask
+def _forwarding(request: Request) -> Forward:
+    found: Forward = request.app.state.forward
     return found
 
 
-AskDep = Annotated[Ask, Depends(_ask)]
+ForwardDep = Annotated[Forward, Depends(_forwarding)]
 
 
 @router.api_route("/admin/{_:path}", methods=_METHODS, dependencies=[RequireAdmin])
 @router.get("/metrics", dependencies=[RequireAdmin])
-async def forward(ask: AskDep, request: Request) -> Response:
-    return await cancel_on_disconnect(request, _forwarded(ask, request, await read_body(request)))
+async def administer(forward: ForwardDep, request: Request) -> Response:
+    return await cancel_on_disconnect(request, _forwarded(forward, request, await read_body(request)))
 
 
 class RemoteModelControl:
-    """Has the process that owns the device make changes, see `server.api.model_control`. It answers as itself."""
+    """Forwards loads and unloads to the device process, which answers them; see `server.api.model_control`."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
 
     def __repr__(self) -> str:
         return "<RemoteModelControl>"
 
     async def load(self, request: Request, tenant: str, name: str, config: str | None) -> Response:
         body = b"" if config is None else orjson.dumps({"parameters": {"config": config}})
-        return await _forwarded(self._ask, request, body)
+        return await _forwarded(self._forward, request, body)
 
     async def unload(self, request: Request, tenant: str, name: str) -> Response:
-        return await _forwarded(self._ask, request, b"")
+        return await _forwarded(self._forward, request, b"")
 
 
-async def _forwarded(ask: Ask, request: Request, body: bytes) -> Response:
+async def _forwarded(forward: Forward, request: Request, body: bytes) -> Response:
     scope = request.scope
     headers = {**dict(scope["headers"]), b"content-length": b"%d" % len(body)}
-    reply = await ask(Forwarded(scope["method"], scope["raw_path"], scope["query_string"], headers, body, scope["client"]))
+    reply = await forward(
+        ForwardedRequest(scope["method"], scope["raw_path"], scope["query_string"], headers, body, scope["client"])
+    )
     response = Response(reply.body, reply.status)
     response.raw_headers = [*reply.fields, (b"content-length", b"%d" % len(reply.body))]
     return response
 
 
-async def answer(application: asgi.Application, asked: Forwarded) -> Reply:
-    """What the application that holds the device says to a forwarded request."""
+async def answer(application: asgi.Application, request: ForwardedRequest) -> Reply:
+    """The answer of the device process's application to a forwarded request."""
 
     async def body(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
-        return asked.body
+        return request.body
 
-    call = Call(asked.method, asked.raw_path, asked.query, asked.headers, body, None, asked.client)
+    call = Call(request.method, request.raw_path, request.query, request.headers, body, None, request.client)
     reply: Any = await asgi.respond(application, call)
     return Reply(*reply)

@@ -52,11 +52,11 @@ class Channel:
         reader, self._writer = await asyncio.open_connection(sock=end)
         self._running = asyncio.create_task(self._run(reader))
 
-    def tell(self, name: str, *arguments: Any) -> None:
-        """Say something; nobody hears it once the other end is gone."""
+    def notify(self, name: str, *arguments: Any) -> None:
+        """Send a notification. It is lost if the other process is gone."""
         self._send(Message(0, name, arguments))
 
-    def ask(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
+    def call(self, name: str, *arguments: Any) -> "asyncio.Future[Any]":
         """Ask something, which is said when this returns.
 
         The future raises Unavailable if the other end goes away before it answers, Failed if it could not.
@@ -80,7 +80,7 @@ class Channel:
     def _answered(self, number: int, answer: "asyncio.Future[Any]") -> None:
         self._asked.pop(number, None)
         if answer.cancelled():
-            self.tell(_CANCEL, number)
+            self.notify(_CANCEL, number)
 
     def _send(self, message: Message) -> None:
         if self._writer and not self._writer.is_closing():  # It is, before `closed` says so, when a write has failed.

@@ -1,4 +1,4 @@
-"""The device's process, with every tenant's HTTP in a process of its own: from a configuration to an exit status."""
+"""The device process of a server whose tenants have HTTP processes: from a configuration to an exit status."""
 
 import asyncio
 import logging
@@ -22,13 +22,13 @@ from ..host.watchdog import Watchdog
 from ..tenants.frontend import State
 from ..tenants.service import Service
 from . import listen, spawn
-from .affinity import TOO_FEW, share, trespasses
+from .affinity import TOO_FEW_CORES, conflicts, share_cores
 from .remote_frontend import open_remote
-from .supervisor import House
+from .supervisor import Supervisor
 
 log = logging.getLogger("greenlane.processes")
 
-_GONE, _TOLD = 0, 1
+_DEVICE_LOST, _SIGNALLED = 0, 1
 
 
 async def serve(
@@ -41,117 +41,118 @@ async def serve(
 ) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP, then drain. Returns the exit status.
 
-    `abandon` ends the process, with a status, when it is told a second time: what is in flight is not waited for, and where
-    there is something in flight the status is GAVE_UP.
-    `cores` says which of the host's a process may run on; where its device sets none aside for the tenants, this process
-    shares them with those that speak HTTP, and runs on its own from then on.
+    `abandon` ends the process with a status. It is called on a second signal, with GAVE_UP if requests were unanswered.
+    `cores` returns the host's cores that a process may run on. Where the device sets none aside for the tenants, they are
+    shared out among this process and the HTTP processes, and this process runs on its share of them from then on.
     """
-    told, watchdog = _signalled(), Watchdog(config.server)
-    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What is started now ends with this process, not with a terminal.
+    signalled, watchdog = _catch_signals(), Watchdog(config.server)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Processes that start now end with this one, not with the terminal.
     watchdog.start()
     await asyncio.to_thread(spawn.prepare)
-    if hang_up != signal.SIG_IGN:  # As it is under nohup.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told.set)
+    if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, signalled.set)
     service = Service(config, [])
-    desks = {name: open_remote(tenant) for name, tenant in config.tenants.items()}
+    frontends = {name: open_remote(tenant) for name, tenant in config.tenants.items()}
 
-    def tell(state: State) -> None:
+    def become(state: State) -> None:
         service.become(state)
-        house.become(state)
+        supervisor.become(state)
 
-    runtime = Runtime(config, await asyncio.to_thread(opener, config), desks, tell)
+    runtime = Runtime(config, await asyncio.to_thread(opener, config), frontends, become)
     docs.document()
     application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, runtime=lambda: runtime)
-    house = House(config, desks, listeners, own, application, runtime.reopen)
+    supervisor = Supervisor(config, frontends, listeners, own, application, runtime.reopen)
     try:
-        await _start(house, runtime, lambda: _place(config, house, runtime, cores(0)))
-        log.info("listening on %s", ", ".join(map(listen.address, chain(listeners, *own.values()))))
+        await _start(supervisor, runtime, lambda: _set_affinity(config, supervisor, runtime, cores(0)))
+        log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
         freezing = asyncio.create_task(freeze(runtime))
-        status = await _end(told, house, runtime, abandon)
+        status = await _run_until_end(signalled, supervisor, runtime, abandon)
         freezing.cancel()
         return status
     finally:
-        house.kill()
+        supervisor.kill()
         await watchdog.close()
 
 
-async def _start(house: House, runtime: Runtime, place: Callable[[], None]) -> None:
-    """Start both at a time, and `place` them as soon as the partitions are known, before there is more to place."""
-    starting = asyncio.create_task(house.start())
+async def _start(supervisor: Supervisor, runtime: Runtime, set_affinity: Callable[[], None]) -> None:
+    """Start processes and runtime at the same time; `set_affinity` is called once the partitions are known, before any load."""
+    starting = asyncio.create_task(supervisor.start())
     try:
         await runtime.start()
-        place()
+        set_affinity()
     finally:
         await starting
 
 
-def _place(config: Config, house: House, runtime: Runtime, allowed: Iterable[int]) -> None:
-    """Keep HTTP off the cores of this process, unless the device or the configuration says otherwise."""
-    chosen = {name: tenant.front_cores for name, tenant in config.tenants.items()}
-    fenced = {name: partition.host_cores or () for name, partition in runtime.manager.held.items()}
-    for line in trespasses(chosen, fenced):
+def _set_affinity(config: Config, supervisor: Supervisor, runtime: Runtime, allowed: Iterable[int]) -> None:
+    """Keep HTTP off this process's cores, unless partitions are of cores or the configuration allows any core."""
+    configured = {name: tenant.front_cores for name, tenant in config.tenants.items()}
+    partitions = {name: partition.host_cores or () for name, partition in runtime.manager.held.items()}
+    for line in conflicts(configured, partitions):
         log.warning("%s", line)
-    if any(fenced.values()) or config.server.front_cores == "any":
+    if any(partitions.values()) or config.server.front_cores == "any":
         return
-    if shares := share(allowed, chosen):
-        house.place(shares)
-        runtime.builds.place(shares.others)
-        spawn.pin_threads(shares.device)
-        log.info("%s", shares)
+    if affinity := share_cores(allowed, configured):
+        supervisor.set_affinity(affinity)
+        runtime.builds.place(affinity.others)
+        spawn.set_own_affinity(affinity.device)
+        log.info("%s", affinity)
     else:
-        log.warning("%s", TOO_FEW)
+        log.warning("%s", TOO_FEW_CORES)
 
 
-async def _end(told: asyncio.Event, house: House, runtime: Runtime, abandon: Callable[[int], object]) -> int:
-    """Wait for the end, and make it an orderly one if that is possible and nobody is in a hurry."""
-    if await _first(runtime.gone.wait(), told.wait()) == _TOLD:
-        told.clear()
-        _end_in_time(house, runtime.config.server, abandon)
-        first = await _first(runtime.gone.wait(), told.wait(), _leave(house, runtime))
-        if first == _TOLD:
+async def _run_until_end(
+    signalled: asyncio.Event, supervisor: Supervisor, runtime: Runtime, abandon: Callable[[int], object]
+) -> int:
+    """Wait for a signal or the loss of the device; after a signal, drain. Returns the exit status."""
+    if await _first(runtime.gone.wait(), signalled.wait()) == _SIGNALLED:
+        signalled.clear()
+        _end_in_time(supervisor, runtime.config.server, abandon)
+        first = await _first(runtime.gone.wait(), signalled.wait(), _drain(supervisor, runtime))
+        if first == _SIGNALLED:
             status = give_up(await _unanswered(runtime))
-            house.kill()
+            supervisor.kill()
             abandon(status)
             return status
-        if first > _GONE:
+        if first > _DEVICE_LOST:
             return 0
     await asyncio.sleep(EXIT_DELAY)
     return NEEDS_RESTART
 
 
 async def _unanswered(runtime: Runtime) -> int:
-    """Requests that tenants' processes say they hold now; of one that does not answer nothing is known. Within a second."""
+    """The unanswered requests in tenants' processes, without those of a process that does not answer. Takes up to a second."""
     return sum(each.lane.waiting + each.lane.in_flight for _, each in await runtime.reports() if not each.age)
 
 
-def _end_in_time(house: House, config: ServerConfig, abandon: Callable[[int], object]) -> None:
+def _end_in_time(supervisor: Supervisor, config: ServerConfig, abandon: Callable[[int], object]) -> None:
     def end() -> None:
-        house.slay()
+        supervisor.kill_from_any_thread()
         abandon(0)
 
     end_in_time(config.drain_grace, config.drain_timeout, end)
 
 
-async def _leave(house: House, runtime: Runtime) -> None:
+async def _drain(supervisor: Supervisor, runtime: Runtime) -> None:
     await runtime.drain(runtime.config.server.drain_grace)
-    await house.close()
+    await supervisor.close()
     await runtime.close()
 
 
 async def _first(*waiting: Coroutine[Any, Any, Any]) -> int:
-    """Which of these is done first, by its place; raises what it raised. The others are cancelled."""
+    """The index of the one that is done first; raises what it raised. The others are cancelled."""
     tasks = [asyncio.create_task(one) for one in waiting]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    place, first = next((place, task) for place, task in enumerate(tasks) if task.done())
+    index, first = next((index, task) for index, task in enumerate(tasks) if task.done())
     for task in tasks:
         task.cancel()
     await first
-    return place
+    return index
 
 
-def _signalled() -> asyncio.Event:
-    """Set whenever this process is told to end."""
-    told, loop = asyncio.Event(), asyncio.get_running_loop()
+def _catch_signals() -> asyncio.Event:
+    """An event that is set by SIGTERM and SIGINT."""
+    signalled, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
-    return told
+        loop.add_signal_handler(number, signalled.set)
+    return signalled

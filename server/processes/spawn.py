@@ -1,4 +1,4 @@
-"""Processes as they are started and ended: forked off a small one that has the modules, and neither threads nor a device."""
+"""Starts and ends processes. They are forked from multiprocessing's forkserver, which has no threads and no device."""
 
 import asyncio
 import logging
@@ -20,9 +20,9 @@ from .heartbeat import observe
 log = logging.getLogger("greenlane.processes")
 
 _UNKNOWN = 255
-"""What multiprocessing says of a process when the one that it was forked off has ended."""
-STOPPED = 2.0
-"""Seconds for which what processes are forked off may be stopped."""
+"""The exit status that multiprocessing reports for a process whose forkserver has ended."""
+MAX_STOPPED = 2.0
+"""Seconds for which the forkserver may be stopped before it is killed."""
 
 
 def _read_only(items: dict[str, Any]) -> MappingProxyType[str, Any]:
@@ -33,7 +33,7 @@ reduction.ForkingPickler.register(MappingProxyType, lambda table: (_read_only, (
 
 
 class Inherited:
-    """A descriptor on its way to a process that is being started; it belongs to that process then."""
+    """A descriptor that is sent to a process while it starts, and belongs to that process from then on."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -48,101 +48,101 @@ def _detach(duplicate: Any) -> int:
 
 
 def inherited(descriptors: Descriptors) -> Descriptors:
-    """The same at the other end, where they are its own."""
-    sent: Any = [Inherited(each) for each in descriptors[:4]]  # Numbers at the other end.
+    """The descriptors of a link in the form in which they can be an argument of `start`; the new process owns its copies."""
+    sent: Any = [Inherited(each) for each in descriptors[:4]]  # They become numbers in the new process.
     arena, memory, tickets, completions = sent
     return Descriptors(arena, memory, tickets, completions, descriptors.slots, descriptors.nbytes)
 
 
 def prepare() -> None:
-    """Start what the processes are forked off, which takes a moment. Blocks, but not for that moment."""
+    """Start the forkserver. Blocks, but does not wait until it has loaded its modules, which takes a moment."""
     _context()
-    resource_tracker.ensure_running()  # Its own start unblocks both signals, and `ensure_running` would begin with it.
+    resource_tracker.ensure_running()  # Its start unblocks both signals, and the forkserver would start it otherwise.
     with blocked_in_children():
         forkserver.ensure_running()
 
 
 async def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
-    """A process that runs this function with these arguments, which may be sockets. Raises OSError or EOFError."""
+    """Start a process that calls this function with these arguments, which may be sockets. Raises OSError or EOFError."""
     process = _context().Process(target=target, args=arguments, daemon=True)
     await asyncio.to_thread(_start, process)
     return process
 
 
-def pin(process: BaseProcess, cores: Iterable[int]) -> None:
-    """Let this process, which has one thread so far, run on these of the host's cores only, if that can be."""
+def set_affinity(process: BaseProcess, cores: Iterable[int]) -> None:
+    """Restrict this process, which has one thread so far, to these of the host's cores, if that can be done."""
     assert process.pid
-    with suppress(OSError):  # It ended meanwhile, or this is not allowed: tenants' processes warn of that.
+    with suppress(OSError):  # It has ended, or this is not permitted, about which tenants' processes warn.
         os.sched_setaffinity(process.pid, cores)
 
 
-def pin_threads(cores: Iterable[int]) -> None:
-    """Let every thread of this process, and those they start, run on these of the host's cores only, if that can be."""
+def set_own_affinity(cores: Iterable[int]) -> None:
+    """Restrict every thread of this process, and those they start later, to these of the host's cores, if that can be done."""
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError):
             os.sched_setaffinity(int(thread), cores)
 
 
-def end(process: BaseProcess, patience: float) -> None:
-    """Wait for this process, and kill it if it takes more than so many seconds. Blocks."""
-    process.join(patience)
+def join(process: BaseProcess, timeout: float) -> None:
+    """Wait for the end of this process, and kill it after `timeout` seconds. Blocks."""
+    process.join(timeout)
     if process.exitcode is None:
         kill(process)
         process.join()
 
 
 def kill(process: BaseProcess) -> None:
-    """End this process at once, unless it is known to have ended. Of one whose origin is gone that is never known."""
+    """Kill this process unless it is known to have ended; once its forkserver is gone, that cannot be known."""
     if process.pid and process.exitcode in (None, _UNKNOWN):
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
 
 
-def manner(process: BaseProcess) -> str:
-    """How it ended."""
+def exit_reason(process: BaseProcess) -> str:
+    """How a process ended, for the log: `signal 9`, `status 1`."""
     status = process.exitcode or 0
     return f"signal {-status}" if status < 0 else f"status {status}"
 
 
-class Origin:
-    """What processes are forked off, which also tells when one of them has ended: it is killed where it is stopped.
+class Forkserver:
+    """The process that all others are forked from. It also reports their exit statuses, so it must not stay stopped.
 
-    `start` then raises EOFError, and the next begins with another. `look` belongs to one thread.
+    Once it was killed, `start` raises EOFError once, and the next `start` begins with a new one. `check` belongs to one thread.
     """
 
     def __init__(self) -> None:
-        self._since: float | None = None
+        self._stopped_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Origin {server()}>"
+        return f"<Forkserver {forkserver_pid()}>"
 
     @staticmethod
     def kill() -> None:
-        """End it at once, if there is one. Any thread."""
-        if (pid := server()) is not None:
+        """Kill it, if there is one. Any thread."""
+        if (pid := forkserver_pid()) is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Kill it if it has been stopped for too long at this time, in seconds."""
-        pid = server()
+        pid = forkserver_pid()
         if pid is None or not observe(pid).stopped:
-            self._since = None
-        elif self._since is None:
-            self._since = now
-        elif now - self._since > STOPPED:
-            log.error("what processes are forked off has been stopped for %.1f s; killing it", now - self._since)
+            self._stopped_at = None
+        elif self._stopped_at is None:
+            self._stopped_at = now
+        elif now - self._stopped_at > MAX_STOPPED:
+            log.error("the forkserver has been stopped for %.1f s; killing it", now - self._stopped_at)
             self.kill()
 
 
-def server() -> int | None:
-    """Its process, which multiprocessing does not tell by any public name; None if there is none."""
+def forkserver_pid() -> int | None:
+    """The forkserver's process id, for which multiprocessing has no public name; None if there is no forkserver."""
     found: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
     return found
 
 
 def _start(process: BaseProcess) -> None:
-    with blocked_in_children():  # What it is forked off may have ended, and is started again then.
+    with blocked_in_children():  # The forkserver may have ended; then this starts another.
         process.start()
 
 

@@ -1,4 +1,4 @@
-"""Every process that speaks HTTP: started, watched, and started again when it died."""
+"""Starts the dispatcher and the HTTP processes, watches them, and replaces those that end or hang."""
 
 import asyncio
 import logging
@@ -14,291 +14,293 @@ from ..config.schema import Config
 from ..host.backoff import Backoff
 from ..host.watch import interval
 from ..tenants.frontend import State
-from . import dispatcher, handoff, spawn
-from . import http_process as process
-from .affinity import Shares
-from .heartbeat import INTERVAL, Pulse, observe
-from .http_process import Outfit
-from .proxy import Forwarded, answer
+from . import dispatcher, handoff, http_process, spawn
+from .affinity import Affinity
+from .heartbeat import INTERVAL, Heartbeat, observe
+from .http_process import ProcessArguments
+from .proxy import ForwardedRequest, answer
 from .remote_frontend import RemoteFrontend
 from .routing import SHARED, UNAUTHENTICATED
 from .rpc import Channel
 
 log = logging.getLogger("greenlane.processes")
 
-PARTING = 5.0
-"""Seconds a process may take to end when it is told to: more than `body.LAST`, which it gives those who read no answers."""
-_LONGEST_PAUSE = 10.0
-"""Seconds between two tries to start something for which there may be no memory."""
+EXIT_TIMEOUT = 5.0
+"""Seconds that a process may take to end after it was asked to: more than `body.LAST`, which it gives clients that do not
+read their answers."""
+_MAX_PAUSE = 10.0
+"""Seconds between two attempts to start a process for which there may be no memory."""
 
 
-class Front:
-    """One process: what it is called, how it is started, and how it is spoken to."""
+class SupervisedProcess:
+    """One HTTP process: its name, the process, its channel, and the socket over which it is handed connections.
 
-    def __init__(self, name: str, desk: RemoteFrontend | None, listeners: Sequence[socket.socket] = ()) -> None:
+    `frontend` is the tenant's; None for the shared and the unauthenticated HTTP process. `listeners` are the sockets of a
+    tenant's own port.
+    """
+
+    def __init__(self, name: str, frontend: RemoteFrontend | None, listeners: Sequence[socket.socket] = ()) -> None:
         self.name = name
-        self.desk = desk
+        self.frontend = frontend
         self.listeners = list(listeners)
         self.channel = Channel({})
         self.process: BaseProcess | None = None
-        self.door: socket.socket | None = None
-        self.restarts = Backoff()
-        self.pulse = Pulse()
+        self.handoff: socket.socket | None = None
+        self.backoff = Backoff()
+        self.heartbeat = Heartbeat()
 
     def __repr__(self) -> str:
-        return f"<Front {self.name}, {self.process!r}>"
+        return f"<SupervisedProcess {self.name}, {self.process!r}>"
 
-    def shut(self) -> None:
-        """Nobody is to be heard from this process any more, and nobody sent there."""
+    @property
+    def label(self) -> str:
+        """What the log calls it."""
+        return f"the HTTP process of {self.name}" if self.frontend else f"the {self.name.strip('()')} HTTP process"
+
+    def disconnect(self) -> None:
+        """Close the channel and the socket for connections."""
         self.channel.close()
-        if self.door:
-            self.door.close()
-            self.door = None
+        if self.handoff:
+            self.handoff.close()
+            self.handoff = None
 
 
-class House:
-    """All processes but this one. Belongs to the event loop.
+class Supervisor:
+    """All processes but the device process, in which this runs. Belongs to the event loop.
 
-    `application` answers what the fronts forward; `reopened` is awaited with a tenant's name, and what frees its old link,
-    when its process has ended and its link is another, before a process has the other end of that.
+    `application` answers the requests that HTTP processes forward. `on_relinked` is awaited when a tenant's process has ended,
+    before the next one starts, with the tenant's name and a function that frees the old link: the tenant has a new link then.
     """
 
     def __init__(
         self,
         config: Config,
-        desks: Mapping[str, RemoteFrontend],
+        frontends: Mapping[str, RemoteFrontend],
         listeners: Sequence[socket.socket],
         own: Mapping[str, Sequence[socket.socket]],
         application: Any,
-        reopened: Callable[[str, Callable[[], None]], Awaitable[None]],
+        on_relinked: Callable[[str, Callable[[], None]], Awaitable[None]],
     ) -> None:
         self._config = config
         self._listeners = list(listeners)
         self._own = list(chain(*own.values()))
         self._application = application
-        self._reopened = reopened
-        self._fronts = {name: Front(name, desk, own.get(name, ())) for name, desk in desks.items()}
-        self._fronts |= {name: Front(name, None) for name in (SHARED, UNAUTHENTICATED)}
+        self._on_relinked = on_relinked
+        self._http = {name: SupervisedProcess(name, frontend, own.get(name, ())) for name, frontend in frontends.items()}
+        self._http |= {name: SupervisedProcess(name, None) for name in (SHARED, UNAUTHENTICATED)}
         self._dispatcher: BaseProcess | None = None
         self._control: socket.socket | None = None
-        self._dispatcher_restarts = Backoff()
-        self._dispatcher_pulse = Pulse()
+        self._dispatcher_backoff = Backoff()
+        self._dispatcher_heartbeat = Heartbeat()
         self._state: State = "starting"
         self._cores: frozenset[int] = frozenset()
         self._watching: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<House {self._state}, {', '.join(self._fronts)}>"
+        return f"<Supervisor {self._state}, {', '.join(self._http)}>"
 
     async def start(self) -> None:
-        """Start every process. They answer from now on, what they can. After an error there may be some to `kill`."""
-        await asyncio.gather(self._start_dispatcher(), *map(self._start, self._fronts.values()))
-        self._watch(self._mind_dispatcher())
-        self._watch(self._beat())
-        for front in self._fronts.values():
-            self._watch(self._mind(front))
+        """Start every process. They serve from now on. After an error some may run; `kill` ends them."""
+        await asyncio.gather(self._start_dispatcher(), *map(self._start, self._http.values()))
+        self._watch(self._keep_dispatcher())
+        self._watch(self._check_heartbeats())
+        for each in self._http.values():
+            self._watch(self._keep(each))
 
     def become(self, state: State) -> None:
-        """Tell everyone the server's state."""
+        """Notify every process of the server's state."""
         self._state = state
-        for front in self._fronts.values():
-            if front.desk:
-                front.desk.become(state)
+        for each in self._http.values():
+            if each.frontend:
+                each.frontend.become(state)
             else:
-                front.channel.tell("become", state)
+                each.channel.notify("become", state)
 
-    def place(self, shares: Shares) -> None:
-        """Have these processes, and those that take their places, run on these cores."""
-        self._cores = shares.others
-        for front in self._fronts.values():
-            if front.desk:
-                front.desk.assign(shares.fronts[front.name])
+    def set_affinity(self, affinity: Affinity) -> None:
+        """Restrict these processes, and their later replacements, to these cores."""
+        self._cores = affinity.others
+        for each in self._http.values():
+            if each.frontend:
+                each.frontend.assign(affinity.tenants[each.name])
             else:
-                self._pin(front.process)
-        self._pin(self._dispatcher)
+                self._restrict(each.process)
+        self._restrict(self._dispatcher)
 
     async def close(self) -> None:
-        """Let every process finish what it is about, and end. Nobody is let in from now on."""
+        """Accept no more connections, and let every process answer its requests and end."""
         self._closing.set()
         if self._control:
-            with suppress(OSError):  # The dispatcher has just died, and this end is closed already.
+            with suppress(OSError):  # The dispatcher has just died, and this socket is closed already.
                 self._control.shutdown(socket.SHUT_RDWR)
         for listener in (*self._listeners, *self._own):
             listener.close()
-        if self._dispatcher:  # Before the others: what it has passed on is to be answered.
-            await asyncio.to_thread(spawn.end, self._dispatcher, PARTING)
-        for front in self._fronts.values():
-            front.channel.tell("leave")
+        if self._dispatcher:  # Before the others: connections that it has handed over are still to be answered.
+            await asyncio.to_thread(spawn.join, self._dispatcher, EXIT_TIMEOUT)
+        for each in self._http.values():
+            each.channel.notify("leave")
         if self._watching:
-            await asyncio.wait(self._watching, timeout=PARTING)
+            await asyncio.wait(self._watching, timeout=EXIT_TIMEOUT)
         self.kill()
 
     def kill(self) -> None:
-        """End every process that is left, at once."""
+        """Kill every process that is left, and wait until it is gone. Blocks for a moment."""
         self._closing.set()
         for task in self._watching:
             task.cancel()
-        for front in self._fronts.values():
-            front.shut()
+        for each in self._http.values():
+            each.disconnect()
         if self._control:
             self._control.close()
-        for child in (self._dispatcher, *(front.process for front in self._fronts.values())):
-            if child:
-                spawn.kill(child)
-                child.join()
+        for child in self._children():
+            spawn.kill(child)
+            child.join()
 
-    def slay(self) -> None:
-        """Kill every process that is left, without a word. Any thread."""
-        for child in (self._dispatcher, *(front.process for front in self._fronts.values())):
-            if child:
-                spawn.kill(child)
-        spawn.Origin.kill()
+    def kill_from_any_thread(self) -> None:
+        """Send SIGKILL to every process that is left, and to the forkserver, and wait for none. Any thread."""
+        for child in self._children():
+            spawn.kill(child)
+        spawn.Forkserver.kill()
 
-    async def _start(self, front: Front) -> None:
-        front.door, theirs = handoff.pair()
-        ours, other = socket.socketpair()
-        link = spawn.inherited(front.desk.descriptors) if front.desk else None
-        outfit = Outfit(front.name, self._config, theirs, other, link, front.listeners)
-        front.pulse = Pulse()
-        handlers: dict[str, Callable[..., Any]] = {"forward": self._forward, "turns": front.pulse.answered}
-        front.channel = Channel({**handlers, **(front.desk.handlers() if front.desk else {})})
-        front.restarts.started(time.monotonic())
+    def _children(self) -> list[BaseProcess]:
+        return [child for child in (self._dispatcher, *(each.process for each in self._http.values())) if child]
+
+    async def _start(self, each: SupervisedProcess) -> None:
+        each.handoff, their_handoff = handoff.pair()
+        ours, theirs = socket.socketpair()
+        link = spawn.inherited(each.frontend.descriptors) if each.frontend else None
+        arguments = ProcessArguments(each.name, self._config, their_handoff, theirs, link, each.listeners)
+        each.heartbeat = Heartbeat()
+        handlers: dict[str, Callable[..., Any]] = {"forward": self._forward, "alive": each.heartbeat.on_answer}
+        each.channel = Channel({**handlers, **(each.frontend.handlers() if each.frontend else {})})
+        each.backoff.started(time.monotonic())
         try:
-            front.process = await spawn.start(process.main, outfit)
+            each.process = await spawn.start(http_process.main, arguments)
         finally:
+            their_handoff.close()
             theirs.close()
-            other.close()
-        await front.channel.open(ours)
-        if front.desk:
-            await front.desk.connect(front.channel)
+        await each.channel.open(ours)
+        if each.frontend:
+            await each.frontend.connect(each.channel)
         else:
-            self._pin(front.process)
-            front.channel.tell("become", self._state)
-        self._let_in(front)  # Now that it knows its models: else whoever comes first is told that there are none.
+            self._restrict(each.process)
+            each.channel.notify("become", self._state)
+        self._announce(each)  # Only now that it knows its models: it would answer that there are none.
         if self._closing.is_set():
-            front.channel.tell("leave")
+            each.channel.notify("leave")
 
     async def _start_dispatcher(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        self._dispatcher_pulse = Pulse()
-        self._dispatcher_restarts.started(time.monotonic())
+        self._dispatcher_heartbeat = Heartbeat()
+        self._dispatcher_backoff.started(time.monotonic())
         try:
             self._dispatcher = await spawn.start(dispatcher.main, self._config, self._listeners, theirs)
         finally:
             theirs.close()
-        self._pin(self._dispatcher)
-        for front in self._fronts.values():
-            self._let_in(front)
+        self._restrict(self._dispatcher)
+        for each in self._http.values():
+            self._announce(each)
 
-    def _pin(self, process: BaseProcess | None) -> None:
-        """Have a process that is no tenant's run where those do, once that is known and there is such a process."""
+    def _restrict(self, process: BaseProcess | None) -> None:
+        """Restrict a process without a tenant to the cores of such processes, once those are known."""
         if process and self._cores:
-            spawn.pin(process, self._cores)
+            spawn.set_affinity(process, self._cores)
 
-    def _let_in(self, front: Front) -> None:
-        """Tell the dispatcher the way to this process; one that is gone is followed by one that is told everything."""
-        if self._control and front.door:
+    def _announce(self, each: SupervisedProcess) -> None:
+        """Send the dispatcher the socket over which this process takes connections. A new dispatcher is sent all of them."""
+        if self._control and each.handoff:
             with suppress(OSError):
-                socket.send_fds(self._control, [front.name.encode()], [front.door.fileno()])
+                socket.send_fds(self._control, [each.name.encode()], [each.handoff.fileno()])
 
-    async def _mind(self, front: Front) -> None:
-        """Whenever this process ends though nobody told it to, have another one do its work."""
+    async def _keep(self, each: SupervisedProcess) -> None:
+        """Replace this process whenever it ends, until the server closes."""
         while True:
-            await front.channel.closed.wait()
+            await each.channel.closed.wait()
             if self._closing.is_set():
                 return
-            front.shut()
-            await self._buried(front.process, _http(front), front.restarts)
-            if front.desk:
-                # Before another process may write where the worker still reads, which frees the old link.
-                await self._reopened(front.name, front.desk.renew().close)
-            await self._insist(lambda: self._start(front))
+            each.disconnect()
+            await self._wait_for_end(each.process, each.label, each.backoff)
+            if each.frontend:
+                # The worker frees the old link before another process may write to the memory that it reads from.
+                await self._on_relinked(each.name, each.frontend.renew().close)
+            await self._retry(lambda: self._start(each))
 
-    async def _beat(self) -> None:
-        """Tell every process that this one still turns: one that is not told says that the server is not ready.
-
-        They say the same of themselves; one that does not for too long is killed, and followed by another as any that ends.
-        """
-        origin = spawn.Origin()
-        while not self._closing.is_set() and self._config.server.watchdog:
-            now = time.monotonic()
-            for front in self._fronts.values():
-                front.channel.tell("beat")
-                if front.process and not front.channel.closed.is_set():
-                    self._look(_http(front), front.process, front.pulse, now)
-            origin.look(now)
-            if self._dispatcher:
-                if self._dispatcher_pulse.due:
-                    self._ask_dispatcher()
-                self._look("the dispatcher", self._dispatcher, self._dispatcher_pulse, now)
-            await self._rest(min(INTERVAL, interval(self._config.server.watchdog)))
-
-    def _look(self, what: str, process: BaseProcess, pulse: Pulse, now: float) -> None:
-        """Kill this process, which was asked just now, if it has not answered for too long."""
-        if pulse.due:
-            pulse.asked(now)
-        elif process.pid and pulse.hangs(now, activity := observe(process.pid)):
-            log.error("%s has not answered for %.1f s: %s; killing it", what, pulse.silent, activity)
-            spawn.kill(process)
-
-    def _ask_dispatcher(self) -> None:
-        if self._control:
-            with suppress(OSError):
-                self._control.send(dispatcher.ASK)
-
-    async def _mind_dispatcher(self) -> None:
+    async def _keep_dispatcher(self) -> None:
         while not self._closing.is_set():
             assert self._control
             with suppress(OSError):
-                while await asyncio.get_running_loop().sock_recv(self._control, len(dispatcher.ANSWER)):
-                    self._dispatcher_pulse.answered()
+                while await asyncio.get_running_loop().sock_recv(self._control, len(dispatcher.HEARTBEAT_ANSWER)):
+                    self._dispatcher_heartbeat.on_answer()
             if self._closing.is_set():
                 return
             self._control.close()
-            await self._buried(self._dispatcher, "the dispatcher", self._dispatcher_restarts)
-            await self._insist(self._start_dispatcher)
+            await self._wait_for_end(self._dispatcher, "the dispatcher", self._dispatcher_backoff)
+            await self._retry(self._start_dispatcher)
 
-    async def _buried(self, process: BaseProcess | None, what: str, restarts: Backoff) -> None:
-        """Wait until it has ended, and then for as long as it should be left alone."""
+    async def _check_heartbeats(self) -> None:
+        """Send every process heartbeats, and kill one that does not answer them for too long; it is then replaced.
+
+        An HTTP process that gets no heartbeats answers that the server is not ready.
+        """
+        forkserver = spawn.Forkserver()
+        while not self._closing.is_set() and self._config.server.watchdog:
+            now = time.monotonic()
+            for each in self._http.values():
+                each.channel.notify("beat")
+                if each.process and not each.channel.closed.is_set():
+                    self._check(each.label, each.process, each.heartbeat, now)
+            forkserver.check(now)
+            if self._dispatcher:
+                if self._dispatcher_heartbeat.answered and self._control:
+                    with suppress(OSError):
+                        self._control.send(dispatcher.HEARTBEAT)
+                self._check("the dispatcher", self._dispatcher, self._dispatcher_heartbeat, now)
+            await self._sleep(min(INTERVAL, interval(self._config.server.watchdog)))
+
+    def _check(self, label: str, process: BaseProcess, heartbeat: Heartbeat, now: float) -> None:
+        """Kill this process, which was just sent a heartbeat, if it has not answered for too long."""
+        if heartbeat.answered:
+            heartbeat.on_asked(now)
+        elif process.pid and heartbeat.hangs(now, activity := observe(process.pid)):
+            log.error("%s has not answered for %.1f s: %s; killing it", label, heartbeat.silent, activity)
+            spawn.kill(process)
+
+    async def _wait_for_end(self, process: BaseProcess | None, label: str, backoff: Backoff) -> None:
+        """Wait until this process has ended, and then for as long as `backoff` says."""
         assert process
-        await asyncio.to_thread(spawn.end, process, PARTING)
-        pause = restarts.pause(time.monotonic())
-        log.error("%s ended (%s); starting another%s", what, spawn.manner(process), f" in {pause:g} s" if pause else "")
-        await self._rest(pause)
+        await asyncio.to_thread(spawn.join, process, EXIT_TIMEOUT)
+        delay = backoff.delay(time.monotonic())
+        log.error("%s ended (%s); starting another%s", label, spawn.exit_reason(process), f" in {delay:g} s" if delay else "")
+        await self._sleep(delay)
 
-    async def _insist(self, start: Callable[[], Awaitable[None]]) -> None:
-        """Start something, as often as it takes: first again at once, for what it was to be forked off may just have ended."""
-        for pause in chain((0.0,), repeat(_LONGEST_PAUSE)):
+    async def _retry(self, start: Callable[[], Awaitable[None]]) -> None:
+        """Start a process, in as many attempts as it takes: the second at once, as the forkserver may just have ended."""
+        for pause in chain((0.0,), repeat(_MAX_PAUSE)):
             if self._closing.is_set():
                 return
             try:
                 await start()
                 return
-            except (OSError, EOFError) as error:  # There may be no memory, descriptors or processes to be had.
+            except (OSError, EOFError) as error:  # No memory, descriptors or process ids may be left.
                 when = f"in {pause:g} s" if pause else "at once"
                 log.error("no process can be started now (%s); trying again %s", error, when)
-                await self._rest(pause)
+                await self._sleep(pause)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, but not beyond the moment at which the server closes."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
 
-    def _watch(self, minding: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(minding)
+    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._watching.add(task)
-        task.add_done_callback(_tell)
+        task.add_done_callback(_log_failure)
 
-    async def _forward(self, asked: Forwarded) -> Any:
-        return await answer(self._application, asked)
-
-
-def _http(front: Front) -> str:
-    return f"the HTTP process of {front.name}"
+    async def _forward(self, request: ForwardedRequest) -> Any:
+        return await answer(self._application, request)
 
 
-def _tell(task: "asyncio.Task[None]") -> None:
-    """Nothing that goes wrong here is to go unnoticed."""
+def _log_failure(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and (error := task.exception()):
         log.critical("a process is no longer watched: %s", error, exc_info=error)

@@ -115,7 +115,7 @@ class Supervision:
         while self._lifecycle.state not in ("closed", "lost"):
             now = time.monotonic()
             restarts.started(now)
-            await asyncio.sleep(restarts.pause(now))
+            await asyncio.sleep(restarts.delay(now))
             if await self._seats.restart(name):
                 self._broken.discard(name)
                 self.suspend(name, "")

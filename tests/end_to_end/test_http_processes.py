@@ -91,7 +91,7 @@ def test_each_tenant_is_served_by_a_process_of_its_own(server: Running) -> None:
             ends_up_at(server, connection, name)
 
 
-def test_where_memory_runs_out_the_device_s_process_is_killed_last_and_a_tenants_after_what_is_nobodys(server: Running) -> None:
+def test_oom_scores_protect_the_device_process_most_and_tenants_more_than_others(server: Running) -> None:
     def adjusted(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
@@ -147,7 +147,7 @@ def test_a_request_in_chunks_goes_to_its_tenant_too(server: Running) -> None:
         ends_up_at(server, connection, "greenlane globe")
 
 
-def test_a_connection_that_cannot_move_is_closed_with_a_word_on_whose_it_is(own_port: int, server: Running) -> None:
+def test_a_connection_that_cannot_be_given_back_is_421_and_closed(own_port: int, server: Running) -> None:
     with Connection(server) as connection:
         connection.send(chunked(ACME))
         assert connection.answer().status == 200
@@ -160,7 +160,7 @@ def test_a_connection_that_cannot_move_is_closed_with_a_word_on_whose_it_is(own_
         assert connection.ended()
 
 
-def test_who_reaches_a_tenants_own_port_reaches_no_other_tenant(own_port: int, server: Running) -> None:
+def test_a_tenants_own_port_reaches_no_other_tenant(own_port: int, server: Running) -> None:
     with Connection(SimpleNamespace(port=own_port)) as connection:
         connection.send(posted("identity", SMALL, GLOBEX))
         assert connection.answer().status == 200
@@ -170,7 +170,7 @@ def test_who_reaches_a_tenants_own_port_reaches_no_other_tenant(own_port: int, s
         assert answer.json["error"] == f"this connection belongs to tenant 'globex'; {ELSEWHERE.format('acme', '')}"
 
 
-def test_what_is_nobodys_is_answered_where_the_connection_is(server: Running) -> None:
+def test_health_is_answered_on_every_tenants_connection(server: Running) -> None:
     with Connection(server) as connection:
         connection.send(posted("identity", SMALL, GLOBEX))
         assert connection.answer().status == 200
@@ -196,7 +196,7 @@ def test_a_connection_goes_to_the_tenant_it_asks_for_next_with_all_it_sends(serv
         ends_up_at(server, connection, "greenlane acme")
 
 
-def test_a_stranger_is_refused_apart_and_served_once_the_key_is_right(server: Running) -> None:
+def test_an_unauthenticated_connection_is_served_once_its_key_is_right(server: Running) -> None:
     with Connection(server) as connection:
         connection.send(posted("identity", SMALL, "Authorization: Bearer wrong"))
         assert connection.answer().status == 401
@@ -209,7 +209,7 @@ def test_a_stranger_is_refused_apart_and_served_once_the_key_is_right(server: Ru
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00", b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"a" * 70_000])
-def test_what_is_no_http_is_told_so_at_once(server: Running, data: bytes) -> None:
+def test_what_is_not_http_is_refused_at_once(server: Running, data: bytes) -> None:
     with Connection(server) as connection:
         connection.send(data)
         assert connection.answer().status in (400, 401, 404, 431)
@@ -238,7 +238,7 @@ def test_what_a_tenant_counts_reaches_the_metrics(acme: httpx.Client) -> None:
     assert counted() == before + 1
 
 
-def test_models_are_loaded_and_unloaded_through_a_front(acme: httpx.Client, globex: httpx.Client) -> None:
+def test_models_are_loaded_and_unloaded_through_an_http_process(acme: httpx.Client, globex: httpx.Client) -> None:
     assert acme.post("/v2/repository/models/add/unload").status_code == 200
     assert acme.get("/v2/models/add/ready").status_code == 503
     assert acme.post("/v2/repository/models/add/load").status_code == 200
@@ -267,7 +267,7 @@ def test_bodies_of_38_megabytes_come_and_go(acme: httpx.Client) -> None:
     assert parts(answer)[1] == [x.tobytes()]
 
 
-def test_a_slow_reader_holds_up_nobody(server: Running, acme: httpx.Client, globex: httpx.Client) -> None:
+def test_a_slow_reader_does_not_delay_others(server: Running, acme: httpx.Client, globex: httpx.Client) -> None:
     ones = [1.0] * 60_000
     with Connection(server) as slow:
         for _ in range(20):
@@ -277,7 +277,7 @@ def test_a_slow_reader_holds_up_nobody(server: Running, acme: httpx.Client, glob
         assert all(slow.answer().status == 200 for _ in range(20))
 
 
-def test_a_flood_of_strangers_stops_nobody(server: Running) -> None:
+def test_a_flood_of_unauthenticated_connections_stops_no_tenant(server: Running) -> None:
     stop = threading.Event()
 
     def flood() -> None:
@@ -299,7 +299,7 @@ def test_a_flood_of_strangers_stops_nobody(server: Running) -> None:
             thread.join()
 
 
-def test_when_a_tenants_process_is_killed_its_clients_are_cut_off_and_nobody_else_notices(server: Running) -> None:
+def test_killing_a_tenants_process_disconnects_only_its_clients(server: Running) -> None:
     deaths = _deaths(server, "acme")
     with Load(server, **KEY) as other, Connection(server) as connection, client(server) as admin:
         connection.send(posted("spin", spin(FOREVER), ACME))
@@ -327,7 +327,7 @@ def test_a_tenant_whose_process_is_killed_under_load_is_served_again(server: Run
         assert len(load.wrong) <= 2
 
 
-def test_what_was_loaded_and_unloaded_is_known_to_the_process_that_takes_over(server: Running, acme: httpx.Client) -> None:
+def test_a_replacement_process_knows_what_was_loaded_and_unloaded(server: Running, acme: httpx.Client) -> None:
     assert acme.post("/v2/repository/models/brain/unload").status_code == 200
     acme.close()
     server.kill("acme")
@@ -339,7 +339,7 @@ def test_what_was_loaded_and_unloaded_is_known_to_the_process_that_takes_over(se
         assert http.get("/v2/models/brain/ready").status_code == 200
 
 
-def test_the_house_and_the_strangers_processes_are_replaced_too(server: Running) -> None:
+def test_the_shared_and_the_unauthenticated_process_are_replaced_too(server: Running) -> None:
     for name, headers in (("(shared)", {}), ("(unauthenticated)", {"Authorization": "Bearer wrong"})):
         server.kill(name)
         with client(server) as http:
@@ -356,7 +356,7 @@ def test_connections_go_on_without_the_dispatcher_and_new_ones_wait_for_the_next
     server.told("the dispatcher ended (signal 9); starting another")
 
 
-def test_a_process_can_be_replaced_though_what_it_was_forked_off_is_gone(server: Running) -> None:
+def test_a_process_is_replaced_after_the_forkserver_was_killed(server: Running) -> None:
     parent = {one.parent for one in server.family() if one.name == "greenlane acme"}.pop()
     children = [one for one in server.family() if one.name in ("greenlane acme", "greenlane doorm")]
     for pid in (parent, *(child.pid for child in children)):

@@ -76,7 +76,7 @@ def test_a_second_signal_ends_it_at_once(keyed: Path) -> None:
         server.signal()
         assert server.wait(5) == GAVE_UP
         assert connection.ended()
-        server.told("told to end a second time: 1 accepted request(s) are given up")
+        server.told("second signal: exiting with 1 accepted request(s) unanswered")
 
 
 def test_a_second_signal_ends_a_single_process_at_once_too(keyed: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_second_signal_ends_a_single_process_at_once_too(keyed: Path) -> None:
         server.signal(signal.SIGINT)
         assert server.wait(5) == GAVE_UP
         assert connection.ended()
-        server.told("told to end a second time: 1 accepted request(s) are given up")
+        server.told("second signal: exiting with 1 accepted request(s) unanswered")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -142,7 +142,7 @@ def test_readiness_turns_503_before_new_work_is_refused(standard: Path, tmp_path
         assert time.monotonic() - begun < 30, "it waited for the end of the drain"
 
 
-def test_a_port_that_is_taken_is_told_in_one_line(keyed: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line(keyed: Path) -> None:
     keyed.write_text(f"{keyed.read_text()}\n[device]\nbackend = 'cpu'")  # So that no GPU is missed.
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -186,7 +186,7 @@ if __name__ == "__main__":
     assert ended.stderr.endswith("Broken: no granules today\n")
 
 
-def test_records_of_a_front_say_whose_it_is(keyed: Path) -> None:
+def test_log_records_of_an_http_process_name_its_tenant(keyed: Path) -> None:
     with running(keyed) as server, Connection(server) as connection:
         connection.send(posted("identity", SMALL))
         assert connection.answer().status == 200

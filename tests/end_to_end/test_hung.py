@@ -30,11 +30,6 @@ models = ["identity", "spin"]
 granules = 1
 models = ["identity"]
 """
-FRONTS = {
-    "acme": "the HTTP process of acme",
-    "(shared)": "the HTTP process of (shared)",
-    "(unauthenticated)": "(unauthenticated)",
-}
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def test_a_process_that_is_stopped_is_replaced_and_other_tenants_notice_nothing(
         assert load.wrong == []
 
 
-def test_metrics_and_administration_answer_without_a_process_that_is_stopped_and_say_how_old_its_figures_are(
+def test_metrics_of_a_stopped_process_are_answered_with_their_age(
     server: Running,
 ) -> None:
     with client(server, **{"X-Tenant": "acme"}) as acme, client(server) as nobody:
@@ -120,7 +115,7 @@ def test_a_process_that_is_short_of_a_core_is_left_alone(server: Running) -> Non
             hog.wait()
 
 
-def test_what_processes_are_forked_off_is_replaced_when_it_is_stopped(server: Running) -> None:
+def test_a_stopped_forkserver_is_replaced(server: Running) -> None:
     parent = {one.parent for one in server.family() if one.name == "greenlane acme"}.pop()
     stop(parent)
     os.kill(server.pid("acme"), signal.SIGKILL)
@@ -184,7 +179,7 @@ def test_a_repartition_that_meets_an_endless_inference_names_its_tenant_and_all_
         assert infer(acme, "identity", SMALL).status_code == 200
 
 
-def test_who_moves_with_a_tenant_whose_inference_does_not_end_is_served_meanwhile(standard: Path) -> None:
+def test_a_tenant_is_served_while_its_repartition_waits_for_an_endless_inference(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=2, models=("identity", "spin"), in_flight=1) for name in ("globex", "acme")]
     config = configuration(standard, *tenants, max_pause=2.0)
     with (

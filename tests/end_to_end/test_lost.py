@@ -44,9 +44,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("front", [False, True], ids=["asgi", "front"])
-def test_a_device_that_is_lost_under_load_is_told_to_everyone_and_ends_the_process(
-    root: Path, script: Script, front: bool
-) -> None:
+def test_losing_the_device_under_load_answers_all_requests_and_exits_with_70(root: Path, script: Script, front: bool) -> None:
     tenants = [TenantConfig(name=name, granules=2, models=("m",)) for name in ("acme", "globex")]
     abandoned: list[int] = []
     gone = threading.Event()

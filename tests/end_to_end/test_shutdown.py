@@ -162,7 +162,7 @@ def drained(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
         yield served
 
 
-def test_who_asks_a_drained_server_is_told_to_go_elsewhere(drained: Served) -> None:
+def test_requests_to_a_drained_server_are_503(drained: Served) -> None:
     with Connection(drained) as connection:
         connection.send(posted("identity", SMALL))
         assert connection.answer().headers["connection"] is None
@@ -218,7 +218,7 @@ def test_clients_that_do_not_read_hold_up_no_end(config: Path, fronts: str, way:
         assert late.answer().status == 503
 
 
-def test_a_port_that_is_taken_ends_the_start_of_a_single_process_too(config: Path) -> None:
+def test_a_port_in_use_ends_the_start_of_a_single_process_too(config: Path) -> None:
     config.write_text(config.read_text().replace("[server]", '[server]\nfronts = "inline"'))
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -250,7 +250,7 @@ def test_the_demo_starts_without_a_configuration() -> None:
         ),
     ],
 )
-def test_a_wrong_configuration_is_told_in_its_lines_under_plain_uvicorn_too(tmp_path: Path, text: str, line: str) -> None:
+def test_plain_uvicorn_reports_a_wrong_configuration_without_a_traceback(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "wrong.toml").write_text(text)
     environment = {**os.environ, "GREENLANE_CONFIG": str(tmp_path / "wrong.toml")}
     words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0"]

@@ -31,7 +31,7 @@ def tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tensorrt")
-def test_a_cpu_in_place_of_a_gpu_is_warned_of_with_the_reason_where_tensorrt_is_installed(
+def test_fallback_to_the_cpu_is_a_warning_where_tensorrt_is_installed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert open_configured(asking("auto")).kind == "cpu"
@@ -40,9 +40,7 @@ def test_a_cpu_in_place_of_a_gpu_is_warned_of_with_the_reason_where_tensorrt_is_
     assert record.getMessage().startswith("the device is the CPU, though TensorRT is installed: CUDA ")
 
 
-def test_a_cpu_is_no_surprise_where_tensorrt_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_cpu_without_tensorrt_is_no_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(sys, "path", [])
     for name in (name for names in LIBRARIES.values() for name in names):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -54,7 +52,7 @@ def test_a_cpu_is_no_surprise_where_tensorrt_is_not_installed(
     ]
 
 
-def test_a_gpu_that_is_asked_for_by_name_is_not_replaced() -> None:
+def test_backend_cuda_does_not_fall_back_to_the_cpu() -> None:
     with pytest.raises(DeviceUnavailable):
         open_configured(asking("cuda"))
 
@@ -79,7 +77,7 @@ def test_every_tenants_stream_has_a_hardware_queue_before_the_device_is_opened(
 
 
 @pytest.mark.usefixtures("tensorrt")
-def test_what_an_operator_says_of_hardware_queues_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_device_max_connections_is_not_overridden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
     with pytest.raises(DeviceUnavailable):
         open_configured(asking("cuda"))

@@ -123,7 +123,7 @@ def test_memory_that_is_too_little_for_a_model_is_told_with_the_arithmetic(told:
     assert "  large 1: unavailable" in told.out
 
 
-def test_memory_that_is_too_little_for_a_model_s_largest_request_may_not_be_meant_so(told: Told) -> None:
+def test_too_little_memory_for_the_largest_request_is_a_warning(told: Told) -> None:
     rows = "rows (float[n, 3] x) => (float[n, 3] y) { y = Identity(x) }"
     repository.write(told.folder / "models", "rows", rows)
     assert told.check(("max_batch = 2", "max_batch = 100000"), ('["rows"]', '["rows"]\nmemory = "2MiB"')) == 0
@@ -132,7 +132,7 @@ def test_memory_that_is_too_little_for_a_model_s_largest_request_may_not_be_mean
     assert told.err[1] == f"model rows 1: {need}, but {limit}: larger ones are answered 413"
 
 
-def test_more_memory_than_there_is_may_not_be_meant_so(told: Told) -> None:
+def test_more_memory_than_the_machine_has_is_a_warning(told: Told) -> None:
     assert told.check(('["rows"]', '["rows"]\nmemory = "1000000GB"')) == 0
     text = "greenlane.toml: tenants: memory of all of them is 1000000000000000 = 1000000000000000 bytes, but the machine has "
     assert told.err[1].startswith(text)
@@ -160,7 +160,7 @@ def test_what_is_named_and_absent_is_told_with_the_nearest_there_is(told: Told) 
     ]
 
 
-def test_a_problem_of_several_tenants_is_told_once(told: Told) -> None:
+def test_a_problem_of_several_tenants_is_reported_once(told: Told) -> None:
     (told.folder / "models" / "rows" / "two").mkdir()
     (told.folder / "models" / "rows" / "config.pbtxt").write_text("max_bacth_size: 2")
     more = '[tenants.globex]\ngranules = 1\nmodels = ["*"]'
@@ -253,7 +253,7 @@ def test_without_a_device_there_is_still_the_repository(told: Told) -> None:
     assert told.err[3].startswith("model other is unavailable: other/config.pbtxt: platform is ")
 
 
-def test_a_partition_that_cannot_be_made_is_told(told: Told) -> None:
+def test_a_partition_that_cannot_be_made_is_reported(told: Told) -> None:
     script = Script()
     script.fail("carve")
     device = FakeDevice(script=script)
@@ -288,7 +288,7 @@ def test_a_preferred_batch_above_what_the_model_s_files_say_is_told(told: Told) 
     assert told.err[1:] == ["greenlane.toml: models.rows.preferred_batches: 8 is above the model's largest batch, which is 4"]
 
 
-def test_cores_that_a_front_may_not_use_are_told(told: Told) -> None:
+def test_front_cores_outside_the_affinity_mask_are_reported(told: Told) -> None:
     assert told.check(("granules = 1", 'granules = 1\nfront_cores = "65535"')) == 2
     assert told.err[1].startswith("greenlane.toml: tenants.acme.front_cores: [65535] are not among the cores")
 
@@ -329,7 +329,7 @@ def test_http_on_the_cores_of_another_s_partition_is_doubtful(told: Told) -> Non
     ]
 
 
-def test_a_tenant_without_a_share_is_on_nobody_s_cores(told: Told) -> None:
+def test_a_tenant_without_a_share_has_no_cores(told: Told) -> None:
     assert told.check(("granules = 1", "sms = 1"), more=GLOBEX.replace('"1"', '"0"'), device=hosted, cores=range(4)) == 2
     assert told.out[-1] == "HTTP of globex on 0"
     assert "greenlane: this may not be meant so:" not in told.err
@@ -352,7 +352,7 @@ def test_a_missing_repository_hides_no_shares_that_do_not_fit_and_is_told_once(t
 OPEN = ('keys_sha256 = ["%s"]' % ("a" * 64), "")
 
 
-def test_requests_without_a_name_that_nobody_would_answer_are_doubtful(told: Told) -> None:
+def test_a_missing_default_tenant_is_a_warning(told: Told) -> None:
     assert told.check(OPEN) == 0
     assert told.err[1:] == [
         "greenlane.toml: server.default_tenant: missing, so requests that name no tenant are 401; "
@@ -374,7 +374,7 @@ def test_a_default_tenant_without_keys_is_as_it_should_be(told: Told) -> None:
     assert told.err == []
 
 
-def test_a_repository_that_vanished_is_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_that_vanished_is_reported(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     def opener(config: Config) -> Device:
         (told.folder / "models").rename(told.folder / "gone")
         return on_cpu(config)

@@ -65,7 +65,7 @@ def test_what_went_wrong_here_is_500_with_its_text_and_the_request(error: Except
 
 
 @pytest.mark.parametrize("error", STRANGERS, ids=lambda error: type(error).__name__)
-def test_a_stranger_is_500_and_keeps_its_text_to_itself(error: Exception) -> None:
+def test_an_unexpected_exception_is_500_without_its_text(error: Exception) -> None:
     told = answer(error, "r1")
     assert (told.status, told.text, told.headers) == (500, "internal error (request r1)", {"x-request-id": "r1"})
 
@@ -75,7 +75,7 @@ def test_a_wrong_method_names_the_right_one() -> None:
     assert (told.status, told.text, told.headers) == (405, "GET is not possible here; use POST", {"allow": "POST"})
 
 
-def test_every_error_for_clients_has_its_own_line_but_those_that_no_client_is_told() -> None:
+def test_every_error_for_clients_is_in_the_table() -> None:
     """One is about a client that is gone; after the other the request runs again, with more memory."""
     told = {type(error) for error, _, _ in SAID} | {type(error) for error in OURS} | {WrongMethod}
     assert set(RequestError.__subclasses__()) - told == {ClientGone, Outgrown}
@@ -88,11 +88,11 @@ def test_an_error_made_of_another_is_answered_as_that_one() -> None:
     assert status_of(OneOfOurs("said")) == 429
 
 
-def test_interruptions_are_strangers() -> None:
+def test_interruptions_are_500() -> None:
     assert status_of(KeyboardInterrupt()) == 500
 
 
-def test_the_headers_of_one_answer_are_nobody_elses() -> None:
+def test_each_answer_has_its_own_headers() -> None:
     first = answer(QueueFull("said"), "r1")
     assert isinstance(first.headers, dict)
     first.headers["x-mine"] = "1"

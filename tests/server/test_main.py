@@ -78,7 +78,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("option", [["--port", "80000"], ["--port", "-1"], ["--host", ""]])
-def test_an_address_that_means_another_is_refused(option: list[str]) -> None:
+def test_an_empty_host_is_refused(option: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(option)
     assert ended.value.code == 2
@@ -97,14 +97,12 @@ def test_a_port_out_of_range_is_refused_with_the_range(port: str, capsys: pytest
     assert refused(capsys, f"--port={port}") == f"argument --port: {port}; expected 0 to 65535"
 
 
-def test_a_file_where_a_command_belongs_is_refused_with_the_option_that_names_it(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_in_place_of_a_command_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(folder / "greenlane.toml")
     assert refused(capsys, path) == f"{path!r} is not a command; did you mean --config {path}?"
 
 
-def test_a_command_that_there_is_not_is_refused_with_the_one_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused(capsys, "chekc", "c.toml") == "'chekc' is not a command; did you mean 'check'?"
     assert refused(capsys, "run") == "'run' is not a command; expected check"
 

@@ -34,15 +34,13 @@ def configured(*tenants: TenantConfig, server: ServerConfig | None = None) -> Co
 @pytest.mark.parametrize(
     "config", [configured(ACME), configured(ACME, GLOBEX, server=ServerConfig(fronts="inline"))], ids=["one tenant", "inline"]
 )
-def test_nothing_is_said_where_all_is_honoured_and_threads_take_turns_soon(
-    config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_warning_if_all_settings_are_honoured(config: Config, caplog: pytest.LogCaptureFixture) -> None:
     prepare(config)
     assert caplog.records == []
     assert sys.getswitchinterval() == 0.001
 
 
-def test_all_that_is_not_honoured_is_said_in_one_warning_with_the_reasons(caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_settings_are_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     globex = TenantConfig(name="globex", granules=1, models=("*",), front_cores=(0, 1))
     prepare(configured(ACME, globex, server=ServerConfig(host="0.0.0.0", port=80, front_cores="any")))
     (record,) = caplog.records

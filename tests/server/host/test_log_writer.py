@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from server.host.log_writer import BURST, MOST_KINDS, MOST_TEXT, Limit, Writer, write
+from server.host.log_writer import BURST, MAX_KINDS, MAX_TEXT, RateLimit, Writer, write
 
 SMALL = 4096
 """Bytes of a pipe that is soon full."""
@@ -33,7 +33,7 @@ class Clock:
 
 def test_a_flood_is_written_up_to_a_burst_and_then_once_a_second_with_a_count() -> None:
     clock = Clock()
-    limit = Limit(clock)
+    limit = RateLimit(clock)
     assert sum(limit.filter(record()) for _ in range(BURST + 100)) == BURST
     clock.now += 1
     first, second = record(), record()
@@ -50,18 +50,18 @@ def test_a_flood_is_written_up_to_a_burst_and_then_once_a_second_with_a_count() 
     "other", [record("worse %s"), record(name="greenlane"), record(tenant="globex")], ids=["text", "logger", "tenant"]
 )
 def test_a_flood_of_one_kind_leaves_out_no_other(other: logging.LogRecord) -> None:
-    limit = Limit(Clock())
+    limit = RateLimit(Clock())
     for _ in range(BURST + 1):
         limit.filter(record(tenant="acme"))
     assert not limit.filter(record(tenant="acme"))
     assert limit.filter(other)
 
 
-def test_kinds_are_forgotten_rather_than_remembered_without_end() -> None:
-    limit = Limit(Clock())
-    for number in range(MOST_KINDS + 10):
+def test_the_number_of_remembered_kinds_is_bounded() -> None:
+    limit = RateLimit(Clock())
+    for number in range(MAX_KINDS + 10):
         assert limit.filter(record(f"kind {number}"))
-    assert len(limit._kinds) == MOST_KINDS
+    assert len(limit._kinds) == MAX_KINDS
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def say(writer: Writer, text: str) -> None:
     writer.handle(logging.LogRecord("greenlane", logging.INFO, "file.py", 1, text, (), None))
 
 
-def test_nobody_waits_for_a_reader_that_does_not_read_and_the_next_line_says_how_much_is_missing(
+def test_lines_are_dropped_and_counted_while_the_reader_does_not_read(
     pipe: tuple[int, TextIO],
 ) -> None:
     reader, stream = pipe
@@ -92,11 +92,11 @@ def test_nobody_waits_for_a_reader_that_does_not_read_and_the_next_line_says_how
     *lines, count, last = heard.splitlines()
     assert lines == sent[: len(lines)]
     assert 0 < len(lines) < len(sent)
-    assert (count, last) == (f"{len(sent) - len(lines)} lines of the log were dropped, as nobody read them", "after")
+    assert (count, last) == (f"{len(sent) - len(lines)} log lines were dropped because standard error was not read", "after")
     assert os.get_blocking(stream.fileno()), "its mode is others' as well"
 
 
-def test_a_line_that_was_begun_is_ended_before_the_next(pipe: tuple[int, TextIO]) -> None:
+def test_a_partly_written_line_is_completed_before_the_next(pipe: tuple[int, TextIO]) -> None:
     reader, stream = pipe
     writer = Writer(stream)
     long = "a" * 2 * SMALL
@@ -107,10 +107,10 @@ def test_a_line_that_was_begun_is_ended_before_the_next(pipe: tuple[int, TextIO]
         heard += os.read(reader, 4 * SMALL)
         say(writer, "b")
     heard += os.read(reader, 4 * SMALL)
-    assert heard.decode().splitlines() == [long, "2 lines of the log were dropped, as nobody read them", "b", "b"]
+    assert heard.decode().splitlines() == [long, "2 log lines were dropped because standard error was not read", "b", "b"]
 
 
-def test_a_reader_that_is_gone_stops_nobody(pipe: tuple[int, TextIO]) -> None:
+def test_a_reader_that_is_gone_does_not_raise(pipe: tuple[int, TextIO]) -> None:
     reader, stream = pipe
     other, _ = os.pipe()
     os.dup2(other, reader)
@@ -136,7 +136,7 @@ def test_sockets_and_files_are_written_to(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "hello"
 
 
-def test_what_is_another_users_is_written_to_while_there_is_room(
+def test_a_pipe_of_another_user_is_written_to_while_there_is_room(
     pipe: tuple[int, TextIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> int:
@@ -151,5 +151,5 @@ def test_what_is_another_users_is_written_to_while_there_is_room(
 
 
 def test_a_record_without_end_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    say(Writer(sys.stderr), "x" * (MOST_TEXT + 5))
-    assert capsys.readouterr().err == f"{'x' * MOST_TEXT}... (5 characters more)\n"
+    say(Writer(sys.stderr), "x" * (MAX_TEXT + 5))
+    assert capsys.readouterr().err == f"{'x' * MAX_TEXT}... (5 characters more)\n"

@@ -30,7 +30,7 @@ def test_memory_of_large_blocks_is_faulted_in_once() -> None:
     assert faults("kept") < pages / 20
 
 
-def test_a_c_library_that_cannot_be_told_is_left_alone() -> None:
+def test_a_c_library_without_mallopt_is_left_alone() -> None:
     said: list[tuple[int, int]] = []
 
     def refuse(parameter: int, value: int) -> int:

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from server.host.single_worker import AnotherWorker, alone, supervisor
+from server.host.single_worker import AnotherWorker, only_worker, worker_parent
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -16,7 +16,7 @@ SPAWN = multiprocessing.get_context("spawn")
 def worker(pipe: Connection) -> None:
     """Say whether this process is the only worker of its parent, and stay until told."""
     try:
-        with alone(supervisor()):
+        with only_worker(worker_parent()):
             pipe.send("alone")
             pipe.recv()
     except AnotherWorker as error:
@@ -30,7 +30,7 @@ def start() -> tuple[multiprocessing.process.BaseProcess, Connection]:
     return process, ours
 
 
-def test_the_second_worker_of_a_supervisor_is_told_and_its_successor_is_not() -> None:
+def test_the_second_worker_is_refused_and_a_later_one_is_not() -> None:
     first, held = start()
     assert held.recv() == "alone"
     second, refused = start()
@@ -45,16 +45,16 @@ def test_the_second_worker_of_a_supervisor_is_told_and_its_successor_is_not() ->
     assert [first.exitcode, second.exitcode, third.exitcode] == [-9, 0, 0]
 
 
-def test_a_process_that_nobody_started_as_a_worker_has_no_supervisor() -> None:
-    assert supervisor() is None
-    with alone(None), alone(None):
+def test_a_process_that_is_no_worker_has_no_parent() -> None:
+    assert worker_parent() is None
+    with only_worker(None), only_worker(None):
         pass
 
 
-def test_workers_of_different_supervisors_are_no_matter_to_each_other() -> None:
-    with alone(os.getpid()), alone(-1), pytest.raises(AnotherWorker), alone(-1):
+def test_workers_of_different_parents_do_not_conflict() -> None:
+    with only_worker(os.getpid()), only_worker(-1), pytest.raises(AnotherWorker), only_worker(-1):
         raise NotImplementedError
-    with alone(-1):
+    with only_worker(-1):
         pass
 
 
@@ -63,5 +63,5 @@ def test_any_other_failure_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(errno.EACCES, address)
 
     monkeypatch.setattr(socket.socket, "bind", refuse)
-    with pytest.raises(PermissionError), alone(1):
+    with pytest.raises(PermissionError), only_worker(1):
         raise NotImplementedError

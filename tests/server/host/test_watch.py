@@ -4,33 +4,33 @@ from server.host.watch import Silence, interval
 
 
 def silent(silence: Silence, *times: float, stopped: bool = False) -> list[bool]:
-    return [silence.lasts(now, stopped) for now in times]
+    return [silence.is_too_long(now, stopped) for now in times]
 
 
 def test_a_silence_is_too_long_once_it_has_lasted_the_limit() -> None:
     assert silent(Silence(3.0, 100.0), 101.0, 102.0, 103.0) == [False, False, True]
 
 
-def test_a_word_ends_it() -> None:
+def test_a_heartbeat_ends_a_silence() -> None:
     silence = Silence(3.0, 100.0)
     assert not any(silent(silence, 101.0, 102.0))
-    silence.broken(102.5)
+    silence.end(102.5)
     assert silent(silence, 103.5, 104.5, 105.5) == [False, False, True]
 
 
-def test_time_in_which_who_is_listened_to_was_stopped_does_not_count() -> None:
+def test_time_in_which_the_watched_process_was_stopped_does_not_count() -> None:
     silence = Silence(3.0, 100.0)
     assert not any(silent(silence, 101.0, 102.0))
     assert not any(silent(silence, *(102.0 + second for second in range(1, 100)), stopped=True))
     assert silent(silence, 202.0) == [True]
 
 
-def test_time_in_which_who_listens_was_not_run_does_not_count() -> None:
+def test_time_in_which_the_watchdog_was_not_run_does_not_count() -> None:
     silence = Silence(3.0, 100.0)
     assert silent(silence, 101.0, 102.0, 4000.0, 4001.0) == [False, False, False, True]
 
 
-def test_there_are_several_beats_in_the_time_after_which_a_server_is_not_ready() -> None:
+def test_several_heartbeats_fit_into_the_time_after_which_a_server_is_not_ready() -> None:
     """That is a quarter of the limit."""
     assert interval(20.0) == 1.0
     assert interval(1.0) * 2 <= 1.0 / 4

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.processes.affinity import MOST, Shares, placed, share, trespasses
+from server.processes.affinity import MAX_CORES, Affinity, conflicts, describe, share_cores
 
 
 def tenants(count: int) -> dict[str, Sequence[int] | None]:
@@ -14,7 +14,7 @@ def tenants(count: int) -> dict[str, Sequence[int] | None]:
 
 
 def told(cores: int, chosen: dict[str, Sequence[int] | None]) -> str | None:
-    shares = share(range(cores), chosen)
+    shares = share_cores(range(cores), chosen)
     return None if shares is None else str(shares)
 
 
@@ -37,12 +37,12 @@ def test_the_device_has_half_and_every_tenant_as_many_as_every_other(cores: int,
 
 @pytest.mark.parametrize(("cores", "count"), [(1, 1), (2, 2), (16, 9), (0, 1)])
 def test_too_few_are_not_shared_at_all(cores: int, count: int) -> None:
-    assert share(range(cores), tenants(count)) is None
+    assert share_cores(range(cores), tenants(count)) is None
 
 
-def test_what_a_tenant_chose_is_its_own_and_nobody_else_s() -> None:
-    shares = share(range(8), {"acme": (0, 5), "globex": None})
-    assert shares == Shares(frozenset({1, 2, 3}), {"acme": frozenset({0, 5}), "globex": frozenset({4, 6})}, frozenset({7}))
+def test_configured_front_cores_go_to_no_one_else() -> None:
+    shares = share_cores(range(8), {"acme": (0, 5), "globex": None})
+    assert shares == Affinity(frozenset({1, 2, 3}), {"acme": frozenset({0, 5}), "globex": frozenset({4, 6})}, frozenset({7}))
     assert str(shares) == "HTTP of acme on 0,5, of globex on 4,6; the device's process on 1-3, all others on 7"
 
 
@@ -50,7 +50,7 @@ def test_where_every_tenant_chose_the_device_has_all_that_is_left() -> None:
     assert told(8, {"acme": (6,), "globex": (7,)}) == (
         "HTTP of acme on 6, of globex on 7; the device's process on 0-5, all others on 0-5"
     )
-    assert share(range(2), {"acme": (0, 1)}) is None
+    assert share_cores(range(2), {"acme": (0, 1)}) is None
 
 
 def test_cores_that_two_tenants_chose_are_theirs_together() -> None:
@@ -59,27 +59,27 @@ def test_cores_that_two_tenants_chose_are_theirs_together() -> None:
     )
 
 
-def test_http_on_the_cores_of_another_s_partition_is_told_and_on_its_own_or_nobody_s_it_is_not() -> None:
+def test_front_cores_on_another_tenants_partition_are_reported() -> None:
     partitions = {"acme": {0}, "globex": {1, 2}, "initech": {3}}
-    assert list(trespasses({"acme": (0, 1, 2), "globex": (1,), "initech": (4,), "umbrella": None}, partitions)) == [
+    assert list(conflicts({"acme": (0, 1, 2), "globex": (1,), "initech": (4,), "umbrella": None}, partitions)) == [
         "tenants.acme.front_cores: 1-2 is of globex's partition, whose work this tenant's HTTP would delay; "
-        "leave it out, or name cores that are nobody's"
+        "leave it out, or name cores of no partition"
     ]
 
 
 def test_where_http_runs_is_told_as_a_configuration_says_it() -> None:
-    assert placed({"acme": [2, 0, 1], "globex": {5}}) == "HTTP of acme on 0-2, of globex on 5"
+    assert describe({"acme": [2, 0, 1], "globex": {5}}) == "HTTP of acme on 0-2, of globex on 5"
 
 
 @given(st.sets(st.integers(0, 40)), st.lists(st.sets(st.integers(0, 40), max_size=3), min_size=1, max_size=6))
-def test_nobody_runs_where_another_does(allowed: set[int], wishes: list[set[int]]) -> None:
+def test_shares_of_cores_are_disjoint(allowed: set[int], wishes: list[set[int]]) -> None:
     chosen = {f"t{place}": sorted(wish) or None for place, wish in enumerate(wishes)}
-    if shares := share(allowed, chosen):
-        given_away = [shares.fronts[name] for name, wish in chosen.items() if not wish]
+    if shares := share_cores(allowed, chosen):
+        given_away = [shares.tenants[name] for name, wish in chosen.items() if not wish]
         sets = [shares.device, *given_away, set().union(*wishes)]
         assert sum(map(len, sets)) == len(set().union(*sets))
         assert set().union(shares.device, *given_away) <= allowed
-        assert all(0 < len(cores) <= MOST for cores in given_away)
+        assert all(0 < len(cores) <= MAX_CORES for cores in given_away)
         assert len(set(map(len, given_away))) <= 1
         assert shares.others
         assert shares.others == shares.device or shares.others.isdisjoint(set().union(*sets))

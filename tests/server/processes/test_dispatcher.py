@@ -1,4 +1,4 @@
-"""The dispatcher in a thread, with real connections; each door's other end is the test's."""
+"""The dispatcher in a thread, with real connections; the test plays the HTTP processes and the supervisor."""
 
 import errno
 import gc
@@ -14,8 +14,8 @@ import pytest
 
 from server.config.schema import TenantConfig
 from server.processes import handoff
-from server.processes.dispatcher import MOST_PIECES, MOST_QUEUED, Dispatcher, Door
-from server.processes.handoff import Passed
+from server.processes.dispatcher import MAX_PIECES, MAX_QUEUED, Dispatcher, HandoffQueue
+from server.processes.handoff import Handoff
 from server.processes.routing import SHARED, UNAUTHENTICATED
 from server.tenants.auth import Tenancy
 
@@ -77,8 +77,8 @@ class Bench:
         self.dispatcher.close()
         self._stack.close()
 
-    def door(self, name: str) -> socket.socket:
-        """Open a door, and return the process's end of it."""
+    def process(self, name: str) -> socket.socket:
+        """Add an HTTP process of this name; returns the socket over which it takes connections."""
         ours, theirs = handoff.pair()
         with ours:
             socket.send_fds(self._control, [name.encode()], [ours.fileno()])
@@ -99,7 +99,7 @@ class Bench:
 def taken(end: socket.socket) -> tuple[bytes, bytes]:
     """The bytes of the next connection that comes through: those read before, and those still to be read."""
     assert select.select([end], [], [], PATIENCE)[0], "no connection came"
-    passed = handoff.take(end)
+    passed = handoff.receive(end)
     assert passed
     passed.connection.settimeout(PATIENCE)
     found = passed.data(), passed.connection.recv(1 << 16)
@@ -126,8 +126,8 @@ def bench() -> Iterator[Bench]:
         yield bench
 
 
-def test_each_connection_goes_through_its_door_with_every_byte_unread(bench: Bench) -> None:
-    acme, globex = bench.door("acme"), bench.door("globex")
+def test_each_connection_goes_to_its_process_with_every_byte_unread(bench: Bench) -> None:
+    acme, globex = bench.process("acme"), bench.process("globex")
     bench.connect(GLOBEX)
     bench.connect(ACME)
     assert taken(acme) == (b"", ACME)
@@ -142,7 +142,7 @@ def send(bench: Bench, connection: socket.socket, piece: bytes) -> None:
 
 
 def test_headers_may_come_in_a_few_pieces(bench: Bench) -> None:
-    acme = bench.door("acme")
+    acme = bench.process("acme")
     connection = bench.connect()
     until(lambda: bench.dispatcher.looks == 1)
     for piece in (b"POST / HTTP/1.1\r\n", b"X-Tenant: acme", b"\r\n\r", b"\nbody"):
@@ -150,36 +150,36 @@ def test_headers_may_come_in_a_few_pieces(bench: Bench) -> None:
     assert taken(acme) == (b"", ACME)
 
 
-def test_headers_that_come_in_many_pieces_are_read_by_the_strangers_process(bench: Bench) -> None:
-    unauthenticated = bench.door(UNAUTHENTICATED)
+def test_headers_in_many_pieces_go_to_the_unauthenticated_process(bench: Bench) -> None:
+    unauthenticated = bench.process(UNAUTHENTICATED)
     connection = bench.connect()
     until(lambda: bench.dispatcher.looks == 1)
-    for index in range(MOST_PIECES):
+    for index in range(MAX_PIECES):
         send(bench, connection, ACME[index : index + 1])
-    assert taken(unauthenticated) == (b"", ACME[:MOST_PIECES])
-    connection.sendall(ACME[MOST_PIECES:])
-    assert bench.dispatcher.looks == MOST_PIECES + 1
+    assert taken(unauthenticated) == (b"", ACME[:MAX_PIECES])
+    connection.sendall(ACME[MAX_PIECES:])
+    assert bench.dispatcher.looks == MAX_PIECES + 1
 
 
 @pytest.mark.parametrize("data", [b"\r\n" + b"X" * 17_000, b"\r\n" * 8_500], ids=["a line", "empty lines"])
 def test_what_is_no_head_after_empty_lines_does_not_keep_the_dispatcher_busy(bench: Bench, data: bytes) -> None:
-    unauthenticated = bench.door(UNAUTHENTICATED)
+    unauthenticated = bench.process(UNAUTHENTICATED)
     bench.connect(data)
     assert select.select([unauthenticated], [], [], PATIENCE)[0], "the dispatcher waits for headers that cannot come"
-    passed = handoff.take(unauthenticated)
+    passed = handoff.receive(unauthenticated)
     assert passed
     passed.close()
-    assert bench.dispatcher.looks < MOST_PIECES
+    assert bench.dispatcher.looks < MAX_PIECES
 
 
 def test_a_client_may_stop_sending_once_its_request_is_whole(bench: Bench) -> None:
-    acme = bench.door("acme")
+    acme = bench.process("acme")
     bench.connect(ACME).shutdown(socket.SHUT_WR)
     assert taken(acme) == (b"", ACME)
 
 
 @pytest.mark.parametrize("data", [b"", b"POST / HTTP/1.1\r\n"])
-def test_a_client_that_leaves_before_its_headers_are_whole_is_let_go(bench: Bench, data: bytes) -> None:
+def test_a_client_that_disconnects_before_its_headers_are_complete(bench: Bench, data: bytes) -> None:
     connection = bench.connect(data)
     connection.shutdown(socket.SHUT_WR)
     assert hung_up(connection)
@@ -189,7 +189,7 @@ def test_a_client_that_leaves_before_its_headers_are_whole_is_let_go(bench: Benc
     until(lambda: repr(bench.dispatcher).startswith("<Dispatcher 0 waiting"))
 
 
-def test_a_client_that_takes_too_long_is_hung_up_on_and_others_are_not(bench: Bench) -> None:
+def test_header_timeout_closes_only_the_slow_client(bench: Bench) -> None:
     slow = bench.connect(b"POST / HTTP/1.1\r\n")
     until(lambda: "1 waiting" in repr(bench.dispatcher))
     bench.now = 29.0
@@ -198,35 +198,35 @@ def test_a_client_that_takes_too_long_is_hung_up_on_and_others_are_not(bench: Be
     bench.now = 31.0
     bench.wake()
     assert hung_up(slow)
-    acme = bench.door("acme")
+    acme = bench.process("acme")
     later.sendall(ACME[4:])
     assert {taken(acme)[1], taken(acme)[1]} == {ACME}
 
 
-def test_when_too_many_wait_the_oldest_is_hung_up_on() -> None:
-    with Bench(most_waiting=2) as bench:
+def test_beyond_max_waiting_the_oldest_is_closed() -> None:
+    with Bench(max_waiting=2) as bench:
         first = bench.connect()
         until(lambda: "1 waiting" in repr(bench.dispatcher))
         others = [bench.connect(), bench.connect()]
         assert hung_up(first)
-        acme = bench.door("acme")
+        acme = bench.process("acme")
         for connection in others:
             connection.sendall(ACME)
             assert taken(acme) == (b"", ACME)
 
 
 def test_connections_of_a_process_that_died_wait_for_the_next(bench: Bench) -> None:
-    bench.door("acme").close()
+    bench.process("acme").close()
     bench.connect(ACME)
     bench.connect(GLOBEX)
-    assert taken(bench.door("globex")) == (b"", GLOBEX), "and hold up nobody else"
-    assert taken(bench.door("acme")) == (b"", ACME)
+    assert taken(bench.process("globex")) == (b"", GLOBEX), "and delay no other tenant"
+    assert taken(bench.process("acme")) == (b"", ACME)
 
 
-def test_a_dead_door_costs_nothing(bench: Bench) -> None:
-    bench.door("acme").close()
+def test_a_process_that_died_causes_no_events(bench: Bench) -> None:
+    bench.process("acme").close()
     bench.connect(ACME)
-    globex = bench.door("globex")
+    globex = bench.process("globex")
     bench.connect(GLOBEX)
     assert taken(globex)[1] == GLOBEX
     spent = time.process_time()
@@ -234,55 +234,55 @@ def test_a_dead_door_costs_nothing(bench: Bench) -> None:
     assert time.process_time() - spent < 0.05, "it spins"
 
 
-def test_a_new_process_takes_the_place_of_one_that_still_lives(bench: Bench) -> None:
-    before, after = bench.door("acme"), bench.door("acme")
+def test_a_new_process_replaces_one_that_still_runs(bench: Bench) -> None:
+    before, after = bench.process("acme"), bench.process("acme")
     assert select.select([before], [], [], PATIENCE)[0]
-    assert handoff.take(before) is None
+    assert handoff.receive(before) is None
     bench.connect(ACME)
     assert taken(after)[1] == ACME
 
 
-def test_a_connection_that_is_given_back_goes_where_it_is_told_with_what_was_read(bench: Bench) -> None:
-    shared, acme = bench.door(SHARED), bench.door("acme")
+def test_a_connection_that_is_given_back_is_passed_on_with_its_read_ahead(bench: Bench) -> None:
+    shared, acme = bench.process(SHARED), bench.process("acme")
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        handoff.give(shared, Passed("acme", ours, handoff.write_down(b"read already, ")))
+        handoff.send(shared, Handoff("acme", ours, handoff.memory_file(b"read already, ")))
         theirs.sendall(b"not yet")
         assert taken(acme) == (b"read already, ", b"not yet")
 
 
-def test_strangers_have_a_door_of_their_own(bench: Bench) -> None:
-    unauthenticated = bench.door(UNAUTHENTICATED)
+def test_unauthenticated_connections_go_to_a_process_of_their_own(bench: Bench) -> None:
+    unauthenticated = bench.process(UNAUTHENTICATED)
     bench.connect(b"\x16\x03\x01")
     assert taken(unauthenticated)[1] == b"\x16\x03\x01"
 
 
-def test_what_a_full_door_has_no_room_for_goes_through_later(bench: Bench) -> None:
-    acme, count = bench.door("acme"), 600
+def test_connections_beyond_a_full_socket_are_sent_later(bench: Bench) -> None:
+    acme, count = bench.process("acme"), 600
     connections = [bench.connect(ACME) for _ in range(count)]
     assert [taken(acme)[1] for _ in range(count)] == [ACME] * count
     assert all(hung_up(connection) for connection in connections)
 
 
-def test_without_descriptors_the_one_who_waits_longest_makes_room(bench: Bench) -> None:
+def test_without_descriptors_the_oldest_waiting_connection_is_closed(bench: Bench) -> None:
     waiting = bench.connect()
     until(lambda: "1 waiting" in repr(bench.dispatcher))
     bench.listener.errors = [OSError(errno.EMFILE, "no more")]
-    acme = bench.door("acme")
+    acme = bench.process("acme")
     bench.connect(ACME)
     assert hung_up(waiting)
     assert taken(acme) == (b"", ACME)
 
 
-def test_without_descriptors_and_nobody_waiting_newcomers_stay_in_the_queue_for_a_while(bench: Bench) -> None:
+def test_without_descriptors_accepting_pauses(bench: Bench) -> None:
     bench.listener.errors = [OSError(errno.ENFILE, "no more")]
-    acme, globex = bench.door("acme"), bench.door("globex")
+    acme, globex = bench.process("acme"), bench.process("globex")
     bench.connect(ACME)
     until(lambda: not bench.listener.errors)
     asked = bench.listener.asked
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        handoff.give(acme, Passed("globex", ours))
+        handoff.send(acme, Handoff("globex", ours))
         theirs.sendall(b"x")
         assert taken(globex) == (b"", b"x"), "what was accepted goes on"
     assert bench.listener.asked == asked
@@ -290,21 +290,21 @@ def test_without_descriptors_and_nobody_waiting_newcomers_stay_in_the_queue_for_
     assert taken(acme) == (b"", ACME)
 
 
-def test_an_aborted_connection_is_no_reason_to_stop(bench: Bench) -> None:
+def test_an_aborted_connection_is_ignored(bench: Bench) -> None:
     bench.listener.errors = [ConnectionAbortedError()]
-    acme = bench.door("acme")
+    acme = bench.process("acme")
     bench.connect(ACME)
     assert taken(acme) == (b"", ACME)
 
 
-def test_a_shut_door_holds_so_many_and_no_more() -> None:
-    way, pairs = Door(), [socket.socketpair() for _ in range(3)]
-    for _ in range(MOST_QUEUED - 1):
-        way._queue.append(Passed("acme", pairs[0][0]))
-    way.put(Passed("acme", pairs[1][0]))
-    way.put(Passed("acme", pairs[2][0]))
-    assert way.busy
-    assert repr(way) == f"<Door shut, {MOST_QUEUED} waiting>"
+def test_a_queue_without_a_process_holds_max_queued() -> None:
+    queue, pairs = HandoffQueue(), [socket.socketpair() for _ in range(3)]
+    for _ in range(MAX_QUEUED - 1):
+        queue._queue.append(Handoff("acme", pairs[0][0]))
+    queue.put(Handoff("acme", pairs[1][0]))
+    queue.put(Handoff("acme", pairs[2][0]))
+    assert queue.waiting
+    assert repr(queue) == f"<HandoffQueue closed, {MAX_QUEUED} waiting>"
     assert pairs[1][0].fileno() > 0
     assert pairs[2][1].recv(1) == b""
     for one, other in pairs:
@@ -313,7 +313,7 @@ def test_a_shut_door_holds_so_many_and_no_more() -> None:
     gc.collect()
 
 
-def test_it_ends_quietly_though_the_process_that_controls_it_was_killed_with_answers_unread() -> None:
+def test_it_ends_when_the_supervisor_was_killed_with_answers_unread() -> None:
     """The kernel then reports a reset connection instead of its end."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listeners: Any = [Listener()]

@@ -3,27 +3,27 @@
 import os
 from pathlib import Path
 
-from server.processes.heartbeat import INTERVAL, SILENCE, Activity, Pulse, observe
+from server.processes.heartbeat import INTERVAL, MAX_SILENCE, Activity, Heartbeat, observe
 
 
-def looks(pulse: Pulse, *activities: Activity, begin: float = 100.0, step: float = INTERVAL) -> int:
+def looks(heartbeat: Heartbeat, *activities: Activity, begin: float = 100.0, step: float = INTERVAL) -> int:
     """How many looks it takes until it hangs, with one activity a look; more than there are if it does not."""
     for number, activity in enumerate(activities, 1):
-        if pulse.hangs(begin + number * step, activity):
+        if heartbeat.hangs(begin + number * step, activity):
             return number
     return len(activities) + 1
 
 
-def asked() -> Pulse:
+def asked() -> Heartbeat:
     """One that has answered before, and was asked again at 100 s."""
-    pulse = Pulse()
-    pulse.asked(99.0)
-    pulse.answered()
-    pulse.asked(100.0)
-    return pulse
+    heartbeat = Heartbeat()
+    heartbeat.on_asked(99.0)
+    heartbeat.on_answer()
+    heartbeat.on_asked(100.0)
+    return heartbeat
 
 
-LIMIT = int(SILENCE / INTERVAL)
+LIMIT = int(MAX_SILENCE / INTERVAL)
 
 
 def test_a_process_that_is_stopped_or_sleeps_hangs_after_the_limit() -> None:
@@ -31,19 +31,19 @@ def test_a_process_that_is_stopped_or_sleeps_hangs_after_the_limit() -> None:
         assert looks(asked(), *[Activity(state, 1.0, 1.0)] * 99) == LIMIT
 
 
-def test_one_that_is_busy_all_the_time_hangs_as_well() -> None:
+def test_a_process_that_is_busy_all_the_time_hangs_as_well() -> None:
     busy = [Activity("R", number * INTERVAL, 0.0) for number in range(99)]
     assert looks(asked(), *busy) == LIMIT + 1, "the first look has nothing to compare with"
 
 
-def test_an_answer_begins_it_anew() -> None:
-    pulse = asked()
-    assert looks(pulse, *[Activity("S", 1.0, 1.0)] * (LIMIT - 1)) == LIMIT
-    assert not pulse.due
-    pulse.answered()
-    assert pulse.due
-    pulse.asked(100.0)
-    assert looks(pulse, *[Activity("S", 1.0, 1.0)] * 99) == LIMIT
+def test_an_answer_resets_the_silence() -> None:
+    heartbeat = asked()
+    assert looks(heartbeat, *[Activity("S", 1.0, 1.0)] * (LIMIT - 1)) == LIMIT
+    assert not heartbeat.answered
+    heartbeat.on_answer()
+    assert heartbeat.answered
+    heartbeat.on_asked(100.0)
+    assert looks(heartbeat, *[Activity("S", 1.0, 1.0)] * 99) == LIMIT
 
 
 def test_time_in_which_it_waited_for_a_core_does_not_count() -> None:
@@ -56,14 +56,14 @@ def test_time_in_which_it_waited_for_a_disk_does_not_count() -> None:
     assert looks(asked(), *[Activity("D", 1.0, 1.0)] * 99) == 100
 
 
-def test_time_in_which_who_asks_was_not_run_does_not_count() -> None:
+def test_time_in_which_the_asking_process_was_not_run_does_not_count() -> None:
     assert looks(asked(), *[Activity("S", 1.0, 1.0)] * 5, step=60.0) == 6
 
 
-def test_one_that_is_starting_has_more_time() -> None:
-    pulse = Pulse()
-    pulse.asked(100.0)
-    assert looks(pulse, *[Activity("S", 1.0, 1.0)] * 5 * LIMIT) == 5 * LIMIT + 1
+def test_a_starting_process_has_more_time() -> None:
+    heartbeat = Heartbeat()
+    heartbeat.on_asked(100.0)
+    assert looks(heartbeat, *[Activity("S", 1.0, 1.0)] * 5 * LIMIT) == 5 * LIMIT + 1
 
 
 def test_the_kernel_says_what_this_process_does() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfig
-from server.processes.listen import Taken, address, listen
+from server.processes.listen import CannotListen, listen, url
 
 
 @pytest.fixture
@@ -33,13 +33,13 @@ def taken(stack: ExitStack) -> int:
     return port
 
 
-def test_connections_can_be_made_before_anybody_accepts_them(stack: ExitStack) -> None:
+def test_connections_can_be_made_before_they_are_accepted(stack: ExitStack) -> None:
     (listener,), own = listen(config())
     stack.enter_context(listener)
     assert own == {}
     assert not listener.getblocking()
     stack.enter_context(socket.create_connection(listener.getsockname()))
-    assert address(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
+    assert url(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_a_tenant_may_have_a_socket_of_its_own(stack: ExitStack) -> None:
@@ -52,33 +52,33 @@ def test_a_tenant_may_have_a_socket_of_its_own(stack: ExitStack) -> None:
     assert theirs.getsockname()[1] == port
 
 
-def test_an_address_with_colons_is_told_in_brackets(stack: ExitStack) -> None:
+def test_an_ipv6_url_has_brackets(stack: ExitStack) -> None:
     try:
         (listener,), _ = listen(config(host="::1"))
-    except Taken:
+    except CannotListen:
         pytest.skip("this machine has no IPv6")
     stack.enter_context(listener)
-    assert address(listener).startswith("http://[::1]:")
+    assert url(listener).startswith("http://[::1]:")
 
 
-def test_a_taken_port_is_told_with_what_to_do(stack: ExitStack) -> None:
+def test_a_port_in_use_is_reported_with_what_to_do(stack: ExitStack) -> None:
     port = taken(stack)
-    with pytest.raises(Taken) as told:
+    with pytest.raises(CannotListen) as told:
         listen(config(port=port))
     expected = f"cannot listen on 127.0.0.1:{port}: another program listens there; choose another with --port or server.port"
     assert str(told.value) == expected
 
 
-def test_a_taken_port_of_a_tenant_names_its_key_and_the_others_are_let_go(stack: ExitStack) -> None:
+def test_a_tenants_port_in_use_names_its_key_and_closes_the_others(stack: ExitStack) -> None:
     port = taken(stack)
-    with pytest.raises(Taken, match=r"choose another as tenants\.acme\.port"):
+    with pytest.raises(CannotListen, match=r"choose another as tenants\.acme\.port"):
         listen(config(own=port))
 
 
-def test_a_host_that_is_nobodys_is_told_as_the_system_tells_it() -> None:
-    with pytest.raises(Taken, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"):
+def test_an_unknown_host_is_reported_with_the_systems_text() -> None:
+    with pytest.raises(CannotListen, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"):
         listen(config(host="192.0.2.1"))
-    with pytest.raises(Taken, match=r"cannot listen on no\.such\.host\.invalid:0: "):
+    with pytest.raises(CannotListen, match=r"cannot listen on no\.such\.host\.invalid:0: "):
         listen(config(host="no.such.host.invalid"))
 
 
@@ -86,7 +86,7 @@ def test_every_address_of_ipv6_is_every_address_of_ipv4_too_and_another_is_not(s
     try:
         (every,), _ = listen(config(host="::"))
         (one,), _ = listen(config(host="::1"))
-    except Taken:
+    except CannotListen:
         pytest.skip("this machine has no IPv6")
     for listener in (every, one):
         stack.enter_context(listener)

@@ -3,7 +3,7 @@
 import logging
 import resource
 
-from server.processes.process_setup import Signature, allow_connections
+from server.processes.process_setup import ProcessName, raise_descriptor_limit
 
 
 def record(**extra: str) -> logging.LogRecord:
@@ -12,8 +12,8 @@ def record(**extra: str) -> logging.LogRecord:
     return found
 
 
-def test_records_that_name_no_tenant_are_signed() -> None:
-    signature = Signature("acme")
+def test_records_without_a_tenant_get_the_process_name() -> None:
+    signature = ProcessName("acme")
     for given, expected in ((record(), "acme"), (record(tenant="-"), "acme"), (record(tenant="globex"), "globex")):
         assert signature.filter(given)
         assert given.__dict__["tenant"] == expected
@@ -23,7 +23,7 @@ def test_a_process_may_have_as_many_connections_as_the_system_allows() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
-        allow_connections()
+        raise_descriptor_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -15,7 +15,7 @@ from server.config.schema import Config, ModelOptions, ModelsConfig, TenantConfi
 from server.errors import Unavailable
 from server.http.exchange import Reply
 from server.processes import proxy
-from server.processes.proxy import Forwarded, answer
+from server.processes.proxy import ForwardedRequest, answer
 from server.tenants.service import Service, Tenant, open_tenant
 from tests.memory import linked
 
@@ -32,13 +32,13 @@ async def echo(request: Request) -> dict[str, Any]:
     return {"query": request.url.query, "body": body, "field": request.headers["x-field"], "client": request.client}
 
 
-async def ask(asked: Forwarded) -> Any:
+async def ask(asked: ForwardedRequest) -> Any:
     return await answer(framework.build((far,)), asked)
 
 
 def near(asking: Any = ask, client: str = "127.0.0.1", *tenants: Tenant) -> httpx.AsyncClient:
     service = Service(CONFIG, tenants)
-    application = framework.build((proxy.router,), service=lambda: service, ask=asking)
+    application = framework.build((proxy.router,), service=lambda: service, forward=asking)
     return httpx.AsyncClient(transport=httpx.ASGITransport(application, client=(client, 7)), base_url="http://localhost")
 
 
@@ -50,14 +50,14 @@ async def test_a_request_is_forwarded_whole_and_its_answer_too() -> None:
     assert told.headers["content-type"] == "application/json"
 
 
-async def test_which_methods_are_allowed_is_for_the_other_side_to_say() -> None:
+async def test_the_device_process_decides_which_methods_are_allowed() -> None:
     async with near() as http:
         told = await http.delete("/admin/echo")
     assert (told.status_code, told.headers["allow"]) == (405, "PUT")
 
 
-async def test_who_may_not_administer_is_refused_on_this_side() -> None:
-    async def never(_: Forwarded) -> Any:
+async def test_unauthorized_administration_is_not_forwarded() -> None:
+    async def never(_: ForwardedRequest) -> Any:
         raise AssertionError("it was asked")
 
     async with near(never, client="192.0.2.1") as http:
@@ -72,8 +72,8 @@ async def test_models_are_loaded_for_tenants_who_are_served_here_only(path: str)
         assert (await http.post(f"/v2/repository/models/m/{path}", headers={"X-Tenant": "acme"})).status_code == 421
 
 
-async def test_a_side_that_is_gone_is_unavailable() -> None:
-    async def gone(_: Forwarded) -> Any:
+async def test_a_device_process_that_is_gone_is_503() -> None:
+    async def gone(_: ForwardedRequest) -> Any:
         raise Unavailable("the other process is gone")
 
     async with near(gone) as http:
@@ -84,11 +84,11 @@ class Far:
     """Answers what is forwarded once it is let, and remembers it."""
 
     def __init__(self) -> None:
-        self.asked: list[Forwarded] = []
+        self.asked: list[ForwardedRequest] = []
         self.cancelled = 0
         self.gate = asyncio.Event()
 
-    async def __call__(self, asked: Forwarded) -> Reply:
+    async def __call__(self, asked: ForwardedRequest) -> Reply:
         self.asked.append(asked)
         try:
             await self.gate.wait()
@@ -131,7 +131,7 @@ def loading(config: Any) -> dict[str, Any]:
         (json.dumps({"parameters": {"file:1/model.onnx": "x" * 500_000}}).encode(), "put files into the repository"),
     ],
 )
-async def test_what_a_load_says_is_refused_before_the_other_side_is_asked(acme: Tenant, body: bytes, text: str) -> None:
+async def test_a_wrong_load_request_is_not_forwarded(acme: Tenant, body: bytes, text: str) -> None:
     far = Far()
     far.gate.set()  # Were it asked, it would answer.
     async with near(far, "127.0.0.1", acme) as http:
@@ -141,7 +141,7 @@ async def test_what_a_load_says_is_refused_before_the_other_side_is_asked(acme: 
     assert (len(told.content) < 500, far.asked) == (True, [])
 
 
-async def test_of_a_load_nothing_is_forwarded_but_what_was_checked(acme: Tenant) -> None:
+async def test_only_the_checked_part_of_a_load_request_is_forwarded(acme: Tenant) -> None:
     far = Far()
     far.gate.set()
     config = {"max_batch_size": 4}
@@ -170,7 +170,7 @@ async def test_a_tenants_changes_come_one_at_a_time_and_more_than_may_wait_are_4
     assert repr(acme.changes) == "<Changes 0 asked for>"
 
 
-async def test_a_change_is_given_up_with_its_client_and_the_next_has_its_turn(acme: Tenant) -> None:
+async def test_a_disconnect_cancels_the_change_and_the_next_one_runs(acme: Tenant) -> None:
     far = Far()
     async with near(far, "127.0.0.1", acme) as http:
         posts = [asyncio.ensure_future(http.post(LOAD, headers=AS_ACME)) for _ in range(3)]

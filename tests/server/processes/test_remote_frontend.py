@@ -1,4 +1,4 @@
-"""A tenant's desk, with the test at the other end of its channel."""
+"""A tenant's frontend, with the test at the other end of its channel."""
 
 import asyncio
 import os
@@ -35,14 +35,14 @@ class Process:
 
         return handler
 
-    async def meet(self, desk: RemoteFrontend) -> Channel:
-        """Connect it to a desk."""
+    async def meet(self, frontend: RemoteFrontend) -> Channel:
+        """Connect it to a frontend."""
         ours, theirs = socket.socketpair()
-        channel = Channel(desk.handlers())
+        channel = Channel(frontend.handlers())
         await channel.open(ours)
         await self.channel.open(theirs)
-        await desk.connect(channel)
-        await channel.ask("empty")
+        await frontend.connect(channel)
+        await channel.call("empty")
         return channel
 
 
@@ -58,20 +58,20 @@ class Device:
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[RemoteFrontend]:
-    desk = open_remote(TenantConfig(name="acme", granules=1, models=("*",)))
-    yield desk
-    desk.close()
+async def frontend() -> AsyncIterator[RemoteFrontend]:
+    frontend = open_remote(TenantConfig(name="acme", granules=1, models=("*",)))
+    yield frontend
+    frontend.close()
 
 
-async def test_a_process_is_told_everything_that_was_said_before_it_came(desk: RemoteFrontend) -> None:
-    desk.announce("slow")
-    await desk.publish("broken", [], [PROBLEM])
-    desk.place(frozenset({0}))
-    desk.become("serving")
-    desk.refuse("draining")
+async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: RemoteFrontend) -> None:
+    frontend.announce("slow")
+    await frontend.publish("broken", [], [PROBLEM])
+    frontend.place(frozenset({0}))
+    frontend.become("serving")
+    frontend.refuse("draining")
     process = Process()
-    channel = await process.meet(desk)
+    channel = await process.meet(frontend)
     assert process.heard[:-1] == [
         ("place", frozenset({0})),
         ("announce", "slow"),
@@ -80,48 +80,48 @@ async def test_a_process_is_told_everything_that_was_said_before_it_came(desk: R
         ("become", "serving"),
     ]
     process.heard.clear()
-    desk.become("draining")
-    await desk.publish("slow", [], [PROBLEM])
-    await desk.empty()
+    frontend.become("draining")
+    await frontend.publish("slow", [], [PROBLEM])
+    await frontend.empty()
     assert process.heard == [("become", "draining"), ("publish", "slow", [], [PROBLEM]), ("empty",)]
     channel.close()
     process.channel.close()
 
 
-async def test_without_a_process_nothing_is_waited_for(desk: RemoteFrontend) -> None:
-    assert (await desk.report()).index == ()
-    await desk.empty()
+async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend) -> None:
+    assert (await frontend.report()).index == ()
+    await frontend.empty()
     process = Process()
-    channel = await process.meet(desk)
+    channel = await process.meet(frontend)
     process.answers["report"] = counted = Report((), (PROBLEM,), LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
-    assert await desk.report() == counted
+    assert await frontend.report() == counted
     process.channel.close()
-    assert isinstance(await desk.report(), Report)
+    assert isinstance(await frontend.report(), Report)
     channel.close()
 
 
-async def test_what_a_process_said_last_is_told_where_it_does_not_answer(
-    desk: RemoteFrontend, monkeypatch: pytest.MonkeyPatch
+async def test_the_last_report_is_returned_when_the_process_does_not_answer(
+    frontend: RemoteFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Process()
-    channel = await process.meet(desk)
+    channel = await process.meet(frontend)
     process.answers["report"] = counted = Report((), (PROBLEM,), LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
-    assert (await desk.report()).age == 0
-    monkeypatch.setattr("server.processes.remote_frontend.PATIENCE", 0.01)
+    assert (await frontend.report()).age == 0
+    monkeypatch.setattr("server.processes.remote_frontend.REPORT_TIMEOUT", 0.01)
     process.answers["report"] = never = asyncio.sleep(600)
-    stale = await desk.report()
+    stale = await frontend.report()
     assert (stale.index, stale.lane, stale.age > 0) == (counted.index, counted.lane, True)
     process.channel.close()
-    assert (await desk.report()).index == counted.index, "nor where it is gone"
+    assert (await frontend.report()).index == counted.index, "nor where it is gone"
     never.close()
     channel.close()
 
 
-async def test_what_the_process_asks_reaches_the_device(desk: RemoteFrontend) -> None:
+async def test_cancel_reaches_the_device(frontend: RemoteFrontend) -> None:
     device, process = Device(), Process()
-    desk.open(device)
-    channel = await process.meet(desk)
-    process.channel.tell("cancel", 3, 14)
+    frontend.open(device)
+    channel = await process.meet(frontend)
+    process.channel.notify("cancel", 3, 14)
     while not device.asked:
         await asyncio.sleep(0)
     assert device.asked == [("acme", 3, 14)]
@@ -129,45 +129,45 @@ async def test_what_the_process_asks_reaches_the_device(desk: RemoteFrontend) ->
     process.channel.close()
 
 
-async def test_a_new_link_leaves_the_old_one_to_whoever_still_uses_it(desk: RemoteFrontend) -> None:
-    before, link = desk.descriptors, desk.link
-    left = desk.renew()
+async def test_renew_keeps_the_old_link_open(frontend: RemoteFrontend) -> None:
+    before, link = frontend.descriptors, frontend.link
+    left = frontend.renew()
     assert left == before
-    assert desk.link is not link
-    assert set(desk.descriptors[:4]).isdisjoint(left[:4])
+    assert frontend.link is not link
+    assert set(frontend.descriptors[:4]).isdisjoint(left[:4])
     assert os.fstat(left.memory).st_size > 0
     left.close()
 
 
-async def test_a_new_link_leads_to_the_same_memory(desk: RemoteFrontend) -> None:
-    memory = desk.link.arena.memory
+async def test_a_new_link_leads_to_the_same_memory(frontend: RemoteFrontend) -> None:
+    memory = frontend.link.arena.memory
     memory.view[:4] = b"mine"
-    desk.renew().close()
-    assert desk.link.arena.memory is memory, "the device reaches it where it is"
-    assert bytes(links.attach(desk.descriptors).arena.memory.view[:4]) == b"mine", "and so does another process"
+    frontend.renew().close()
+    assert frontend.link.arena.memory is memory, "the device reaches it where it is"
+    assert bytes(links.attach(frontend.descriptors).arena.memory.view[:4]) == b"mine", "and so does another process"
 
 
-async def test_cores_that_are_assigned_come_after_those_of_the_partition(desk: RemoteFrontend) -> None:
+async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFrontend) -> None:
     process = Process()
-    channel = await process.meet(desk)
+    channel = await process.meet(frontend)
     for told in (frozenset({2}), frozenset({3})):
-        desk.assign(told)
-    desk.place(None)
-    desk.place(frozenset({5}))
-    desk.assign(frozenset({4}))
-    await desk.empty()
+        frontend.assign(told)
+    frontend.place(None)
+    frontend.place(frozenset({5}))
+    frontend.assign(frozenset({4}))
+    await frontend.empty()
     assert [heard[1] for heard in process.heard if heard[0] == "place"] == [{2}, {3}, {3}, {5}, {5}]
     channel.close()
     process.channel.close()
 
 
-async def test_front_cores_that_are_configured_come_before_those_of_the_partition() -> None:
-    desk = open_remote(TenantConfig(name="acme", granules=1, models=("*",), front_cores=(0,)))
+async def test_configured_front_cores_override_those_of_the_partition() -> None:
+    frontend = open_remote(TenantConfig(name="acme", granules=1, models=("*",), front_cores=(0,)))
     process = Process()
-    desk.place(frozenset({5}))
-    channel = await process.meet(desk)
+    frontend.place(frozenset({5}))
+    channel = await process.meet(frontend)
     assert ("place", frozenset({0})) in process.heard
-    assert repr(desk).startswith("<RemoteFrontend acme, <Channel")
+    assert repr(frontend).startswith("<RemoteFrontend acme, <Channel")
     channel.close()
     process.channel.close()
-    desk.close()
+    frontend.close()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.config.schema import TenantConfig
-from server.processes.routing import MOST, SHARED, UNAUTHENTICATED, belongs, destination
+from server.processes.routing import MAX_HEAD, SHARED, UNAUTHENTICATED, destination, process_for
 from server.tenants.auth import Tenancy, digest
 
 OPEN = TenantConfig(name="acme", granules=1, models=("*",))
@@ -45,11 +45,11 @@ def head(first: str, *fields: str) -> bytes:
         (b"\0", UNAUTHENTICATED),
     ],
 )
-def test_the_first_headers_say_whose_a_connection_is(data: bytes, where: str) -> None:
+def test_destination_by_first_headers(data: bytes, where: str) -> None:
     assert destination(data, NOBODY) == where
 
 
-def test_the_default_tenant_has_what_names_nobody() -> None:
+def test_requests_without_a_tenant_go_to_the_default_tenant() -> None:
     assert destination(head(INFER), DEFAULT) == "acme"
     assert destination(head("GET /v2/health/ready HTTP/1.1"), DEFAULT) == "acme"
     assert destination(head(INFER, "Authorization: Bearer wrong"), DEFAULT) == UNAUTHENTICATED
@@ -60,16 +60,18 @@ def test_more_has_to_come_while_the_headers_are_not_whole(data: bytes) -> None:
     assert destination(data, NOBODY) is None
 
 
-def test_headers_that_are_too_long_are_a_strangers() -> None:
-    data = head(INFER, "X: " + "x" * MOST, "X-Tenant: acme")
+def test_headers_that_are_too_long_go_to_the_unauthenticated_process() -> None:
+    data = head(INFER, "X: " + "x" * MAX_HEAD, "X-Tenant: acme")
     assert destination(data, NOBODY) == UNAUTHENTICATED
-    assert destination(data[: MOST - 1], NOBODY) is None
+    assert destination(data[: MAX_HEAD - 1], NOBODY) is None
 
 
-@pytest.mark.parametrize("data", [b"\r\n" + b"x" * MOST, b"\r\n" * MOST, b"\n" * MOST], ids=["a line", "empty lines", "LF"])
+@pytest.mark.parametrize(
+    "data", [b"\r\n" + b"x" * MAX_HEAD, b"\r\n" * MAX_HEAD, b"\n" * MAX_HEAD], ids=["a line", "empty lines", "LF"]
+)
 def test_empty_lines_count_among_the_bytes_that_are_looked_at(data: bytes) -> None:
     assert destination(data, NOBODY) == UNAUTHENTICATED
-    assert destination(data[: MOST - 1], NOBODY) is None
+    assert destination(data[: MAX_HEAD - 1], NOBODY) is None
 
 
 LINES = st.lists(
@@ -88,7 +90,7 @@ def test_however_the_bytes_come_the_answer_is_the_same_once_there_is_one(
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_are_too_much_for_it(data: bytes) -> None:
+def test_destination_takes_any_bytes(data: bytes) -> None:
     assert destination(data, NOBODY) in (None, SHARED, UNAUTHENTICATED, "acme", "globex")
 
 
@@ -96,4 +98,4 @@ def test_no_bytes_are_too_much_for_it(data: bytes) -> None:
 def test_a_request_that_was_parsed_belongs_where_its_bytes_do(key: bytes, name: bytes | None) -> None:
     fields = [b"authorization: Bearer " + key] + ([] if name is None else [b"X-Tenant: " + name])
     data = b"\r\n".join([INFER.encode(), *fields, b"", b""])
-    assert belongs(b"/v2/models/m/infer", b"Bearer " + key, name, NOBODY) == destination(data, NOBODY)
+    assert process_for(b"/v2/models/m/infer", b"Bearer " + key, name, NOBODY) == destination(data, NOBODY)
