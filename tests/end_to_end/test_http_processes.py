@@ -189,7 +189,7 @@ def test_a_connection_goes_to_the_tenant_it_asks_for_next_with_all_it_sends(serv
     with Connection(server) as connection:
         connection.send(first)
         assert connection.answer().status == 200
-        ends_up_at(server, connection, "greenlane (hous" if first == LIVE else "greenlane globe")
+        ends_up_at(server, connection, "greenlane (shar" if first == LIVE else "greenlane globe")
         connection.send(post("/v2/models/identity/infer", asked["content"], ACME, f"Inference-Header-Content-Length: {length}"))
         answer = connection.answer()
         assert (answer.status, len(answer.json["outputs"][0]["data"])) == (200, rows * 2)
@@ -200,7 +200,7 @@ def test_an_unauthenticated_connection_is_served_once_its_key_is_right(server: R
     with Connection(server) as connection:
         connection.send(posted("identity", SMALL, "Authorization: Bearer wrong"))
         assert connection.answer().status == 401
-        ends_up_at(server, connection, "greenlane (stra")
+        ends_up_at(server, connection, "greenlane (unau")
         connection.send(posted("identity", SMALL))
         assert connection.answer().status == 401
         connection.send(posted("identity", SMALL, GLOBEX))
@@ -358,7 +358,7 @@ def test_connections_go_on_without_the_dispatcher_and_new_ones_wait_for_the_next
 
 def test_a_process_is_replaced_after_the_forkserver_was_killed(server: Running) -> None:
     parent = {one.parent for one in server.family() if one.name == "greenlane acme"}.pop()
-    children = [one for one in server.family() if one.name in ("greenlane acme", "greenlane doorm")]
+    children = [one for one in server.family() if one.name in ("greenlane acme", "greenlane (disp")]
     for pid in (parent, *(child.pid for child in children)):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not alive(children))

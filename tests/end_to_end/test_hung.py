@@ -121,7 +121,7 @@ def test_a_stopped_forkserver_is_replaced(server: Running) -> None:
     os.kill(server.pid("acme"), signal.SIGKILL)
     with client(server, **{"X-Tenant": "acme"}) as acme:
         assert infer(acme, "identity", SMALL).status_code == 200
-    server.told("what processes are forked off has been stopped for 2.")
+    server.told("the forkserver has been stopped for 2.")
 
 
 ENDLESS = """

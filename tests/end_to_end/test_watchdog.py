@@ -134,7 +134,7 @@ def test_a_process_that_hangs_is_not_ready_then_says_where_and_ends(standard: Pa
         assert server.popen.poll() is None, "it was to be not ready before it ended"
         assert server.wait() == NEEDS_RESTART == 70
         until(lambda: not alive(family))
-        server.told("Here are the stacks of its threads; then it ends with status 70")
+        server.told("The stacks of its threads follow; then it exits with status 70")
         server.told("hang_when_told" if how == KEEPS_THE_INTERPRETER else "in main")
 
 
