@@ -95,7 +95,7 @@ class Inflater:
     def check(self) -> None:
         """Raise BadRequest if the body was not exactly one complete stream."""
         if not self._inflater.eof or self._inflater.unused_data or self._left:
-            raise BadRequest(f"Content-Encoding: {self._encoding}, but the body is not one whole {self._encoding} stream")
+            raise BadRequest(f"Content-Encoding: {self._encoding}, but the body is not one complete {self._encoding} stream")
 
     def _next(self) -> memoryview:
         chunk, self._left = self._left[:_THREAD_BYTES], self._left[_THREAD_BYTES:]

@@ -27,8 +27,8 @@ def find_violation(version: str, target: bytes, fields: Iterable[tuple[bytes, by
         return Violation(b"505 HTTP Version Not Supported", f"HTTP/{version}: expected HTTP/1.1 or HTTP/1.0")
     hosts = [value for name, value in fields if name == b"host"]
     if len(hosts) != 1 and (hosts or version == "1.1"):
-        came = f"stands {len(hosts)} times" if hosts else "missing"
-        return Violation(b"400 Bad Request", f"Host: {came}; expected it once, as HTTP/{version} has it")
+        came = f"given {len(hosts)} times" if hosts else "missing"
+        return Violation(b"400 Bad Request", f"Host: {came}; expected once, as HTTP/{version} requires")
     if b"#" in target:
         fragment = target[target.index(b"#") :].decode("latin-1")[:40]
         return Violation(b"400 Bad Request", f"the path has a fragment, {fragment!r}; a '#' in a name is written %23")
@@ -52,5 +52,5 @@ def headers(fields: Iterable[tuple[bytes, bytes]]) -> Headers:
     if len(found) < len(fields):
         names = [name for name, _ in fields]
         if repeated := next((name for name in SINGLE_HEADERS if names.count(name) > 1), None):
-            raise Ambiguous(f"{repeated.decode().title()}: stands {names.count(repeated)} times; expected once")
+            raise Ambiguous(f"{repeated.decode().title()}: given {names.count(repeated)} times; expected once")
     return found

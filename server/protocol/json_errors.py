@@ -19,7 +19,7 @@ def explain(data: bytes, error: JSONDecodeError, tensors: bool = True) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError as wrong:
-        found = f"{data[wrong.start]:#04x} at byte {wrong.start} is no UTF-8 ({wrong.reason})"
+        found = f"{data[wrong.start]:#04x} at byte {wrong.start} is not UTF-8 ({wrong.reason})"
         return found + _after_json(data[: wrong.start])
     offset = len(text[: error.pos].encode())
     if offset == len(data):

@@ -94,7 +94,7 @@ def _elements(data: list[Any], declared: InputDeclaration) -> Elements:
     elements = Elements(_unnest(data, declared), shape, declared) if nested else Elements(data, (size,), declared)
     if len(elements.values) != size:
         came = count(len(data), "element")
-        raise BadRequest(f"{declared}: {came} in data; the shape asks for {size}, nested so or flat")
+        raise BadRequest(f"{declared}: {came} in data; the shape asks for {size}, nested that way or flat")
     types = _TYPES[declared.spec.datatype.kind]
     if not set(map(type, elements.values)) <= types:
         elements.refuse_type(next(index for index, value in enumerate(elements.values) if type(value) not in types))

@@ -160,7 +160,7 @@ def _inputs(body: SplitBody, signature: Signature, limits: Limits) -> list[Input
         where = f"inputs[{index}]."
         spec = specs[_name(entry, specs, where, "input")]
         if spec.name in found:
-            raise BadRequest(f"{where}name: {spec.name!r} stands twice; expected each input once")
+            raise BadRequest(f"{where}name: {spec.name!r} given twice; expected each input once")
         found[spec.name] = _input(entry, spec, body, where, limits)
     if left := len(body.binary) - body.taken:
         more = count(left, "byte")
@@ -276,7 +276,7 @@ def _outputs(document: Object, signature: Signature, binary: bool) -> tuple[Requ
         where = f"outputs[{index}]."
         name = _name(entry, known, where, "output")
         if name in requested:
-            raise BadRequest(f"{where}name: {name!r} stands twice; expected each output once")
+            raise BadRequest(f"{where}name: {name!r} given twice; expected each output once")
         values = parameters(entry, where)
         if values.get("shared_memory_region"):
             raise BadRequest(f"{where}parameters.shared_memory_region: not served here; ask for the tensor itself")

@@ -17,7 +17,7 @@ def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository.standard(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="package", params=["asgi", "front", "fronts"])
+@pytest.fixture(scope="package", params=["asgi", "direct", "fronts"])
 def served(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every way in which requests reach the server; the answers must be the same.
 
@@ -29,7 +29,7 @@ def served(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: py
         with running(config) as served:
             yield served
     else:
-        with serving(configuration(standard), front=request.param == "front") as served:
+        with serving(configuration(standard), direct=request.param == "direct") as served:
             yield served
 
 

@@ -28,9 +28,9 @@ class Answer(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What is sent: pieces, of which each has been read when the next is sent. What is answered, and whether that is all.
+    """A connection: the pieces sent, each after the server has read the one before, and the expected answers.
 
-    `ends` is whether the server closes the connection after the last answer; if not, it answers one more request on it.
+    `ends`: whether the server closes the connection after the last answer; if not, it answers one more request on it.
     `keys` is whether the server's tenants have keys, `pages` whether web pages of APP may call it; `shuts` is whether the
     client says, once all is sent, that it is.
     """
@@ -65,7 +65,7 @@ def offer(protocol: str) -> tuple[str, str]:
 
 
 def no_json(at: int) -> Answer:
-    """What a body is told that is INNER from this byte on."""
+    """The answer to a body that is INNER from this byte on."""
     return Answer(
         400, f"the request body is not JSON: unexpected character, expected a JSON value: GET /admin/parti... at byte {at}"
     )
@@ -104,8 +104,8 @@ UPGRADE = {
 
 
 def twice(field: str, count: int = 2) -> Answer:
-    """What a request is told that has a field twice which it must have once."""
-    return Answer(400, f"{field}: stands {count} times; expected once", "connection: close")
+    """The answer to a request that repeats a single-valued header."""
+    return Answer(400, f"{field}: given {count} times; expected once", "connection: close")
 
 
 BASIC = "Authorization: Basic dXNlcjpwdw=="
@@ -151,7 +151,7 @@ TENANT = {
     "a proxy's user where tenants have keys": Row(
         (infer(BASIC),), (Answer(401, "Authorization: expected 'Bearer KEY'", "www-authenticate: bearer"),), keys=True
     ),
-    "a key that nobody has": Row(
+    "a key of no tenant": Row(
         (infer("Authorization: Bearer wrong"),), (Answer(401, "Authorization: no tenant has this key"),), keys=True
     ),
     "a key and a blank": Row((infer("Authorization: Bearer secret "),), (OK,), keys=True),
@@ -171,7 +171,7 @@ def coded(coding: str, version: str = "1.1") -> bytes:
 
 
 def no_coding(coding: str) -> Answer:
-    """What such a request is told."""
+    """The answer to that request."""
     return Answer(501, f"Transfer-Encoding: '{coding}'; expected 'chunked' alone")
 
 
@@ -179,14 +179,14 @@ DAMAGED = Answer(400, NO_HTTP, "connection: close")
 KEPT = Answer(200, RIGHT, "connection: keep-alive")
 FRAGMENT = "the path has a fragment, '#frag'; a '#' in a name is written %23"
 STRICT = {
-    "no host": Row((line("1.1"),), (Answer(400, "Host: missing; expected it once, as HTTP/1.1 has it"),), ends=True),
+    "no host": Row((line("1.1"),), (Answer(400, "Host: missing; expected once, as HTTP/1.1 requires"),), ends=True),
     "two hosts": Row(
         (line("1.1", "Host: a", "Host: b"),),
-        (Answer(400, "Host: stands 2 times; expected it once, as HTTP/1.1 has it"),),
+        (Answer(400, "Host: given 2 times; expected once, as HTTP/1.1 requires"),),
         ends=True,
     ),
     "no host, and a body that comes later": Row(
-        split(line("1.1")), (Answer(400, "Host: missing; expected it once, as HTTP/1.1 has it"),), ends=True
+        split(line("1.1")), (Answer(400, "Host: missing; expected once, as HTTP/1.1 requires"),), ends=True
     ),
     "HTTP/2.0": Row((line("2.0", "Host: a"),), (Answer(505, "HTTP/2.0: expected HTTP/1.1 or HTTP/1.0"),), ends=True),
     "HTTP/0.9": Row((line("0.9", "Host: a"),), (Answer(505, "HTTP/0.9: expected HTTP/1.1 or HTTP/1.0"),), ends=True),
@@ -293,7 +293,7 @@ PAGES = {
         keys=True,
         pages=True,
     ),
-    "a page that is told why not": Row(
+    "a page that can read why not": Row(
         (infer(f"Origin: {APP}"),),
         (Answer(401, "tenant 'acme' needs its key: send Authorization: Bearer KEY", ALLOWED),),
         keys=True,
@@ -316,12 +316,12 @@ PAGES = {
 
 
 def shown(reason: str) -> Answer:
-    """What is told who administers a server without an admin key, and does not look like a program on its machine."""
+    """The answer to an admin request without an admin key that does not come from a program on this machine."""
     return Answer(401, f"without server.admin_key_sha256 the admin API {reason}", "www-authenticate: bearer")
 
 
 def by_proxy(field: str) -> Answer:
-    """What a proxy is told that adds this field."""
+    """The answer to a proxy that adds this header."""
     return shown(f"does not answer through a proxy ({field})")
 
 

@@ -23,7 +23,7 @@ from server.tenants.service import Service
 
 T = TypeVar("T")
 PATIENCE = 60.0
-"""Seconds after which a test that hangs is told so."""
+"""Seconds after which a hanging test fails."""
 
 
 class Served:
@@ -71,19 +71,19 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def serving(
-    config: Config, device: Device | None = None, front: bool = False, abandon: Callable[[int], object] = os._exit
+    config: Config, device: Device | None = None, direct: bool = False, abandon: Callable[[int], object] = os._exit
 ) -> Iterator[Served]:
     """Serve a configuration; every model has been tried when this returns, and everything is closed afterwards.
 
-    `front` is whether inference requests bypass ASGI, as under `python -m server`.
+    `direct`: whether HttpConnection answers inferences without ASGI, as under `python -m server`.
     """
     opener = (lambda _: device) if device else open_configured
     application = Application(lambda: nullcontext(config), opener, abandon)
     served = Served(application)
-    http: Any = partial(HttpConnection, application.infer, application, None) if front else JsonHttpToolsProtocol
+    http: Any = partial(HttpConnection, application.infer, application, None) if direct else JsonHttpToolsProtocol
     settings = uvicorn.Config(application, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=30)
     server = _Server(settings, served)
-    heard = _loggers()
+    before = _loggers()
     thread = threading.Thread(target=server.run, name="server")
     thread.start()
     try:
@@ -94,7 +94,7 @@ def serving(
     finally:
         server.should_exit = True
         thread.join(PATIENCE)
-        for logger, (handlers, level, propagate) in heard.items():  # A server has the log to itself; pytest wants it back.
+        for logger, (handlers, level, propagate) in before.items():  # A server has the log to itself; pytest wants it back.
             logger.handlers, logger.propagate = handlers, propagate
             logger.setLevel(level)
         gc.unfreeze()  # A server freezes what is there when it is ready, for the process's life; this one lives on.

@@ -20,7 +20,7 @@ NO_TEXT = "inputs[0] ('words'), BYTES [1]: element 0"
 class Case:
     """A request, its status, and how its error begins; a document is sent as JSON, with the tensors after it, if any."""
 
-    told: str
+    text: str
     document: Any
     model: str = "identity"
     tensors: tuple[bytes, ...] = ()
@@ -102,7 +102,7 @@ INPUTS = {
     "more than the model has": Case(
         "inputs[2].name: the model has no input 'c'; it has 'a', 'b'", request(A, B, B | {"name": "c"}), "add"
     ),
-    "one twice": Case("inputs[1].name: 'x' stands twice; expected each input once", request(X, X)),
+    "one twice": Case("inputs[1].name: 'x' given twice; expected each input once", request(X, X)),
     "null for an input": Case("inputs[0]: null; expected an object", {"inputs": [None]}),
     "no name": Case("inputs[0].name: missing; expected a string", changed(name=None)),
     "a number for a name": Case("inputs[0].name: 1 is an integer; expected a string", changed(name=1)),
@@ -218,7 +218,7 @@ OUTPUTS = {
     "no name": Case("outputs[0].name: missing; expected a string", request(X, outputs=[{}])),
     "no such output": Case("outputs[0].name: the model has no output 'z'; it has 'y'", request(X, outputs=[{"name": "z"}])),
     "a long name": Case(f"outputs[0].name: the model has no output '{LONG[:40]}...'", request(X, outputs=[{"name": LONG}])),
-    "one twice": Case("outputs[1].name: 'y' stands twice; expected each output once", request(X, outputs=[{"name": "y"}] * 2)),
+    "one twice": Case("outputs[1].name: 'y' given twice; expected each output once", request(X, outputs=[{"name": "y"}] * 2)),
     "a classification out of range": Case("outputs[0].parameters.classification: -1; expected an", asking(classification=-1)),
     "a string for a classification": Case('outputs[0].parameters.classification: "a" is', asking(classification="a")),
     "a string for binary_data": Case(

@@ -65,11 +65,11 @@ def locked(standard: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(params=[False, True], ids=["asgi", "direct"])
 def draining(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """A server that one may drain, one request at a time."""
     one_by_one = TenantConfig(name="acme", granules=1, models=("identity", "spin"), in_flight=1)
-    with serving(configuration(standard, one_by_one), front=request.param) as served:
+    with serving(configuration(standard, one_by_one), direct=request.param) as served:
         yield served
 
 

@@ -1,4 +1,4 @@
-"""What bad input gets: a status, and the field, what came and what was expected in one sentence; and nobody else notices."""
+"""Bad input is answered with a status and a sentence: the field, its value, what was expected. Nothing else is affected."""
 
 import gzip
 import json
@@ -13,8 +13,8 @@ from .wire import SMALL, Connection, posted
 RAW = "Inference-Header-Content-Length: 0, a raw body,"
 
 
-def headed(value: str, told: str) -> Case:
-    return Case(f"Inference-Header-Content-Length: {told}", SMALL, headers=(f"Inference-Header-Content-Length: {value}",))
+def headed(value: str, text: str) -> Case:
+    return Case(f"Inference-Header-Content-Length: {text}", SMALL, headers=(f"Inference-Header-Content-Length: {value}",))
 
 
 HEADERS = {
@@ -51,7 +51,7 @@ HEADERS = {
         "Content-Encoding: gzip, but the body is not gzip: ", SMALL, headers=("Content-Encoding: gzip",)
     ),
     "half of a gzip": Case(
-        "Content-Encoding: gzip, but the body is not one whole gzip stream",
+        "Content-Encoding: gzip, but the body is not one complete gzip stream",
         gzip.compress(b" " * 99)[:-9],
         headers=("Content-Encoding: gzip",),
     ),
@@ -127,13 +127,13 @@ GOOD = posted("identity", SMALL)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_is_told_what_is_wrong_and_the_connection_serves_on(served: Served, case: Case) -> None:
+def test_bad_input_is_refused_and_the_connection_kept(served: Served, case: Case) -> None:
     with Connection(served) as connection:
         connection.send(case.bytes)
         answer = connection.answer()
         assert (answer.status, list(answer.json)) == (case.status, ["error"])
         assert answer.headers["content-type"] == "application/json"
-        assert answer.json["error"].startswith(case.told), answer.json["error"]
+        assert answer.json["error"].startswith(case.text), answer.json["error"]
         assert len(answer.json["error"]) < 400
         connection.send(GOOD)
         assert connection.answer().json["outputs"][0]["data"] == [1, 2]

@@ -40,10 +40,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def served(root: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     config = configuration(root, TenantConfig(name="acme", granules=1, models=("*",), in_flight=1))
-    with serving(config, front=request.param) as served:
+    with serving(config, direct=request.param) as served:
         yield served
 
 

@@ -16,7 +16,7 @@ from .wire import FOREVER, SMALL, Connection, infer, lane, post, posted, spin, u
 UNLOAD_SPIN, UNLOAD = (post(f"/v2/repository/models/{name}/unload") for name in ("spin", "identity"))
 
 
-@pytest.fixture(params=["asgi", "front", "fronts"])
+@pytest.fixture(params=["asgi", "direct", "fronts"])
 def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served | Running]:
     root = tmp_path / "models"
     repository.write(root, "identity", repository.IDENTITY)
@@ -26,7 +26,7 @@ def served(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served | 
         with running(configure(tmp_path / "c.toml", root, tenants, default_tenant='"acme"')) as server:
             yield server
     else:
-        with serving(configuration(root), front=request.param == "front") as server:
+        with serving(configuration(root), direct=request.param == "direct") as server:
             yield server
 
 

@@ -28,10 +28,10 @@ LARGE = request(tensor("x", "FP32", [2000, 1], binary_data_size=len(FLOATS)), pa
 both = pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def narrow(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """A server that takes bodies of 64 KiB."""
-    with serving(configuration(standard, max_body=LIMIT), front=request.param) as served:
+    with serving(configuration(standard, max_body=LIMIT), direct=request.param) as served:
         yield served
 
 
@@ -53,7 +53,7 @@ def check(answer: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize("name", ["gzip", "x-gzip", "GZIP", "deflate", "Deflate"])
-def test_a_request_may_come_packed(http: httpx.Client, name: str) -> None:
+def test_compressed_request(http: httpx.Client, name: str) -> None:
     pack = gzip.compress if "gzip" in name.lower() else zlib.compress
     check(sent(http, pack(json.dumps(SMALL).encode()), content_encoding=name))
 
@@ -78,7 +78,7 @@ def test_a_packed_request_may_come_in_chunks(http: httpx.Client, encoding: str) 
 
 
 @both
-def test_a_large_answer_is_packed_as_asked(served: Served, encoding: str) -> None:
+def test_large_answer_is_compressed_as_requested(served: Served, encoding: str) -> None:
     plain = binary(LARGE, FLOATS)
     fields = [f"{name}: {value}" for name, value in plain["headers"].items()]
     with Connection(served) as connection:
@@ -107,9 +107,7 @@ def test_a_large_answer_is_packed_as_asked(served: Served, encoding: str) -> Non
         ("gzip;q=much", None),
     ],
 )
-def test_what_the_client_likes_best_of_what_is_spoken_is_chosen(
-    http: httpx.Client, accepted: str, encoding: str | None
-) -> None:
+def test_preferred_supported_encoding_is_chosen(http: httpx.Client, accepted: str, encoding: str | None) -> None:
     plain = binary(LARGE, FLOATS)
     answer = http.post(PATH, content=plain["content"], headers={**plain["headers"], "Accept-Encoding": accepted})
     assert answer.headers.get("content-encoding") == encoding
@@ -123,7 +121,7 @@ def test_a_large_answer_in_json_is_packed_as_well(http: httpx.Client) -> None:
     assert answer.json()["outputs"][0]["data"] == numbers
 
 
-def test_small_answers_and_errors_are_not_packed(http: httpx.Client) -> None:
+def test_small_answers_and_errors_are_not_compressed(http: httpx.Client) -> None:
     for document, status in ((SMALL, 200), (request(), 400)):
         answer = infer(http, "identity", document, headers={"Accept-Encoding": "gzip, deflate"})
         assert answer.status_code == status
@@ -135,7 +133,7 @@ def test_a_body_that_unpacks_to_the_limit_is_taken(limited: httpx.Client) -> Non
 
 
 @both
-def test_a_bomb_is_413_and_executes_nothing(limited: httpx.Client, encoding: str) -> None:
+def test_decompression_bomb_is_413_and_executes_nothing(limited: httpx.Client, encoding: str) -> None:
     before = statistics(limited, "identity")["execution_count"]
     for size in (LIMIT + 1, LIMIT * 500):
         answer = sent(limited, PACK[encoding](json.dumps(SMALL).encode().ljust(size)), content_encoding=encoding)
@@ -172,14 +170,14 @@ def test_a_damaged_body_is_400_and_executes_nothing(http: httpx.Client, encoding
     before = statistics(http, "identity")["execution_count"]
     answer = sent(http, body, content_encoding=encoding)
     assert answer.status_code == 400
-    expected = encoding if damage in ("flipped", "rubbish") else f"one whole {encoding} stream"
+    expected = encoding if damage in ("flipped", "rubbish") else f"one complete {encoding} stream"
     assert answer.json()["error"].startswith(f"Content-Encoding: {encoding}, but the body is not {expected}")
     check(infer(http, "identity", SMALL))
     assert statistics(http, "identity")["execution_count"] == before + 1
 
 
 @pytest.mark.parametrize("name", ["br", "zstd", "gzip, gzip", "compress"])
-def test_another_encoding_is_415_and_told_those_that_are_spoken(http: httpx.Client, name: str) -> None:
+def test_unsupported_encoding_is_415_with_the_supported_ones(http: httpx.Client, name: str) -> None:
     answer = sent(http, json.dumps(SMALL).encode(), content_encoding=name)
     assert answer.status_code == 415
     assert answer.headers["accept-encoding"] == "gzip, deflate"

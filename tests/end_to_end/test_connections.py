@@ -25,17 +25,17 @@ UNFINISHED = {
 }
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """A server that has few connections, both ways of one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection_limits, "descriptor_limit", lambda: MOST)
-        with serving(configuration(standard), front=request.param) as served:
+        with serving(configuration(standard), direct=request.param) as served:
             yield served
 
 
 def hung_up(connection: Connection) -> bool:
-    """Whether the server has closed it, after what it may have said."""
+    """Whether the server has closed the connection."""
     while select.select([connection._socket], [], [], 0)[0]:
         try:
             if not connection._socket.recv(1 << 16):
@@ -46,24 +46,24 @@ def hung_up(connection: Connection) -> bool:
 
 
 @pytest.mark.parametrize("data", UNFINISHED.values(), ids=UNFINISHED.keys())
-def test_requests_that_are_not_finished_keep_nobody_out(served: Served, data: bytes) -> None:
+def test_unfinished_requests_do_not_lock_other_clients_out(served: Served, data: bytes) -> None:
     with ExitStack() as stack, httpx.Client(base_url=served.url, timeout=30) as http:
         kept = stack.enter_context(Connection(served))
         kept.send(LIVE)
         assert kept.answer().status == 200
         with busy(served, http):
-            strangers = [stack.enter_context(Connection(served)) for _ in range(3 * MOST)]
-            for stranger in strangers:
-                stranger.send(data)
-            until(lambda: hung_up(strangers[0]))
-            with Connection(served) as other:
-                other.send(LIVE)
-                assert other.answer().status == 200
-                other.send(LIVE.replace(b"health/live", b"models/identity"))
-                assert other.answer().status == 200
+            others = [stack.enter_context(Connection(served)) for _ in range(3 * MOST)]
+            for each in others:
+                each.send(data)
+            until(lambda: hung_up(others[0]))
+            with Connection(served) as new:
+                new.send(LIVE)
+                assert new.answer().status == 200
+                new.send(LIVE.replace(b"health/live", b"models/identity"))
+                assert new.answer().status == 200
             kept.send(LIVE)
             assert kept.answer().status == 200, "it finishes its requests"
-        until(lambda: sum(not hung_up(stranger) for stranger in strangers) <= MOST)
+        until(lambda: sum(not hung_up(each) for each in others) <= MOST)
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +76,14 @@ def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.mark.parametrize(
     "data",
     [b"PUT" + post("/admin/partitions", b"{", length=10)[4:], post("/v2/nothing", b"{", length=10)],
-    ids=["house", "strangers"],
+    ids=["shared", "unauthenticated"],
 )
-def test_strangers_do_not_make_health_and_metrics_unreachable(server: Running, data: bytes) -> None:
+def test_many_connections_do_not_make_health_and_metrics_unreachable(server: Running, data: bytes) -> None:
     with ExitStack() as stack:
-        strangers = [stack.enter_context(Connection(server)) for _ in range(connection_limits.MAX_SHARED_CONNECTIONS + 100)]
-        for stranger in strangers:
-            stranger.send(data)
-        until(lambda: hung_up(strangers[0]))
+        others = [stack.enter_context(Connection(server)) for _ in range(connection_limits.MAX_SHARED_CONNECTIONS + 100)]
+        for each in others:
+            each.send(data)
+        until(lambda: hung_up(others[0]))
         with httpx.Client(base_url=server.url, timeout=30) as http:
             assert http.get("/v2/health/ready").status_code == 200
             assert http.get("/metrics").status_code == 200

@@ -89,8 +89,8 @@ def hear(connection: Connection, expected: Answer) -> None:
         assert answer.headers["content-type"] == "application/json"
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_next_request_is_no_error(start: Start, form: str) -> None:
-    """The fuzz found it: what is known of the next request so far has no path."""
+def test_disconnect_during_the_next_request_is_no_error(start: Start, form: str) -> None:
+    """Found by fuzzing: the incomplete next request has no path yet."""
     server = start(form, False, False)
     with Connection(server) as connection:
         connection.send(posted("spin", spin(FOREVER)) + b"GET /v2 HT")

@@ -43,8 +43,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("front", [False, True], ids=["asgi", "front"])
-def test_losing_the_device_under_load_answers_all_requests_and_exits_with_70(root: Path, script: Script, front: bool) -> None:
+@pytest.mark.parametrize("direct", [False, True], ids=["asgi", "direct"])
+def test_losing_the_device_under_load_answers_all_requests_and_exits_with_70(root: Path, script: Script, direct: bool) -> None:
     tenants = [TenantConfig(name=name, granules=2, models=("m",)) for name in ("acme", "globex")]
     abandoned: list[int] = []
     gone = threading.Event()
@@ -57,7 +57,7 @@ def test_losing_the_device_under_load_answers_all_requests_and_exits_with_70(roo
         return httpx.post(f"{served.url}/v2/models/m/infer", json=REQUEST, headers={"X-Tenant": tenant}, timeout=PATIENCE)
 
     with (
-        serving(configuration(root, *tenants), FakeDevice((1,) * 4), front, abandon) as served,
+        serving(configuration(root, *tenants), FakeDevice((1,) * 4), direct, abandon) as served,
         ThreadPoolExecutor(2 * CLIENTS) as pool,
     ):
         assert ask("acme").status_code == 200

@@ -52,14 +52,14 @@ def device() -> Counting:
     return Counting()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def served(tmp_path_factory: pytest.TempPathFactory, device: Counting, request: pytest.FixtureRequest) -> Iterator[Served]:
     """Two tenants of 16 MiB each, of which one request may take 14; answers are as long as bodies, so 7 MiB of those."""
     root = repository.standard(tmp_path_factory.mktemp("models"))
     repository.write(root, "tile", TILE)
     acme = TenantConfig(name="acme", granules=1, models=("*",), memory=MEMORY, in_flight=1)
     globex = TenantConfig(name="globex", granules=1, models=("identity",), memory=MEMORY, keys_sha256=(digest("globex-key"),))
-    with serving(configuration(root, acme, globex, max_body=50 * MIB), device, front=request.param) as served:
+    with serving(configuration(root, acme, globex, max_body=50 * MIB), device, direct=request.param) as served:
         yield served
 
 

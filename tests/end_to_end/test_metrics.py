@@ -44,7 +44,7 @@ TRITONS_COUNTERS, GAUGES = {*COUNTERS, *DURATIONS, FAILURE}, {PENDING, "greenlan
 Scraped = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-both_ways = pytest.mark.parametrize("counted", [False, True], ids=["asgi", "front"], indirect=True)
+both_ways = pytest.mark.parametrize("counted", [False, True], ids=["asgi", "direct"], indirect=True)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ WHY = "not every model could be loaded, and server.strict_readiness asks for all
 WHY += "POST /v2/repository/index says which of a tenant's, the log which of all"
 
 
-@pytest.fixture(params=["asgi", "front", "fronts"])
+@pytest.fixture(params=["asgi", "direct", "fronts"])
 def http(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     """A strict server with a model that is whole and one that is not."""
     root = tmp_path / "models"
@@ -28,7 +28,7 @@ def http(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Clien
             yield client
     else:
         config = configuration(root, strict_readiness=True)
-        with serving(config, front=request.param == "front") as server, httpx.Client(base_url=server.url) as client:
+        with serving(config, direct=request.param == "direct") as server, httpx.Client(base_url=server.url) as client:
             yield client
 
 

@@ -24,7 +24,7 @@ ONE = asked(tensor("x", "FP32", [1], [1]))
 """For `scaled`, which answers its factor."""
 
 
-both_ways = pytest.mark.parametrize("changing", [False, True], ids=["asgi", "front"], indirect=True)
+both_ways = pytest.mark.parametrize("changing", [False, True], ids=["asgi", "direct"], indirect=True)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Path:
 def changing(root: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """A server of its own, one request at a time."""
     one_by_one = TenantConfig(name="acme", granules=1, models=("*",), in_flight=1)
-    with serving(configuration(root, one_by_one), front=getattr(request, "param", False)) as served:
+    with serving(configuration(root, one_by_one), direct=getattr(request, "param", False)) as served:
         yield served
 
 

@@ -155,10 +155,10 @@ def test_readiness_turns_503_before_new_work_is_refused(tmp_path: Path, standard
         assert process.popen.wait(30) == 0
 
 
-@pytest.fixture(params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(params=[False, True], ids=["asgi", "direct"])
 def drained(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """One that the test drains, and that does not end afterwards."""
-    with serving(configuration(standard), front=request.param) as served:
+    with serving(configuration(standard), direct=request.param) as served:
         yield served
 
 

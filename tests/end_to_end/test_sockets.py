@@ -37,16 +37,16 @@ PATH = "/v2/models/identity/infer"
 BODY = json.dumps(SMALL).encode()
 LIMIT = 2**16
 ENDLESS = 2**40
-"""What Content-Length claims where nobody is going to send it all."""
+"""A Content-Length of which only a part is sent."""
 BLOCK = bytes(2**18)
-LOOKS_INSIDE = pytest.mark.parametrize("served", ["asgi", "front"], indirect=True)
+LOOKS_INSIDE = pytest.mark.parametrize("served", ["asgi", "direct"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def single(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """A server that runs one request at a time, lets one wait, and takes bodies of 64 KiB."""
     acme = TenantConfig(name="acme", granules=1, models=("*",), queue=1, in_flight=1)
-    with serving(configuration(standard, acme, max_body=LIMIT), front=request.param) as served:
+    with serving(configuration(standard, acme, max_body=LIMIT), direct=request.param) as served:
         yield served
 
 
@@ -82,7 +82,7 @@ def test_a_request_that_stops_half_way_is_not_executed(served: Served, http: htt
     before, failed = executions(http, "identity"), failures(http)
     with Connection(served) as connection:
         connection.send(whole[:part])
-    if -len(BODY) <= part < 0:  # Whoever has seen the headers counts the failure.
+    if -len(BODY) <= part < 0:  # A failure is counted once the headers were read.
         until(lambda: failures(http) == failed + 1)
     check(infer(http, "identity", SMALL).json())
     assert executions(http, "identity") == before + 1
@@ -111,7 +111,7 @@ def test_a_request_may_come_byte_by_byte(served: Served, http: httpx.Client) -> 
 
 
 @LOOKS_INSIDE
-def test_many_slow_clients_hold_up_nobody(served: Served, http: httpx.Client) -> None:
+def test_many_slow_clients_do_not_delay_others(served: Served, http: httpx.Client) -> None:
     whole = posted("identity", SMALL)
     with ExitStack() as stack:
         slow = [stack.enter_context(Connection(served)) for _ in range(50)]
@@ -142,7 +142,7 @@ def test_many_slow_clients_hold_up_nobody(served: Served, http: httpx.Client) ->
         chunked(end=b"fffffffffffffffff\r\n"),
     ],
 )
-def test_what_is_not_http_is_told_so_and_cut_off(served: Served, http: httpx.Client, data: bytes) -> None:
+def test_invalid_http_is_400_and_closed(served: Served, http: httpx.Client, data: bytes) -> None:
     before = executions(http, "identity")
     with Connection(served) as connection:
         connection.send(data)
@@ -152,20 +152,20 @@ def test_what_is_not_http_is_told_so_and_cut_off(served: Served, http: httpx.Cli
     check(infer(http, "identity", SMALL).json())
 
 
-def test_requests_sent_ahead_on_one_connection_are_answered_in_order(served: Served) -> None:
-    turns = [2000, 0, 300, 0, 1, 500]
+def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
+    counts = [2000, 0, 300, 0, 1, 500]
     with Connection(served) as connection:
-        ahead = [posted("spin", spin(count, id=f"r{n}")) if count else b"" for n, count in enumerate(turns)]
+        ahead = [posted("spin", spin(count, id=f"r{n}")) if count else b"" for n, count in enumerate(counts)]
         bad = posted("identity", request(id="bad"))
         connection.send(b"".join(data or bad for data in ahead))
-        answers = [connection.answer() for _ in turns]
-    assert [answer.status for answer in answers] == [200 if count else 400 for count in turns]
+        answers = [connection.answer() for _ in counts]
+    assert [answer.status for answer in answers] == [200 if count else 400 for count in counts]
     assert [answer.json.get("id") for answer in answers] == ["r0", None, "r2", None, "r4", "r5"]
 
 
-@pytest.mark.parametrize("served", ["front"], indirect=True)
-def test_a_client_that_leaves_with_requests_sent_ahead_stops_the_one_that_runs(served: Served, http: httpx.Client) -> None:
-    """Not under ASGI: uvicorn tells only the newest of a connection's requests that its client is gone."""
+@pytest.mark.parametrize("served", ["direct"], indirect=True)
+def test_disconnect_with_pipelined_requests_cancels_the_running_one(served: Served, http: httpx.Client) -> None:
+    """Not under ASGI: uvicorn reports a disconnect only to the newest request of a connection."""
     before, failed, cancelled = executions(http, "identity"), failures(http, "spin"), cancellations(http)
     with Connection(served) as connection:
         connection.send(posted("spin", spin(FOREVER, parameters={"timeout": 2_000_000})) + posted("identity", SMALL))
@@ -198,7 +198,7 @@ def test_a_client_that_expects_100_is_refused_before_it_sends_its_body(single: S
         assert (answer.status, answer.headers["connection"]) == (status, "close")
 
 
-def test_an_expected_100_that_did_not_come_leaves_no_connection_that_waits_for_a_body(served: Served) -> None:
+def test_refused_expect_100_closes_the_connection(served: Served) -> None:
     with Connection(served) as connection:
         connection.send(post(PATH, b"", "Expect: 100-continue", "X-Tenant: nobody", length=len(BODY)))
         answer = connection.answer()
@@ -242,7 +242,7 @@ LARGE = {
     405: post(PATH, b"", length=ENDLESS).replace(b"POST", b"PUT"),
     413: post(PATH, b"", length=ENDLESS),
 }
-"""The headers of requests that need not be read any further, by what they are told."""
+"""Requests that are refused by their headers alone, by status."""
 
 
 @pytest.mark.parametrize("status", LARGE)
@@ -255,7 +255,7 @@ def test_the_answer_to_a_large_body_comes_before_all_of_it_was_sent(single: Serv
         assert not endures(connection)
 
 
-def test_a_full_queue_is_told_before_a_large_body_was_sent(single: Served, one: httpx.Client) -> None:
+def test_full_queue_is_429_before_a_large_body_was_sent(single: Served, one: httpx.Client) -> None:
     with busy(single, one), Connection(single) as waiting, Connection(single) as connection:
         waiting.send(posted("identity", SMALL))
         until(lambda: lane(one)["waiting"] == 1)
@@ -301,7 +301,7 @@ def test_a_client_that_sends_all_of_a_refused_body_in_chunks_finds_the_answer(si
         assert connection.ended()
 
 
-def test_a_client_that_was_refused_and_says_nothing_more_is_hung_up_on(single: Served) -> None:
+def test_refused_client_that_goes_silent_is_disconnected(single: Served) -> None:
     with Connection(single) as connection:
         connection.send(LARGE[413])
         assert connection.answer().status == 413
@@ -350,7 +350,7 @@ def test_a_client_that_asks_to_close_is_closed_after_its_answer(served: Served) 
         assert connection.ended()
 
 
-def test_a_client_that_leaves_while_its_request_waits_does_not_get_it_executed(single: Served, one: httpx.Client) -> None:
+def test_disconnect_while_queued_cancels_the_request(single: Served, one: httpx.Client) -> None:
     before, failed = executions(one, "identity"), failures(one)
     with busy(single, one):
         with Connection(single) as connection:
@@ -363,7 +363,7 @@ def test_a_client_that_leaves_while_its_request_waits_does_not_get_it_executed(s
     assert executions(one, "identity") == before + 1
 
 
-def test_a_client_that_leaves_while_its_request_runs_has_it_stopped(single: Served, one: httpx.Client) -> None:
+def test_disconnect_while_running_stops_the_work(single: Served, one: httpx.Client) -> None:
     before, failed = executions(one, "spin"), failures(one, "spin")
     with Connection(single) as connection:
         connection.send(posted("spin", spin(FOREVER)))
@@ -385,14 +385,14 @@ def test_clients_that_reset_their_connections_leave_nothing_behind(single: Serve
 
 
 @LOOKS_INSIDE
-def test_a_client_that_does_not_read_its_large_answer_holds_up_nobody(served: Served, http: httpx.Client) -> None:
+def test_client_that_does_not_read_its_answer_does_not_delay_others(served: Served, http: httpx.Client) -> None:
     data = bytes(range(256)) * (2**24 // 256)
     document = request(tensor("x", "FP32", [len(data) // 4, 1], binary_data_size=len(data)))
     sent = binary(document | {"parameters": {"binary_data_output": True}}, data)
     before = executions(http, "identity")
     with httpx.Client(base_url=served.url, timeout=PATIENCE) as slow, slow.stream("POST", PATH, **sent) as answer:
         assert executions(http, "identity") == before + 1
-        assert used(served) == 0, "its slot is held by an answer that nobody reads"
+        assert used(served) == 0, "an unread answer holds its slot"
         check(infer(http, "identity", SMALL).json())
         answer.read()
         assert parts(answer)[1] == [data]

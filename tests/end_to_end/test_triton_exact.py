@@ -130,15 +130,15 @@ def write_all(folder: Path, variable: bool) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def fixed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
-    with serving(configuration(write_all(tmp_path_factory.mktemp("fixed"), False)), front=request.param) as served:
+    with serving(configuration(write_all(tmp_path_factory.mktemp("fixed"), False)), direct=request.param) as served:
         yield served
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def variable(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
-    with serving(configuration(write_all(tmp_path_factory.mktemp("variable"), True)), front=request.param) as served:
+    with serving(configuration(write_all(tmp_path_factory.mktemp("variable"), True)), direct=request.param) as served:
         yield served
 
 

@@ -162,9 +162,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=["asgi", "front"])
+@pytest.fixture(scope="module", params=["asgi", "direct"])
 def triton_served(root: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    with serving(configuration(root), front=request.param == "front") as served:
+    with serving(configuration(root), direct=request.param == "direct") as served:
         yield served
 
 

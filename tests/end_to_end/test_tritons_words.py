@@ -55,7 +55,7 @@ output [
 X = np.array([[0.1, 0.4, 0.2, 0.3], [5, 2, 3, 4]], np.float32)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Served]:
     root = tmp_path_factory.mktemp("models")
     repository.write(root, "scores", SCORES, config=SCORES_CONFIG)
@@ -69,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     repository.write(root, "queued", FLAT, config=queue("max_queue_size: 1"))
     repository.write(root, "hasty", FLAT, config=queue("default_timeout_microseconds: 1000"))
     one_by_one = TenantConfig(name="acme", granules=1, models=("*",), in_flight=1)
-    with serving(configuration(root, one_by_one), front=request.param) as served:
+    with serving(configuration(root, one_by_one), direct=request.param) as served:
         yield served
 
 

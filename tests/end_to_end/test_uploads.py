@@ -1,4 +1,4 @@
-"""Bodies on their way over real sockets: what they may take, how long, and what is left of those that are given up."""
+"""Request bodies over real sockets: their memory, their time limits, and what abandoned ones leave behind."""
 
 import gc
 import gzip
@@ -25,16 +25,16 @@ PATH = "/v2/models/identity/infer"
 INDEX = "/v2/repository/index"
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """Both ways of one process to read bodies."""
-    with serving(configuration(standard), front=request.param) as served:
+    with serving(configuration(standard), direct=request.param) as served:
         yield served
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the garbage collector: what is freed in here is freed by nothing but its last reference."""
+    """Without the garbage collector: objects are freed only by their last reference."""
     gc.collect()
     gc.disable()
     try:
@@ -71,7 +71,7 @@ GIVEN_UP = {
 
 
 @pytest.mark.parametrize("data", GIVEN_UP.values(), ids=GIVEN_UP.keys())
-def test_of_a_body_that_is_given_up_nothing_is_left(served: Served, data: bytes) -> None:
+def test_abandoned_body_leaves_nothing_behind(served: Served, data: bytes) -> None:
     with traced(), uncollected():
         before = tracemalloc.get_traced_memory()[0]
 
@@ -88,8 +88,8 @@ def test_of_a_body_that_is_given_up_nothing_is_left(served: Served, data: bytes)
 
 REFUSED = {
     "a tenant that does not exist": (post(INDEX, b"{", "X-Tenant: nobody", length=1000), 401),
-    "a load by nobody": (post("/v2/repository/models/identity/load", b"{", "X-Tenant: nobody", length=1000), 401),
-    "an inference by nobody": (post(PATH, b"{", "X-Tenant: nobody", length=1000), 401),
+    "a load without a tenant": (post("/v2/repository/models/identity/load", b"{", "X-Tenant: nobody", length=1000), 401),
+    "an inference without a tenant": (post(PATH, b"{", "X-Tenant: nobody", length=1000), 401),
     "a packed one": (post(PATH, b"x", "X-Tenant: nobody", "Content-Encoding: gzip", length=1000), 401),
     "one in chunks": (in_chunks(10).replace(b"Host: localhost", b"Host: localhost\r\nX-Tenant: nobody"), 401),
     "administration through a proxy": (post("/admin/drain", b"{", "Forwarded: for=1.2.3.4", length=1000), 401),
@@ -102,7 +102,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("data", "status"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_the_headers_decide_is_answered_before_the_body_came(served: Served, data: bytes, status: int) -> None:
+def test_errors_in_headers_are_answered_before_the_body(served: Served, data: bytes, status: int) -> None:
     with Connection(served) as connection:
         connection.send(data)
         answer = connection.answer()
@@ -114,12 +114,12 @@ MEMORY = 16 * MIB
 KEY = "Authorization: Bearer globex-key"
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "front"])
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def small(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
     """Two tenants that may have 16 MiB of bodies on their way each."""
     acme = TenantConfig(name="acme", granules=1, models=("*",), memory=MEMORY)
     globex = TenantConfig(name="globex", granules=1, models=("*",), memory=MEMORY, keys_sha256=(digest("globex-key"),))
-    with serving(configuration(standard, acme, globex), VirtualDevice(2), front=request.param) as served:
+    with serving(configuration(standard, acme, globex), VirtualDevice(2), direct=request.param) as served:
         yield served
 
 
@@ -135,7 +135,7 @@ PLAIN, PACKED = (post(PATH, b"{", *fields, length=6 * MIB) for fields in ([], ["
 
 
 @pytest.mark.parametrize("data", [PLAIN, PACKED, in_chunks(6 * MIB)], ids=["plain", "packed", "in chunks"])
-def test_bodies_on_their_way_take_as_much_as_the_tenants_memory_and_what_is_more_is_429(small: Served, data: bytes) -> None:
+def test_bodies_beyond_the_tenants_memory_are_429(small: Served, data: bytes) -> None:
     with ExitStack() as stack:
         for count in (1, 2):
             stack.enter_context(Connection(small)).send(data)
@@ -155,7 +155,7 @@ def test_bodies_on_their_way_take_as_much_as_the_tenants_memory_and_what_is_more
     until(lambda: idle(uploads(small)) and idle(uploads(small, "globex")))
 
 
-def test_what_packed_bodies_unpack_to_counts_too(small: Served) -> None:
+def test_decompressed_bodies_count_against_memory(small: Served) -> None:
     bomb = gzip.compress(bytes(14 * MIB))
     with Connection(small) as first, Connection(small) as second:
         first.send(PLAIN)
@@ -171,7 +171,7 @@ def test_what_packed_bodies_unpack_to_counts_too(small: Served) -> None:
     assert idle(uploads(small))
 
 
-def test_bodies_of_administrators_have_a_few_mebibytes_of_their_own(small: Served) -> None:
+def test_admin_bodies_have_their_own_memory(small: Served) -> None:
     plan = b"PUT" + post("/admin/partitions", b"{", length=MIB)[4:]
     with ExitStack() as stack:
         for _ in range(4):
@@ -189,7 +189,7 @@ def test_bodies_of_administrators_have_a_few_mebibytes_of_their_own(small: Serve
 @pytest.mark.parametrize(
     "data", [PLAIN, PACKED, in_chunks(10), post(INDEX, b"{", length=100)], ids=["plain", "packed", "in chunks", "not inference"]
 )
-def test_a_body_that_does_not_come_is_given_up(small: Served, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_body_times_out(small: Served, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads_module, "GRACE", 0.05)
     monkeypatch.setattr(uploads_module, "LOOK", 0.05)
     with Connection(small) as connection:
@@ -201,9 +201,7 @@ def test_a_body_that_does_not_come_is_given_up(small: Served, data: bytes, monke
     assert idle(uploads(small))
 
 
-def test_a_tenants_process_gives_memory_back_once_it_has_nothing_to_do(
-    standard: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_idle_http_process_returns_memory(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     def own() -> int:
         _, resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:3])
         return (resident - shared) * 4096

@@ -16,7 +16,7 @@ from .harness import PATIENCE, Served
 Document = dict[str, Any]
 
 FOREVER = 10**12
-"""Turns of `spin` that nobody waits for; the work ends when its client hangs up."""
+"""Iterations of `spin` that are never awaited: the work ends when its client disconnects."""
 
 
 def tensor(name: str, datatype: str, shape: list[int], data: Any = None, **parameters: Any) -> Document:

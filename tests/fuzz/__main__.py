@@ -81,8 +81,8 @@ def table(found: Found) -> str:
     lines = [f"{found.answers.total()} requests, {len(found.findings)} findings"]
     for damage in damages:
         counts = {status: count for (what, status), count in sorted(found.answers.items()) if what == damage}
-        told = ", ".join(f"{status or 'closed'}: {count}" for status, count in counts.items())
-        lines.append(f"  {damage or 'whole':20} {told}")
+        text = ", ".join(f"{status or 'closed'}: {count}" for status, count in counts.items())
+        lines.append(f"  {damage or 'whole':20} {text}")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ def call(content: bytes = b"") -> Call:
     return Call("PUT", b"/a%20b", b"c=d", {b"e": b"f"}, body, None, ("127.0.0.1", 1))
 
 
-async def test_an_application_sees_the_request_and_its_answer_is_kept() -> None:
+async def test_application_receives_the_request_and_its_answer_is_collected() -> None:
     seen: list[Any] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -36,7 +36,7 @@ async def test_an_application_sees_the_request_and_its_answer_is_kept() -> None:
     assert message == {"type": "http.request", "body": b"body", "more_body": False}
 
 
-async def test_an_answer_does_not_wait_for_what_the_application_does_after_it() -> None:
+async def test_answer_does_not_wait_for_background_work() -> None:
     gate, ended = asyncio.Event(), asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -52,7 +52,7 @@ async def test_an_answer_does_not_wait_for_what_the_application_does_after_it() 
     await ended.wait()
 
 
-async def test_what_is_raised_instead_of_an_answer_is_raised() -> None:
+async def test_exception_before_the_answer_is_raised() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         raise ValueError("broken")
 
@@ -65,16 +65,16 @@ async def test_what_is_raised_instead_of_an_answer_is_raised() -> None:
         await respond(silent, call())
 
 
-async def test_an_error_after_the_answer_is_the_frameworks() -> None:
+async def test_exception_after_the_answer_is_ignored() -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await send(Start)
-        await send({"type": "http.response.body", "body": b"told"})
+        await send({"type": "http.response.body", "body": b"answered"})
         raise ValueError("logged already")
 
-    assert (await respond(application, call())).body == b"told"
+    assert (await respond(application, call())).body == b"answered"
 
 
-async def test_whoever_gives_up_ends_the_application_too() -> None:
+async def test_cancellation_cancels_the_application() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is done with bodies that nobody wants, on a transport that the test plays; sockets are in tests/end_to_end."""
+"""Lingering on a fake transport; tests/end_to_end/test_sockets.py has real sockets."""
 
 import asyncio
 import math
@@ -11,7 +11,7 @@ from server.http.body import LINGER_BYTES, Linger, close_when_sent
 
 
 class Transport(asyncio.Transport):
-    """Remembers what was done to it."""
+    """Records the calls."""
 
     def __init__(self, unread: int = 0) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ def lingering(nbytes: float = math.inf) -> tuple[Linger, Transport, set[object]]
     return linger, transport, connections
 
 
-async def test_who_lingers_is_told_that_nothing_more_is_said_and_is_heard() -> None:
+async def test_linger_half_closes_and_keeps_reading() -> None:
     linger, transport, connections = lingering()
     assert (transport.done, transport.protocol, connections) == (BEGUN, linger, {linger})
     linger.connection_lost(None)
     assert connections == set()
 
 
-async def test_a_connection_is_closed_once_its_body_is_whole() -> None:
+async def test_linger_closes_when_the_body_is_complete() -> None:
     linger, transport, _ = lingering(3)
     linger.data_received(b"12")
     assert repr(linger) == "<Linger 1 bytes left>"
@@ -69,13 +69,13 @@ async def test_a_connection_is_closed_once_its_body_is_whole() -> None:
     assert transport.done == [*BEGUN, "close"], "it closes by itself"
 
 
-async def test_no_more_is_dropped_than_so_much() -> None:
+async def test_linger_discards_a_limited_number_of_bytes() -> None:
     linger, transport, _ = lingering()
     assert repr(linger) == f"<Linger {LINGER_BYTES} bytes left>"
     assert transport.done == BEGUN
 
 
-async def test_who_falls_silent_is_hung_up_on_and_who_sends_on_is_not() -> None:
+async def test_linger_closes_a_silent_connection_only() -> None:
     linger, transport, _ = lingering()
     linger.data_received(b"1")
     linger._check()
@@ -84,7 +84,7 @@ async def test_who_falls_silent_is_hung_up_on_and_who_sends_on_is_not() -> None:
     assert transport.done == [*BEGUN, "close"]
 
 
-async def test_who_sends_on_for_too_long_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_linger_closes_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "LINGER_SECONDS", 0)
     linger, transport, _ = lingering()
     linger.data_received(b"1")
@@ -92,7 +92,7 @@ async def test_who_sends_on_for_too_long_is_hung_up_on(monkeypatch: pytest.Monke
     assert transport.done == [*BEGUN, "close"]
 
 
-async def test_a_server_that_stops_leaves_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shutdown_shortens_the_linger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "CLOSE_SECONDS", 0)
     linger, transport, _ = lingering()
     linger.shutdown()
@@ -101,7 +101,7 @@ async def test_a_server_that_stops_leaves_less_time(monkeypatch: pytest.MonkeyPa
     assert transport.done == [*BEGUN, "close"]
 
 
-async def test_who_does_not_read_the_last_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_does_not_read_the_last_answer_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "CLOSE_SECONDS", 0)
     slow, prompt = Transport(unread=1), Transport()
     for transport in (slow, prompt):

@@ -11,7 +11,7 @@ from server.http import compression
 from server.http.compression import choose, compress
 
 LARGE = b"0123456789abcdef" * 40_000
-"""More than what is packed on the event loop."""
+"""More than is compressed on the event loop."""
 
 
 async def decompress(body: bytes, encoding: str, limit: int) -> bytes:
@@ -19,7 +19,7 @@ async def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     return await compression.decompress(body, encoding, limit, lambda _: None)
 
 
-async def test_what_a_body_unpacks_to_is_asked_for_as_it_grows() -> None:
+async def test_decompressed_bytes_are_counted_as_they_grow() -> None:
     asked: list[int] = []
 
     def grow(nbytes: int) -> None:
@@ -35,23 +35,23 @@ async def test_what_a_body_unpacks_to_is_asked_for_as_it_grows() -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("body", [b"", b"a", LARGE])
-async def test_what_is_packed_unpacks_to_the_same(body: bytes, encoding: str) -> None:
+async def test_compression_round_trip(body: bytes, encoding: str) -> None:
     packed = await compress(body, encoding)
     assert len(packed) < max(30, len(body))
     assert await decompress(packed, encoding, len(body)) == body
 
 
-async def test_what_is_packed_is_what_clients_read() -> None:
+async def test_compressed_data_is_standard_gzip_and_zlib() -> None:
     assert gzip.decompress(await compress(LARGE, "gzip")) == LARGE
     assert zlib.decompress(await compress(LARGE, "deflate")) == LARGE
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip"])
-async def test_what_gzip_packs_is_read_under_both_its_names(encoding: str) -> None:
+async def test_gzip_and_x_gzip_are_the_same(encoding: str) -> None:
     assert await decompress(gzip.compress(b"abc"), encoding, 3) == b"abc"
 
 
-async def test_deflate_is_the_zlib_format_as_http_says_and_clients_send() -> None:
+async def test_deflate_is_the_zlib_format() -> None:
     assert await decompress(zlib.compress(b"abc"), "deflate", 3) == b"abc"
     bare = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     with pytest.raises(BadRequest, match=r"^Content-Encoding: deflate, but the body is not deflate: "):
@@ -59,12 +59,12 @@ async def test_deflate_is_the_zlib_format_as_http_says_and_clients_send() -> Non
 
 
 @pytest.mark.parametrize("encoding", ["", "identity"])
-async def test_no_encoding_leaves_the_body_alone(encoding: str) -> None:
+async def test_identity_leaves_the_body_unchanged(encoding: str) -> None:
     assert await decompress(b"abc", encoding, 1) == b"abc"
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, deflate", "compress", "*"])
-async def test_an_encoding_that_is_not_spoken_here_is_refused_by_name(encoding: str) -> None:
+async def test_unsupported_encoding_is_refused_by_name(encoding: str) -> None:
     with pytest.raises(UnsupportedEncoding) as refusal:
         await decompress(b"abc", encoding, 100)
     assert str(refusal.value) == f"Content-Encoding: {encoding!r}; expected gzip, deflate or identity"
@@ -72,7 +72,7 @@ async def test_an_encoding_that_is_not_spoken_here_is_refused_by_name(encoding: 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 @pytest.mark.parametrize("body", [b"abc", LARGE])
-async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_too_large(body: bytes, encoding: str) -> None:
+async def test_body_over_the_limit_is_too_large(body: bytes, encoding: str) -> None:
     packed = await compress(body, encoding)
     assert await decompress(packed, encoding, len(body)) == body
     with pytest.raises(
@@ -82,7 +82,7 @@ async def test_a_body_of_the_limit_is_taken_and_one_byte_more_is_too_large(body:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_bomb_is_refused_without_being_unpacked(encoding: str) -> None:
+async def test_decompression_bomb_is_refused_early(encoding: str) -> None:
     bomb = await compress(b"\0" * (64 << 20), encoding)
     tracemalloc.start()
     try:
@@ -95,32 +95,32 @@ async def test_a_bomb_is_refused_without_being_unpacked(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_a_body_that_ends_early_is_refused_wherever_it_ends(encoding: str) -> None:
+async def test_truncated_body_is_refused(encoding: str) -> None:
     packed = await compress(b"abcabc", encoding)
     for end in range(len(packed)):
         with pytest.raises(
-            BadRequest, match=f"^Content-Encoding: {encoding}, but the body is not one whole {encoding} stream$"
+            BadRequest, match=f"^Content-Encoding: {encoding}, but the body is not one complete {encoding} stream$"
         ):
             await decompress(packed[:end], encoding, 100)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_bytes_behind_the_stream_are_refused(encoding: str) -> None:
+async def test_trailing_bytes_are_refused(encoding: str) -> None:
     packed = await compress(b"abc", encoding)
     for more in (b"\0", b"abc", packed):
         with pytest.raises(
-            BadRequest, match=f"^Content-Encoding: {encoding}, but the body is not one whole {encoding} stream$"
+            BadRequest, match=f"^Content-Encoding: {encoding}, but the body is not one complete {encoding} stream$"
         ):
             await decompress(packed + more, encoding, 100)
 
 
 @pytest.mark.parametrize(("body", "encoding"), [(b"abc", "gzip"), (b"abc", "deflate"), (zlib.compress(b"abc"), "gzip")])
-async def test_what_is_not_in_the_encoding_it_claims_is_refused(body: bytes, encoding: str) -> None:
+async def test_body_in_another_encoding_is_refused(body: bytes, encoding: str) -> None:
     with pytest.raises(BadRequest, match=f"^Content-Encoding: {encoding}, but the body is not {encoding}: "):
         await decompress(body, encoding, 100)
 
 
-async def test_a_body_whose_checksum_is_wrong_is_refused() -> None:
+async def test_wrong_checksum_is_refused() -> None:
     packed = bytearray(gzip.compress(b"abc"))
     packed[-5] ^= 1
     with pytest.raises(BadRequest, match=r"^Content-Encoding: gzip, but the body is not gzip: "):
@@ -161,10 +161,10 @@ async def test_a_body_whose_checksum_is_wrong_is_refused() -> None:
         ("not gzip", ""),
     ],
 )
-def test_the_encoding_that_the_client_likes_best_is_chosen(accepted: str, chosen: str) -> None:
+def test_encoding_with_the_highest_weight_is_chosen(accepted: str, chosen: str) -> None:
     assert choose(accepted) == chosen
 
 
 @given(st.text())
-def test_any_wish_is_answered_with_an_encoding_that_can_be_packed(accepted: str) -> None:
+def test_any_accept_encoding_gives_a_supported_encoding(accepted: str) -> None:
     assert choose(accepted) in ("gzip", "deflate", "")

@@ -16,7 +16,7 @@ INFER = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r
 
 
 class Transport(asyncio.Transport):
-    """Remembers what was done to it."""
+    """Records the calls."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -58,7 +58,7 @@ class Transport(asyncio.Transport):
 
 
 class Answers:
-    """An application that answers once it is let, and counts calls that were cancelled; in the place of `Infer` it refuses."""
+    """An application that answers once `let` is set, and counts cancelled calls; as `Infer` it refuses every request."""
 
     def __init__(self) -> None:
         self.let = asyncio.Event()
@@ -92,12 +92,12 @@ class Bench:
         self.connection.connection_made(self.transport)
 
     async def settle(self) -> None:
-        """Let everything happen that can."""
+        """Run the event loop until nothing more happens."""
         for _ in range(10):
             await asyncio.sleep(0)
 
 
-async def test_a_request_is_answered_in_one_write_and_the_connection_kept() -> None:
+async def test_request_is_answered_in_one_write_and_the_connection_kept() -> None:
     bench = Bench()
     bench.answers.let.set()
     for _ in range(2):
@@ -110,7 +110,7 @@ async def test_a_request_is_answered_in_one_write_and_the_connection_kept() -> N
     assert repr(bench.connection) == "<HttpConnection reading a head, 0 bytes buffered>"
 
 
-async def test_what_is_sent_ahead_waits_and_too_much_of_it_is_not_read() -> None:
+async def test_pipelined_requests_wait_and_reading_pauses_at_the_limit() -> None:
     bench = Bench()
     bench.connection.data_received(REQUEST)
     await bench.settle()
@@ -123,7 +123,7 @@ async def test_what_is_sent_ahead_waits_and_too_much_of_it_is_not_read() -> None
     assert bench.answers.bodies[:2] == [b"{}", b"{}"]
 
 
-async def test_a_slow_reader_is_answered_no_more_until_it_reads() -> None:
+async def test_no_request_is_answered_while_writing_is_paused() -> None:
     bench = Bench()
     bench.answers.let.set()
     bench.connection.pause_writing()
@@ -135,7 +135,7 @@ async def test_a_slow_reader_is_answered_no_more_until_it_reads() -> None:
     assert bench.answers.bodies == [b"{}"]
 
 
-async def test_a_client_that_leaves_cancels_what_is_answered() -> None:
+async def test_disconnect_cancels_the_request_being_answered() -> None:
     bench = Bench()
     bench.connection.data_received(REQUEST)
     await bench.settle()
@@ -145,7 +145,7 @@ async def test_a_client_that_leaves_cancels_what_is_answered() -> None:
     assert bench.state.connections == set()
 
 
-async def test_a_client_that_leaves_in_the_middle_of_a_body_is_gone() -> None:
+async def test_disconnect_during_a_body_cancels_the_request() -> None:
     bench = Bench()
     bench.connection.data_received(REQUEST[:-1])
     await bench.settle()
@@ -154,7 +154,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_body_is_gone() -> None:
     assert bench.answers.bodies == []
 
 
-async def test_a_server_that_stops_closes_idle_connections_at_once_and_others_after_their_answer() -> None:
+async def test_shutdown_closes_idle_connections_at_once_and_busy_ones_after_the_answer() -> None:
     idle, busy = Bench(), Bench()
     busy.connection.data_received(REQUEST)
     await busy.settle()
@@ -167,7 +167,7 @@ async def test_a_server_that_stops_closes_idle_connections_at_once_and_others_af
     assert busy.transport.closed
 
 
-async def test_a_server_that_stops_does_not_wait_for_the_rest_of_a_body() -> None:
+async def test_shutdown_does_not_wait_for_the_rest_of_a_body() -> None:
     bench = Bench()
     bench.connection.data_received(REQUEST[:-1])
     await bench.settle()
@@ -176,7 +176,7 @@ async def test_a_server_that_stops_does_not_wait_for_the_rest_of_a_body() -> Non
     assert bench.transport.written.endswith(b'{"error":"the server is stopping"}')
     assert bench.transport.written.count(b"connection: close\r\n") == 1
     assert bench.transport.ended
-    assert not bench.transport.closed, "who still sends does not read yet"
+    assert not bench.transport.closed, "the client may still be sending"
     assert bench.state.connections == {bench.transport.protocol}
     await bench.settle()
     assert bench.answers.bodies == []
@@ -184,7 +184,7 @@ async def test_a_server_that_stops_does_not_wait_for_the_rest_of_a_body() -> Non
     assert bench.transport.closed
 
 
-async def test_a_connection_whose_body_is_whole_or_absent_is_not_refused() -> None:
+async def test_refuse_does_nothing_without_an_incomplete_body() -> None:
     bench = Bench()
     bench.connection.refuse(Unavailable("the server is draining"))
     bench.connection.data_received(REQUEST)
@@ -194,7 +194,7 @@ async def test_a_connection_whose_body_is_whole_or_absent_is_not_refused() -> No
     assert bench.transport.written.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-async def test_a_connection_that_says_nothing_for_long_is_closed_and_one_that_does_is_not() -> None:
+async def test_idle_connection_is_closed_after_keep_alive() -> None:
     bench = Bench()
     bench.connection._close_if_idle()
     assert not bench.transport.closed, "it was opened since the last look"
@@ -225,7 +225,9 @@ async def test_a_connection_that_says_nothing_for_long_is_closed_and_one_that_do
         b"POST /v2/repository/index HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n",
     ],
 )
-async def test_every_other_request_goes_to_uvicorn_with_all_its_bytes(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_that_are_not_plain_fall_back_to_uvicorn_with_all_bytes(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench, received = Bench(), []
 
     class Fallback(asyncio.Protocol):
@@ -237,10 +239,10 @@ async def test_every_other_request_goes_to_uvicorn_with_all_its_bytes(data: byte
     assert isinstance(bench.transport.protocol, Fallback)
     assert received == [data]
     bench.connection._close_if_idle()
-    assert not bench.transport.closed, "it is not ours to close any more"
+    assert not bench.transport.closed, "uvicorn closes it now"
 
 
-async def test_headers_may_come_in_pieces_and_so_may_the_body() -> None:
+async def test_head_and_body_may_arrive_byte_by_byte() -> None:
     bench = Bench()
     bench.answers.let.set()
     for index in range(len(REQUEST)):
@@ -250,7 +252,7 @@ async def test_headers_may_come_in_pieces_and_so_may_the_body() -> None:
 
 
 @pytest.mark.parametrize("asked", [INFER, INFER.replace(b"Content-Length: 2", b"Transfer-Encoding: chunked")])
-async def test_a_connection_that_is_another_processs_is_left_without_a_word(asked: bytes) -> None:
+async def test_handed_off_connection_is_closed_without_an_answer(asked: bytes) -> None:
     shown: list[Any] = []
 
     def hand_off(head: Any, transport: Any, data: bytearray) -> bool:
@@ -263,7 +265,7 @@ async def test_a_connection_that_is_another_processs_is_left_without_a_word(aske
     assert (bench.transport.closed, bench.transport.written, bench.answers.found) == (True, b"", 0)
 
 
-async def test_what_is_no_http_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_http_is_not_offered_for_handoff(monkeypatch: pytest.MonkeyPatch) -> None:
     def hand_off(*_: object) -> bool:
         raise AssertionError("it was shown")
 
@@ -273,13 +275,13 @@ async def test_what_is_no_http_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(bench.transport.protocol, asyncio.Protocol)
 
 
-async def test_a_connection_that_broke_is_answered_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_is_answered_on_a_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench()
     asked: list[None] = []
 
     def resolve(*_: object) -> Any:
         asked.append(None)
-        assert len(asked) < 10, "it goes on for ever"
+        assert len(asked) < 10, "it never stops"
         bench.transport.closed = True  # As a write that fails does, some time before `connection_lost` is called.
         raise Unauthorized("who is this?")
 
@@ -288,7 +290,7 @@ async def test_a_connection_that_broke_is_answered_no_more(monkeypatch: pytest.M
     assert len(asked) == 1
 
 
-async def test_a_request_of_another_tenant_is_refused_for_good_and_what_follows_is_not_answered(
+async def test_misdirected_request_closes_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = Bench()
@@ -303,7 +305,7 @@ async def test_a_request_of_another_tenant_is_refused_for_good_and_what_follows_
     assert bench.transport.closed
 
 
-async def test_of_thousands_of_requests_that_are_refused_at_once_only_so_many_are_answered_in_one_turn() -> None:
+async def test_pipelined_requests_are_limited_per_event_loop_iteration() -> None:
     bench = Bench()
     bench.connection.data_received(INFER * (2 * REQUESTS_PER_TURN + 1))
     assert bench.answers.found == REQUESTS_PER_TURN
@@ -315,7 +317,7 @@ async def test_of_thousands_of_requests_that_are_refused_at_once_only_so_many_ar
     assert not bench.transport.closed
 
 
-async def test_what_comes_while_others_have_their_turn_is_answered_after_what_came_before() -> None:
+async def test_data_received_while_yielding_is_answered_in_order() -> None:
     bench = Bench()
     bench.answers.let.set()
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
@@ -326,7 +328,7 @@ async def test_what_comes_while_others_have_their_turn_is_answered_after_what_ca
     assert bench.transport.written.endswith(b"\r\n\r\nok")
 
 
-async def test_a_client_that_says_no_more_between_two_turns_is_answered_to_the_end() -> None:
+async def test_half_close_while_yielding_still_answers_all_requests() -> None:
     bench = Bench()
     assert not bench.connection.eof_received()
     bench.connection.data_received(INFER * (2 * REQUESTS_PER_TURN))
@@ -336,7 +338,7 @@ async def test_a_client_that_says_no_more_between_two_turns_is_answered_to_the_e
     assert not bench.connection.eof_received()
 
 
-async def test_while_others_have_their_turn_no_more_than_so_much_is_read_ahead() -> None:
+async def test_read_ahead_is_limited_while_yielding() -> None:
     bench, much = Bench(), MAX_READ_AHEAD // len(INFER) + REQUESTS_PER_TURN
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     assert bench.transport.reading
@@ -347,7 +349,7 @@ async def test_while_others_have_their_turn_no_more_than_so_much_is_read_ahead()
     assert bench.transport.reading
 
 
-async def test_too_much_that_comes_at_once_is_answered_before_more_is_read() -> None:
+async def test_reading_pauses_while_too_much_is_buffered() -> None:
     bench = Bench()
     bench.connection.data_received(INFER * (MAX_READ_AHEAD // len(INFER) + 2 * REQUESTS_PER_TURN))
     assert not bench.transport.reading
@@ -355,7 +357,7 @@ async def test_too_much_that_comes_at_once_is_answered_before_more_is_read() -> 
     assert bench.transport.reading
 
 
-async def test_of_a_client_that_reads_no_answers_no_more_than_so_much_is_read() -> None:
+async def test_read_ahead_is_limited_while_writing_is_paused() -> None:
     bench = Bench()
     bench.connection.pause_writing()
     bench.connection.data_received(INFER * (MAX_READ_AHEAD // len(INFER) + 1))
@@ -364,7 +366,7 @@ async def test_of_a_client_that_reads_no_answers_no_more_than_so_much_is_read() 
     assert (bench.transport.reading, bench.answers.found) == (True, REQUESTS_PER_TURN)
 
 
-async def test_a_client_that_stops_reading_between_two_turns_waits_until_it_reads() -> None:
+async def test_pause_writing_while_yielding_stops_answers() -> None:
     bench = Bench()
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     bench.connection.pause_writing()
@@ -374,7 +376,7 @@ async def test_a_client_that_stops_reading_between_two_turns_waits_until_it_read
     assert bench.answers.found == REQUESTS_PER_TURN + 1
 
 
-async def test_a_client_that_reads_again_between_two_turns_gets_no_third() -> None:
+async def test_resume_writing_while_yielding_gives_no_extra_turn() -> None:
     bench = Bench()
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     bench.connection.pause_writing()
@@ -382,7 +384,7 @@ async def test_a_client_that_reads_again_between_two_turns_gets_no_third() -> No
     assert bench.answers.found == REQUESTS_PER_TURN
 
 
-async def test_a_server_that_stops_between_two_turns_answers_nothing_more() -> None:
+async def test_shutdown_while_yielding_answers_nothing_more() -> None:
     bench = Bench()
     bench.connection.data_received(INFER * (REQUESTS_PER_TURN + 1))
     bench.connection.shutdown()
@@ -390,7 +392,7 @@ async def test_a_server_that_stops_between_two_turns_answers_nothing_more() -> N
     assert (bench.transport.closed, bench.answers.found) == (True, REQUESTS_PER_TURN)
 
 
-async def test_headers_that_never_end_are_given_up_and_those_that_come_are_not() -> None:
+async def test_header_timeout_applies_only_to_incomplete_headers() -> None:
     slow, quick = Bench(), Bench()
     for bench in (slow, quick):
         bench.answers.let.set()
@@ -406,11 +408,11 @@ async def test_headers_that_never_end_are_given_up_and_those_that_come_are_not()
     assert head.startswith(b"okHTTP/1.1 408 Request Timeout\r\n")
     assert b"connection: close" in head
     assert body == b'{"error":"the headers did not come within 30 s"}'
-    assert slow.transport.ended, "it lingers, for more may be on its way"
+    assert slow.transport.ended, "it must linger: more may arrive"
 
 
 @pytest.mark.parametrize("leave", ["lost", "handed over"])
-async def test_nothing_waits_for_headers_on_a_connection_that_is_gone(leave: str) -> None:
+async def test_header_timer_is_cancelled_with_the_connection(leave: str) -> None:
     bench = Bench()
     bench.connection.data_received(REQUEST[:30])
     if leave == "lost":
@@ -421,7 +423,7 @@ async def test_nothing_waits_for_headers_on_a_connection_that_is_gone(leave: str
     assert bench.connection._header_timer is None
 
 
-async def test_a_client_that_has_said_all_is_answered_and_hung_up_on_but_not_for_an_inference() -> None:
+async def test_half_close_keeps_the_connection_for_a_cheap_answer_but_not_for_inference() -> None:
     asked, inferred = Bench(), Bench()
     asked.connection.data_received(REQUEST * 2)
     await asked.settle()
@@ -435,7 +437,7 @@ async def test_a_client_that_has_said_all_is_answered_and_hung_up_on_but_not_for
 
 
 @pytest.mark.parametrize("change", ["load", "unload"])
-async def test_a_client_that_has_said_all_is_gone_for_a_change_of_its_models(change: str) -> None:
+async def test_half_close_during_a_model_change_is_a_disconnect(change: str) -> None:
     bench = Bench()
     bench.connection.data_received(
         f"POST /v2/repository/models/m/{change} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n".encode()
@@ -444,7 +446,7 @@ async def test_a_client_that_has_said_all_is_gone_for_a_change_of_its_models(cha
     assert not bench.connection.eof_received()
 
 
-async def test_a_client_of_http_1_0_that_keeps_is_told_that_it_may() -> None:
+async def test_http_1_0_keep_alive_is_confirmed() -> None:
     bench = Bench()
     bench.answers.let.set()
     bench.connection.data_received(REQUEST.replace(b"HTTP/1.1\r\nHost: a", b"HTTP/1.0\r\nConnection: keep-alive") * 2)

@@ -29,7 +29,7 @@ def filled(most: int, *standings: Activity) -> tuple[Connections, list[Connectio
     return found, each
 
 
-def test_the_oldest_that_is_unfinished_gives_way() -> None:
+def test_oldest_receiving_connection_is_closed_first() -> None:
     unfinished = [Activity.RECEIVING] * 2
     found, each = filled(5, Activity.IDLE, Activity.ANSWERING, *unfinished, Activity.IDLE)
     found.add(Connection(Activity.RECEIVING))
@@ -38,33 +38,33 @@ def test_the_oldest_that_is_unfinished_gives_way() -> None:
     assert repr(found) == "<Connections 5 of 5>"
 
 
-def test_then_the_oldest_that_waits_for_another_request() -> None:
+def test_oldest_idle_connection_is_closed_next() -> None:
     found, each = filled(3, Activity.ANSWERING, Activity.IDLE, Activity.IDLE)
     found.add(Connection(Activity.ANSWERING))
     assert [one.gone for one in each] == [False, True, False]
     assert each[1] not in found
 
 
-def test_what_came_last_stays_before_it_was_read_though_others_wait_for_another_request() -> None:
+def test_youngest_connections_are_not_closed() -> None:
     found, each = filled(8, *[Activity.IDLE] * 6, Activity.RECEIVING, Activity.RECEIVING)
     found.add(Connection(Activity.RECEIVING))
     assert [one.gone for one in each] == [True] + [False] * 7
 
 
-def test_what_is_being_answered_stays_though_there_are_more() -> None:
+def test_answering_connections_are_never_closed() -> None:
     found, each = filled(2, Activity.ANSWERING, Activity.ANSWERING)
     found.add(Connection(Activity.RECEIVING))
     assert not any(one.gone for one in each)
     assert len(found) == 3
 
 
-def test_several_of_many_give_way_at_once() -> None:
+def test_several_connections_are_closed_at_a_time() -> None:
     found, each = filled(64, *[Activity.RECEIVING] * 64)
     found.add(Connection(Activity.RECEIVING))
     assert [one.gone for one in each] == [True] * 4 + [False] * 60
 
 
-def test_a_connection_that_ended_is_none() -> None:
+def test_ended_connection_does_not_count() -> None:
     found, each = filled(2, Activity.RECEIVING, Activity.RECEIVING)
     found.discard(each[0])
     found.discard(each[0])
@@ -73,7 +73,7 @@ def test_a_connection_that_ended_is_none() -> None:
     assert next(iter(found)) is each[1]
 
 
-def test_a_server_has_as_many_as_its_descriptors_are_for() -> None:
+def test_connection_limit_follows_the_descriptor_limit() -> None:
     state = ServerState()
     assert connections(state) is connections(state) is state.connections
     assert descriptor_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4

@@ -14,13 +14,13 @@ GONE: Message = {"type": "http.disconnect"}
 
 
 class Client:
-    """A connection whose messages come when the test says so; counts how often anybody listened."""
+    """A connection whose messages the test sends; counts the calls of `receive`."""
 
     def __init__(self) -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
         self.listened = asyncio.Event()
-        self.listening = asyncio.Event()
-        self.left_alone = asyncio.Event()
+        self.received = asyncio.Event()
+        self.cancelled = asyncio.Event()
         self.listens = 0
 
     async def receive(self) -> Message:
@@ -28,10 +28,10 @@ class Client:
         self.listened.set()
         try:
             message = await self.messages.get()
-            self.listening.set()
+            self.received.set()
             return message
         except asyncio.CancelledError:
-            self.left_alone.set()
+            self.cancelled.set()
             raise
 
 
@@ -39,7 +39,7 @@ def waiting() -> "asyncio.Future[str]":
     return asyncio.get_running_loop().create_future()
 
 
-async def test_a_client_that_goes_away_ends_the_wait_for_its_answer() -> None:
+async def test_disconnect_fails_the_waiting_answer_with_client_gone() -> None:
     watcher, client, answer = DisconnectWatcher(patience=0), Client(), waiting()
     watcher.watch(answer, client.receive)
     await client.listened.wait()
@@ -49,7 +49,7 @@ async def test_a_client_that_goes_away_ends_the_wait_for_its_answer() -> None:
     watcher.unwatch(answer)
 
 
-async def test_a_client_that_says_something_else_is_still_there() -> None:
+async def test_other_messages_are_not_a_disconnect() -> None:
     watcher, client, answer = DisconnectWatcher(patience=0), Client(), waiting()
     watcher.watch(answer, client.receive)
     client.messages.put_nowait(HERE)
@@ -61,7 +61,7 @@ async def test_a_client_that_says_something_else_is_still_there() -> None:
     watcher.unwatch(answer)
 
 
-async def test_nobody_listens_to_a_client_that_is_answered_before_patience_ends() -> None:
+async def test_no_listener_for_a_request_answered_quickly() -> None:
     watcher, quick, slow = DisconnectWatcher(patience=0.001), Client(), Client()
     answered, answer = waiting(), waiting()
     watcher.watch(answered, quick.receive)
@@ -72,27 +72,27 @@ async def test_nobody_listens_to_a_client_that_is_answered_before_patience_ends(
     watcher.unwatch(answer)
 
 
-async def test_nobody_listens_any_more_once_the_request_is_forgotten() -> None:
+async def test_unwatch_cancels_the_listener() -> None:
     watcher, client, answer = DisconnectWatcher(patience=0), Client(), waiting()
     watcher.watch(answer, client.receive)
     await client.listened.wait()
     watcher.unwatch(answer)
-    await client.left_alone.wait()
+    await client.cancelled.wait()
     assert not answer.done()
 
 
-async def test_a_client_that_goes_away_after_its_answer_changes_nothing() -> None:
+async def test_disconnect_after_the_answer_is_ignored() -> None:
     watcher, client, answer = DisconnectWatcher(patience=0), Client(), waiting()
     watcher.watch(answer, client.receive)
     await client.listened.wait()
     answer.set_result("done")
     client.messages.put_nowait(GONE)
-    await client.listening.wait()
+    await client.received.wait()
     assert await answer == "done"
     watcher.unwatch(answer)
 
 
-async def test_only_the_client_that_left_is_gone() -> None:
+async def test_disconnect_of_one_client_does_not_affect_others() -> None:
     watcher, clients, answers = DisconnectWatcher(patience=0), [Client() for _ in range(3)], [waiting() for _ in range(3)]
     for client, answer in zip(clients, answers, strict=True):
         watcher.watch(answer, client.receive)
@@ -105,29 +105,29 @@ async def test_only_the_client_that_left_is_gone() -> None:
         watcher.unwatch(answer)
 
 
-async def test_each_client_has_one_listener_however_long_it_waits() -> None:
+async def test_each_waiting_request_has_one_listener() -> None:
     watcher, early, late = DisconnectWatcher(patience=0), Client(), Client()
     first, second = waiting(), waiting()
     watcher.watch(first, early.receive)
     await early.listened.wait()
-    watcher.watch(second, late.receive)  # The next look meets both.
+    watcher.watch(second, late.receive)  # The next check sees both.
     await late.listened.wait()
     assert early.listens == 1
     watcher.unwatch(first)
     watcher.unwatch(second)
 
 
-async def test_looking_begins_again_after_everybody_was_answered() -> None:
+async def test_watching_resumes_after_all_requests_were_answered() -> None:
     watcher = DisconnectWatcher(patience=0)
     for _ in range(3):
         client, answer = Client(), waiting()
         watcher.watch(answer, client.receive)
         await client.listened.wait()
         watcher.unwatch(answer)
-        await client.left_alone.wait()
+        await client.cancelled.wait()
 
 
-async def test_departures_show_how_many_wait() -> None:
+async def test_disconnect_watcher_repr() -> None:
     watcher, answer = DisconnectWatcher(patience=60), waiting()
     watcher.watch(answer, Client().receive)
     assert repr(watcher) == "<DisconnectWatcher 1 waiting>"

@@ -1,4 +1,4 @@
-"""Inferences with large JSON, whose turns the test lets pass; the worker is the test too."""
+"""Inference, mostly with large JSON; the test drives the time slices, and plays the worker."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,20 +35,20 @@ SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, (
 VALUES = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
 
 
-class Nobody:
-    """In the place of the device side, which is asked for nothing here."""
+class NoControl:
+    """A Control of the device side that must not be called."""
 
     def cancel(self, slot: int, serial: int) -> None:
         raise AssertionError
 
 
 class Bench:
-    """A tenant with a model `m`, and a worker that answers when it is told to."""
+    """A tenant with a model `m`, and a worker that answers when `work` is called."""
 
     def __init__(self, config: TenantConfig, descriptors: links.Descriptors) -> None:
         self.far = links.attach(descriptors)
         self.far.tickets.open()
-        self.tenant: Tenant = open_tenant(config, links.attach(descriptors), Nobody())
+        self.tenant: Tenant = open_tenant(config, links.attach(descriptors), NoControl())
         self.served = Served("m", "1", "m/1#1", SIGNATURE, "onnx", {})
         self.tenant.catalog.put("m", [self.served], [])
         self.target = Target(self.tenant, "m", None, Limits(1 << 20, 1 << 20), 1 << 20)
@@ -77,12 +77,12 @@ class Bench:
             await asyncio.sleep(0)
         return ticket
 
-    async def turns(self) -> None:
-        """Let everybody's turns pass."""
+    async def drain_time_slices(self) -> None:
+        """Run all time slices."""
         while len(self.served.request_cache.time_slices):
             await asyncio.sleep(0)
 
-    async def told(self) -> Outcome:
+    async def outcome(self) -> Outcome:
         while not self.outcomes:
             self.work()
             await asyncio.sleep(0)
@@ -107,53 +107,53 @@ def body(data: Any = VALUES, **parameters: Any) -> bytes:
 
 
 @pytest.mark.parametrize("parameters", [{}, {"timeout": 600_000_000}])
-async def test_large_json_is_answered_after_its_turns(bench: Bench, parameters: dict[str, int]) -> None:
+async def test_large_json_is_parsed_in_time_slices(bench: Bench, parameters: dict[str, int]) -> None:
     bench.begin(body(**parameters))
     assert len(bench.served.request_cache.time_slices) == 1
-    outcome = await bench.told()
+    outcome = await bench.outcome()
     assert isinstance(outcome, tuple)
     assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == orjson.loads(body())["inputs"][0]["data"]
     assert bench.tenant.lane.slots.statistics().used == 0
 
 
-async def test_json_that_is_too_large_has_no_turn(bench: Bench) -> None:
+async def test_json_over_the_limit_is_refused_without_time_slices(bench: Bench) -> None:
     bench.begin(b" " * (1 << 20) + b"{}")
     assert [type(outcome) for outcome in bench.outcomes] == [TooLarge]
 
 
-async def test_what_is_wrong_with_large_json_is_said_after_its_turns(bench: Bench) -> None:
+async def test_errors_in_large_json_are_reported_after_parsing(bench: Bench) -> None:
     bench.begin(body([*VALUES.tolist()[1:], None]))
     bench.begin(body()[:-1])
-    await bench.turns()
+    await bench.drain_time_slices()
     assert [type(outcome) for outcome in bench.outcomes] == [BadRequest, BadRequest]
     assert [str(outcome)[:21] for outcome in bench.outcomes] == ["inputs[0].data[39999]", "the request body is n"]
 
 
-async def test_a_client_that_leaves_before_its_turn_leaves_nothing_behind(bench: Bench) -> None:
+async def test_disconnect_while_waiting_to_be_parsed_frees_everything(bench: Bench) -> None:
     bench.begin(body()).cancel(ClientGone("gone"))
     later = bench.begin(body().replace(b"]}]}", b",]}]}"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     later.cancel(ClientGone("gone"))
-    await bench.turns()
+    await bench.drain_time_slices()
     assert bench.outcomes == []
     assert bench.far.tickets.poll() is None
     assert bench.tenant.lane.slots.statistics().used == 0
 
 
-async def test_a_client_that_leaves_while_its_answer_is_written_frees_the_slot(bench: Bench) -> None:
+async def test_disconnect_while_the_answer_is_written_frees_the_slot(bench: Bench) -> None:
     inference = bench.begin(body())
-    await bench.turns()
+    await bench.drain_time_slices()
     bench.work()
     while not len(bench.served.request_cache.time_slices):
         await asyncio.sleep(0)
     inference.cancel(ClientGone("gone"))
-    await bench.turns()
+    await bench.drain_time_slices()
     assert bench.outcomes == []
     assert bench.tenant.lane.slots.statistics().used == 0
 
 
-async def test_a_deadline_that_passes_before_the_turn_is_told_then(bench: Bench) -> None:
+async def test_deadline_expires_while_waiting_to_be_parsed(bench: Bench) -> None:
     gate = asyncio.Event()
 
     def hold() -> Any:
@@ -162,24 +162,24 @@ async def test_a_deadline_that_passes_before_the_turn_is_told_then(bench: Bench)
 
     bench.served.request_cache.time_slices.add(hold())
     bench.begin(body(timeout=1000))
-    outcome = await bench.told()
+    outcome = await bench.outcome()
     assert isinstance(outcome, DeadlineExceeded)
     assert str(outcome) == "Request timeout expired: 1000 microseconds (parameters.timeout) passed"
     assert bench.tenant.lane.statistics().expired == 1
     gate.set()
-    await bench.turns()
+    await bench.drain_time_slices()
     assert len(bench.outcomes) == 1
     assert bench.far.tickets.poll() is None
 
 
-async def test_a_deadline_that_only_the_whole_tells_has_run_all_the_while(bench: Bench) -> None:
+async def test_deadline_found_by_full_parsing_counts_from_arrival(bench: Bench) -> None:
     data = body(timeout=1).replace(b'"data"', b'"d\\u0061ta"')
     bench.begin(data)
-    assert isinstance(await bench.told(), DeadlineExceeded)
+    assert isinstance(await bench.outcome(), DeadlineExceeded)
     assert bench.tenant.lane.statistics().expired == 1
 
 
-async def test_a_client_that_left_is_counted_once_though_its_deadline_passes_later(bench: Bench) -> None:
+async def test_disconnect_and_later_deadline_count_once(bench: Bench) -> None:
     gate = asyncio.Event()
 
     def hold() -> Any:
@@ -190,13 +190,13 @@ async def test_a_client_that_left_is_counted_once_though_its_deadline_passes_lat
     bench.begin(body(timeout=1000)).cancel(ClientGone("gone"))
     other = body(timeout=2000)
     bench.begin(other)
-    await bench.told()  # The later of the two deadlines has passed.
+    await bench.outcome()  # The later of the two deadlines has passed.
     gate.set()
-    await bench.turns()
+    await bench.drain_time_slices()
     assert bench.served.statistics.failures == {"CANCELED": 1, "REJECTED": 1}
 
 
-async def test_bodies_that_wait_for_their_turns_count_among_those_on_their_way(bench: Bench) -> None:
+async def test_bodies_waiting_to_be_parsed_count_as_uploads(bench: Bench) -> None:
     content, memory = body(), bench.tenant.config.memory
     bench.begin(content)
     with bench.tenant.uploads.expect(memory - 2 * len(content) + 1):
@@ -204,48 +204,48 @@ async def test_bodies_that_wait_for_their_turns_count_among_those_on_their_way(b
         (refused,) = bench.outcomes
         assert isinstance(refused, QueueFull)
         assert f"together they may have {memory} (tenants.t.memory)" in str(refused)
-    await bench.turns()
+    await bench.drain_time_slices()
     assert repr(bench.tenant.uploads) == f"<Uploads 0 on their way, 0 of {memory} bytes>"
 
 
-async def test_more_than_may_wait_are_refused(bench: Bench) -> None:
+async def test_too_many_large_requests_are_refused(bench: Bench) -> None:
     for _ in range(3):
         bench.begin(body())
     (refused,) = bench.outcomes
     assert isinstance(refused, QueueFull)
     assert "2 large requests wait to be parsed; the limit is 2 (tenants.t.queue + in_flight)" in str(refused)
     assert bench.tenant.lane.statistics().rejected == 1
-    await bench.turns()
+    await bench.drain_time_slices()
 
 
 @pytest.mark.parametrize("kind", [Unavailable, NotFound])
-async def test_what_changed_while_it_waited_counts(bench: Bench, kind: type[Exception]) -> None:
+async def test_model_and_tenant_are_checked_again_after_parsing(bench: Bench, kind: type[Exception]) -> None:
     bench.begin(body())
     if kind is Unavailable:
         bench.tenant.lane.refusing = "the server stops"
     else:
         bench.tenant.catalog.put("m", [], [])
-    await bench.turns()
+    await bench.drain_time_slices()
     assert [type(outcome) for outcome in bench.outcomes] == [kind]
 
 
-async def test_an_answer_that_cannot_be_classified_is_refused_and_frees_the_slot(bench: Bench) -> None:
+async def test_failed_classification_frees_the_slot(bench: Bench) -> None:
     bench.begin(small(classes=1))
     ticket = bench.far.tickets.poll()
     assert ticket
     bench.far.completions.put(Done(ticket.slot, (Extent((1_000_001,), 0, 12),), None, 1, 2))
     bench.far.completions.ring()
-    assert isinstance(await bench.told(), BadRequest)
+    assert isinstance(await bench.outcome(), BadRequest)
     assert bench.tenant.lane.slots.statistics().used == 0
 
 
-async def test_an_output_is_classified_in_turns_and_frees_the_slot(bench: Bench) -> None:
+async def test_classification_runs_in_time_slices_and_frees_the_slot(bench: Bench) -> None:
     bench.begin(small(classes=1))
     bench.work()
     while not len(bench.served.request_cache.time_slices):
         await asyncio.sleep(0)
     assert not bench.outcomes
-    outcome = await bench.told()
+    outcome = await bench.outcome()
     assert isinstance(outcome, tuple)
     assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == ["2.000000:1"]
     assert bench.tenant.lane.slots.statistics().used == 0
@@ -258,34 +258,34 @@ def small(classes: int = 0, **parameters: Any) -> bytes:
 
 
 @pytest.mark.parametrize("parameters", [{}, {"timeout": 600_000_000}])
-async def test_what_needs_more_memory_for_its_outputs_runs_again_with_it(bench: Bench, parameters: dict[str, int]) -> None:
+async def test_outgrown_request_runs_again_with_more_memory(bench: Bench, parameters: dict[str, int]) -> None:
     bench.begin(small(**parameters))
     ticket = await bench.outgrow(3 << 20)
     assert ticket.capacity == 3 << 20
     assert bytes(bench.tenant.lane.slots.at(ticket.slot).view[:8]) == np.array([1, 2], np.float32).tobytes()
     bench.far.completions.put(Done(ticket.slot, (Extent((2,), 0, 8),), None, 1, 2))
     bench.far.completions.ring()
-    outcome = await bench.told()
+    outcome = await bench.outcome()
     assert isinstance(outcome, tuple)
     assert orjson.loads(outcome[0].body)["outputs"][0]["data"] == [1, 2]
     assert bench.tenant.lane.slots.statistics() == (0, 1, 0)
 
 
-async def test_the_next_request_of_the_model_gets_as_much_at_once(bench: Bench) -> None:
+async def test_requests_after_an_outgrown_one_reserve_as_much(bench: Bench) -> None:
     bench.begin(small())
     first = await bench.outgrow(3 << 20)
     bench.begin(small())
     assert bench.tenant.lane.slots.statistics().nbytes - first.capacity >= 3 << 20
 
 
-async def test_one_request_s_outputs_leave_the_others_most_of_the_memory(bench: Bench) -> None:
+async def test_output_reserve_is_limited_to_a_fraction_of_memory(bench: Bench) -> None:
     bench.begin(small())
     ticket = await bench.outgrow(300 << 20)
     bench.begin(small())
     assert bench.tenant.lane.slots.statistics().nbytes - ticket.capacity <= (512 << 20) // 7
 
 
-async def test_what_needs_more_memory_than_there_is_is_told_the_numbers(bench: Bench) -> None:
+async def test_request_outgrowing_all_memory_is_too_large(bench: Bench) -> None:
     bench.begin(small())
     await bench.outgrow(1 << 30)
     (outcome,) = bench.outcomes
@@ -294,7 +294,7 @@ async def test_what_needs_more_memory_than_there_is_is_told_the_numbers(bench: B
     assert bench.tenant.lane.slots.statistics() == (0, 1, 0)
 
 
-async def test_what_needs_more_memory_than_is_left_is_refused_and_counted(bench: Bench) -> None:
+async def test_request_outgrowing_free_memory_is_refused_and_counted(bench: Bench) -> None:
     other = bench.tenant.lane.admit()
     other.reserve(416 << 20)
     bench.begin(small())
@@ -305,10 +305,10 @@ async def test_what_needs_more_memory_than_is_left_is_refused_and_counted(bench:
     assert bench.tenant.lane.statistics().rejected == 1
 
 
-async def test_what_runs_again_is_stopped_when_its_client_leaves(bench: Bench) -> None:
+async def test_disconnect_cancels_an_outgrown_request_in_its_second_run(bench: Bench) -> None:
     inference = bench.begin(small())
     ticket = await bench.outgrow(3 << 20)
-    with pytest.raises(AssertionError):  # Nobody is asked for nothing else.
+    with pytest.raises(AssertionError):  # Only `cancel` is called, on a control that refuses it.
         inference.cancel(ClientGone("gone"))
     assert bench.tenant.lane.slots.at(ticket.slot).capacity == 3 << 20, "the device may still write there"
 
@@ -327,7 +327,7 @@ async def test_what_runs_again_is_stopped_when_its_client_leaves(bench: Bench) -
         (NotFound("it was unloaded meanwhile"), "OTHER"),
     ],
 )
-def test_a_failure_has_tritons_reason_and_a_request_that_is_wrong_itself_is_none_of_its_model(
+def test_failures_count_by_tritons_reason_and_invalid_requests_separately(
     bench: Bench, error: Exception, reason: str | None
 ) -> None:
     Inference(bench.target).count(error)

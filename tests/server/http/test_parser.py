@@ -16,10 +16,10 @@ PLAIN = b"POST /d HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Recorder:
-    """Requests as the parser tells of them: a path and a body, once they are whole."""
+    """Records the path and body of each complete request."""
 
     def __init__(self) -> None:
-        self.whole: list[tuple[bytes, bytes]] = []
+        self.complete: list[tuple[bytes, bytes]] = []
         self.headers: list[bytes] = []
         self.parser = Parser(self)
 
@@ -41,15 +41,15 @@ class Recorder:
         self.body += body
 
     def on_message_complete(self) -> None:
-        self.whole.append((self.path, self.body))
+        self.complete.append((self.path, self.body))
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 50, 10_000])
-def test_requests_are_the_same_in_pieces_of_any_size(size: int) -> None:
+def test_requests_parse_the_same_in_chunks_of_any_size(size: int) -> None:
     recorder, data = Recorder(), (SIZED + CHUNKED + BARE + PLAIN) * 2
     for at in range(0, len(data), size):
         recorder.parser.feed_data(data[at : at + size])
-    assert recorder.whole == [(b"/a", b"GET / H"), (b"/b", b"GET"), (b"/c", b""), (b"/d", b"ok")] * 2
+    assert recorder.complete == [(b"/a", b"GET / H"), (b"/b", b"GET"), (b"/c", b""), (b"/d", b"ok")] * 2
     assert recorder.headers.count(b"Upgrade") == 6
 
 
@@ -57,21 +57,21 @@ def test_requests_are_the_same_in_pieces_of_any_size(size: int) -> None:
     "framing",
     [b"Content-Length: 1\r\nContent-Length: 2", b"Content-Length: 1\r\nTransfer-Encoding: chunked", b"Content-Length: -1"],
 )
-def test_an_offer_does_not_make_a_doubtful_length_good(framing: bytes) -> None:
+def test_upgrade_offer_does_not_hide_invalid_framing(framing: bytes) -> None:
     recorder = Recorder()
     with pytest.raises(httptools.HttpParserError):
         recorder.parser.feed_data(b"POST /a HTTP/1.1\r\nHost: x\r\n" + OFFER + framing + b"\r\n\r\nGET")
-    assert recorder.whole == []
+    assert recorder.complete == []
 
 
-def test_a_broken_chunk_behind_an_offer_is_refused() -> None:
+def test_broken_chunk_after_an_upgrade_offer_is_refused() -> None:
     recorder = Recorder()
     with pytest.raises(httptools.HttpParserError):
         recorder.parser.feed_data(CHUNKED.replace(b"3\r\nGET", b"zz\r\nGET"))
-    assert recorder.whole == []
+    assert recorder.complete == []
 
 
-def test_a_parser_that_was_closed_is_left_to_no_collector() -> None:
+def test_closed_parser_is_freed_without_garbage_collection() -> None:
     gc.disable()
     try:
         recorder = Recorder()

@@ -46,7 +46,7 @@ async def answers(port: int, data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "data", [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n"]
 )
-async def test_what_is_no_http_is_told_so_in_json_and_cut_off(port: int, data: bytes) -> None:
+async def test_invalid_http_is_refused_in_json_and_closed(port: int, data: bytes) -> None:
     head, body = (await answers(port, data)).split(b"\r\n\r\n")
     status, *fields = head.split(b"\r\n")
     assert status == b"HTTP/1.1 400 Bad Request"
@@ -70,7 +70,7 @@ LINE = b"X: " + b"a" * 1000 + b"\r\n"
     ],
     ids=["path", "header", "headers", "chunk extension", "trailers"],
 )
-async def test_headers_without_an_end_are_refused_before_they_fill_the_memory(port: int, start: bytes, more: bytes) -> None:
+async def test_endless_headers_are_refused_at_the_limit(port: int, start: bytes, more: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(start)
     sent = 0
@@ -101,7 +101,7 @@ class Transport(asyncio.Transport):
         return self.written.endswith(b"<closed>")
 
 
-async def test_headers_that_are_too_long_are_told_so_in_json() -> None:
+async def test_too_long_headers_are_refused_in_json() -> None:
     config, transport = uvicorn.Config(application, log_config=None), Transport({"peername": ("127.0.0.1", 1)})
     config.load()
     protocol = JsonHttpToolsProtocol(config, ServerState(), {})
@@ -118,14 +118,14 @@ async def test_headers_that_are_too_long_are_told_so_in_json() -> None:
     protocol.connection_lost(None)
 
 
-async def test_what_brings_a_request_forward_may_be_as_long_as_it_likes(port: int) -> None:
+async def test_bodies_and_complete_headers_do_not_count_towards_the_header_limit(port: int) -> None:
     chunk = b"400\r\n" + b"a" * 1024 + b"\r\n"
     many = b"GET / HTTP/1.1\r\nHost: a\r\n" + LINE + b"\r\n"
     data = CHUNKED + chunk * 200 + b"0\r\n\r\n" + many * 100 + b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
     assert (await answers(port, data)).count(b"HTTP/1.1 200 OK\r\n") == 102
 
 
-async def test_what_is_http_is_answered_as_ever(port: int) -> None:
+async def test_valid_http_is_answered_as_by_uvicorn(port: int) -> None:
     answer = await answers(port, b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert answer.endswith(b"\r\n\r\nok")
@@ -140,7 +140,7 @@ def silent() -> tuple[JsonHttpToolsProtocol, Transport]:
     return protocol, transport
 
 
-async def test_headers_that_do_not_come_in_time_are_told_so_and_silence_is_not() -> None:
+async def test_header_timeout_answers_408_only_if_a_request_began() -> None:
     protocol, transport = silent()
     protocol.data_received(b"GET / HTTP/1.1\r\n")
     protocol._on_header_timeout()
@@ -151,7 +151,7 @@ async def test_headers_that_do_not_come_in_time_are_told_so_and_silence_is_not()
     assert transport.written == b"<closed>"
 
 
-async def test_a_request_has_time_for_its_headers_after_the_first_too_but_none_for_those_that_may_not_be_read_yet() -> None:
+async def test_header_timeout_applies_to_later_requests_but_not_while_reading_is_paused() -> None:
     protocol, transport = silent()
     protocol.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
     assert protocol._header_timer is None
@@ -165,7 +165,7 @@ async def test_a_request_has_time_for_its_headers_after_the_first_too_but_none_f
     assert b"HTTP/1.1 408 Request Timeout\r\n" in transport.written
 
 
-async def test_uvicorns_own_protocol_is_this_one_once_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_install_replaces_uvicorns_httptools_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HttpToolsProtocol, "__new__", HttpToolsProtocol.__new__)
     install()
     config = uvicorn.Config(application, http="auto", log_config=None)

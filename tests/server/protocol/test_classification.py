@@ -32,13 +32,13 @@ def texts(values: Any, count: int, name: str = "FP32") -> list[str]:
     return [text.decode() for text in classes(values, count, name).texts]
 
 
-def test_the_highest_come_first_with_their_places() -> None:
+def test_highest_values_come_first_with_their_indices() -> None:
     """The example of Triton's documentation."""
     assert texts([1, 5, 10, 4], 2, "INT32") == ["10:2", "5:1"]
     assert texts([1.1, 3.3, 0.5, 2.4], 2) == ["3.300000:1", "2.400000:3"]
 
 
-def test_a_label_follows_where_there_is_one() -> None:
+def test_label_follows_the_index() -> None:
     found = classes([1, 5, 10, 4, 7], 5, "UINT8", labels=FRUIT.of("y"))
     assert found.texts == [b"10:2", b"7:4", b"5:1:apple", b"4:3:pickle", b"1:0:fig"]
 
@@ -49,12 +49,12 @@ def test_every_type_of_number_has_an_order(name: str) -> None:
     assert [text.split(b":")[1] for text in classes(values, 3, name).texts] == [b"1", b"2", b"0"]
 
 
-def test_whole_numbers_are_compared_as_they_are() -> None:
+def test_integers_are_compared_exactly() -> None:
     assert texts([0, 2**64 - 1, 2**64 - 2], 2, "UINT64") == [f"{2**64 - 1}:1", f"{2**64 - 2}:2"]
     assert texts([-(2**63), 2**63 - 1], 2, "INT64") == [f"{2**63 - 1}:1", f"{-(2**63)}:0"]
 
 
-def test_the_first_of_equals_comes_first() -> None:
+def test_equal_values_are_ordered_by_index() -> None:
     assert [text.split(":")[1] for text in texts([1, 2, 2, 1, 2, 1], 4)] == ["1", "2", "4", "0"]
 
 
@@ -75,30 +75,30 @@ def test_an_empty_output_has_none(shape: tuple[int, ...], batched: bool, kept: t
     assert classes(np.zeros(shape, np.float32), 2, batched=batched) == Classes(kept, [])
 
 
-def test_more_than_there_are_is_all_of_them() -> None:
+def test_more_classes_than_elements_gives_all() -> None:
     assert classes([1, 2], 10**18, "INT8") == Classes((2,), [b"2:1", b"1:0"])
 
 
-def test_as_many_of_a_large_output_are_those_of_a_sort() -> None:
+def test_large_classification_agrees_with_a_sort() -> None:
     values = np.random.default_rng(7).integers(0, 5000, MAX_ELEMENTS, np.int32)
     expected = sorted(range(MAX_ELEMENTS), key=lambda place: (-int(values[place]), place))[:3000]
     assert [int(text.split(b":")[1]) for text in classes(values, 3000, "INT32").texts] == expected
 
 
 @pytest.mark.parametrize(
-    ("shape", "count", "told"),
+    ("shape", "count", "message"),
     [
         ((MAX_ELEMENTS + 1,), 1, f"output 'y': {MAX_ELEMENTS + 1} elements; at most {MAX_ELEMENTS} can be classified"),
         ((2, MAX_TEXTS), MAX_TEXTS, f"output 'y': 2 times {MAX_TEXTS} classes; an answer has at most {MAX_TEXTS}"),
     ],
 )
-def test_too_much_is_refused(shape: tuple[int, ...], count: int, told: str) -> None:
+def test_too_large_classification_is_refused(shape: tuple[int, ...], count: int, message: str) -> None:
     with pytest.raises(BadRequest) as refused:
         classes(np.zeros(shape, np.int8), count, "INT8", batched=len(shape) == 2)
-    assert str(refused.value) == told
+    assert str(refused.value) == message
 
 
-def test_a_large_output_may_be_interrupted_again_and_again() -> None:
+def test_large_classification_yields_often() -> None:
     array = np.zeros(MAX_ELEMENTS, np.float32)
     steps = classify(spec("y", "FP32"), memoryview(array), array.shape, 1, False, ())
     assert finish(steps)[0] >= MAX_ELEMENTS >> 15
@@ -136,7 +136,7 @@ def test_classes_are_answered_as_texts_in_binary() -> None:
             assert response.body[response.header_length or 0 :] == packed
 
 
-def test_labels_cross_to_another_process_as_their_files() -> None:
+def test_labels_are_pickled_as_files() -> None:
     FRUIT.of("y")
     assert list(pickle.loads(pickle.dumps(FRUIT)).of("y")) == [b"fig", b"apple", b"", b"pickle"]
     assert (repr(FRUIT), repr(UNLABELLED), UNLABELLED.of("y")) == ("<Labels of y>", "<Labels of nothing>", ())

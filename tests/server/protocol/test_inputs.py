@@ -23,7 +23,7 @@ from .messages import (
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         ({}, "inputs: missing; expected an array"),
         ({"inputs": None}, "inputs: missing; expected an array"),
@@ -37,12 +37,12 @@ from .messages import (
         ({"inputs": [{"name": 1}]}, "inputs[0].name: 1 is an integer; expected a string"),
         ({"inputs": [{"name": "z"}]}, "inputs[0].name: the model has no input 'z'; it has 'x'"),
         ({"inputs": [{"name": "x"}]}, "inputs[0].datatype: missing; expected a string"),
-        (request(tensor([1]), tensor([1])), "inputs[1].name: 'x' stands twice; expected each input once"),
+        (request(tensor([1]), tensor([1])), "inputs[1].name: 'x' given twice; expected each input once"),
         (request(tensor([1]), tensor([1], name="z")), "inputs[1].name: the model has no input 'z'; it has 'x'"),
     ],
 )
-def test_inputs_that_are_not_the_models_are_refused(document: Any, told: str) -> None:
-    assert refusal(document) == told
+def test_unknown_missing_and_repeated_inputs_are_refused(document: Any, message: str) -> None:
+    assert refusal(document) == message
 
 
 def test_every_input_that_is_missing_is_named() -> None:
@@ -52,12 +52,12 @@ def test_every_input_that_is_missing_is_named() -> None:
 
 @pytest.mark.parametrize("datatype", ["FP64", "fp32", "TYPE_FP32", "", "BYTES"])
 def test_another_datatype_is_refused_with_the_models(datatype: str) -> None:
-    told = refusal(request(tensor([1], datatype)))
-    assert told == f"inputs[0].datatype: {json.dumps(datatype)}; expected FP32, as input 'x' is"
+    message = refusal(request(tensor([1], datatype)))
+    assert message == f"inputs[0].datatype: {json.dumps(datatype)}; expected FP32, as input 'x' is"
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "message"),
     [
         (None, "inputs[0].shape: missing; expected an array"),
         (1, "inputs[0].shape: 1 is an integer; expected an array"),
@@ -79,12 +79,12 @@ def test_another_datatype_is_refused_with_the_models(datatype: str) -> None:
     ],
 )
 @pytest.mark.parametrize("entry", [tensor([1]), binary(4)])
-def test_a_shape_that_no_body_could_fill_is_refused(entry: dict[str, Any], shape: Any, told: str) -> None:
-    assert refusal(request(entry | {"shape": shape}), model(), b"\0" * 4).startswith(told)
+def test_a_shape_that_no_body_could_fill_is_refused(entry: dict[str, Any], shape: Any, message: str) -> None:
+    assert refusal(request(entry | {"shape": shape}), model(), b"\0" * 4).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("signature", "shape", "told"),
+    ("signature", "shape", "message"),
     [
         (model("FP32", "n"), [1, 1], "input 'x': shape [1, 1] has 2 dimensions; expected 1, as in [-1]"),
         (model("FP32", "n"), [], "input 'x': shape [] has 0 dimensions; expected 1, as in [-1]"),
@@ -93,11 +93,11 @@ def test_a_shape_that_no_body_could_fill_is_refused(entry: dict[str, Any], shape
         (BATCHED, [5, 2], "input 'x': batch of 5 in shape [5, 2]; expected 1 to 4, the model's max_batch_size"),
     ],
 )
-def test_a_shape_that_the_model_does_not_take_is_a_mismatch(signature: Signature, shape: list[int], told: str) -> None:
+def test_a_shape_that_the_model_does_not_take_is_a_mismatch(signature: Signature, shape: list[int], message: str) -> None:
     count = int(np.prod(shape))
-    assert refusal(request(tensor([1] * count, shape=shape)), signature, kind=TensorMismatch) == told
+    assert refusal(request(tensor([1] * count, shape=shape)), signature, kind=TensorMismatch) == message
     document = request(binary(4 * count, shape=shape))
-    assert refusal(document, signature, b"\0" * 4 * count, kind=TensorMismatch) == told
+    assert refusal(document, signature, b"\0" * 4 * count, kind=TensorMismatch) == message
 
 
 def test_batches_that_differ_between_inputs_are_a_mismatch() -> None:
@@ -110,8 +110,8 @@ def test_an_answer_that_no_memory_holds_is_too_large() -> None:
     signature = Signature((spec("a", "UINT8", "n"), spec("b", "UINT8", "m")), (spec("y", "FP64", *["n", "m"] * 4),))
     size = 1 << 12
     document = request(binary(size, "UINT8", name="a"), binary(size, "UINT8", name="b"))
-    told = refusal(document, signature, b"\0" * 2 * size, kind=TooLarge)
-    assert told.startswith(f"the request and its answer need {8 * size**8 + 2 * size} bytes of memory")
+    message = refusal(document, signature, b"\0" * 2 * size, kind=TooLarge)
+    assert message.startswith(f"the request and its answer need {8 * size**8 + 2 * size} bytes of memory")
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -123,7 +123,7 @@ def test_an_integer_out_of_range_is_refused_for_every_integer_type(name: str) ->
 
 
 @pytest.mark.parametrize(
-    ("datatype", "data", "told"),
+    ("datatype", "data", "message"),
     [
         ("INT32", [1.5], "inputs[0].data[0]: 1.5 is a number; expected an integer for INT32"),
         ("INT32", [1, True], "inputs[0].data[1]: true is a boolean; expected an integer for INT32"),
@@ -141,14 +141,14 @@ def test_an_integer_out_of_range_is_refused_for_every_integer_type(name: str) ->
         ("FP32", {}, "inputs[0].data: {} is an object; expected an array"),
     ],
 )
-def test_data_that_the_type_does_not_hold_is_refused_where_it_stands(datatype: str, data: Any, told: str) -> None:
+def test_invalid_element_is_refused_with_its_path(datatype: str, data: Any, message: str) -> None:
     length = len(data) if isinstance(data, list) else 1
     document = request(tensor(data, datatype, [length]), outputs=[{"name": "y", "parameters": {"binary_data": True}}])
-    assert refusal(document, model(datatype)).startswith(told)
+    assert refusal(document, model(datatype)).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("data", "shape", "told"),
+    ("data", "shape", "message"),
     [
         ([[1, 2], [3]], [2, 2], "inputs[0] ('x'), FP32 [2, 2]: data[1] is a row of 1; the shape asks for a row of 2 there"),
         ([1, 2, 3], [2, 2], "inputs[0] ('x'), FP32 [2, 2]: 3 elements in data; the shape asks for 4"),
@@ -156,52 +156,52 @@ def test_data_that_the_type_does_not_hold_is_refused_where_it_stands(datatype: s
         ([1], [2**20, 64], "inputs[0] ('x'), FP32 [1048576, 64]: 1 element in data; the shape asks for 67108864"),
     ],
 )
-def test_data_of_another_shape_is_refused(data: list[Any], shape: list[int], told: str) -> None:
-    assert refusal(request(tensor(data, shape=shape)), model("FP32", "n", "m")).startswith(told)
+def test_data_of_another_shape_is_refused(data: list[Any], shape: list[int], message: str) -> None:
+    assert refusal(request(tensor(data, shape=shape)), model("FP32", "n", "m")).startswith(message)
 
 
-def test_an_input_has_its_data_once() -> None:
-    told = refusal(request(tensor([1.0], binary_data_size=4)), model(), b"\0" * 4)
-    assert told == "inputs[0].data: given; expected either this or parameters.binary_data_size"
-    told = refusal(request({"name": "x", "datatype": "FP32", "shape": [1]}))
-    assert told == "inputs[0].data: missing; expected an array, or parameters.binary_data_size"
+def test_input_needs_exactly_one_of_data_and_binary_data_size() -> None:
+    message = refusal(request(tensor([1.0], binary_data_size=4)), model(), b"\0" * 4)
+    assert message == "inputs[0].data: given; expected either this or parameters.binary_data_size"
+    message = refusal(request({"name": "x", "datatype": "FP32", "shape": [1]}))
+    assert message == "inputs[0].data: missing; expected an array, or parameters.binary_data_size"
 
 
 @pytest.mark.parametrize(
     ("size", "what"), [(-4, "-4"), (4.0, "4.0 is a number"), (True, "true is a boolean"), ("4", '"4" is a string')]
 )
-def test_a_size_that_is_no_count_of_bytes_is_refused(size: Any, what: str) -> None:
-    told = refusal(request(binary(size, shape=[1])), model(), b"\0" * 4)
-    assert told == f"inputs[0].parameters.binary_data_size: {what}; expected an integer of at least 0"
+def test_invalid_binary_data_size_is_refused(size: Any, what: str) -> None:
+    message = refusal(request(binary(size, shape=[1])), model(), b"\0" * 4)
+    assert message == f"inputs[0].parameters.binary_data_size: {what}; expected an integer of at least 0"
 
 
 @pytest.mark.parametrize("size", [0, 3, 5, 8, 2**63])
-def test_a_size_that_is_not_the_shapes_is_refused(size: int) -> None:
-    told = refusal(request(binary(size, shape=[1])), model(), b"\0" * 8)
-    assert told == f"inputs[0] ('x'), FP32 [1]: parameters.binary_data_size is {size}; the shape asks for 4"
+def test_binary_data_size_must_match_the_shape(size: int) -> None:
+    message = refusal(request(binary(size, shape=[1])), model(), b"\0" * 8)
+    assert message == f"inputs[0] ('x'), FP32 [1]: parameters.binary_data_size is {size}; the shape asks for 4"
 
 
 def test_fewer_bytes_than_declared_are_refused() -> None:
-    told = refusal(request(binary(8)), model(), b"\0" * 7)
-    assert told == "inputs[0].parameters.binary_data_size: 8, but 7 bytes of the body remain"
+    message = refusal(request(binary(8)), model(), b"\0" * 7)
+    assert message == "inputs[0].parameters.binary_data_size: 8, but 7 bytes of the body remain"
 
 
-def test_a_binary_tensor_without_the_header_that_announces_it_is_told_of_the_header() -> None:
-    told = refusal(request(binary(8)), model())
-    assert told == (
+def test_binary_tensor_without_the_header_length_mentions_the_header() -> None:
+    message = refusal(request(binary(8)), model())
+    assert message == (
         "inputs[0].parameters.binary_data_size: 8, but 0 bytes of the body remain, "
         "which without the header Inference-Header-Content-Length is all JSON"
     )
 
 
 def test_more_bytes_than_declared_are_refused() -> None:
-    told = "the body has {} more than its JSON and parameters.binary_data_size of its inputs say"
-    assert refusal(request(binary(8)), model(), b"\0" * 9) == told.format("1 byte")
-    assert refusal(request(tensor([1])), model(), b"\0\0") == told.format("2 bytes")
+    message = "the body has {} more than its JSON and parameters.binary_data_size of its inputs say"
+    assert refusal(request(binary(8)), model(), b"\0" * 9) == message.format("1 byte")
+    assert refusal(request(tensor([1])), model(), b"\0\0") == message.format("2 bytes")
 
 
 @pytest.mark.parametrize(
-    ("data", "count", "told"),
+    ("data", "count", "message"),
     [
         (b"\x04\0\0\0abc", 1, "element 0 claims 4 bytes, but 3 are left"),
         (b"\xff\xff\xff\xff", 1, "element 0 claims 4294967295 bytes, but 0 are left"),
@@ -211,8 +211,8 @@ def test_more_bytes_than_declared_are_refused() -> None:
         (packed("a"), 0, "5 bytes left after 0 elements"),
     ],
 )
-def test_bytes_without_the_lengths_of_elements_are_refused(data: bytes, count: int, told: str) -> None:
-    expected = f"inputs[0] ('x'), BYTES [{count}]: {told}"
+def test_bytes_without_the_lengths_of_elements_are_refused(data: bytes, count: int, message: str) -> None:
+    expected = f"inputs[0] ('x'), BYTES [{count}]: {message}"
     assert refusal(request(binary(len(data), "BYTES", [count])), model("BYTES"), data) == expected
 
 
@@ -223,9 +223,9 @@ def test_elements_may_be_any_bytes() -> None:
 
 @pytest.mark.parametrize("data", [b"\x02", b"\0\xff", b"\x01\x01\x80"])
 def test_a_byte_other_than_0_and_1_is_no_bool(data: bytes) -> None:
-    told = refusal(request(binary(len(data), "BOOL")), model("BOOL"), data)
+    message = refusal(request(binary(len(data), "BOOL")), model("BOOL"), data)
     shape = f"inputs[0] ('x'), BOOL [{len(data)}]"
-    assert told == f"{shape}: bytes other than 0 and 1 in its binary data; expected one of them for each element"
+    assert message == f"{shape}: bytes other than 0 and 1 in its binary data; expected one of them for each element"
 
 
 def test_half_precision_comes_in_and_goes_out_as_bytes() -> None:

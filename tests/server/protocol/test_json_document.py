@@ -16,12 +16,12 @@ JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dict
 
 
 @given(st.dictionaries(TEXT, JSON, max_size=4))
-def test_an_object_is_read_as_it_stands_whatever_its_strings_hold(document: dict[str, object]) -> None:
+def test_valid_object_is_parsed_whatever_its_strings_contain(document: dict[str, object]) -> None:
     assert parse(json.dumps(document).encode()) == document
 
 
 @given(st.dictionaries(TEXT, JSON, min_size=1, max_size=3), st.data())
-def test_a_key_that_stands_twice_is_refused_in_any_object(document: dict[str, object], data: st.DataObject) -> None:
+def test_repeated_key_is_refused_in_any_object(document: dict[str, object], data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(sorted(document)))
     inside = json.dumps(document)[:-1] + f", {json.dumps(key)}: 0}}"
     wrapping = data.draw(
@@ -32,7 +32,7 @@ def test_a_key_that_stands_twice_is_refused_in_any_object(document: dict[str, ob
     assert str(refusal.value) == f"the request body has the key {show(key)} twice in one object"
 
 
-def test_a_key_that_stands_twice_under_another_spelling_is_refused() -> None:
+def test_repeated_key_with_another_escape_is_refused() -> None:
     with pytest.raises(BadRequest, match='the key "id" twice'):
         parse(b'{"id": "1", "\\u0069d": "2"}')
 
@@ -43,7 +43,7 @@ def test_the_same_key_in_different_objects_is_no_repetition() -> None:
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "nan", "1e400", "01", "'x'", "1,", ""])
-def test_what_json_has_no_form_for_is_refused_with_its_place(literal: str) -> None:
+def test_nan_is_refused_with_its_offset(literal: str) -> None:
     with pytest.raises(BadRequest, match=r"the request body is not JSON: .* at byte \d+"):
         parse(f'{{"value": {literal}}}'.encode())
 
@@ -55,7 +55,7 @@ def test_what_is_not_json_is_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b" \r\n"])
-def test_an_empty_body_is_told_so(body: bytes) -> None:
+def test_empty_body_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest, match=r"^the request body is empty; expected an object$"):
         parse(memoryview(body))
 
@@ -71,7 +71,7 @@ def test_an_empty_body_is_told_so(body: bytes) -> None:
         ("null", "null"),
     ],
 )
-def test_a_body_that_is_no_object_is_refused_with_what_it_is(body: str, kind: str) -> None:
+def test_non_object_body_is_refused_with_its_type(body: str, kind: str) -> None:
     with pytest.raises(BadRequest, match=f"^the override is {kind}; expected an object$"):
         parse(body.encode(), "the override")
 
@@ -183,18 +183,18 @@ def test_what_is_shown_is_short_json(value: object) -> None:
     assert text == whole or (len(text) == 43 and whole.startswith(text.removesuffix("...")))
 
 
-def test_a_name_that_somebody_sent_is_repeated_only_in_part() -> None:
+def test_long_names_are_shortened_in_messages() -> None:
     assert short("a" * 40) == "a" * 40
     assert short("a" * 41) == "a" * 40 + "..."
     with pytest.raises(BadRequest, match=r"^parameters\.a{40}\.\.\.: null; expected a string"):
         parameters({"parameters": {"a" * 100_000: None}})
 
 
-def test_things_are_counted_in_words() -> None:
+def test_count_uses_the_plural() -> None:
     assert [count(number, "byte") for number in (0, 1, 2)] == ["0 bytes", "1 byte", "2 bytes"]
 
 
-def test_what_is_nested_very_deeply_is_refused_without_being_shown() -> None:
+def test_deeply_nested_value_is_refused_without_being_quoted() -> None:
     value: list[object] = []
     for _ in range(100_000):
         value = [value]

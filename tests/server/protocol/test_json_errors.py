@@ -13,14 +13,14 @@ from .messages import refusal, request, tensor
 INSTEAD = "JSON has no NaN and no infinity: send the tensor as binary data (parameters.binary_data_size)"
 
 
-def told(body: bytes) -> str:
+def message_of(body: bytes) -> str:
     with pytest.raises(BadRequest, match=r"^the request body is not JSON: ") as caught:
         parse(body)
     return str(caught.value).removeprefix("the request body is not JSON: ")
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "nan", "-nan", "inf", "-inf", "INF"])
-def test_nan_and_infinity_are_named_with_their_place_and_how_to_send_them(literal: str) -> None:
+def test_nan_and_infinity_are_named_with_position_and_advice(literal: str) -> None:
     text = json.dumps(request(tensor([0.5, "HERE", 1], name="rate"))).replace('"HERE"', literal)
     where = f"{literal} at byte {text.index(literal)}, element 1 in the data of input 'rate'"
     assert refusal(text.encode()) == f"the request body is not JSON: {where}; {INSTEAD}"
@@ -29,7 +29,7 @@ def test_nan_and_infinity_are_named_with_their_place_and_how_to_send_them(litera
 @pytest.mark.parametrize("values", [[[0.5, 1], [2, float("nan")]], [0.5, 1, 2, float("nan")]])
 def test_an_element_is_counted_row_by_row(values: list[Any]) -> None:
     body = json.dumps(request(tensor([1, 2]), tensor(values, shape=[2, 2], name="é")), ensure_ascii=False).encode()
-    assert told(body) == f"NaN at byte {body.index(b'NaN')}, element 3 in the data of input 'é'; {INSTEAD}"
+    assert message_of(body) == f"NaN at byte {body.index(b'NaN')}, element 3 in the data of input 'é'; {INSTEAD}"
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_an_element_is_counted_row_by_row(values: list[Any]) -> None:
         {"name": 'a"b', "data": [float("nan")]},
     ],
 )
-def test_an_input_whose_name_is_not_plain_to_see_is_not_guessed(entry: dict[str, Any]) -> None:
+def test_input_name_is_not_guessed(entry: dict[str, Any]) -> None:
     body = json.dumps(request(tensor([1], name="other"), entry)).encode()
-    assert told(body) == f"NaN at byte {body.index(b'NaN')}, element 0 in the data of an input; {INSTEAD}"
+    assert message_of(body) == f"NaN at byte {body.index(b'NaN')}, element 0 in the data of an input; {INSTEAD}"
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_an_input_whose_name_is_not_plain_to_see_is_not_guessed(entry: dict[str,
         {"acme": float("nan")},
     ],
 )
-def test_outside_of_a_tensor_there_is_no_word_of_tensors(document: Any) -> None:
+def test_errors_outside_tensors_do_not_mention_tensors(document: Any) -> None:
     body = json.dumps(document).encode()
-    assert told(body) == f"NaN at byte {body.index(b'NaN')}; JSON has no NaN and no infinity"
+    assert message_of(body) == f"NaN at byte {body.index(b'NaN')}; JSON has no NaN and no infinity"
 
 
 @pytest.mark.parametrize(
@@ -72,38 +72,38 @@ def test_outside_of_a_tensor_there_is_no_word_of_tensors(document: Any) -> None:
         (b'{"data": [1], None}', "unexpected character, expected a string key: None} at byte 14"),
     ],
 )
-def test_what_stands_where_json_should_go_on_is_shown(body: bytes, what: str) -> None:
-    assert told(body) == what
+def test_unexpected_text_is_quoted(body: bytes, what: str) -> None:
+    assert message_of(body) == what
 
 
 def test_a_wrong_number_in_a_tensor_is_found_too() -> None:
     body = json.dumps(request(tensor([1, 2]))).replace("2]}", "2.]}").encode()
-    assert told(body).startswith("no digit after decimal point: ]}]} at byte ")
-    assert told(body).endswith(", element 1 in the data of input 'x'")
+    assert message_of(body).startswith("no digit after decimal point: ]}]} at byte ")
+    assert message_of(body).endswith(", element 1 in the data of input 'x'")
 
 
 @pytest.mark.parametrize("body", [b'{"inputs": [', b'{"id": "a'])
-def test_json_that_ends_too_soon_is_told_what_says_where_it_ends(body: bytes) -> None:
+def test_truncated_json_mentions_the_header_length(body: bytes) -> None:
     why = f"unexpected end of data at byte {len(body)}, where it ends"
-    assert told(body) == f"{why}; Inference-Header-Content-Length, where it is sent, counts all of the JSON"
+    assert message_of(body) == f"{why}; Inference-Header-Content-Length, where it is sent, counts all of the JSON"
     with pytest.raises(BadRequest) as refused:
         parse(body, tensors=False)
     assert str(refused.value) == f"the request body is not JSON: {why}"
 
 
-def test_a_byte_that_is_no_utf_8_is_shown_with_its_place() -> None:
-    assert told('{"é": "'.encode() + b'\xff"}') == "0xff at byte 8 is no UTF-8 (invalid start byte)"
+def test_invalid_utf_8_is_named_with_its_offset() -> None:
+    assert message_of('{"é": "'.encode() + b'\xff"}') == "0xff at byte 8 is not UTF-8 (invalid start byte)"
 
 
 @pytest.mark.parametrize(
     ("tensors", "what"),
     [
-        (b"\x00\x00\x80\xbf", "0x80 at byte {} is no UTF-8 (invalid start byte)"),
+        (b"\x00\x00\x80\xbf", "0x80 at byte {} is not UTF-8 (invalid start byte)"),
         (b"abcd", "unexpected content after document: abcd at byte {}"),
     ],
 )
-def test_binary_tensors_without_the_header_that_announces_them_are_told_of_it(tensors: bytes, what: str) -> None:
+def test_binary_tensors_without_the_header_length_mention_the_header(tensors: bytes, what: str) -> None:
     head = b'{"inputs": [{"parameters": {"binary_data_size": 4}}]}'
     at = len(head) + 2 * (tensors[0] == 0)
     hint = "; where binary tensors follow the JSON, the header Inference-Header-Content-Length says how long it is"
-    assert told(head + tensors) == what.format(at) + hint
+    assert message_of(head + tensors) == what.format(at) + hint

@@ -64,14 +64,14 @@ def same(document: Any, datatype: str) -> bool:
         ("BOOL", [True, False]),
     ],
 )
-def test_numbers_come_through_exactly(datatype: str, values: list[Any]) -> None:
+def test_sliced_numbers_are_exact(datatype: str, values: list[Any]) -> None:
     assert same(request(tensor(values * (COUNT // len(values)), datatype), id="a", parameters={"timeout": 7}), datatype)
 
 
 @pytest.mark.parametrize("odd", [None, "1", "]", True, [1], {}, 1e39, 2**70, 0.5, "\0", '"data":['])
 @pytest.mark.parametrize("place", [0, COUNT // 2, COUNT])
 @pytest.mark.parametrize("datatype", ["FP32", "INT32"])
-def test_what_is_wrong_with_one_of_them_is_said_in_the_same_words(odd: Any, place: int, datatype: str) -> None:
+def test_errors_in_slices_are_the_same_as_without(odd: Any, place: int, datatype: str) -> None:
     values: list[Any] = [1] * COUNT
     values.insert(place, odd)
     same(request(tensor(values, datatype)), datatype)
@@ -93,7 +93,7 @@ LONG = ", ".join(["1.5"] * COUNT)
         f"[{LONG}]]",
     ],
 )
-def test_a_row_that_is_none_is_refused_in_the_same_words(text: str) -> None:
+def test_malformed_row_is_refused_as_without_slices(text: str) -> None:
     body = body_of(request(tensor(["ROW"], "FP32", [COUNT]))).replace(b'["ROW"]', text.encode())
     assert not same(body, "FP32")
 
@@ -124,7 +124,7 @@ def entry(**fields: Any) -> Object:
     ],
 )
 @pytest.mark.parametrize("datatype", ["FP32", "FP16", "BYTES"])
-def test_whatever_else_a_document_has_what_comes_of_it_is_the_same(document: Any, datatype: str) -> None:
+def test_any_document_gives_the_same_result_as_without_slices(document: Any, datatype: str) -> None:
     same(document, datatype)
 
 
@@ -135,14 +135,14 @@ def test_the_timeout_is_known_before_the_numbers_are(value: Any, seconds: float 
     assert row.timeout == seconds
 
 
-def test_parameters_that_are_none_have_no_timeout() -> None:
+def test_invalid_parameters_have_no_timeout() -> None:
     row = extract_row(body_of(request(entry(), parameters=[1])))
     assert row
     assert row.timeout is None
 
 
 @given(st.integers(ELEMENTS + 1, 3 * ELEMENTS), st.sampled_from(["FP32", "INT8", "BOOL", "FP64"]))
-def test_an_answer_in_slices_has_the_same_bytes(count: int, datatype: str) -> None:
+def test_answer_written_in_slices_has_the_same_bytes(count: int, datatype: str) -> None:
     signature, slot = model(datatype), roomy()
     values = np.random.default_rng(count).normal(size=count) if datatype.startswith("FP") else np.arange(count) % 2
     if datatype.startswith("FP"):

@@ -40,9 +40,7 @@ def limits(datatype: str) -> tuple[int, int]:
 
 
 @given(st.data(), st.sampled_from(NUMBERS), hnp.array_shapes(min_dims=0, min_side=0, max_dims=4, max_side=4), st.booleans())
-def test_every_value_of_every_type_comes_through_nested_or_flat(
-    data: st.DataObject, name: str, shape: tuple[int, ...], flat: bool
-) -> None:
+def test_every_value_of_every_type_nested_or_flat(data: st.DataObject, name: str, shape: tuple[int, ...], flat: bool) -> None:
     datatype = DATATYPES[name]
     values = data.draw(
         hnp.arrays(
@@ -56,7 +54,7 @@ def test_every_value_of_every_type_comes_through_nested_or_flat(
 
 
 @given(st.data(), hnp.array_shapes(min_dims=1, min_side=0, max_dims=3, max_side=3), st.booleans())
-def test_every_text_comes_through_nested_or_flat(data: st.DataObject, shape: tuple[int, ...], flat: bool) -> None:
+def test_every_string_nested_or_flat(data: st.DataObject, shape: tuple[int, ...], flat: bool) -> None:
     values = data.draw(hnp.arrays(object, shape, elements=st.text(max_size=5)))
     assert texts(values.ravel().tolist() if flat else values.tolist(), shape) == values.ravel().tolist()
 
@@ -80,7 +78,7 @@ def test_an_unsigned_type_takes_the_upper_half_of_64_bits_exactly() -> None:
     ("value", "what"),
     [("1", '"1" is a string'), (None, "null"), ({}, "{} is an object"), (True, "true is a boolean")],
 )
-def test_what_is_no_number_is_refused_among_numbers(name: str, value: object, what: str) -> None:
+def test_non_numbers_are_refused_in_numeric_data(name: str, value: object, what: str) -> None:
     expected = "an integer" if name in INTEGERS else "a number"
     with pytest.raises(BadRequest, match=re.escape(f"data[2]: {what}; expected {expected} for {name}")):
         array([1, 0, value, 1], name)
@@ -95,7 +93,7 @@ def test_a_float_is_no_integer_even_when_it_is_whole(name: str, value: float) ->
 
 @pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("beyond", [2**64, -(2**63) - 4096, 10**30])
-def test_an_integer_beyond_64_bits_is_out_of_range_although_the_parser_makes_it_a_float(name: str, beyond: int) -> None:
+def test_integer_beyond_64_bits_is_out_of_range(name: str, beyond: int) -> None:
     parsed = orjson.loads(str(beyond))
     assert type(parsed) is float
     with pytest.raises(BadRequest, match=re.escape(f"data[1]: {parsed} is out of range for {name} ")):
@@ -135,7 +133,7 @@ def test_half_precision_has_no_json_form(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "shape", "told"),
+    ("data", "shape", "message"),
     [
         ([[1], [1, 2]], (2, 1), "data[1] is a row of 2; the shape asks for a row of 1 there"),
         ([[1], 2], (2, 1), "data[1] is an integer; the shape asks for a row of 1 there"),
@@ -150,11 +148,9 @@ def test_half_precision_has_no_json_form(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["FP32", "INT8", "BOOL", "BYTES"])
-def test_the_first_row_that_does_not_nest_as_the_shape_is_named(
-    data: list[Any], shape: tuple[int, ...], told: str, name: str
-) -> None:
+def test_first_row_of_the_wrong_shape_is_named(data: list[Any], shape: tuple[int, ...], message: str, name: str) -> None:
     convert = to_wire if name == "BYTES" else to_array
-    expected = re.escape(f"inputs[0] ('x'), {name} {list(shape)}: {told}, or for all elements flat")
+    expected = re.escape(f"inputs[0] ('x'), {name} {list(shape)}: {message}, or for all elements flat")
     with pytest.raises(BadRequest, match=f"^{expected}$"):
         convert(data, declared(name, shape))
 
@@ -175,7 +171,7 @@ def test_the_first_row_that_does_not_nest_as_the_shape_is_named(
 def test_a_flat_list_of_another_length_is_refused(data: list[Any], shape: tuple[int, ...]) -> None:
     size = int(np.prod(shape, dtype=object))
     came = f"{len(data)} element" if len(data) == 1 else f"{len(data)} elements"
-    expected = f"inputs[0] ('x'), FP32 {list(shape)}: {came} in data; the shape asks for {size}, nested so or flat"
+    expected = f"inputs[0] ('x'), FP32 {list(shape)}: {came} in data; the shape asks for {size}, nested that way or flat"
     with pytest.raises(BadRequest, match=f"^{re.escape(expected)}$"):
         array(data, shape=shape)
 
@@ -190,7 +186,7 @@ def test_a_list_too_deep_is_an_element_of_the_wrong_kind() -> None:
 
 
 @given(hnp.array_shapes(min_dims=1, max_dims=4, max_side=3), st.data())
-def test_the_first_wrong_element_is_named_where_it_stands(shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_first_wrong_element_is_named_with_its_path(shape: tuple[int, ...], data: st.DataObject) -> None:
     values = np.zeros(shape, object)
     place = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
     values[place] = data.draw(st.sampled_from([-1, 300, None, 0.5]))

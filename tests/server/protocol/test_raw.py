@@ -57,7 +57,7 @@ def test_a_raw_body_of_bytes_is_one_element_without_its_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "signature", "told"),
+    ("body", "signature", "message"),
     [
         (b"\0" * 8, PAIR, f"{RAW} needs a model of 1 input; this one has 2"),
         (b"", Signature((), ()), f"{RAW} needs a model of 1 input; this one has 0"),
@@ -70,10 +70,10 @@ def test_a_raw_body_of_bytes_is_one_element_without_its_length() -> None:
         (b"\x02", model("BOOL", "n"), "raw body ('x'), BOOL [1]: bytes other than 0 and 1"),
     ],
 )
-def test_a_raw_body_that_does_not_fit_is_refused(body: bytes, signature: Signature, told: str) -> None:
-    assert raw_refusal(body, signature).startswith(told)
+def test_a_raw_body_that_does_not_fit_is_refused(body: bytes, signature: Signature, message: str) -> None:
+    assert raw_refusal(body, signature).startswith(message)
 
 
 def test_a_raw_body_has_no_more_elements_than_any_other() -> None:
-    told = raw_refusal(b"\0" * 12, model("INT8", "n"), Limits(json=1, elements=11))
-    assert told == "shape of the raw body: [12] is more than the 11 elements that a body could carry"
+    message = raw_refusal(b"\0" * 12, model("INT8", "n"), Limits(json=1, elements=11))
+    assert message == "shape of the raw body: [12] is more than the 11 elements that a body could carry"

@@ -38,7 +38,7 @@ def test_a_request_without_options_asks_for_every_output_as_json() -> None:
     assert found.request.outputs == (RequestedOutput(0, binary=False),)
 
 
-def test_what_a_request_says_beside_its_tensors_is_kept() -> None:
+def test_id_parameters_and_outputs_are_decoded() -> None:
     document = request(
         tensor([1]), id="7", parameters={"priority": 3, "timeout": 1500, "mine": "x", "binary_data_output": True}
     )
@@ -72,7 +72,7 @@ def test_outputs_are_answered_in_the_order_they_were_asked_for() -> None:
     assert take(document, PAIR).request.outputs == (RequestedOutput(1, binary=True), RequestedOutput(0, binary=False))
 
 
-def test_what_an_output_asks_for_goes_before_what_the_request_does() -> None:
+def test_output_parameter_overrides_the_request_parameter() -> None:
     outputs = [{"name": "c", "parameters": {"binary_data": False}}, {"name": "d"}]
     inputs = tensor([1, 2], "INT32", name="a"), tensor([], "BYTES", name="b")
     found = take(request(*inputs, outputs=outputs, parameters={"binary_data_output": True}), PAIR)
@@ -126,7 +126,7 @@ def test_a_body_that_is_a_json_array_is_refused() -> None:
         '{"inputs": [{"name": "x", "data": [{"a": 1, "a": 2}]}]}',
     ],
 )
-def test_a_key_that_stands_twice_is_refused(body: str) -> None:
+def test_repeated_key_is_refused(body: str) -> None:
     assert re.fullmatch(r'the request body has the key "\w+" twice in one object', refusal(body.encode()))
 
 
@@ -159,12 +159,12 @@ def test_nesting_is_refused_in_every_field_however_deep_it_is(body: str, levels:
     assert refusal(document, model(datatype, "n", "m"))
 
 
-def test_more_json_than_the_limit_is_too_large_and_told_of_binary_tensors() -> None:
+def test_json_over_the_limit_is_too_large_and_mentions_binary_tensors() -> None:
     document = body_of(request(tensor([1.0] * 20)))
-    told = refusal(document, kind=TooLarge, limits=Limits(json=len(document) - 1, elements=100))
-    assert told.startswith(f"{len(document)} bytes of JSON; the limit is {len(document) - 1} (server.max_json_tensor). ")
-    assert "binary tensors" in told
-    assert "Inference-Header-Content-Length" in told
+    message = refusal(document, kind=TooLarge, limits=Limits(json=len(document) - 1, elements=100))
+    assert message.startswith(f"{len(document)} bytes of JSON; the limit is {len(document) - 1} (server.max_json_tensor). ")
+    assert "binary tensors" in message
+    assert "Inference-Header-Content-Length" in message
     assert take(document, model(), limits=Limits(json=len(document), elements=100)).tensors
 
 
@@ -172,7 +172,7 @@ TEXTS = Signature((spec("x", "BYTES", "n"), spec("z", "BYTES", "m"), spec("numbe
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_more_texts_than_a_request_may_have_are_too_large_whatever_the_tensors(as_json: bool) -> None:
+def test_too_many_string_elements_are_too_large(as_json: bool) -> None:
     limits = Limits(json=1 << 20, elements=1 << 20, texts=5)
 
     def texts(count: int, name: str) -> Document:
@@ -212,7 +212,7 @@ def test_bytes_behind_the_json_without_a_header_length_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "message"),
     [
         (1, "parameters: 1 is an integer; expected an object"),
         ({"a": None}, "parameters.a: null; expected a string, a number or true or false"),
@@ -229,11 +229,11 @@ def test_bytes_behind_the_json_without_a_header_length_are_refused() -> None:
         ({"triton_enable": 1}, "parameters.triton_enable: names that begin with triton_ are reserved"),
     ],
 )
-def test_parameters_that_are_not_served_are_refused_by_name(parameters: Any, told: str) -> None:
-    assert refusal(request(tensor([1]), parameters=parameters)) == told
+def test_parameters_that_are_not_served_are_refused_by_name(parameters: Any, message: str) -> None:
+    assert refusal(request(tensor([1]), parameters=parameters)) == message
 
 
-def test_no_sequence_is_what_every_request_is() -> None:
+def test_empty_sequence_parameters_are_accepted() -> None:
     parameters = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
     assert take(request(tensor([1]), parameters=parameters), model()).tensors
 
@@ -245,28 +245,28 @@ def test_an_id_is_a_string() -> None:
 def test_shared_memory_is_refused_for_inputs_and_outputs() -> None:
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
     entry = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": region}
-    told = refusal(request(entry))
-    assert told == "inputs[0].parameters.shared_memory_region: shared memory is not served, since regions have no tenant"
-    told = refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": region}]))
-    assert told == "outputs[0].parameters.shared_memory_region: not served here; ask for the tensor itself"
+    message = refusal(request(entry))
+    assert message == "inputs[0].parameters.shared_memory_region: shared memory is not served, since regions have no tenant"
+    message = refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": region}]))
+    assert message == "outputs[0].parameters.shared_memory_region: not served here; ask for the tensor itself"
 
 
 @pytest.mark.parametrize(
-    ("outputs", "told"),
+    ("outputs", "message"),
     [
         ({}, "outputs: {} is an object; expected an array"),
         ([1], "outputs[0]: 1 is an integer; expected an object"),
         ([{}], "outputs[0].name: missing; expected a string"),
         ([{"name": "z"}], "outputs[0].name: the model has no output 'z'; it has 'y'"),
-        ([{"name": "y"}, {"name": "y"}], "outputs[1].name: 'y' stands twice; expected each output once"),
+        ([{"name": "y"}, {"name": "y"}], "outputs[1].name: 'y' given twice; expected each output once"),
     ],
 )
-def test_outputs_that_are_not_the_models_are_refused(outputs: Any, told: str) -> None:
-    assert refusal(request(tensor([1]), outputs=outputs)) == told
+def test_unknown_and_repeated_outputs_are_refused(outputs: Any, message: str) -> None:
+    assert refusal(request(tensor([1]), outputs=outputs)) == message
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "message"),
     [
         ([], "outputs[0].parameters: [] is an array; expected an object"),
         ({"a": None}, "outputs[0].parameters.a: null; expected a string, a number or true or false"),
@@ -279,8 +279,8 @@ def test_outputs_that_are_not_the_models_are_refused(outputs: Any, told: str) ->
         ),
     ],
 )
-def test_what_an_output_cannot_be_asked_for_is_refused_by_name(parameters: Any, told: str) -> None:
-    assert refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": parameters}])) == told
+def test_invalid_output_parameters_are_refused_by_name(parameters: Any, message: str) -> None:
+    assert refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": parameters}])) == message
 
 
 def test_an_output_may_be_asked_for_as_classes() -> None:
@@ -290,10 +290,10 @@ def test_an_output_may_be_asked_for_as_classes() -> None:
 
 
 @pytest.mark.parametrize("name", ["BOOL", "BYTES"])
-def test_what_has_no_order_is_not_classified(name: str) -> None:
+def test_classification_needs_a_numeric_output(name: str) -> None:
     signature = Signature(model().inputs, (spec("y", name, "n"),))
-    told = refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": {"classification": 1}}]), signature)
-    assert told == f"outputs[0].parameters.classification: output 'y' is {name}; expected numbers"
+    message = refusal(request(tensor([1]), outputs=[{"name": "y", "parameters": {"classification": 1}}]), signature)
+    assert message == f"outputs[0].parameters.classification: output 'y' is {name}; expected numbers"
 
 
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
@@ -306,12 +306,12 @@ def test_half_precision_may_be_classified_in_json(name: str) -> None:
 @pytest.mark.parametrize("name", ["FP16", "BF16"])
 def test_half_precision_is_not_answered_as_json(name: str) -> None:
     signature = Signature(model().inputs, (spec("y", name, "n"),))
-    told = f"output 'y' is {name}, which has no JSON form; ask for a binary tensor"
-    assert refusal(request(tensor([1])), signature).startswith(f"outputs: {told}")
-    assert refusal(request(tensor([1]), outputs=[{"name": "y"}]), signature).startswith(f"outputs[0]: {told}")
+    message = f"output 'y' is {name}, which has no JSON form; ask for a binary tensor"
+    assert refusal(request(tensor([1])), signature).startswith(f"outputs: {message}")
+    assert refusal(request(tensor([1]), outputs=[{"name": "y"}]), signature).startswith(f"outputs[0]: {message}")
 
 
-def test_a_request_that_is_refused_leaves_no_trace_in_the_slot() -> None:
+def test_refused_request_leaves_the_slot_unchanged() -> None:
     slot = slot_of(3)
     slot.view[: slot.capacity] = b"\x05" * slot.capacity
     document = body_of(request(binary(4), binary(4)))

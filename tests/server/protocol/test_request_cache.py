@@ -46,7 +46,7 @@ def check(cache: RequestCache, document: Any, tensors: bytes, signature: Signatu
     assert outcome(cache.decode, head + tensors, length, signature) == outcome(decode, head + tensors, length, signature)
 
 
-def test_the_same_json_with_other_tensors_is_remembered_once() -> None:
+def test_same_json_with_other_tensors_is_cached_once() -> None:
     cache = RequestCache()
     document = request(binary(8, shape=[1, 2]), parameters={"priority": 2, "binary_data_output": True})
     for values in ([1, 2], [3, 4], [5, 6]):
@@ -54,7 +54,7 @@ def test_the_same_json_with_other_tensors_is_remembered_once() -> None:
     assert repr(cache) == "<RequestCache 1>"
 
 
-def test_tensors_are_put_where_the_model_wants_them_whatever_their_order_and_names() -> None:
+def test_cached_tensors_are_placed_in_the_models_order() -> None:
     cache = RequestCache()
     document = request(binary(4, "INT16", name="x"), binary(8, name="data"))
     for values in ([1, 2], [3, 4]):
@@ -62,7 +62,7 @@ def test_tensors_are_put_where_the_model_wants_them_whatever_their_order_and_nam
     assert repr(cache) == "<RequestCache 1>"
 
 
-def test_reshaped_tensors_are_remembered_in_the_model_s_shapes() -> None:
+def test_reshaped_tensors_are_cached_with_the_models_shapes() -> None:
     form = Form((-1, 2, 1), (-1, 2))
     x, y = (TensorSpec(name, DATATYPES["FP32"], ("batch", 2), form=form) for name in "xy")
     signature, cache = Signature((x,), (y,), 4), RequestCache()
@@ -84,7 +84,7 @@ def test_reshaped_tensors_are_remembered_in_the_model_s_shapes() -> None:
     )
 
 
-def test_what_a_request_leaves_out_is_what_the_model_has_and_is_not_remembered_from_another() -> None:
+def test_defaults_of_missing_inputs_do_not_come_from_another_request() -> None:
     inputs = (spec("x", "FP32", "n"), TensorSpec("k", DATATYPES["INT16"], ("m",), default=Default((2,), HALVES)))
     signature, cache = Signature(inputs, ()), RequestCache()
     without, whole = request(binary(4)), request(binary(4), binary(2, "INT16", name="k"))
@@ -99,7 +99,7 @@ def test_what_a_request_leaves_out_is_what_the_model_has_and_is_not_remembered_f
     assert refused == (BadRequest, "inputs: 'x' missing; the model takes 'x', 'k'")
 
 
-def test_an_output_that_has_no_shape_for_callers_is_the_model_s_failure() -> None:
+def test_output_without_a_reshape_for_its_shape_fails() -> None:
     signature = Signature((), (TensorSpec("y", DATATYPES["FP32"], ("", ""), form=Form((4, -1), (2, 2, -1))),))
     asked = InferRequest(None, (), (RequestedOutput(0, binary=True),), 0, None)
     with pytest.raises(
@@ -108,7 +108,7 @@ def test_an_output_that_has_no_shape_for_callers_is_the_model_s_failure() -> Non
         encode("m", "1", asked, signature, slot_of(), [Extent((3, 2), 0, 0)])
 
 
-def test_a_remembered_request_makes_room_for_its_answer() -> None:
+def test_cached_request_reserves_memory_for_its_outputs() -> None:
     signature = Signature((spec("x", "FP32", "n"),), (spec("y", "FP32", "n", SMALLEST),))
     document, cache = body_of(request(binary(4))), RequestCache()
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_remembered_request_makes_room_for_its_answer() -> None:
         assert slot.inputs(signature, [(1,)], slot.capacity)[1].nbytes >= 4 * SMALLEST
 
 
-def test_a_remembered_request_whose_answer_no_memory_holds_is_still_too_large() -> None:
+def test_cached_request_with_too_large_outputs_is_still_refused() -> None:
     signature = Signature((spec("x", "FP32", "n"),), (spec("y", "FP32", *["n"] * 30),))
     document, cache = body_of(request(binary(40))), RequestCache()
     for _ in range(2):
@@ -126,7 +126,7 @@ def test_a_remembered_request_whose_answer_no_memory_holds_is_still_too_large() 
 
 
 @pytest.mark.parametrize("tensors", [b"", b"\0" * 7, b"\0" * 9, b"\0" * 16])
-def test_a_remembered_request_with_fewer_or_more_bytes_is_refused(tensors: bytes) -> None:
+def test_cached_request_with_another_body_length_is_refused(tensors: bytes) -> None:
     cache = RequestCache()
     document = request(binary(8, shape=[1, 2]))
     check(cache, document, b"\0" * 8, BATCHED)
@@ -136,7 +136,7 @@ def test_a_remembered_request_with_fewer_or_more_bytes_is_refused(tensors: bytes
 
 
 @pytest.mark.parametrize("past", [1, 1000])
-def test_a_remembered_request_whose_header_length_is_past_the_body_is_refused(past: int) -> None:
+def test_cached_request_with_header_length_past_the_body_is_refused(past: int) -> None:
     cache = RequestCache()
     document = request(binary(0))
     check(cache, document, b"", model())
@@ -156,14 +156,14 @@ def test_a_remembered_request_whose_header_length_is_past_the_body_is_refused(pa
         (request(binary(4), parameters={"note": "x" * 5000}), b"\0" * 4, model()),
     ],
 )
-def test_what_is_to_be_looked_at_each_time_is_not_remembered(head: Any, tensors: bytes, signature: Signature) -> None:
+def test_requests_that_need_checking_each_time_are_not_cached(head: Any, tensors: bytes, signature: Signature) -> None:
     cache = RequestCache()
     for _ in range(2):
         check(cache, head, tensors, signature)
     assert repr(cache) == "<RequestCache 0>"
 
 
-def test_what_was_refused_is_not_remembered() -> None:
+def test_refused_request_is_not_cached() -> None:
     cache = RequestCache()
     for _ in range(2):
         check(cache, request(binary(4, "FP64")), b"\0" * 4, model())
@@ -171,14 +171,14 @@ def test_what_was_refused_is_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("header_length", [None, 0])
-def test_json_alone_and_the_raw_form_are_not_remembered(header_length: int | None) -> None:
+def test_json_only_and_raw_requests_are_not_cached(header_length: int | None) -> None:
     cache, body = RequestCache(), b"\0" * 4 if header_length == 0 else body_of(request(tensor([1.0])))
     for _ in range(2):
         assert outcome(cache.decode, body, header_length, model()) == outcome(decode, body, header_length, model())
     assert repr(cache) == "<RequestCache 0>"
 
 
-def test_of_many_different_requests_the_latest_64_are_remembered() -> None:
+def test_cache_keeps_the_latest_64_requests() -> None:
     cache = RequestCache()
     for number in range(100):
         check(cache, request(binary(4), parameters={"n": number}), b"\0" * 4, model())
@@ -194,7 +194,7 @@ def test_a_request_over_the_limit_of_json_is_refused_each_time() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.binary(max_size=13), st.integers(-1, 1)), max_size=8))
-def test_any_sequence_of_requests_comes_out_as_without_a_memory(steps: list[tuple[int, bytes, int]]) -> None:
+def test_any_sequence_of_requests_decodes_as_without_a_cache(steps: list[tuple[int, bytes, int]]) -> None:
     cache = RequestCache()
     documents = [
         request(binary(8, name="data"), binary(4, "INT16")),
@@ -206,7 +206,7 @@ def test_any_sequence_of_requests_comes_out_as_without_a_memory(steps: list[tupl
         check(cache, documents[which], tensors, TWO, past)
 
 
-def test_a_request_is_remembered_by_its_bytes_not_its_meaning() -> None:
+def test_cache_key_is_the_exact_json() -> None:
     cache, document = RequestCache(), request(binary(4))
     check(cache, document, b"\0" * 4, model())
     check(cache, json.dumps(document, indent=1).encode(), b"\0" * 4, model())
@@ -229,7 +229,7 @@ def answers(cache: RequestCache, taken: InferRequest, slot: Slot, extents: list[
 
 
 @pytest.mark.parametrize("binary_data", [True, False])
-def test_answers_that_differ_in_place_shape_or_nothing_but_content_are_what_they_would_be_without(binary_data: bool) -> None:
+def test_encoded_answers_are_the_same_as_without_a_cache(binary_data: bool) -> None:
     cache, slot = RequestCache(), slot_of()
     body = body_of(request(binary(8, shape=[1, 2]), parameters={"binary_data_output": binary_data}))
     taken, other = (cache.decode(body + floats([1, 2]), len(body), BATCHED, slot, limits) for limits in (LIMITS, LIMITS))

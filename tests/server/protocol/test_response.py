@@ -102,7 +102,7 @@ def test_nan_and_infinity_are_written_as_configured_and_are_right_in_binary(name
         assert expected in encode("m", "1", asked, signature, slot, extents, nonfinite=nonfinite).body
 
 
-def test_bytes_that_are_no_text_are_refused_by_name_and_answered_in_binary() -> None:
+def test_bytes_that_are_not_utf_8_are_refused_in_json_and_answered_in_binary() -> None:
     data = packed("a") + b"\x01\0\0\0\xff"
     outputs = (((0,), b""), ((2,), data))
     with pytest.raises(

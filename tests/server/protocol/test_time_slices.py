@@ -1,4 +1,4 @@
-"""Works that take turns, on the event loop that serves."""
+"""Works that take slices, on the event loop that serves."""
 
 import asyncio
 import time
@@ -16,66 +16,66 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-def work(name: str, steps: int, told: list[str]) -> Steps[None]:
+def job(name: str, steps: int, log: list[str]) -> Steps[None]:
     for _ in range(steps):
-        told.append(name)
+        log.append(name)
         yield
-    told.append(f"{name} over")
+    log.append(f"{name} over")
 
 
-async def ended(turns: TimeSlices) -> None:
-    while len(turns):
+async def ended(slices: TimeSlices) -> None:
+    while len(slices):
         await asyncio.sleep(0)
 
 
-def test_works_are_done_one_after_another_in_order(runner: asyncio.Runner) -> None:
+def test_jobs_run_one_after_another_in_order(runner: asyncio.Runner) -> None:
     async def main() -> list[str]:
-        turns, told = TimeSlices(), list[str]()
-        turns.add(work("a", 2, told))
-        turns.add(work("b", 1, told))
-        assert (told, repr(turns)) == ([], "<TimeSlices 2 waiting>")
-        await ended(turns)
-        return told
+        slices, log = TimeSlices(), list[str]()
+        slices.add(job("a", 2, log))
+        slices.add(job("b", 1, log))
+        assert (log, repr(slices)) == ([], "<TimeSlices 2 waiting>")
+        await ended(slices)
+        return log
 
     assert runner.run(main()) == ["a", "a", "a over", "b", "b over"]
 
 
 def test_a_timer_that_is_due_fires_between_two_steps(runner: asyncio.Runner) -> None:
     async def main() -> list[str]:
-        turns, told = TimeSlices(), list[str]()
+        slices, log = TimeSlices(), list[str]()
         loop = asyncio.get_running_loop()
 
         def first() -> Steps[None]:
-            loop.call_later(0.001, told.append, "timer")
+            loop.call_later(0.001, log.append, "timer")
             until = time.monotonic() + 0.005
             while time.monotonic() < until:
                 pass  # A step that takes longer than the timer.
-            told.append("a")
+            log.append("a")
             yield
 
-        turns.add(first())
-        turns.add(work("b", 1, told))
-        await ended(turns)
-        return told
+        slices.add(first())
+        slices.add(job("b", 1, log))
+        await ended(slices)
+        return log
 
-    told = runner.run(main())
-    assert told.index("timer") < told.index("b")
+    log = runner.run(main())
+    assert log.index("timer") < log.index("b")
 
 
-def test_a_work_that_raises_holds_up_nobody(runner: asyncio.Runner) -> None:
+def test_job_that_raises_does_not_stop_the_others(runner: asyncio.Runner) -> None:
     async def main() -> tuple[list[str], list[BaseException]]:
-        turns, told, reported = TimeSlices(), list[str](), list[BaseException]()
+        slices, log, reported = TimeSlices(), list[str](), list[BaseException]()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["exception"]))
 
         def wrong() -> Steps[None]:
             yield
             raise ArithmeticError
 
-        turns.add(wrong())
-        turns.add(work("b", 1, told))
-        await ended(turns)
-        return told, reported
+        slices.add(wrong())
+        slices.add(job("b", 1, log))
+        await ended(slices)
+        return log, reported
 
-    told, reported = runner.run(main())
-    assert told == ["b", "b over"]
+    log, reported = runner.run(main())
+    assert log == ["b", "b over"]
     assert [type(error) for error in reported] == [ArithmeticError]
