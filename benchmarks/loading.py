@@ -22,8 +22,8 @@ from time import perf_counter, sleep
 from typing import Any
 
 from engines import Builds, CacheFolder, Engine, RuntimeSettings, load_engine
-from engines.tensorrt.building.kernels import Kernels
-from engines.tensorrt.thread_priority import give_way
+from engines.tensorrt.building.kernels import KernelsRequest
+from engines.tensorrt.thread_priority import lower_priority
 from partitions import open_device
 
 from .figures import percentile
@@ -82,7 +82,7 @@ class TimedBuilds(Builds):
         super().__init__(cache, compiles=compiles)
         self.spans: dict[str, tuple[float, float]] = {}
 
-    def kernels(self, wanted: Kernels, gpu: int) -> None:
+    def kernels(self, wanted: KernelsRequest, gpu: int) -> None:
         began = perf_counter()
         super().kernels(wanted, gpu)
         self.spans["a child compiles"] = (began, perf_counter())
@@ -130,7 +130,7 @@ def one_round(model: str, where: str, folder: Path) -> dict[str, Any]:
         tiny = load("tiny")
         watcher = Watcher(stack.enter_context(closing(open_seat(device, tiny, mine, NETS["cuda"]["tiny"].draw(1, 1)))))
         builds.spans.clear()
-        with quiet(), ThreadPoolExecutor(1, "load", give_way) as loader:
+        with quiet(), ThreadPoolExecutor(1, "load", lower_priority) as loader:
             watcher.start()
             times = [perf_counter()]
             sleep(CALM)

@@ -1,7 +1,7 @@
-"""Where the tensors of an inference come from and go to: worked out once for memory that stays where it is and pinned.
+"""Caches how an inference reads its inputs and writes its outputs, by their addresses.
 
-A server's slots are few and stay pinned, so nearly every inference has addresses that were seen before; then neither the
-driver has to be asked whether the GPU reaches them, nor a table be made of them.
+A server has few slots, and their memory is pinned once. So nearly every inference uses addresses that were seen before, and
+neither has to ask the driver whether the GPU reaches them nor to build a table for the copies.
 """
 
 from collections.abc import Sequence
@@ -10,59 +10,57 @@ from typing import NamedTuple
 from partitions.cuda.device import CudaDevice
 
 from ..base import Room, Tensor
+from ..memo import Memo
 from .copies import Table
 from .shapes import Prepared
 
-MOST_ROUTES = 1024
-"""Routes of one executor that are remembered; when there are more, all are forgotten."""
+MAX_ENTRIES = 1024
+"""Entries that an executor keeps."""
 
 _Key = tuple[object, ...]
 
 
-class Route(NamedTuple):
-    """What is run, the table for its copies, and the outputs; `staged` if those have to be taken from where they lie, `padded`
-    if more rows run than were asked for.
-    """
+class ResolvedAddresses(NamedTuple):
+    """What to run for some inputs and a room for the outputs, and where everything is copied from and to."""
 
     prepared: Prepared
     table: Table
     outputs: tuple[Tensor, ...]
     staged: bool
+    """The outputs are written to staging memory, and `Work.wait` copies them."""
     padded: bool
+    """More rows are run than the caller asked for."""
 
 
-class Routes:
-    """Those of one executor. One thread at a time, but memory may be unpinned by any other."""
+class AddressCache:
+    """The cache of one executor. One thread at a time uses it; any thread may unpin memory meanwhile."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._as_of = device.unpinned
-        self._known: dict[_Key, Route] = {}
+        self._unpin_count = device.unpin_count
+        self._entries: Memo[_Key, ResolvedAddresses] = Memo(MAX_ENTRIES)
 
     def __repr__(self) -> str:
-        return f"<Routes, {len(self._known)} known>"
+        return f"<AddressCache, {len(self._entries)} entries>"
 
-    def find(self, inputs: Sequence[Tensor], room: Room) -> Route | None:
-        """The way from these to there, if all of it holds still: the memory is pinned, the graph is there."""
-        if self._as_of != self._device.unpinned:
-            self._as_of = self._device.unpinned
-            self._known.clear()
+    def get(self, inputs: Sequence[Tensor], room: Room) -> ResolvedAddresses | None:
+        """The entry for these addresses, if it is still valid: no memory was unpinned since, and its graph exists."""
+        if self._unpin_count != self._device.unpin_count:
+            self._unpin_count = self._device.unpin_count
+            self._entries.clear()
         try:
-            found = self._known.get(_key(inputs, room))
+            found = self._entries.get(_key(inputs, room))
         except (AttributeError, TypeError):
-            return None  # Those are no tensors, which is for whoever makes a route of them to say.
+            return None  # Not tensors; the caller finds that out when it resolves them.
         return found if found and found.prepared.graph else None
 
-    def keep(self, inputs: Sequence[Tensor], room: Room, route: Route) -> None:
-        """Remember a route if the memory of all its tensors was pinned by the device's `pin`."""
-        tensors = (*inputs, *route.outputs)
-        if not all(not each.nbytes or self._device.is_pinned(each.address, each.nbytes) for each in tensors):
-            return
-        if len(self._known) >= MOST_ROUTES:
-            self._known.clear()
-        self._known[_key(inputs, room)] = route
+    def put(self, inputs: Sequence[Tensor], room: Room, resolved: ResolvedAddresses) -> None:
+        """Keep an entry, unless some of its memory was not pinned by `CudaDevice.pin`."""
+        tensors = (*inputs, *resolved.outputs)
+        if all(not each.nbytes or self._device.is_pinned(each.address, each.nbytes) for each in tensors):
+            self._entries.remember(_key(inputs, room), resolved)
 
 
 def _key(inputs: Sequence[Tensor], room: Room) -> _Key:
-    """What a route depends on: not on who owns the memory."""
+    """All that an entry depends on, which is not the object that owns the memory."""
     return (room, *[(tensor.shape, tensor.address, tensor.nbytes) for tensor in inputs])

@@ -1,10 +1,10 @@
-"""The one place that finds TensorRT: which library it is, its version, what it can do, and what it said when it failed.
+"""The one module that imports TensorRT: it finds the library, its version and its features, and collects its messages.
 
-There are two libraries under four names, and features come and go between their versions, so what is used is asked for
-by name and never inferred from a version. Nothing is imported before `find_tensorrt`.
+There are two libraries under four module names, and features come and go between versions. So each feature is looked up by
+name and never inferred from a version. Nothing is imported before `find_tensorrt`.
 
-While any of its objects lives, the library keeps the first logger it was given and ignores later ones. So who hears a
-message is decided by the thread that caused it, not by the logger: see `listening`.
+While any of its objects exists, the library keeps the first logger that it was given and ignores later ones. So who receives a
+message is decided by the thread that caused it, and not by the logger: see `collect_messages`.
 """
 
 import importlib
@@ -31,7 +31,7 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 _TITLES = {"tensorrt_rtx": "TensorRT-RTX", "tensorrt": "TensorRT"}
 
-# Each feature and the class, or the class and its attribute, that is there where the library has it.
+# Each feature and the class, or the attribute of a class, that exists where the library has the feature.
 _FEATURES = {
     "runtime_config": "IRuntimeConfig",
     "allocation_strategy": "IRuntimeConfig.set_execution_context_allocation_strategy",
@@ -51,34 +51,35 @@ _LEVELS = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": l
 
 
 class Message(NamedTuple):
-    """Something the library said: INTERNAL_ERROR, ERROR, WARNING or INFO, and its words."""
+    """A log message of the library: INTERNAL_ERROR, ERROR, WARNING or INFO, and its text."""
 
     severity: str
     text: str
 
 
-LIBRARY_USE = SharedLock()
-"""For calls that may be long: the library is one for the process, and so is its internal mutex.
+LIBRARY_LOCK = SharedLock()
+"""For calls into the library that may take long, as its internal mutex is one for the whole process.
 
-Shared by what lets go of the interpreter while it holds that mutex (loading, making contexts, compiling). Alone for what
-keeps the interpreter while it waits for the mutex: beside a thread that holds the mutex and logs, for which it needs the
-interpreter, neither would ever go on.
+Problem: some calls release the GIL and hold the mutex (loading, creating contexts, compiling); others hold the GIL and wait
+for the mutex. A thread that holds the mutex and logs needs the GIL for that, so two such threads wait for each other forever.
+
+Solution: the first kind shares this lock, and the second kind takes it exclusively.
 """
 
-EXECUTING = RLock()
+EXECUTION_LOCK = RLock()
 """Held while an execution compiles or is captured, until its graph is instantiated: one at a time in the process.
 
 Two tenants of one engine that captured graphs at the same time crashed TensorRT-RTX 1.6.1 in `execute_async_v3`, in 3 of 3
-runs on an H100 (2026-11-22), and in none of 3 one after the other. Graphs that are launched, and executions of shapes that
-are compiled, do not take it.
+runs on an H100 (2026-11-22), and in none of 3 runs one after the other. Launching graphs, and executing shapes that are
+compiled, does not take it.
 """
 
-_LISTENER: ContextVar[list[Message] | None] = ContextVar("greenlane_tensorrt_listener", default=None)
+_MESSAGES: ContextVar[list[Message] | None] = ContextVar("greenlane_tensorrt_messages", default=None)
 
 
 @dataclass(frozen=True)
 class TensorRT:
-    """A library that was found. `library` is `tensorrt_rtx` or `tensorrt`, `logger` what its objects are made with."""
+    """A library that was found. `library` is `tensorrt_rtx` or `tensorrt`; its objects are created with `logger`."""
 
     module: Any = field(repr=False)
     library: str
@@ -90,31 +91,31 @@ class TensorRT:
         return f"{_TITLES[self.library]} {self.version}"
 
     def deserialize(self, plan: bytes | memoryview, where: str) -> Any:
-        """The engine of a plan. Needs a GPU; blocks, perhaps for seconds. Raises ModelRefused with what the library said."""
-        with listening() as heard, LIBRARY_USE.shared():
+        """The engine of a plan. Needs a GPU; blocks, perhaps for seconds. Raises ModelRefused with the library's error."""
+        with collect_messages() as messages, LIBRARY_LOCK.shared():
             engine = self.module.Runtime(self.logger).deserialize_cuda_engine(plan)
         if engine is None:
-            raise ModelRefused(f"{where}: {self} cannot load it: {first_error(heard)}")
+            raise ModelRefused(f"{where}: {self} cannot load it: {first_error(messages)}")
         return engine
 
     def validity(self, plan: bytes | memoryview) -> tuple[str, tuple[str, ...]]:
-        """The library's verdict, VALID, SUBOPTIMAL, INVALID or UNKNOWN, and its reasons; without a GPU, INVALID for none."""
+        """The library's verdict, VALID, SUBOPTIMAL, INVALID or UNKNOWN, and its reasons; without a GPU, INVALID and none."""
         if "engine_validity" not in self.features:
             return "UNKNOWN", ()
-        with listening():
+        with collect_messages():
             verdict, bits = self.module.Runtime(self.logger).get_engine_validity(plan)
         reasons = self.module.EngineInvalidityDiagnostics.__members__
         return verdict.name, tuple(name for name, reason in reasons.items() if int(reason) & bits)
 
     def facts(self, plan: bytes | memoryview) -> dict[str, int] | None:
-        """What only an engine on a GPU can say of itself, counts and sizes in bytes; None where it cannot be loaded. Blocks."""
+        """What only an engine on a GPU reports, counts and sizes in bytes; None where it cannot be loaded. Blocks."""
         try:
             return engine_facts(self.deserialize(plan, "the plan"))
         except ModelRefused:
             return None
 
     def targets(self) -> Mapping[str, Any]:
-        """The compute capabilities that plans can be built for, such as "8.6", and what the library calls them."""
+        """The compute capabilities that plans can be built for, such as "8.6", and the library's value for each."""
         if "compute_capabilities" not in self.features:
             return {}
         members = self.module.ComputeCapability.__members__
@@ -123,12 +124,14 @@ class TensorRT:
     def datatype(self, tensor: str, dtype: Any) -> DataType:
         """The protocol's data type for the library's. Raises ModelRefused naming the tensor where there is none."""
         if dtype.name not in _DATATYPES:
-            raise ModelRefused(f"tensor {tensor!r} has type {dtype.name}, which the protocol has no name for")
+            raise ModelRefused(f"tensor {tensor!r} has type {dtype.name}, which the protocol does not have")
         return DATATYPES[_DATATYPES[dtype.name]]
 
 
 def find_tensorrt(libraries: Sequence[str] = tuple(LIBRARIES)) -> TensorRT:
-    """Import the first of these libraries that is installed. Blocks, about a second. Raises ModelRefused naming those tried."""
+    """Import the first of these libraries that is installed. Blocks for about a second. Raises ModelRefused with what was
+    tried.
+    """
     tried = []
     for library in libraries:
         for name in LIBRARIES[library]:
@@ -140,24 +143,24 @@ def find_tensorrt(libraries: Sequence[str] = tuple(LIBRARIES)) -> TensorRT:
 
 
 @contextmanager
-def listening() -> Iterator[list[Message]]:
-    """A list of what the library says because of this thread, as it says it; what no one listens to is logged."""
-    heard: list[Message] = []
-    token = _LISTENER.set(heard)
+def collect_messages() -> Iterator[list[Message]]:
+    """A list to which the library's messages that this thread causes are appended. Outside of such a block they are logged."""
+    messages: list[Message] = []
+    token = _MESSAGES.set(messages)
     try:
-        yield heard
+        yield messages
     finally:
-        _LISTENER.reset(token)
+        _MESSAGES.reset(token)
 
 
-def first_error(heard: Sequence[Message]) -> str:
-    """The first error among messages, without the places in the library's source; those after it are mostly its noise."""
-    errors = (message.text for message in heard if message.severity.endswith("ERROR"))
-    return tidy(next(errors, "the library gave no reason"))
+def first_error(messages: Sequence[Message]) -> str:
+    """The first error among messages, cleaned; those after it are mostly consequences."""
+    errors = (message.text for message in messages if message.severity.endswith("ERROR"))
+    return clean_message(next(errors, "the library gave no reason"))
 
 
-def tidy(text: str) -> str:
-    """An error without what only the library's authors need: the function, its source file and the condition that failed."""
+def clean_message(text: str) -> str:
+    """An error without the function, source file and condition that only the library's authors need."""
     text = " ".join(text.split())
     if asserted := re.search(r'&& "(.+)"', text):
         return asserted[1]
@@ -167,7 +170,7 @@ def tidy(text: str) -> str:
 
 
 def engine_facts(engine: Any) -> dict[str, int]:
-    """What only an engine on a GPU can say: counts, and sizes in bytes."""
+    """What only an engine on a GPU reports: counts, and sizes in bytes."""
     names = {
         "layers": "num_layers",
         "auxiliary_streams": "num_aux_streams",
@@ -196,17 +199,17 @@ def _logger(module: Any) -> Any:
             module.ILogger.__init__(self)
 
         def log(self, severity: Any, text: str) -> None:
-            hear(severity.name, text)
+            on_message(severity.name, text)
 
     return Logger()
 
 
-def hear(severity: str, text: str) -> None:
-    """Pass one message on to who listens, or to the log. Called by the library, from any of its threads."""
+def on_message(severity: str, text: str) -> None:
+    """Append a message to the thread's list, or log it. Called by the library, from any of its threads."""
     if severity not in _LEVELS or "differs from one already registered" in text:
-        return  # Verbose messages are thousands; and that a second logger is ignored is what `listening` is for.
-    heard = _LISTENER.get()
-    if heard is None:
+        return  # There are thousands of verbose messages, and it is known that a second logger is ignored.
+    messages = _MESSAGES.get()
+    if messages is None:
         log.log(_LEVELS[severity], "%s", text)
     else:
-        heard.append(Message(severity, text))
+        messages.append(Message(severity, text))

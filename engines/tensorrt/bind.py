@@ -1,70 +1,72 @@
-"""An engine set up on a partition: on an instance that is idle or new, run until nothing is new to it; or moved there."""
+"""Sets an engine up on a partition: takes an idle instance or opens a new one, and warms it up; or moves an executor."""
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from partitions.cuda.device import CudaPartition
 
 from ..errors import ModelRefused
 from ..model_files.profiles import suited
-from .executor import TensorRTExecutor, equip
-from .graph_mode import Way, decide
+from .executor import BoundEngine, TensorRTExecutor, open_resources
+from .graph_mode import GraphMode, decide
 from .instance import Instance
 from .plan import LoadedPlan
 
-if TYPE_CHECKING:
-    from .engine import TensorRTEngine
 
+def open_executor(engine: BoundEngine, partition: CudaPartition) -> TensorRTExecutor:
+    """An executor that has run every shape of its warm-up, so that its kernels are compiled and its graphs captured.
 
-def open_executor(engine: "TensorRTEngine", partition: CudaPartition) -> TensorRTExecutor:
-    """On a thread attached to the partition. Blocks. Raises ModelRefused, ExecutionFailed, PartitionError, CUDAError."""
+    Call it on a thread attached to the partition. Blocks, for seconds where kernels are compiled. Raises ModelRefused,
+    ExecutionFailed, PartitionError, CUDAError.
+    """
     loaded = engine.loaded
     profile = suited(loaded.profiles, loaded.usable, partition.size)
     others = [each for each in loaded.usable if each != profile]
     instance = engine.pool.take()
     if instance is None:
-        way = _way(loaded)
-        loaded.have_kernels(partition)
-        instance = engine.open_instance(loaded, way, (profile, *others), partition.stream)
-    executor = _on(instance, engine, partition)
+        mode = _graph_mode(loaded)
+        loaded.compile_kernels_in_child(partition)
+        instance = engine.open_instance(loaded, mode, (profile, *others), partition.stream)
+    executor = _executor(instance, engine, partition)
     with ExitStack() as failed:
         failed.callback(executor.close)
         instance.clear(partition.stream)
-        executor.warm_up([shapes for each in (*others, profile) for shapes in loaded.usual(each)])
+        executor.warm_up([shapes for each in (*others, profile) for shapes in loaded.warm_up_shapes(each)])
         failed.pop_all()
-    instance.save()  # Now, so that a process that is killed leaves the kernels to the next.
+    instance.save()  # Now rather than on close: the next process finds the kernels even if this one is killed.
     return executor
 
 
-def move_executor(engine: "TensorRTEngine", left: TensorRTExecutor, partition: CudaPartition) -> TensorRTExecutor:
-    """As `Executor.rebind`, on a thread attached to the partition. Raises as `open_executor` does.
+def move_executor(engine: BoundEngine, old: TensorRTExecutor, partition: CudaPartition) -> TensorRTExecutor:
+    """An executor of the same instance on another partition; see `Executor.rebind`. Raises as `open_executor` does.
 
-    An instance with graphs of the library's own stays where it is: they have the SMs of the partition they were made on.
+    An instance with native graphs is not moved, as these keep the SMs of the partition they were made on: another instance
+    is opened.
     """
-    if left.instance.way.native:
+    if old.instance.graph_mode.native:
         return open_executor(engine, partition)
-    executor = _on(left.instance, engine, partition)
+    executor = _executor(old.instance, engine, partition)
     with ExitStack() as failed:
         failed.callback(executor.close)
-        executor.adopt(left)
+        executor.recapture(old)
         failed.pop_all()
     return executor
 
 
-def _on(instance: Instance, engine: "TensorRTEngine", partition: CudaPartition) -> TensorRTExecutor:
-    instance.use()
+def _executor(instance: Instance, engine: BoundEngine, partition: CudaPartition) -> TensorRTExecutor:
+    instance.add_user()
     with ExitStack() as made:
         made.callback(engine.pool.give_back, instance)
-        executor = TensorRTExecutor(engine, partition, instance, equip(partition, engine.loaded.plan.num_aux_streams, made))
+        resources = open_resources(partition, engine.loaded.plan.num_aux_streams, made)
+        executor = TensorRTExecutor(engine, partition, instance, resources)
         made.pop_all()
     return executor
 
 
-def _way(loaded: LoadedPlan) -> Way:
+def _graph_mode(loaded: LoadedPlan) -> GraphMode:
     try:
-        way = decide(loaded.settings, loaded.situation)
+        mode = decide(loaded.settings, loaded.traits)
     except ModelRefused as error:
         raise ModelRefused(f"{loaded.path}: {error}") from error
-    if way.notice:
-        loaded.warn_once(way.notice)
-    return way
+    if mode.note:
+        loaded.warn_once(mode.note)
+    return mode

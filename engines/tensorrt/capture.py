@@ -1,11 +1,12 @@
-"""One inference captured as a graph, on a stream of the partition that nothing else uses.
+"""Captures one inference as a CUDA graph, on a stream of the partition that nothing else uses.
 
-While a stream is captured, all that any thread submits to it goes into the capture, and waiting for it spoils the capture.
-The partition's own stream is other threads' too: a model is bound beside the worker, an executor is closed from elsewhere.
-So it is never captured. Nor may Python's garbage collector run meanwhile: an engine that nobody closed would be freed in
-the capturing thread, which spoils the capture too (seen on an H100: cudaError 900 in ~ICudaEngine).
-A graph stays on the SMs of the green context it was captured in, whatever stream it is launched on, and both streams are
-of the same context.
+While a stream is captured, everything that any thread submits to it becomes part of the capture, and waiting for the stream
+invalidates it. Other threads do use the partition's own stream (a model is bound, an executor is closed), so a side stream
+of the same green context is captured instead. A graph stays on the SMs of the green context it was captured in, whatever
+stream it is launched on.
+
+Python's garbage collector is off meanwhile: it might free an unclosed engine in the capturing thread, which invalidates the
+capture too (seen on an H100: cudaError 900 in ~ICudaEngine).
 """
 
 import gc
@@ -23,17 +24,17 @@ from partitions.cuda.device import CudaPartition, SideStream
 from partitions.cuda.driver import handle_return
 
 from ..errors import ExecutionFailed
-from .api import EXECUTING
+from .api import EXECUTION_LOCK
 
-_PATIENCE = 0.001
-"""Seconds to wait for an executor's lock before others are let by."""
+_LOCK_TIMEOUT = 0.001
+"""Seconds to wait for an executor's lock before the execution lock is released for other threads."""
 
-_HERE = threading.local()
+_THREAD_STATE = threading.local()
 _THREAD_LOCAL = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 class Graph:
-    """A graph that can be launched. Nothing checks that what it works on is still there."""
+    """A graph that can be launched. Nothing checks that the memory it works on still exists."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -42,73 +43,77 @@ class Graph:
         return f"<Graph{'' if self._handle else ', closed'}>"
 
     def launch(self, stream: Stream) -> None:
-        """On a stream of the green context it was captured in. Raises CUDAError."""
+        """Launch it on a stream of the green context it was captured in. Raises CUDAError."""
         handle_return(driver.cuGraphLaunch(self._handle, stream.handle))
 
     def close(self) -> None:
-        """Destroy it, once; it must not be in flight. Raises CUDAError."""
+        """Destroy the graph, which must not be in flight. Calling it again does nothing. Raises CUDAError."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle_return(driver.cuGraphExecDestroy(handle))
 
 
 def capture(partition: CudaPartition, submit: Callable[[SideStream], str]) -> Graph:
-    """The graph of what `submit` puts on the stream it is given; it returns "", or why it could not.
+    """The graph of what `submit` puts on the stream that it is passed; it returns "", or the reason why it failed.
 
-    Blocks, also while another thread captures or compiles. The calling thread must have nothing else to capture.
+    Blocks, also while another thread captures or compiles. The calling thread must not be capturing anything else.
     Raises ExecutionFailed, PartitionError, CUDAError.
     """
-    with EXECUTING, ExitStack() as made:
-        with closing(partition.make_stream()) as side, _uncollected():
-            graph = _captured(side, submit)
+    with EXECUTION_LOCK, ExitStack() as made:
+        with closing(partition.make_stream()) as side, _gc_disabled():
+            graph = _capture_on(side, submit)
             made.callback(graph.close)
         made.pop_all()
         return graph
 
 
 @contextmanager
-def joining() -> Iterator[None]:
-    """Around what is put into a capture that somebody else began on this thread; waits as `capture` does."""
-    with EXECUTING, _uncollected():
+def joining_capture() -> Iterator[None]:
+    """Holds the execution lock while this thread adds to a capture that the library's caller has begun. Blocks as `capture`."""
+    with EXECUTION_LOCK, _gc_disabled():
         yield
 
 
 @contextmanager
-def exclusively(turn: RLock) -> Iterator[None]:
-    """Hold an executor's lock and that of captures and compilations; without keeping the first while waiting for the second."""
+def holding_execution_lock(lock: RLock) -> Iterator[None]:
+    """Hold the execution lock and an executor's `lock`.
+
+    Problem: a thread of the executor may hold `lock` and wait for the execution lock, or the other way round.
+    Solution: take the execution lock first, wait for `lock` briefly, and otherwise release both and try again.
+    """
     while True:
-        EXECUTING.acquire()
-        if turn.acquire(timeout=_PATIENCE):
+        EXECUTION_LOCK.acquire()
+        if lock.acquire(timeout=_LOCK_TIMEOUT):
             break
-        EXECUTING.release()
-        time.sleep(_PATIENCE)  # Its holder may be waiting for what was just released.
+        EXECUTION_LOCK.release()
+        time.sleep(_LOCK_TIMEOUT)
     try:
         yield
     finally:
-        turn.release()
-        EXECUTING.release()
+        lock.release()
+        EXECUTION_LOCK.release()
 
 
 def is_capturing() -> bool:
-    """Whether the calling thread is capturing a graph, so that it must free nothing."""
-    return getattr(_HERE, "capturing", False)
+    """Whether the calling thread is capturing a graph, so that it must not free CUDA objects."""
+    return getattr(_THREAD_STATE, "capturing", False)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the garbage collector; where threads overlap, the first that ends brings it back."""
+def _gc_disabled() -> Iterator[None]:
+    """Without the garbage collector. Where blocks of two threads overlap, the first one to end turns it on again."""
     enabled = gc.isenabled()
     gc.disable()
-    _HERE.capturing = True
+    _THREAD_STATE.capturing = True
     try:
         yield
     finally:
-        _HERE.capturing = False
+        _THREAD_STATE.capturing = False
         if enabled:
             gc.enable()
 
 
-def _captured(side: SideStream, submit: Callable[[SideStream], str]) -> Graph:
+def _capture_on(side: SideStream, submit: Callable[[SideStream], str]) -> Graph:
     handle_return(driver.cuStreamBeginCapture(side.handle, _THREAD_LOCAL))
     with ExitStack() as after:
         try:

@@ -1,7 +1,7 @@
-"""TensorRT engines one after another as one: their contexts are run in turn, in one capture, and share memory on the device.
+"""TensorRT engines that run one after another as one: in one capture, with shared memory on the device.
 
-What an engine takes of an earlier one it reads where that wrote it, so nothing is copied between them. To an executor all
-this looks like one instance with one context, so graphs, staging, streams and moves are those of any engine.
+What a step takes from an earlier step it reads where that has written it, so nothing is copied between them. To an executor
+this looks like one instance with one context, so graphs, staging, streams and moves work as for any engine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,33 +20,33 @@ from ..settings import RuntimeSettings
 from ..signature import Shape, TensorSpec
 from ..wiring import Wiring
 from .context import Context
-from .graph_mode import Situation, Way, fall_back, obstacle, refusal
-from .instance import Beside, Instance, open_copies, open_instance
+from .graph_mode import EngineTraits, GraphMode, fall_back, obstacle, refusal
+from .instance import BackgroundContexts, Instance, open_copies, open_instance
 from .kernel_cache import CacheKey, CacheStatistics
 from .plan import LoadedPlan
 
-NOTHING_OF_ITS_OWN = Way(capture=True, native=False)
-"""How each step's contexts are made: to be captured."""
+STEP_GRAPH_MODE = GraphMode(capture=True, native=False)
+"""The contexts of each step are made to be captured."""
 
 
 class ChainedPlan(LoadedPlan):
-    """Several plans as one, for a chain's executors. Holds the plans of engines that stay their owners'."""
+    """Several plans as one, for a chain's executors. The engines that own the plans have to stay open."""
 
     def __init__(self, plans: Sequence[LoadedPlan], wiring: Wiring, settings: RuntimeSettings) -> None:
         first = plans[0]
         name = Path(" + ".join(part.path.name for part in plans))
         library = SimpleNamespace(num_aux_streams=max(part.plan.num_aux_streams for part in plans))
-        key = CacheKey("", "", "")  # It has no kernels of its own.
+        key = CacheKey("", "", "")  # The steps' instances keep the kernels.
         whole = (_profile(plans, wiring),)
-        super().__init__(name, first.device, first.api, library, wiring.signature, whole, settings, Situation(), key)
+        super().__init__(name, first.device, first.api, library, wiring.signature, whole, settings, EngineTraits(), key)
         self.plans = tuple(plans)
         self.wiring = wiring
         self.names = [label or part.path.name for label, part in zip(wiring.labels, plans, strict=True)]
-        """What errors call each of them."""
+        """What errors call each step."""
 
-    def usual(self, profile: int) -> list[tuple[Shape, ...]]:
-        """As for any plan. Where a dimension has no name, a later step may allow less than is known here: `opt` alone."""
-        sets = super().usual(profile)
+    def warm_up_shapes(self, profile: int) -> list[tuple[Shape, ...]]:
+        """As for any plan. Only `opt` where a dimension has no name: a later step may then allow less than is known here."""
+        sets = super().warm_up_shapes(profile)
         if not isinstance(self.settings.warm_up, str):
             return sets
         if any("" in spec.dims for spec in self.signature.inputs):
@@ -54,7 +54,7 @@ class ChainedPlan(LoadedPlan):
         return [*(shapes for shapes in sets[:-1] if self._is_taken(shapes)), sets[-1]]
 
     def _is_taken(self, shapes: tuple[Shape, ...]) -> bool:
-        """Whether each step that takes nothing but inputs of the chain has a profile for these."""
+        """Whether each step whose inputs are all inputs of the chain has a profile for these shapes."""
         known = {spec.name: shape for spec, shape in zip(self.signature.inputs, shapes, strict=True)}
         first = [(part, takes) for part, takes in zip(self.plans, self.wiring.takes, strict=True) if set(takes) <= set(known)]
         return all(
@@ -62,15 +62,15 @@ class ChainedPlan(LoadedPlan):
             for part, takes in first
         )
 
-    def hindrance(self) -> str:
-        """Which engine cannot be captured, and why; empty where it may be tried."""
+    def capture_obstacle(self) -> str:
+        """Which step cannot be captured, and why; empty where it may be tried."""
         named = zip(self.names, self.plans, strict=True)
-        found = ((name, obstacle(part.settings, part.situation)) for name, part in named)
+        found = ((name, obstacle(part.settings, part.traits)) for name, part in named)
         return next((f"{name}: {why}" for name, why in found if why), "")
 
 
 class ChainedContext(Context):
-    """A context of each step, as if they were one. `lock` is held for all: nothing else uses them.
+    """A context of each step, as if they were one. Hold `lock` for all of them; nothing else uses them.
 
     `contexts` are each step's by profile, `addresses` each step's memory.
     """
@@ -91,18 +91,20 @@ class ChainedContext(Context):
     def __repr__(self) -> str:
         return f"<ChainedContext of {self._chain.path.name}, shapes {self.shapes}>"
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         for contexts in self._contexts:
             for context in contexts.values():
-                context.settle()
+                context.wait_until_idle()
 
-    def use_streams(self, extra: Sequence[SideStream]) -> None:
+    def use_streams(self, aux_streams: Sequence[SideStream]) -> None:
         for contexts, part in zip(self._contexts, self._chain.plans, strict=True):
             for context in contexts.values():
-                context.use_streams(extra[: part.plan.num_aux_streams])
+                context.use_streams(aux_streams[: part.plan.num_aux_streams])
 
     def set_shapes(self, shapes: tuple[Shape, ...]) -> None:
-        """For each step those that come of the ones before. Raises TensorMismatch for what a step does not take."""
+        """Set the shapes of each step, which follow from the steps before. Raises TensorMismatch for shapes that a step
+        refuses.
+        """
         if shapes == self.shapes:
             return
         self.shapes = None
@@ -120,21 +122,21 @@ class ChainedContext(Context):
         return self._results
 
     def set_addresses(self, addresses: Sequence[int]) -> None:
-        """Those of the steps, which stay, whatever is given here."""
+        """Set the steps' own addresses again; `addresses` is not used."""
         for contexts, own in zip(self._contexts, self._addresses, strict=True):
             for context in contexts.values():
                 context.set_addresses(own)
 
-    def execute(self, stream: Stream, captured: bool = False, then: Stream | None = None) -> str:
+    def execute(self, stream: Stream, captured: bool = False, ordered_stream: Stream | None = None) -> str:
         for context, name in zip(self._set, self._chain.names, strict=True):
-            if refused := context.execute(stream, captured, then):
+            if refused := context.execute(stream, captured, ordered_stream):
                 return f"{name}: {refused}"
         if not captured and self.shapes:
             self.compiled.add(self.shapes)
         return ""
 
     def close(self) -> None:
-        """Nothing: the steps' contexts go with their instances."""
+        """Do nothing: the steps' instances own the contexts."""
 
 
 def follow(
@@ -142,9 +144,10 @@ def follow(
     shapes: tuple[Shape, ...],
     choose: Callable[[int, tuple[Shape, ...], int], tuple[Shape, ...]],
 ) -> tuple[Shape, ...]:
-    """The shapes of the chain's outputs. `choose` gives those of a step, by its number, its inputs' shapes and the profile.
+    """The shapes of the chain's outputs, for these input shapes.
 
-    Raises TensorMismatch, and what `choose` raises.
+    `choose(step, input_shapes, profile)` is called for each step and returns the shapes of its outputs. Raises TensorMismatch,
+    and what `choose` raises.
     """
     wiring = loaded.wiring
     known = {spec.name: shape for spec, shape in zip(wiring.signature.inputs, shapes, strict=True)}
@@ -156,24 +159,24 @@ def follow(
     return tuple(known[spec.name] for spec in wiring.signature.outputs)
 
 
-class ChainedBeside(Beside):
-    """The steps' contexts that compile while others serve, as if they were one: see `tensorrt_instance.Beside`."""
+class ChainedBackgroundContexts(BackgroundContexts):
+    """The steps' background contexts, as if they were one: see `instance.BackgroundContexts`."""
 
     def __init__(self, loaded: ChainedPlan, instances: Sequence[Instance]) -> None:
         self._chain = loaded
         self._steps = tuple(instances)
-        besides = [instance.beside.contexts for instance in instances]
-        self._whole = ChainedContext(loaded, besides, [instance.addresses for instance in instances])
+        backgrounds = [instance.background.contexts for instance in instances]
+        self._whole = ChainedContext(loaded, backgrounds, [instance.addresses for instance in instances])
 
     def __repr__(self) -> str:
-        return f"<ChainedBeside of {self._chain.path.name}>"
+        return f"<ChainedBackgroundContexts of {self._chain.path.name}>"
 
     def compile(
-        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, extra: Sequence[SideStream]
+        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, aux_streams: Sequence[SideStream]
     ) -> tuple[Shape, ...]:
         def choose(index: int, taken: tuple[Shape, ...], profile: int) -> tuple[Shape, ...]:
-            streams = extra[: self._chain.plans[index].plan.num_aux_streams]
-            return self._steps[index].beside.compile(taken, profile, stream, streams)
+            streams = aux_streams[: self._chain.plans[index].plan.num_aux_streams]
+            return self._steps[index].background.compile(taken, profile, stream, streams)
 
         return follow(self._chain, shapes, choose)
 
@@ -181,27 +184,32 @@ class ChainedBeside(Beside):
         return self._whole
 
     def close(self) -> None:
-        """Nothing: what the steps have goes with their instances."""
+        """Do nothing: the steps' instances own everything."""
 
 
 class ChainedInstance(Instance):
-    """An instance of each step."""
+    """An instance of each step, as if they were one."""
 
     def __init__(
-        self, loaded: ChainedPlan, way: Way, instances: Sequence[Instance], places: Sequence[tuple[int, int]], stream: Stream,
+        self,
+        loaded: ChainedPlan,
+        graph_mode: GraphMode,
+        instances: Sequence[Instance],
+        tensors: Sequence[tuple[int, int]],
+        stream: Stream,
         made: ExitStack,
-    ) -> None:  # fmt: skip
+    ) -> None:
         copies = open_copies(loaded, stream, made)
         context = ChainedContext(loaded, [each.contexts for each in instances], [each.addresses for each in instances])
-        super().__init__(loaded, way, {0: context}, (), copies, None, stream, (), made.pop_all().close)
-        self.addresses = [address for address, _ in places]
-        self.sizes = [size for _, size in places]
-        self.beside = ChainedBeside(loaded, instances)
+        super().__init__(loaded, graph_mode, {0: context}, (), copies, None, stream, (), made.pop_all().close)
+        self.addresses = [address for address, _ in tensors]
+        self.sizes = [size for _, size in tensors]
+        self.background = ChainedBackgroundContexts(loaded, instances)
         self.prepares = all(each.prepares for each in instances)
         self._steps = tuple(instances)
 
     def kernels(self) -> CacheStatistics:
-        """Of all steps."""
+        """The sums over all steps."""
         found = [each.kernels() for each in self._steps]
         return CacheStatistics(
             sum(each.found for each in found), sum(each.saved for each in found), any(each.refused for each in found)
@@ -216,27 +224,30 @@ class ChainedInstance(Instance):
             instance.save()
 
 
-def open_chain(loaded: LoadedPlan, way: Way, profiles: Sequence[int], stream: Stream) -> Instance:
-    """As `open_instance`, of a ChainedPlan. Raises ModelRefused naming the engine that cannot be part of it."""
+def open_chain(loaded: LoadedPlan, graph_mode: GraphMode, profiles: Sequence[int], stream: Stream) -> Instance:
+    """As `open_instance`, for a ChainedPlan. Raises ModelRefused naming the engine that cannot be part of it."""
     if not isinstance(loaded, ChainedPlan):
-        raise TypeError(f"{loaded!r} is no chain")
-    if why := loaded.hindrance() if way.capture else "":
+        raise TypeError(f"{loaded!r} is not a ChainedPlan")
+    if why := loaded.capture_obstacle() if graph_mode.capture else "":
         if refused := refusal(loaded.settings, why):
             raise ModelRefused(f"{loaded.path}: {refused}")
-        way = fall_back(Situation(), why)
-        loaded.warn_once(way.notice)
+        graph_mode = fall_back(EngineTraits(), why)
+        loaded.warn_once(graph_mode.note)
     with ExitStack() as made:
         instances = []
-        for part, called in zip(loaded.plans, loaded.names, strict=True):
-            instances.append(open_instance(part, NOTHING_OF_ITS_OWN, part.usable, stream))
+        for part, name in zip(loaded.plans, loaded.names, strict=True):
+            instances.append(open_instance(part, STEP_GRAPH_MODE, part.usable, stream))
             made.callback(instances[-1].close)
-            if surprising := instances[-1].unsized:
-                raise ModelRefused(f"{loaded.path}: the size of output {surprising[0]!r} of {called} depends on data")
-        return ChainedInstance(loaded, way, instances, _connect(loaded, instances), stream, made)
+            if data_dependent := instances[-1].data_dependent:
+                raise ModelRefused(f"{loaded.path}: the size of output {data_dependent[0]!r} of {name} depends on data")
+        return ChainedInstance(loaded, graph_mode, instances, _connect(loaded, instances), stream, made)
 
 
 def _connect(loaded: ChainedPlan, instances: Sequence[Instance]) -> list[tuple[int, int]]:
-    """Let each step read where the tensor was written; the places of the chain's inputs, then outputs, and their bytes."""
+    """Let each step read its inputs where an earlier one writes them.
+
+    Returns address and size in bytes of the chain's inputs, then its outputs.
+    """
     found: dict[str, tuple[int, int]] = {}
     for instance, takes, gives in zip(instances, loaded.wiring.takes, loaded.wiring.gives, strict=True):
         for index, name in enumerate(takes):
@@ -252,7 +263,7 @@ def _connect(loaded: ChainedPlan, instances: Sequence[Instance]) -> list[tuple[i
 
 
 def _profile(plans: Sequence[LoadedPlan], wiring: Wiring) -> Profile:
-    """The sizes that every step takes; `opt` is that of the first step that takes an input, as far as the others allow."""
+    """The sizes that every step takes. `opt` is that of the first step that takes an input, within the limits of the others."""
     best: dict[str, Shape] = {}
     for part, takes in zip(plans, wiring.takes, strict=True):
         for name, shape in zip(takes, part.shapes(part.usable[0], "opt"), strict=True):
@@ -266,7 +277,7 @@ def _profile(plans: Sequence[LoadedPlan], wiring: Wiring) -> Profile:
 
 
 def _range(spec: TensorSpec, best: Shape, sizes: dict[str, int]) -> Range:
-    """`sizes` are those chosen before of named dimensions."""
+    """`sizes` are those that were chosen before for named dimensions, and gets this input's."""
     least, opt, most = [], [], []
     for axis, (dim, size) in enumerate(zip(spec.dims, best, strict=True)):
         low, high = (dim, dim) if isinstance(dim, int) else spec.limits[axis] if axis < len(spec.limits) else (size, size)

@@ -1,13 +1,13 @@
-"""TensorRT's execution contexts: the one place that makes them, and what an executor tells one.
+"""TensorRT's execution contexts: the one module that creates them and calls their methods.
 
-A context has one optimization profile for life: an engine with several profiles has a context for each, so that requests
-for two profiles in turn keep their graphs, and no profile is switched while requests are served. A context keeps neither
-its configuration nor the cache of kernels alive, and must go before them. Its auxiliary streams have to be the
-partition's: those that a library before TensorRT-RTX 1.7 makes itself have everybody's SMs.
+A context has one optimization profile for life. An engine with several profiles has a context for each, so that requests that
+alternate between profiles keep their graphs, and no profile is switched while requests are served. A context keeps neither its
+configuration nor its kernel cache alive, and must be freed before them. Its auxiliary streams have to be the partition's:
+those that a library before TensorRT-RTX 1.7 creates itself run on all SMs.
 
-Which calls of TensorRT-RTX 1.6.1 wait for its internal mutex while they keep the interpreter was measured on an H100 on
-2026-11-22 by calling each one beside a thread that compiled: `set_optimization_profile_async` does, for as long as that
-takes; `set_input_shape`, `get_tensor_shape`, `set_tensor_address`, the cache's `serialize`, and captures do not.
+Hazard: some calls of TensorRT-RTX 1.6.1 hold the GIL while they wait for the library's internal mutex. This was measured on an
+H100 on 2026-11-22 by calling each one beside a thread that compiled: `set_optimization_profile_async` does, for as long as the
+compilation takes; `set_input_shape`, `get_tensor_shape`, `set_tensor_address`, the cache's `serialize`, and captures do not.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,146 +20,151 @@ from partitions.cuda.device import SideStream
 
 from ..errors import ExecutionFailed, ModelRefused
 from ..signature import Shape
-from .api import EXECUTING, LIBRARY_USE, first_error, listening
+from .api import EXECUTION_LOCK, LIBRARY_LOCK, collect_messages, first_error
 from .kernel_cache import RuntimeCache
-from .outputs import UnsizedOutputs, make_allocator
+from .outputs import DataDependentOutputs, make_allocator
 from .plan import LoadedPlan
 
 
 class Context:
-    """One execution context with its profile. Hold `lock` to call a method; nothing that `execute` submitted outside of a
-    capture may still be in flight then, which `settle` waits for. Graphs that were captured from it may: they do not use
-    what the host changes.
+    """One execution context with its profile. Hold `lock` to call a method.
+
+    Nothing that `execute` submitted outside of a capture may still be in flight when the context is changed; `wait_until_idle`
+    waits for that. Graphs that were captured from it may be in flight: they do not use what the host changes.
     """
 
-    def __init__(self, loaded: LoadedPlan, theirs: Any, config: Any, profile: int, memory: Buffer | None) -> None:
+    def __init__(self, loaded: LoadedPlan, trt_context: Any, config: Any, profile: int, memory: Buffer | None) -> None:
         self.lock = Lock()
         self.profile = profile
         self.shapes: tuple[Shape, ...] | None = None
-        """Those that were set last; None while there is no whole set."""
+        """The input shapes that are set; None while the set is incomplete."""
         self.compiled: set[tuple[Shape, ...]] = set()
-        """Shapes that were executed before, so that their kernels are there, and they can be captured."""
+        """Input shapes that were executed before, so that their kernels are compiled and they can be captured."""
         self._loaded = loaded
-        self._theirs = theirs
+        self._trt_context = trt_context
         self._config = config
         self._memory = memory
-        self._extra: Sequence[SideStream] = ()
-        self._busy: Stream | None = None
-        self._unsized: UnsizedOutputs | None = None
+        self._aux_streams: Sequence[SideStream] = ()
+        self._busy_stream: Stream | None = None
+        self._data_dependent: DataDependentOutputs | None = None
 
     def __repr__(self) -> str:
         return f"<Context of {self._loaded.path.name}, profile {self.profile}, shapes {self.shapes}>"
 
-    def settle(self) -> None:
-        """Wait for what was executed outside of captures, once: the stream may be gone later. Raises CUDAError."""
-        busy, self._busy = self._busy, None
+    def wait_until_idle(self) -> None:
+        """Wait for what was executed outside of captures, once: the stream may not exist later. Raises CUDAError."""
+        busy, self._busy_stream = self._busy_stream, None
         if busy:
             busy.sync()
 
-    def use_streams(self, extra: Sequence[SideStream]) -> None:
-        """Auxiliary streams of the partition that the next execution is for."""
-        if extra and extra is not self._extra:
-            self._theirs.set_aux_streams([stream.handle for stream in extra])
-            self._extra = extra
+    def use_streams(self, aux_streams: Sequence[SideStream]) -> None:
+        """Set the auxiliary streams, which have to be of the partition that the next execution is for."""
+        if aux_streams and aux_streams is not self._aux_streams:
+            self._trt_context.set_aux_streams([stream.handle for stream in aux_streams])
+            self._aux_streams = aux_streams
 
     def set_shapes(self, shapes: tuple[Shape, ...]) -> None:
-        """Raises ExecutionFailed, CUDAError."""
+        """Set the input shapes, unless they are set already. Raises ExecutionFailed, CUDAError."""
         if shapes == self.shapes:
             return
-        self.settle()
+        self.wait_until_idle()
         self.shapes = None
         for spec, shape in zip(self._loaded.signature.inputs, shapes, strict=True):
-            with listening() as heard:
-                if not self._theirs.set_input_shape(spec.name, shape):
-                    raise ExecutionFailed(f"input {spec.name!r} of shape {list(shape)}: {first_error(heard)}")
+            with collect_messages() as messages:
+                if not self._trt_context.set_input_shape(spec.name, shape):
+                    raise ExecutionFailed(f"input {spec.name!r} of shape {list(shape)}: {first_error(messages)}")
         if unknown := self._unknown():
             raise ExecutionFailed(f"no shape is known for {', '.join(unknown)}")
         self.shapes = shapes
 
     def output_shapes(self) -> tuple[Shape, ...]:
-        """What comes of the shapes that were set; -1 where that depends on data."""
-        return tuple(tuple(self._theirs.get_tensor_shape(spec.name)) for spec in self._loaded.signature.outputs)
+        """The output shapes for the input shapes that are set; -1 where a size depends on data."""
+        return tuple(tuple(self._trt_context.get_tensor_shape(spec.name)) for spec in self._loaded.signature.outputs)
 
     def output_sizes(self) -> list[int]:
-        """The most bytes of each output with this profile. Leaves its largest shapes set. Raises ModelRefused."""
+        """The maximum size in bytes of each output with this profile. Leaves its largest shapes set. Raises ModelRefused."""
         self.set_shapes(self._loaded.shapes(self.profile, "max"))
         return [self._largest(spec.name) for spec in self._loaded.signature.outputs]
 
-    def unsized_outputs(self) -> list[str]:
-        """The outputs whose size depends on data, also with the shapes that are set."""
+    def data_dependent_outputs(self) -> list[str]:
+        """The names of the outputs whose size is unknown with the shapes that are set."""
         names = [spec.name for spec in self._loaded.signature.outputs]
         return [name for name, shape in zip(names, self.output_shapes(), strict=True) if -1 in shape]
 
-    def allocate_through(self, unsized: UnsizedOutputs, outputs: Sequence[str]) -> None:
-        """Have these outputs' memory, and say their shapes, through this. Raises ModelRefused, ExecutionFailed."""
-        allocator = make_allocator(self._loaded.api, unsized)
-        for name in outputs:
-            with listening() as heard:
-                if not self._theirs.set_output_allocator(name, allocator):
-                    raise ExecutionFailed(f"output {name!r}: {first_error(heard)}")
-        self._unsized = unsized
+    def allocate_through(self, data_dependent: DataDependentOutputs, outputs: Sequence[str]) -> None:
+        """Let these outputs get their memory from, and report their shapes to, `data_dependent`.
 
-    def answered(self) -> tuple[Shape, ...]:
-        """The shapes of the outputs of what was executed last. Raises ExecutionFailed."""
+        Raises ModelRefused, ExecutionFailed.
+        """
+        allocator = make_allocator(self._loaded.api, data_dependent)
+        for name in outputs:
+            with collect_messages() as messages:
+                if not self._trt_context.set_output_allocator(name, allocator):
+                    raise ExecutionFailed(f"output {name!r}: {first_error(messages)}")
+        self._data_dependent = data_dependent
+
+    def last_output_shapes(self) -> tuple[Shape, ...]:
+        """The output shapes of the last execution. Raises ExecutionFailed."""
         known = dict(zip([spec.name for spec in self._loaded.signature.outputs], self.output_shapes(), strict=True))
-        return self._unsized.shapes(known) if self._unsized else tuple(known.values())
+        return self._data_dependent.shapes(known) if self._data_dependent else tuple(known.values())
 
     def set_addresses(self, addresses: Sequence[int]) -> None:
-        """Where inputs, then outputs lie on the device."""
-        self.settle()
+        """Set the device addresses of the inputs, then the outputs."""
+        self.wait_until_idle()
         for spec, address in zip(self._loaded.specs, addresses, strict=True):
-            self._theirs.set_tensor_address(spec.name, address)
+            self._trt_context.set_tensor_address(spec.name, address)
 
-    def execute(self, stream: Stream, captured: bool = False, then: Stream | None = None) -> str:
-        """Submit one inference of the shapes that are set to a stream, or into its capture.
+    def execute(self, stream: Stream, captured: bool = False, ordered_stream: Stream | None = None) -> str:
+        """Submit one inference of the shapes that are set to a stream, or add it to the stream's capture.
 
-        `then` is the stream for `settle` to wait for, which has to be ordered after this one: a caller's own may be gone by
-        then. Returns "", or what the library said when it refused. Compiles, perhaps for seconds, where these shapes are new.
+        `ordered_stream` is the stream for `wait_until_idle` to wait for, which has to be ordered after this one: a stream of
+        the caller's may not exist by then. Returns "", or the library's error text. Compiles, perhaps for seconds, where these
+        shapes are new.
         """
         if captured:
             return self._submit(stream)
-        self._busy = then or stream
+        self._busy_stream = ordered_stream or stream
         if self.shapes in self.compiled:
             return self._submit(stream)
-        with EXECUTING, LIBRARY_USE.shared():
+        with EXECUTION_LOCK, LIBRARY_LOCK.shared():
             refused = self._submit(stream)
         if not refused and self.shapes:
             self.compiled.add(self.shapes)
         return refused
 
     def close(self) -> None:
-        """Free it, which keeps the interpreter for milliseconds; nothing may be in flight. Calling it again does nothing."""
-        self._theirs = None
+        """Free it, which holds the GIL for milliseconds; nothing may be in flight. Calling it again does nothing."""
+        self._trt_context = None
         self._config = None
         memory, self._memory = self._memory, None
         if memory:
             memory.close()
 
     def _submit(self, stream: Stream) -> str:
-        if self._unsized:
-            self._unsized.begin()
-        with listening() as heard:
-            refused = "" if self._theirs.execute_async_v3(int(stream.handle)) else first_error(heard)
-        return self._unsized.explain(refused) if refused and self._unsized else refused
+        if self._data_dependent:
+            self._data_dependent.begin()
+        with collect_messages() as messages:
+            refused = "" if self._trt_context.execute_async_v3(int(stream.handle)) else first_error(messages)
+        return self._data_dependent.explain(refused) if refused and self._data_dependent else refused
 
     def _unknown(self) -> list[str]:
         try:
-            return list(self._theirs.infer_shapes())
+            return list(self._trt_context.infer_shapes())
         except RuntimeError as error:
             raise ExecutionFailed(f"running {self._loaded.path.name}: {error}") from error
 
     def _largest(self, output: str) -> int:
-        nbytes = int(self._theirs.get_max_output_size(output))
+        nbytes = int(self._trt_context.get_max_output_size(output))
         if nbytes < 0:
             raise ModelRefused(f"{self._loaded.path}: {self._loaded.api} gives no bound for the size of output {output!r}")
         return nbytes
 
 
 class Contexts:
-    """Makes the contexts of one instance.
+    """Opens the contexts of one instance.
 
-    `allocate` gives them memory where the settings say that it is ours to give. `kernels` are for contexts that compile one
-    after another: see `RuntimeCache`.
+    `allocate` gives them memory where the settings say that we allocate it. `kernels` is for contexts that compile one after
+    another: see `RuntimeCache`.
     """
 
     def __init__(self, loaded: LoadedPlan, kernels: RuntimeCache, allocate: Callable[[int, Stream], Buffer]) -> None:
@@ -171,34 +176,34 @@ class Contexts:
         return f"<Contexts of {self._loaded.path.name}>"
 
     def open(self, native: bool, profile: int, stream: Stream) -> Context:
-        """A context with every setting applied and this profile in force. `native`: with graphs of the library's own.
+        """A context with every setting applied and this profile set. `native`: with the library's own graphs.
 
-        `stream` is waited for. Blocks, perhaps for seconds. Raises ModelRefused, ExecutionFailed, CUDAError.
+        Waits for `stream`. Blocks, perhaps for seconds. Raises ModelRefused, ExecutionFailed, CUDAError.
         """
         config = self._configured(native)
-        with listening() as heard, LIBRARY_USE.shared():
-            theirs = self._loaded.plan.create_execution_context(*(() if config is None else (config,)))
-        if theirs is None:
-            stream.sync()  # Raises if it gave none because the device is lost.
-            raise ModelRefused(f"{self._loaded.path}: {self._loaded.api} gives no context: {first_error(heard)}")
+        with collect_messages() as messages, LIBRARY_LOCK.shared():
+            trt_context = self._loaded.plan.create_execution_context(*(() if config is None else (config,)))
+        if trt_context is None:
+            stream.sync()  # Raises if the device is lost, which would be the reason.
+            raise ModelRefused(f"{self._loaded.path}: {self._loaded.api} created no context: {first_error(messages)}")
         memory = next((self._allocate(size, stream) for size in self._loaded.context_memory), None)
         if memory:
-            theirs.set_device_memory(int(memory.handle), memory.size)
-        self._set_profile(theirs, profile, stream)
+            trt_context.set_device_memory(int(memory.handle), memory.size)
+        self._set_profile(trt_context, profile, stream)
         stream.sync()
-        return Context(self._loaded, theirs, config, profile, memory)
+        return Context(self._loaded, trt_context, config, profile, memory)
 
-    def _set_profile(self, theirs: Any, profile: int, stream: Stream) -> None:
-        """The library's call keeps the interpreter while it waits for its mutex, so no other thread may be in the library."""
-        if profile == int(theirs.active_optimization_profile):
+    def _set_profile(self, trt_context: Any, profile: int, stream: Stream) -> None:
+        """Exclusive, as the call holds the GIL while it waits for the library's mutex: its holder may need the GIL to go on."""
+        if profile == int(trt_context.active_optimization_profile):
             return
-        with listening() as heard, LIBRARY_USE.alone():
-            done = theirs.set_optimization_profile_async(profile, int(stream.handle))
+        with collect_messages() as messages, LIBRARY_LOCK.exclusive():
+            done = trt_context.set_optimization_profile_async(profile, int(stream.handle))
         if not done:
-            raise ExecutionFailed(f"profile {profile}: {first_error(heard)}")
+            raise ExecutionFailed(f"profile {profile}: {first_error(messages)}")
 
     def _configured(self, native: bool) -> Any:
-        """The configuration, or None for a library that has none and gives what it likes."""
+        """The runtime configuration; None for a library without one."""
         api, settings = self._loaded.api, self._loaded.settings
         if "runtime_config" not in api.features:
             return None
@@ -216,13 +221,13 @@ class Contexts:
         return config
 
     def _lend_kernels(self, config: Any) -> None:
-        """Let a context with this configuration use the kernels compiled before; without them, they are compiled again."""
+        """Let a context with this configuration use the cached kernels; without them, they are compiled again."""
         plan = self._loaded.plan
         try:
-            # The method keeps its configuration, of which the library's cache is a part, as long as the cache is kept.
+            # The bound method keeps its configuration alive, which owns the library's cache.
             make = plan.create_runtime_config().create_runtime_cache
             done = config.set_runtime_cache(self._kernels.materialize(make, plan))
-            why = "" if done else "the library does not take it"
+            why = "" if done else "the library refused it"
         except Exception as error:
             why = str(error)
         if why:

@@ -1,13 +1,14 @@
-"""Inputs and outputs moved to and from host memory that the GPU maps: by the partition's own SMs, or by the copy engines.
+"""Copies inputs and outputs between host memory that the GPU maps and the device, by the partition's SMs or the copy engines.
 
-The copy engines are one queue for all tenants; a partition's SMs are its own. So by default two kernels stand around the
-engine's work: one brings the inputs in, one takes the outputs out. They find their addresses in a ring of tables that the
-host writes, one table an inference, and count inferences on the device: so a captured graph needs no change from one
-launch to the next, though every inference has memory of its own.
+Problem: the copy engines are one queue for all tenants, so a small copy waits behind a neighbour's large one.
 
-Copies by the engines are submitted around the graph and not in it. In it, their host addresses would be those of the
-first inference: every launch would first have to set every node, and know the nodes by handle. Outside, it is one call
-for each tensor, and the stream keeps the order.
+Solution: by default, two kernels run on the partition's SMs before and after the engine; one copies the inputs in, the other
+the outputs out. They find addresses in a ring of tables that the host writes, one table an inference, and count inferences on
+the device. So a captured graph needs no change from one launch to the next, though every inference has other memory.
+
+Copies by the copy engines are submitted before and after the graph and not captured in it. A captured copy would keep the host
+addresses of the first inference, and every launch would have to update each node by its handle. Outside it is one call for
+each tensor, and the stream keeps the order.
 """
 
 from collections.abc import Sequence
@@ -24,16 +25,16 @@ from ..memory import view
 
 SOURCE = r"""
 struct Row { const char *from; char *to; unsigned long long nbytes; };
-struct State { unsigned turn, arrived, unused[2]; Row rows[1]; };
+struct State { unsigned count, arrived, unused[2]; Row rows[1]; };
 
-constexpr unsigned FEW = 12;
+constexpr unsigned LARGE_BLOCKS = 12;
 constexpr unsigned long long LARGE = 4 << 20;
 
-// Row n begins with block n, so that small tensors of one inference come at the same time, each by a block of its own.
-// A large one is left to few blocks: more would ask the host for more at a time than it can answer, and whatever a neighbour
-// asks for then waits behind it.
+// Row n begins with block n, so that different blocks copy the small tensors of one inference at the same time.
+// A large tensor is copied by few blocks: more would queue more reads than the host can answer, and a neighbour's reads would
+// wait behind them.
 __device__ void copy(const Row &row, unsigned number) {
-    const unsigned blocks = row.nbytes > LARGE ? min(gridDim.x, FEW) : gridDim.x;
+    const unsigned blocks = row.nbytes > LARGE ? min(gridDim.x, LARGE_BLOCKS) : gridDim.x;
     const unsigned long long block = (blockIdx.x + gridDim.x - number % gridDim.x) % gridDim.x;
     if (block >= blocks) return;
     const unsigned long long thread = block * blockDim.x + threadIdx.x, threads = blocks * blockDim.x;
@@ -44,12 +45,12 @@ __device__ void copy(const Row &row, unsigned number) {
     for (unsigned long long at = wide * 16 + thread; at < row.nbytes; at += threads) row.to[at] = row.from[at];
 }
 
-// The host's memory is asked for the table once, and the device keeps it for take_out: behind a neighbour's copies each
-// such question takes 15 microseconds.
-extern "C" __global__ void bring_in(const Row *ring, unsigned length, unsigned rows, unsigned inputs, State *state) {
+// The table is read from host memory once and kept on the device for copy_out: behind a neighbour's copies each read takes
+// 15 microseconds.
+extern "C" __global__ void copy_in(const Row *ring, unsigned length, unsigned rows, unsigned inputs, State *state) {
     constexpr unsigned HELD = 128;
     __shared__ Row held[HELD];
-    const Row *table = ring + (state->turn % length) * rows;
+    const Row *table = ring + (state->count % length) * rows;
     for (unsigned row = threadIdx.x; row < min(rows, HELD); row += blockDim.x) held[row] = table[row];
     __syncthreads();
     for (unsigned row = 0; row < inputs; ++row) copy(row < HELD ? held[row] : table[row], row);
@@ -58,96 +59,98 @@ extern "C" __global__ void bring_in(const Row *ring, unsigned length, unsigned r
         state->rows[row] = row < HELD ? held[row] : table[row];
 }
 
-extern "C" __global__ void take_out(unsigned rows, unsigned inputs, State *state) {
+extern "C" __global__ void copy_out(unsigned rows, unsigned inputs, State *state) {
     for (unsigned row = inputs; row < rows; ++row) copy(state->rows[row], row - inputs);
     __threadfence_system();
     __syncthreads();
-    if (threadIdx.x == 0 && atomicInc(&state->arrived, gridDim.x - 1) == gridDim.x - 1) state->turn += 1;
+    if (threadIdx.x == 0 && atomicInc(&state->arrived, gridDim.x - 1) == gridDim.x - 1) state->count += 1;
 }
 """
 
-# What moved 600 KB in 29 us and 38 MB at 48 GB/s on an H100, when the copy engine took 22 us and gave 51 GB/s. FEW
-# above is from such a machine too, 2 to 32 blocks tried (2026-11-21, the script is not kept): 12 move 38 MB as fast as 32
-# (779 us), 8 take 901; a neighbour's 3 KB meanwhile takes 36 us beside 12 and 78 beside 32, its 600 KB 54 and 111. LARGE was
-# chosen and not measured.
+# On an H100 this copied 600 KB in 29 us and 38 MB at 48 GB/s; the copy engine took 22 us and reached 51 GB/s.
+# LARGE_BLOCKS above was measured there too, for 2 to 32 blocks (2026-11-21, the script was not kept): 12 copy 38 MB as fast as
+# 32 (779 us), 8 take 901 us. A neighbour's 3 KB meanwhile take 36 us with 12 blocks and 78 with 32, its 600 KB 54 and 111.
+# LARGE was chosen and not measured.
 CONFIG = LaunchConfig(grid=32, block=512)
-LENGTH = 16
-"""Tables in a ring: the most inferences of one executor that may be in flight."""
+RING_LENGTH = 16
+"""Tables in a ring, and so the limit of inferences of one executor in flight."""
 
 
-SM_COPIES_UP_TO = 32 << 20
-"""Bytes that an inference may move, in and out together, for `auto` to leave them to the SMs.
+SM_COPY_LIMIT = 32 << 20
+"""Up to this many bytes an inference, in and out together, `auto` lets the SMs copy.
 
 Measured on an H100 by `python -m benchmarks.copies` (2026-11-21): 600 KB took the SMs 37 to 39 us where the engines took 23,
-and 54 to 61 us while a neighbour's SMs brought in 38 MB; in the engines' queue behind a neighbour's 38 MB it was 748 to 763.
-From some 32 MB on a neighbour's 38 MB cost either way the same (1.5 to 1.7 ms for 38 MB), and the engines are a tenth faster
-alone. What neighbours copy meanwhile by SMs they slow down a little more (69 to 78 us for 600 KB); that all went by SMs made
-no difference to a whole inference's p99 (1.02 times alone either way).
+and 54 to 61 us while a neighbour's SMs copied 38 MB in; in the engines' queue behind a neighbour's 38 MB it was 748 to 763.
+From some 32 MB on, a neighbour's 38 MB cost the same either way (1.5 to 1.7 ms for 38 MB), and the engines are a tenth faster
+alone. Copies by SMs slow down what neighbours copy meanwhile a little more (69 to 78 us for 600 KB); a whole inference's p99
+did not change (1.02 times alone either way).
 """
 
 Span = tuple[int, int, int]
-"""From where, to where and how many bytes one tensor goes."""
+"""Source address, target address and number of bytes of one tensor."""
 Table = Any
-"""Spans in the form that those who copy them want, made by `Copies.table`."""
+"""Spans in the form that the copies use, made by `Copies.table`."""
 
 
 class Copies(Protocol):
-    """The copies around one executor's inferences. One thread at a time."""
+    """The copies before and after one executor's inferences. One thread at a time."""
 
     @property
     def captured(self) -> bool:
-        """Whether a graph may hold them, to be launched again for other addresses."""
+        """Whether a graph may contain them and be launched again with other addresses."""
 
     def table(self, spans: Sequence[Span]) -> Table:
-        """Where the tensors of an inference go, inputs, then outputs, as `write` takes it; as often as wanted."""
+        """The addresses of one inference, inputs, then outputs, in the form that `write` takes. It can be written any number
+        of times.
+        """
 
     def write(self, table: Table) -> None:
-        """Say where the tensors of the next inference go."""
+        """Set the addresses of the next inference."""
 
-    def bring_in(self, stream: Stream) -> None:
-        """Submit the copies of its inputs, or capture them. Raises CUDAError."""
+    def copy_in(self, stream: Stream) -> None:
+        """Submit or capture the copies of the inputs. Raises CUDAError."""
 
-    def take_out(self, stream: Stream) -> None:
-        """Submit the copies of its outputs, or capture them. Raises CUDAError."""
+    def copy_out(self, stream: Stream) -> None:
+        """Submit or capture the copies of the outputs. Raises CUDAError."""
 
     def count(self) -> None:
-        """The next inference is another one: the last copies of this one were submitted, by call or in a graph."""
+        """Move on to the next inference, after the last copies of this one were submitted, by a call or in a graph."""
 
     def close(self) -> None:
         """Free what they hold; nothing may be in flight."""
 
 
-class Copier:
-    """Copies by SMs: the two kernels, their ring of tables and the count of inferences. Row n of a table is tensor n."""
+class SmCopies:
+    """Copies by SMs: two kernels, a ring of tables and the count of inferences. Row n of a table is tensor n."""
 
     captured = True
 
     def __init__(self, kernels: tuple[Kernel, Kernel], ring: Buffer, state: Buffer, inputs: int, rows: int) -> None:
-        self._bring_in, self._take_out = kernels
+        self._copy_in, self._copy_out = kernels
         self._ring = ring
         self._state = state
-        self._in = (ring, np.uint32(LENGTH), np.uint32(rows), np.uint32(inputs), state)
+        self._in = (ring, np.uint32(RING_LENGTH), np.uint32(rows), np.uint32(inputs), state)
         self._out = (np.uint32(rows), np.uint32(inputs), state)
         self._tables = _tables(ring, rows)
         self._counted = 0
 
     def __repr__(self) -> str:
-        return f"<Copier of {self._tables.shape[1]} tensors>"
+        return f"<SmCopies of {self._tables.shape[1]} tensors>"
 
     def table(self, spans: Sequence[Span]) -> Table:
         return np.array(spans, np.uint64).reshape(self._tables.shape[1:])
 
     def write(self, table: Table) -> None:
-        self._tables[self._counted % LENGTH] = table
+        self._tables[self._counted % RING_LENGTH] = table
 
-    def bring_in(self, stream: Stream) -> None:
-        launch(stream, CONFIG, self._bring_in, *self._in)
+    def copy_in(self, stream: Stream) -> None:
+        launch(stream, CONFIG, self._copy_in, *self._in)
 
-    def take_out(self, stream: Stream) -> None:
-        launch(stream, CONFIG, self._take_out, *self._out)
+    def copy_out(self, stream: Stream) -> None:
+        launch(stream, CONFIG, self._copy_out, *self._out)
 
     def count(self) -> None:
-        """As the device does in the last copy: the two have to agree on the table."""
+        """Count as the device does in the last copy: both have to use the same table."""
         self._counted += 1
 
     def close(self) -> None:
@@ -156,7 +159,7 @@ class Copier:
 
 
 class EngineCopies:
-    """Copies by the copy engines, a call for each tensor that has bytes; the host memory must be pinned."""
+    """Copies by the copy engines, one call for each tensor that has bytes; host memory must be pinned."""
 
     captured = False
 
@@ -173,46 +176,46 @@ class EngineCopies:
     def write(self, table: Table) -> None:
         self._spans = table
 
-    def bring_in(self, stream: Stream) -> None:
+    def copy_in(self, stream: Stream) -> None:
         _submit(self._spans[: self._inputs], stream)
 
-    def take_out(self, stream: Stream) -> None:
+    def copy_out(self, stream: Stream) -> None:
         _submit(self._spans[self._inputs :], stream)
 
     def count(self) -> None:
-        """Nothing: each call has its addresses."""
+        """Do nothing: each call carries its addresses."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-def compile_kernels(device: Device) -> tuple[Kernel, Kernel]:
+def compile_copy_kernels(device: Device) -> tuple[Kernel, Kernel]:
     """Compile the two kernels for a device, which must be current in this thread. Blocks. Raises PartitionError."""
     try:
         with translated("compiling the copy kernels"):
             code = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("cubin")
-            return code.get_kernel("bring_in"), code.get_kernel("take_out")
+            return code.get_kernel("copy_in"), code.get_kernel("copy_out")
     except RuntimeError as error:  # libnvrtc was not found
         raise PartitionError(f"compiling the copy kernels needs NVRTC, pip install nvidia-cuda-nvrtc: {error}") from error
 
 
-def by_sms(setting: str, nbytes: int) -> bool:
-    """Whether the SMs move an inference's `nbytes`, in and out together. `setting` is `sm`, `engine` or `auto`."""
-    return setting == "sm" or (setting == "auto" and nbytes <= SM_COPIES_UP_TO)
+def uses_sms(setting: str, nbytes: int) -> bool:
+    """Whether the SMs copy `nbytes`, in and out together. `setting` is `sm`, `engine` or `auto`."""
+    return setting == "sm" or (setting == "auto" and nbytes <= SM_COPY_LIMIT)
 
 
-def open_copier(device: Device, stream: Stream, kernels: tuple[Kernel, Kernel], inputs: int, rows: int) -> Copier:
-    """Make a copier for `rows` tensors, of which the first are `inputs`. Blocks. Raises PartitionError."""
-    with translated("making the ring of copies"):
-        ring = LegacyPinnedMemoryResource().allocate(LENGTH * rows * 24)
+def open_sm_copies(device: Device, stream: Stream, kernels: tuple[Kernel, Kernel], inputs: int, rows: int) -> SmCopies:
+    """Copies for `rows` tensors, the first `inputs` of which are inputs. Blocks. Raises PartitionError."""
+    with translated("allocating the ring of copy tables"):
+        ring = LegacyPinnedMemoryResource().allocate(RING_LENGTH * rows * 24)
         state = device.allocate(16 + rows * 24, stream=stream)
         state.fill(0, stream=stream)
         stream.sync()
-    return Copier(kernels, ring, state, inputs, rows)
+    return SmCopies(kernels, ring, state, inputs, rows)
 
 
 def _tables(ring: Buffer, rows: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    return np.frombuffer(view(int(ring.handle), LENGTH * rows * 24), np.uint64).reshape(LENGTH, rows, 3)
+    return np.frombuffer(view(int(ring.handle), RING_LENGTH * rows * 24), np.uint64).reshape(RING_LENGTH, rows, 3)
 
 
 def _submit(spans: Sequence[Span], stream: Stream) -> None:

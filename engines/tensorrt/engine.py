@@ -1,12 +1,10 @@
-"""A TensorRT plan as an engine: bound to partitions on instances that outlive their executors."""
+"""A TensorRT plan as an engine: bound to partitions through instances that outlive their executors."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-from cuda.core import Stream
 
 from partitions import DeviceLost, Partition, PartitionError
 from partitions.cuda.device import CudaPartition
@@ -18,21 +16,17 @@ from ..signature import Signature
 from ..wiring import Wiring
 from .bind import move_executor, open_executor
 from .chain import ChainedPlan, open_chain
-from .executor import TensorRTExecutor
-from .graph_mode import Way
-from .instance import Instance, open_instance
-from .lifetime import Pool, close_collected
+from .executor import Opener, TensorRTExecutor
+from .instance import open_instance
+from .lifetime import InstancePool, close_collected
 from .plan import LoadedPlan
 from .release import releasing
-
-Opener = Callable[[LoadedPlan, Way, Sequence[int], Stream], Instance]
-"""What makes instances: see `open_instance`."""
 
 
 class TensorRTEngine:
     """See `engines.base.Engine` for the contract.
 
-    Instances that no executor uses are kept for the next, and freed by `close`, or once the engine is collected: see
+    Instances that no executor uses are kept for the next executor, and freed by `close`, or once the engine is collected: see
     `engines.tensorrt.instance`.
     """
 
@@ -41,8 +35,8 @@ class TensorRTEngine:
     def __init__(self, loaded: LoadedPlan, open_instance: Opener = open_instance) -> None:
         self.loaded = loaded
         self.open_instance = open_instance
-        self.pool = Pool()
-        """Its instances, and what its executors hold."""
+        self.pool = InstancePool()
+        """The engine's idle instances, and the finalizers of its executors."""
         weakref.finalize(self, close_collected, self.pool, loaded.close)
 
     def __repr__(self) -> str:
@@ -59,44 +53,44 @@ class TensorRTEngine:
 
     @property
     def plan(self) -> Any:
-        """The library's engine, None once closed."""
+        """The library's engine (ICudaEngine), None once closed."""
         return self.loaded.plan
 
     def chained(self, wiring: Wiring, settings: RuntimeSettings) -> "TensorRTEngine":
-        """The engine of a chain whose engines are all of this kind; see `engines.chain`. Raises ModelRefused."""
+        """The engine of a chain whose steps are all TensorRT engines; see `engines.chain`. Raises ModelRefused."""
         plans = [engine.loaded for engine in wiring.engines if isinstance(engine, TensorRTEngine)]
-        if any(isinstance(part, ChainedPlan) for part in plans):
+        if any(isinstance(plan, ChainedPlan) for plan in plans):
             raise ModelRefused("a chain cannot be a step of another one; name its steps instead")
-        if any(part.plan is None for part in plans) or len({part.device.index for part in plans}) > 1:
-            raise ModelRefused(f"{[part.path.name for part in plans]} are not all loaded on one GPU; load them there")
+        if any(loaded.plan is None for loaded in plans) or len({loaded.device.index for loaded in plans}) > 1:
+            raise ModelRefused(f"{[loaded.path.name for loaded in plans]} are not all loaded on one GPU; load them there")
         return TensorRTEngine(ChainedPlan(plans, wiring, settings), open_chain)
 
     @releasing()
     def bind(self, partition: Partition) -> TensorRTExecutor:
-        ours = self._taken(partition)
-        self.pool.release_left()
+        checked = self._checked(partition)
+        self.pool.release_postponed()
         with refusing(f"binding {self.path} to {partition!r}"):
-            return ours.run(lambda: open_executor(self, ours))
+            return checked.run(lambda: open_executor(self, checked))
 
     @releasing()
     def rebind(self, executor: TensorRTExecutor, partition: Partition) -> TensorRTExecutor:
-        """As `Executor.rebind`."""
-        ours = self._taken(partition)
-        self.pool.release_left()
+        """See `Executor.rebind`."""
+        checked = self._checked(partition)
+        self.pool.release_postponed()
         with refusing(f"moving {self.path} to {partition!r}"):
-            return ours.run(lambda: move_executor(self, executor, ours))
+            return checked.run(lambda: move_executor(self, executor, checked))
 
     def close(self) -> None:
         """Free the weights and the idle instances; its executors must be closed before.
 
-        Keeps the interpreter for up to some 100 ms an instance: for when no inference waits. Raises ExecutionFailed,
+        Holds the GIL for up to some 100 ms an instance, so call it when no inference waits. Raises ExecutionFailed,
         DeviceLost; the weights are freed all the same.
         """
-        with ExitStack() as left:
-            left.callback(self.loaded.close)
-            left.callback(self.pool.close)
+        with ExitStack() as closing:
+            closing.callback(self.loaded.close)
+            closing.callback(self.pool.close)
 
-    def _taken(self, partition: Partition) -> CudaPartition:
+    def _checked(self, partition: Partition) -> CudaPartition:
         """The partition, if this engine can be bound to it. Raises ModelRefused."""
         if not isinstance(partition, CudaPartition):
             raise ModelRefused(f"{self.path}: TensorRT serves partitions of a GPU, not {partition!r}")
@@ -110,7 +104,7 @@ class TensorRTEngine:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """What CUDA and a first run say as ModelRefused, but for errors after which nothing works: DeviceLost."""
+    """Raise CUDA's and execution errors of the block as ModelRefused, but DeviceLost as it is."""
     try:
         with translated(what):
             yield

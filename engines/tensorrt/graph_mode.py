@@ -1,8 +1,8 @@
-"""Which CUDA graphs an executor uses, decided before its execution context is made; pure.
+"""Decides whether inferences run as CUDA graphs, and whose, before an execution context is made. Pure.
 
-There are two kinds. Ours is captured once for a shape, over the copies by kernels and the engine, and costs one launch of
-some microseconds. The library's own, where it has any, stands around the engine only and is invisible to us. They do not
-go together: a context with graphs of its own is never captured.
+There are two kinds of graphs. We capture one for each set of input shapes, which holds the engine and the copies by kernels
+and costs one launch of some microseconds. The library may have graphs of its own ("native"), which hold the engine alone and
+are invisible to us. The two exclude each other: a context with native graphs is never captured.
 """
 
 from collections.abc import Sequence
@@ -13,89 +13,95 @@ from ..settings import RuntimeSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How inferences reach the GPU. `notice`, unless empty, is what whoever runs the engine is to be warned of."""
+class GraphMode:
+    """How inferences are submitted to the GPU. With neither flag set, the engine is submitted call by call."""
 
     capture: bool
-    """By a graph of ours for each shape."""
+    """We capture a graph for each set of input shapes."""
     native: bool
-    """By the library's."""
-    notice: str = ""
+    """The library's own graphs are on."""
+    note: str = ""
+    """Why this is not the mode that was asked for, for the operator to read; empty if it is."""
 
     def __str__(self) -> str:
-        return "graphs of its own" if self.native else "captured graphs" if self.capture else "no graphs"
+        return "native graphs" if self.native else "captured graphs" if self.capture else "no graphs"
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What decides besides the settings: of the engine, that inputs are dynamic or weights streamed; of the library,
-    that it has graphs of its own.
-    """
+class EngineTraits:
+    """What the graph mode depends on besides the settings."""
 
     dynamic: bool = False
+    """The engine has inputs with dynamic dimensions."""
     streaming: bool = False
+    """Some of the engine's weights are streamed from the host."""
     native: bool = False
+    """The library has graphs of its own."""
 
 
-def decide(settings: RuntimeSettings, situation: Situation) -> Way:
-    """The way to begin with. Raises ModelRefused where graphs are required and there can be none."""
+def decide(settings: RuntimeSettings, traits: EngineTraits) -> GraphMode:
+    """The mode to start with. Raises ModelRefused where the settings require graphs and none can be captured."""
     if settings.graphs == "off":
         asked = settings.cuda_graph_strategy == "whole_graph_capture"
-        return Way(capture=False, native=asked and situation.native)
-    if settings.copies == "engine" and situation.native and not situation.streaming:
-        return Way(capture=False, native=True, notice=_overridden(settings))
-    why = obstacle(settings, situation)
+        return GraphMode(capture=False, native=asked and traits.native)
+    if settings.copies == "engine" and traits.native and not traits.streaming:
+        return GraphMode(capture=False, native=True, note=_strategy_ignored(settings))
+    why = obstacle(settings, traits)
     if why and (refused := refusal(settings, why)):
         raise ModelRefused(refused)
-    return fall_back(situation, why) if why else Way(capture=True, native=False)
+    return fall_back(traits, why) if why else GraphMode(capture=True, native=False)
 
 
-def obstacle(settings: RuntimeSettings, situation: Situation) -> str:
-    """Why no graph of ours can be captured; empty where it may be tried.
+def obstacle(settings: RuntimeSettings, traits: EngineTraits) -> str:
+    """Why we cannot capture a graph; empty where it may be tried.
 
-    What the library itself says of a stream is not asked: TensorRT-RTX 1.6 denies what then succeeds.
+    `IExecutionContext.is_stream_capturable` is not asked: TensorRT-RTX 1.6 answers no for streams whose capture succeeds.
     """
-    if situation.streaming:
+    if traits.streaming:
         return "its weights are streamed"
-    if situation.dynamic and settings.dynamic_shapes_kernel_specialization_strategy == "lazy":
+    if traits.dynamic and settings.dynamic_shapes_kernel_specialization_strategy == "lazy":
         return "its inputs are dynamic and its kernels 'lazy', and a graph would keep those of the first run"
     return ""
 
 
 def refusal(settings: RuntimeSettings, why: str) -> str:
-    """What to refuse an engine with that cannot be captured; empty where it may run all the same."""
+    """The error text for an engine that cannot be captured though the settings require it; empty if they do not."""
     return f"graphs are required, but it cannot be captured as one: {why}" if settings.graphs == "required" else ""
 
 
-def fall_back(situation: Situation, why: str) -> Way:
-    """The way to go on when `why` says that nothing can be captured."""
-    native = situation.native and not situation.streaming
-    instead = "TensorRT's own graphs stand around the engine alone" if native else "each inference costs more"
-    return Way(capture=False, native=native, notice=f"cannot be captured as a graph ({why}), so {instead}")
+def fall_back(traits: EngineTraits, why: str) -> GraphMode:
+    """The mode to continue in when nothing can be captured, for the reason `why`."""
+    native = traits.native and not traits.streaming
+    instead = "TensorRT's own graphs are used, without the copies" if native else "each inference costs more"
+    return GraphMode(capture=False, native=native, note=f"cannot be captured as a graph ({why}), so {instead}")
 
 
-def unsized(settings: RuntimeSettings, way: Way, outputs: Sequence[str]) -> Way:
-    """The way instead of this one for an engine with outputs whose size depends on data. Raises ModelRefused."""
-    why = f"the size of output {', '.join(map(repr, outputs))} depends on data"
+def without_capture(settings: RuntimeSettings, mode: GraphMode, outputs: Sequence[str]) -> GraphMode:
+    """The mode in place of `mode` for an engine with these data-dependent outputs. Raises ModelRefused."""
+    why = _data_dependent(outputs)
     if refused := refusal(settings, why):
         raise ModelRefused(refused)
-    return fall_back(Situation(), why) if way.capture or way.native else way
+    return fall_back(EngineTraits(), why) if mode.capture or mode.native else mode
 
 
-def captures_instead(settings: RuntimeSettings, situation: Situation, way: Way, outputs: Sequence[str]) -> bool:
-    """Whether graphs of ours are captured with these settings, by contexts that were made for another `way`.
+def captures_under_override(settings: RuntimeSettings, traits: EngineTraits, mode: GraphMode, outputs: Sequence[str]) -> bool:
+    """Whether we capture graphs with these settings, on contexts that were made for `mode`.
 
-    `outputs` are those whose size depends on data. Raises ModelRefused for what would need other contexts.
+    `outputs` are the data-dependent ones. Raises ModelRefused for settings that need other contexts.
     """
-    if way.native:
-        raise ModelRefused("its contexts were made with graphs of the library's own, which stay; load it with other settings")
-    why = f"the size of output {', '.join(map(repr, outputs))} depends on data" if outputs else obstacle(settings, situation)
+    if mode.native:
+        raise ModelRefused("its contexts were made with TensorRT's own graphs and keep them; load it with other settings")
+    why = _data_dependent(outputs) if outputs else obstacle(settings, traits)
     if why and (refused := refusal(settings, why)):
         raise ModelRefused(refused)
     return settings.graphs != "off" and not why
 
 
-def _overridden(settings: RuntimeSettings) -> str:
+def _data_dependent(outputs: Sequence[str]) -> str:
+    return f"the size of output {', '.join(map(repr, outputs))} depends on data"
+
+
+def _strategy_ignored(settings: RuntimeSettings) -> str:
     if settings.cuda_graph_strategy != "disabled":
         return ""
     return "graphs are on and copies 'engine', so TensorRT's own graphs are used though cuda_graph_strategy is 'disabled'"

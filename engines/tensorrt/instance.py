@@ -1,9 +1,9 @@
-"""What an engine computes with that belongs to no partition: contexts, device memory, copies, and compiled kernels.
+"""What an engine computes with that does not depend on a partition: contexts, device memory, copies, and compiled kernels.
 
-An instance outlives the executors that use it. Moving a model to another partition captures its graphs again, from the
-same contexts, and compiles nothing; closing an executor gives its instance back to the engine for the next one. An
-instance is freed with its engine only: freeing a kernel cache keeps the interpreter for up to 240 ms (MobileNetV2 on an
-H100, 2026-11-22), in which no tenant of the process is served.
+An instance outlives the executors that use it. Moving a model to another partition captures its graphs again from the same
+contexts, and compiles nothing; closing an executor gives its instance back to the engine for the next one. An instance is
+freed with its engine only: freeing a kernel cache holds the GIL for up to 240 ms (MobileNetV2 on an H100, 2026-11-22), during
+which no tenant of the process is served.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,175 +18,174 @@ from partitions.cuda.device import SideStream
 from ..errors import EngineError, ModelRefused
 from ..signature import Shape
 from .context import Context, Contexts
-from .copies import Copies, EngineCopies, open_copier
-from .graph_mode import Way, unsized
+from .copies import Copies, EngineCopies, open_sm_copies
+from .graph_mode import GraphMode, without_capture
 from .kernel_cache import CacheStatistics, RuntimeCache
-from .outputs import UnsizedOutputs
+from .outputs import DataDependentOutputs
 from .plan import LoadedPlan
 from .work import failing
 
 
 class Instance:
-    """One set of contexts, of which at most one inference runs at a time. `way` is how it reaches the GPU.
+    """One set of contexts, of which at most one inference runs at a time.
 
-    `stream` is what its memory is freed on, and lives as long as the device: a partition's, which the device keeps.
-    Executors of several partitions may have graphs of it, but only one of them may launch; who has it is counted by `use`
-    and `leave`. `contexts` are by profile, `buffers` on the device for inputs, then outputs, `copies` by whether SMs do them.
+    Executors of several partitions may have graphs of an instance, but only one of them may launch; `add_user` and
+    `remove_user` count them. `contexts` are by profile, `buffers` on the device for inputs, then outputs, `copies` by whether
+    the SMs do them. `stream` is used to free memory and has to live as long as the device, as a partition's stream does.
     """
 
     def __init__(
         self,
         loaded: LoadedPlan,
-        way: Way,
+        graph_mode: GraphMode,
         contexts: Mapping[int, Context],
         buffers: Sequence[Buffer],
         copies: Mapping[bool, Copies],
         kernels: RuntimeCache | None,
         stream: Stream,
-        unsized: Sequence[str],
+        data_dependent: Sequence[str],
         close: Callable[[], None],
     ) -> None:
-        self.way = way
+        self.graph_mode = graph_mode
         self.contexts = dict(contexts)
         self.copies = copies
-        self.unsized = tuple(unsized)
-        """The outputs whose size depends on data. Such an instance has no graphs."""
+        self.data_dependent = tuple(data_dependent)
+        """The names of the data-dependent outputs. An instance that has any has no graphs."""
         self.addresses = [int(buffer.handle) for buffer in buffers]
         self.sizes = [buffer.size for buffer in buffers]
         self._loaded = loaded
         self._buffers = buffers
         self._kernels = kernels
-        self._close = close
+        self._release = close
         self._users = 0
-        self._counting = RLock()  # The collector may give it back in the middle of a call.
-        self.beside = Beside(loaded, stream)
-        """What compiles new shapes while this serves."""
+        self._lock = RLock()  # Reentrant, as the garbage collector may give it back during a call.
+        self.background = BackgroundContexts(loaded, stream)
+        """Compiles new shapes while this instance serves."""
         self.prepares = kernels is not None
-        """Whether it does; else the first inference of new shapes waits while they are compiled."""
+        """Whether it can compile in the background; otherwise the first inference of new shapes waits."""
 
     def __repr__(self) -> str:
         return f"<Instance of {self._loaded.path.name}, {len(self.contexts)} contexts, used by {self._users}>"
 
     def kernels(self) -> CacheStatistics:
-        """What became of the kernel cache."""
+        """Statistics of the kernel cache."""
         return self._kernels.statistics() if self._kernels else CacheStatistics(0, 0, refused=False)
 
-    def use(self) -> None:
-        """One more executor has it."""
-        with self._counting:
+    def add_user(self) -> None:
+        """Count one more executor that uses it."""
+        with self._lock:
             self._users += 1
 
-    def leave(self) -> bool:
-        """One executor less has it. Returns whether it was the last."""
-        with self._counting:
+    def remove_user(self) -> bool:
+        """Count one executor less. Returns whether it was the last."""
+        with self._lock:
             self._users -= 1
             return self._users == 0
 
     def clear(self, stream: Stream) -> None:
-        """Write zeros over all tensors, so that the next executor finds nothing of the last. Does not wait."""
+        """Write zeros over all tensors, so that the next executor cannot read what the last one left. Does not wait."""
         for buffer in self._buffers:
             buffer.fill(0, stream=stream)
 
     def save(self) -> None:
-        """Keep the kernels that were compiled for the next start. Blocks; what goes wrong is a warning."""
+        """Save the kernels that were compiled, for the next start. Blocks. Errors are logged."""
         if self._kernels:
             self._kernels.save()
 
-    def renew(self, way: Way, stream: Stream) -> None:
-        """Go on in another way, with contexts of its own graphs where `way` is native; the old ones are freed.
+    def change_graph_mode(self, graph_mode: GraphMode, stream: Stream) -> None:
+        """Use another graph mode. A native one opens new contexts and frees the old ones, except where opening fails.
 
-        Nothing may be in flight. Where a new one cannot be had the old one stays.
+        Nothing may be in flight.
         """
-        self.way = way
-        if way.native:
+        self.graph_mode = graph_mode
+        if graph_mode.native:
             for profile, old in self.contexts.items():
-                if fresh := self._fresh(profile, stream):
+                if fresh := self._open_native_context(profile, stream):
                     fresh.set_addresses(self.addresses)
                     self.contexts[profile] = fresh
                     old.close()
 
-    def _fresh(self, profile: int, stream: Stream) -> Context | None:
+    def _open_native_context(self, profile: int, stream: Stream) -> Context | None:
         try:
-            with failing("making a context with graphs of its own"):
+            with failing("opening a context with TensorRT's own graphs"):
                 return contexts_of(self._loaded, self._kernels).open(True, profile, stream) if self._kernels else None
         except EngineError as error:
             self._loaded.warn_once(f"{error}; each inference costs more")
             return None
 
     def close(self) -> None:
-        """Free everything; no executor may have it. Keeps the interpreter for up to some 100 ms. Raises ExecutionFailed."""
-        with failing(f"closing {self!r}"), ExitStack() as left:
-            context = left.enter_context(ExitStack())
-            left.callback(self._close)
+        """Free everything; no executor may use it. Holds the GIL for up to some 100 ms. Raises ExecutionFailed."""
+        with failing(f"closing {self!r}"), ExitStack() as closing:
+            context = closing.enter_context(ExitStack())
+            closing.callback(self._release)
             for each in self.contexts.values():
-                left.callback(each.close)
-            left.callback(self.beside.close)
+                closing.callback(each.close)
+            closing.callback(self.background.close)
             context.enter_context(self._loaded.device.current())
 
 
-class Beside:
-    """Contexts for shapes that become ready while others are served, made when first needed: with a kernel cache and scratch
-    memory of their own, as neither the library's cache nor a context's memory may be used by two threads or two streams at
-    once.
+class BackgroundContexts:
+    """Contexts that prepare new shapes while other shapes are served. They are opened when first needed.
 
-    For each profile there are two. One compiles, on a stream of its own, and is never captured. Graphs are captured from the
-    other, which runs on the partition's stream only, where its graphs run.
+    They have a kernel cache and scratch memory apart from the instance's, because two threads or streams must not use the
+    library's cache or a context's memory at once. There are two contexts for each profile: one compiles, on a stream made for
+    that, and is never captured. The other is captured, and runs on the partition's stream only, where its graphs run too.
 
-    `freed_on` is a stream that lives as long as the device, to free memory on: those that compile are gone by then.
+    `free_stream` is used to free memory and has to live as long as the device: the compiling streams are closed earlier.
     """
 
-    def __init__(self, loaded: LoadedPlan, freed_on: Stream) -> None:
+    def __init__(self, loaded: LoadedPlan, free_stream: Stream) -> None:
         self._loaded = loaded
-        self._freed_on = freed_on
-        self._turn = Lock()
+        self._free_stream = free_stream
+        self._lock = Lock()
         self._kernels: RuntimeCache | None = None
         self._compilers: dict[int, Context] = {}
         self.contexts: dict[int, Context] = {}
-        """Those to be captured that were made so far, by profile."""
+        """The contexts to capture that were opened so far, by profile."""
 
     def __repr__(self) -> str:
-        return f"<Beside of {self._loaded.path.name}, {len(self.contexts)} contexts>"
+        return f"<BackgroundContexts of {self._loaded.path.name}, {len(self.contexts)} contexts>"
 
     def compile(
-        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, extra: Sequence[SideStream]
+        self, shapes: tuple[Shape, ...], profile: int, stream: Stream, aux_streams: Sequence[SideStream]
     ) -> tuple[Shape, ...]:
-        """Have kernels for these shapes in the cache, and a context for `context` to give. Returns the outputs' shapes.
+        """Compile kernels for these shapes, and open the context that `context` returns. Returns the output shapes.
 
-        `stream` and the auxiliary ones are for this alone. Blocks, perhaps for seconds; other threads wait for their turn.
-        Raises ModelRefused, ExecutionFailed, CUDAError.
+        `stream` and the auxiliary streams must not be used by anything else. Blocks, perhaps for seconds; threads wait for
+        each other. Raises ModelRefused, ExecutionFailed, CUDAError.
         """
-        with self._turn:
-            compiler = self._made(self._compilers, profile, stream)
+        with self._lock:
+            compiler = self._context_for(self._compilers, profile, stream)
             with compiler.lock:
-                compiler.use_streams(extra)
+                compiler.use_streams(aux_streams)
                 compiler.set_shapes(shapes)
                 if shapes not in compiler.compiled:
                     self._run(compiler, shapes, stream)
-                self._made(self.contexts, profile, stream)
+                self._context_for(self.contexts, profile, stream)
                 return compiler.output_shapes()
 
     def context(self, profile: int) -> Context:
-        """The one to be captured, after `compile` for this profile."""
+        """The context to capture, after `compile` for this profile."""
         return self.contexts[profile]
 
-    def _made(self, contexts: dict[int, Context], profile: int, stream: Stream) -> Context:
-        self._kernels = self._kernels or self._loaded.open_kernels()
+    def _context_for(self, contexts: dict[int, Context], profile: int, stream: Stream) -> Context:
+        self._kernels = self._kernels or self._loaded.open_kernel_cache()
         if profile not in contexts:
             contexts[profile] = Contexts(self._loaded, self._kernels, self._allocate).open(False, profile, stream)
         return contexts[profile]
 
     def _allocate(self, size: int, stream: Stream) -> Buffer:
         buffer = self._loaded.device.make_current().allocate(size, stream=stream)
-        buffer.set_deallocation_stream(self._freed_on)
+        buffer.set_deallocation_stream(self._free_stream)
         return buffer
 
     def _run(self, context: Context, shapes: tuple[Shape, ...], stream: Stream) -> None:
         with ExitStack() as scratch:
-            buffers = zeros(self._loaded.device, self._sizes(context, shapes), stream)
+            buffers = zeroed_buffers(self._loaded.device, self._sizes(context, shapes), stream)
             for buffer in buffers:
                 scratch.callback(buffer.close)
             context.set_addresses([int(buffer.handle) for buffer in buffers])
-            scratch.callback(context.settle)
+            scratch.callback(context.wait_until_idle)
             self._loaded.check_execution(context.execute(stream))
         if self._kernels:
             self._kernels.save()
@@ -196,37 +195,37 @@ class Beside:
         return [max(1, spec.nbytes(shape)) for spec, shape in zip(self._loaded.specs, whole, strict=True)]
 
     def close(self) -> None:
-        """Free it; nothing may be in flight."""
+        """Free everything; nothing may be in flight."""
         for context in (*self.contexts.values(), *self._compilers.values()):
             context.close()
         if self._kernels:
             self._kernels.close()
 
 
-def open_instance(loaded: LoadedPlan, way: Way, profiles: Sequence[int], stream: Stream) -> Instance:
-    """Contexts for these profiles, memory and copies, on a thread to which the device is current. Blocks, perhaps for seconds.
+def open_instance(loaded: LoadedPlan, graph_mode: GraphMode, profiles: Sequence[int], stream: Stream) -> Instance:
+    """Open contexts for these profiles, memory and copies. Blocks, perhaps for seconds.
 
-    Raises ModelRefused, ExecutionFailed, PartitionError, CUDAError.
+    Call it on a thread to which the device is current. Raises ModelRefused, ExecutionFailed, PartitionError, CUDAError.
     """
     with ExitStack() as made:
-        kernels = made.enter_context(loaded.open_kernels())
+        kernels = made.enter_context(loaded.open_kernel_cache())
         maker = contexts_of(loaded, kernels)
-        contexts = _contexts(maker, way.native, profiles, stream, made)
-        names = _unsized(loaded, contexts)
+        contexts = _contexts(maker, graph_mode.native, profiles, stream, made)
+        names = _data_dependent_outputs(loaded, contexts)
         if names:
             try:
-                way, before = unsized(loaded.settings, way, names), way
+                graph_mode, before = without_capture(loaded.settings, graph_mode, names), graph_mode
             except ModelRefused as error:
                 raise ModelRefused(f"{loaded.path}: {error}") from error
-            loaded.warn_once(way.notice)
+            loaded.warn_once(graph_mode.note)
             contexts = _contexts(maker, False, profiles, stream, made) if before.native else contexts
         buffers = _buffers(loaded, contexts, stream, made)
         for context in contexts.values():
             context.set_addresses([int(buffer.handle) for buffer in buffers])
             if names:
-                context.allocate_through(UnsizedOutputs(_memory(loaded, names, buffers)), names)
+                context.allocate_through(DataDependentOutputs(_memory(loaded, names, buffers)), names)
         copies = open_copies(loaded, stream, made)
-        return Instance(loaded, way, contexts, buffers, copies, kernels, stream, names, made.pop_all().close)
+        return Instance(loaded, graph_mode, contexts, buffers, copies, kernels, stream, names, made.pop_all().close)
 
 
 def _contexts(maker: Contexts, native: bool, profiles: Sequence[int], stream: Stream, made: ExitStack) -> dict[int, Context]:
@@ -237,28 +236,28 @@ def _contexts(maker: Contexts, native: bool, profiles: Sequence[int], stream: St
     return contexts
 
 
-def _unsized(loaded: LoadedPlan, contexts: Mapping[int, Context]) -> list[str]:
+def _data_dependent_outputs(loaded: LoadedPlan, contexts: Mapping[int, Context]) -> list[str]:
     """The outputs whose size depends on data with the largest shapes of some profile."""
     found: list[str] = []
     for profile, context in contexts.items():
         context.set_shapes(loaded.shapes(profile, "max"))
-        found += [name for name in context.unsized_outputs() if name not in found]
+        found += [name for name in context.data_dependent_outputs() if name not in found]
     return found
 
 
 def _memory(loaded: LoadedPlan, names: Sequence[str], buffers: Sequence[Buffer]) -> dict[str, tuple[int, int]]:
-    """Address and bytes of these outputs."""
+    """The address and size in bytes of these outputs."""
     places = zip(loaded.specs, buffers, strict=True)
     return {spec.name: (int(buffer.handle), buffer.size) for spec, buffer in places if spec.name in names}
 
 
 def contexts_of(loaded: LoadedPlan, kernels: RuntimeCache) -> Contexts:
-    """What makes contexts that use these kernels."""
+    """What opens contexts that use these kernels."""
     return Contexts(loaded, kernels, lambda size, stream: loaded.device.make_current().allocate(size, stream=stream))
 
 
-def zeros(device: Any, sizes: Sequence[int], stream: Stream) -> list[Buffer]:
-    """Device memory of these sizes, written to by the stream. Raises CUDAError, and then leaves none."""
+def zeroed_buffers(device: Any, sizes: Sequence[int], stream: Stream) -> list[Buffer]:
+    """Device memory of these sizes, zeroed on the stream. Raises CUDAError, and then leaves no memory allocated."""
     with ExitStack() as made:
         current: Device = device.make_current()
         buffers = []
@@ -271,22 +270,22 @@ def zeros(device: Any, sizes: Sequence[int], stream: Stream) -> list[Buffer]:
 
 
 def _buffers(loaded: LoadedPlan, contexts: Mapping[int, Context], stream: Stream, made: ExitStack) -> list[Buffer]:
-    """One for each input, then each output, large enough for every profile."""
+    """A buffer for each input, then each output, large enough for every profile."""
     largest = [loaded.shapes(profile, "max") for profile in contexts]
     inputs = [max(spec.nbytes(shapes[place]) for shapes in largest) for place, spec in enumerate(loaded.signature.inputs)]
     outputs = [max(sizes) for sizes in zip(*(context.output_sizes() for context in contexts.values()), strict=True)]
-    buffers = zeros(loaded.device, [max(1, nbytes) for nbytes in (*inputs, *outputs)], stream)
+    buffers = zeroed_buffers(loaded.device, [max(1, nbytes) for nbytes in (*inputs, *outputs)], stream)
     for buffer in buffers:
         made.callback(buffer.close)
     return buffers
 
 
 def open_copies(loaded: LoadedPlan, stream: Stream, made: ExitStack) -> dict[bool, Copies]:
-    """By whether the SMs do them. Without copies by SMs, NVRTC is not needed either."""
+    """By whether the SMs do them. Where the settings rule out copies by SMs, NVRTC is not needed."""
     inputs, rows = len(loaded.signature.inputs), len(loaded.specs)
     copies: dict[bool, Copies] = {False: EngineCopies(inputs)}
     if loaded.settings.copies != "engine":
         device = loaded.device.make_current()
-        copies[True] = open_copier(device, stream, loaded.copy_kernels(device), inputs, rows)
+        copies[True] = open_sm_copies(device, stream, loaded.copy_kernels(device), inputs, rows)
         made.callback(copies[True].close)
     return copies

@@ -1,17 +1,16 @@
-"""Kernels that a library compiled at run time, kept from one process to the next.
+"""Keeps the kernels that a library compiled at run time from one process to the next.
 
-The library's cache is one opaque blob. Many engines, processes and tenants share a file, so the file holds a blob for
-each key (engine, library, device, namespace), and four laws keep anybody from losing what others saved:
+The library's cache is one opaque blob. Many engines, processes and tenants share a file, so the file holds a blob for each key
+(engine, library, device, namespace). Four rules keep every saved kernel:
 
-1. A save replaces its own key only. It reads the file anew, under `<file>.lock`, and renames a whole new file into place.
-2. Where another process saved the same key meanwhile, both blobs go through a scratch cache of the library's, which
-   takes in what it can; if it keeps only the last, that is ours. The cache in use is never touched.
+1. A save replaces its own key only. It reads the current file under `<file>.lock` and renames a complete new file into place.
+2. If another process saved the same key meanwhile, both blobs are merged by a scratch cache of the library. If the library
+   keeps only the last one, that is ours. The cache in use is never touched.
 3. An empty blob never replaces anything.
-4. No trouble with the cache reaches an inference: it is a warning, and kernels are compiled again.
+4. No error of the cache fails an inference: it is logged as a warning, and kernels are compiled again.
 
-Reading takes no lock, since a rename shows the old file or the new one.
-
-In the file is also where the executors of one engine meet: each has a cache of its own, for the reason at `RuntimeCache`.
+Reading takes no lock, since a rename shows either the old file or the new one. The file is also how executors of one engine
+share kernels: each has a cache of its own, for the reason given at `RuntimeCache`.
 """
 
 import io
@@ -35,24 +34,26 @@ log = logging.getLogger("greenlane.engines")
 _FILE = Frame(b"\x89GLKRNL\n", 1)
 
 Combine = Callable[[bytes, bytes], bytes]
-"""Theirs and ours, in one."""
+"""Merges the stored blob and ours into one."""
 
 Warn = Callable[[str], None]
-"""Takes the text of a warning."""
+"""Logs the text of a warning."""
 
 
 class LibraryCache(Protocol):
-    """What is used of the library's cache."""
+    """The part of the library's cache that is used here."""
 
     def serialize(self) -> Any:
         """Its contents in memory that bytes can be read from, or None."""
 
     def deserialize(self, blob: bytes, /) -> bool:
-        """Take in what `serialize` gave; False, and unchanged, where it does not fit this library, driver and GPU."""
+        """Add what `serialize` returned. False, and unchanged, if it does not fit this library, driver and GPU."""
 
 
 class CacheKey(NamedTuple):
-    """Whose blob it is: an engine's digest, the library with its version, the device's name, and the tenant's if any."""
+    """Identifies a blob: the engine's digest, the library with its version, the device's name, and perhaps a tenant's
+    namespace.
+    """
 
     engine: str
     library: str
@@ -70,28 +71,29 @@ class CacheStatistics:
 
 
 class Store(Protocol):
-    """Where one blob is kept. Both methods block and raise OSError."""
+    """Stores one blob. Both methods block and raise OSError."""
 
     def read(self) -> bytes:
         """The blob, empty if there is none."""
 
     def write(self, blob: bytes, known: bytes, combine: Combine) -> None:
-        """Keep `blob`; what is there by then and is not `known` is combined with it."""
+        """Store `blob`. If the stored blob is no longer `known`, the two are combined."""
 
 
 class RuntimeCache:
-    """One cache of the library's and where it is kept; several engines may share it. Methods may be called from any thread.
+    """A cache of the library and its store; several engines may share it. Methods may be called from any thread.
 
-    The library's own object must not be used by two threads at once, though: where two first inferences compile into one,
-    TensorRT-RTX 1.6.1 crashes the process. So what runs on several threads has a RuntimeCache for each, kept in one place.
+    The library's object must not be used by two threads at once, though: if two first inferences compile into one cache,
+    TensorRT-RTX 1.6.1 crashes the process. So code that runs on several threads has a RuntimeCache for each, with the same
+    file.
 
-    It is saved when it is closed, and failing that when it is collected or the interpreter ends, but once. `warn` is told
-    what went wrong; by default it is logged.
+    It is saved once: when it is closed, or else when it is collected or the interpreter exits. `warn` is called with errors;
+    by default it logs them.
     """
 
     def __init__(self, store: Store, found: bytes = b"", warn: Warn = log.warning) -> None:
-        self._kept = _Kept(store, found, warn)
-        self._finalizer = weakref.finalize(self, self._kept.close)
+        self._state = _CacheState(store, found, warn)
+        self._finalizer = weakref.finalize(self, self._state.close)
 
     def __enter__(self) -> "RuntimeCache":
         return self
@@ -100,58 +102,59 @@ class RuntimeCache:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<RuntimeCache {self._kept!r}>"
+        return f"<RuntimeCache {self._state!r}>"
 
-    def leave_to_owner(self) -> None:
-        """When the interpreter ends, leave it to what uses it to close this, after all that was made with it."""
+    def close_explicitly(self) -> None:
+        """Do not save when the interpreter exits: the caller closes this after everything that was made with it."""
         self._finalizer.atexit = False
 
     def statistics(self) -> CacheStatistics:
-        """What became of it so far."""
-        return self._kept.statistics()
+        """The statistics so far."""
+        return self._state.statistics()
 
     def materialize(self, make: Callable[[], LibraryCache], owner: object = None) -> LibraryCache:
-        """The library's cache, made and filled by whoever asks first. A CUDA context must be current. Blocks.
+        """The library's cache, created and filled on the first call. A CUDA context must be current. Blocks.
 
-        `make` is called again for scratch caches. `owner` is held until this is closed: the engine, which the library's
-        own objects do not keep alive. Raises RuntimeError once closed.
+        `make` is called again for scratch caches. `owner`, the engine, is kept alive until this is closed, as the library's
+        objects do not do so. Raises RuntimeError once closed.
         """
-        return self._kept.materialize(make, owner)
+        return self._state.materialize(make, owner)
 
     def save(self) -> None:
-        """Save what is new. Blocks, up to ten seconds for the lock. Never raises: what went wrong is a warning."""
-        self._kept.save()
+        """Save new kernels. Blocks for up to ten seconds for the lock. Never raises: errors are warnings."""
+        self._state.save()
 
     def close(self) -> None:
-        """Save what is new and let go of the library's objects, so before the engine goes. Again, it does nothing."""
+        """Save new kernels and release the library's objects; call it before the engine is freed. Calling it again does
+        nothing.
+        """
         self._finalizer()
 
 
 def open_cache(where: object, key: CacheKey, timeout: float = 10.0, warn: Warn = log.warning) -> RuntimeCache:
-    """A cache kept at `where`: a file's path, "" for nowhere, or a seekable binary stream, which is read now and written
-    when saved, as the blob alone. Blocks. A file that is missing is a first run, one that is damaged a warning.
+    """A cache that is stored at `where`: a file's path, "" for nowhere, or a seekable binary stream. Blocks to read it.
 
-    `timeout` is in seconds, for the lock. `warn` is told what goes wrong. Raises TypeError on anything else.
+    A stream holds the blob alone; it is read now and overwritten when the cache is saved. A missing file is normal for the
+    first run, a damaged one is a warning. `timeout` is in seconds, for the file's lock. `warn` is called with errors. Raises
+    TypeError for anything else.
     """
-    store = _store(where, key, timeout, warn)
+    store: Store
+    if isinstance(where, (str, os.PathLike)):
+        store = FileStore(Path(where).expanduser(), key, timeout, warn=warn) if os.fspath(where) else MemoryStore()
+    elif isinstance(where, (io.BufferedIOBase, io.RawIOBase)):
+        store = StreamStore(where)
+    else:
+        raise TypeError(f"a cache is kept in a file, a binary stream or ''; got {where!r}")
     return RuntimeCache(store, store.read(), warn)
 
 
-def kept_kernels(path: Path, key: CacheKey) -> int:
-    """How many bytes of kernels a file keeps for this key. Blocks to read it. What is damaged counts as empty."""
+def cached_kernel_bytes(path: Path, key: CacheKey) -> int:
+    """The size of the blob that a file has for this key. Blocks to read it. A damaged file counts as empty."""
     return len(FileStore(path, key, warn=lambda _: None).read())
 
 
-def _store(where: object, key: CacheKey, timeout: float, warn: Warn) -> Store:
-    if isinstance(where, (str, os.PathLike)):
-        return FileStore(Path(where).expanduser(), key, timeout, warn=warn) if os.fspath(where) else MemoryStore()
-    if isinstance(where, (io.BufferedIOBase, io.RawIOBase)):
-        return StreamStore(where)
-    raise TypeError(f"a cache is kept in a file, a binary stream or ''; got {where!r}")
-
-
 class FileStore:
-    """One key of a file. `limit` is the most bytes the file's blobs may have together: what was saved longest ago goes."""
+    """One key of a file. `limit` is the maximum size of all blobs in bytes; the one saved longest ago is dropped first."""
 
     def __init__(
         self, path: Path, key: CacheKey, timeout: float = 10.0, limit: int = 1 << 30, warn: Warn = log.warning
@@ -190,7 +193,7 @@ class FileStore:
 
 
 class MemoryStore:
-    """Nowhere."""
+    """Stores nothing."""
 
     def __repr__(self) -> str:
         return "in memory"
@@ -199,11 +202,11 @@ class MemoryStore:
         return b""
 
     def write(self, blob: bytes, known: bytes, combine: Combine) -> None:
-        """Nothing to write."""
+        """Do nothing."""
 
 
 class StreamStore:
-    """A stream that is this blob's alone, in which nobody else writes."""
+    """A stream that holds this blob only, and that nothing else writes to."""
 
     def __init__(self, stream: io.BufferedIOBase | io.RawIOBase) -> None:
         self._stream = stream
@@ -220,13 +223,13 @@ class StreamStore:
         self._stream.write(blob)
 
 
-class _Kept:
-    """What has to outlive a RuntimeCache that nobody closed, so that it can still be saved."""
+class _CacheState:
+    """The state that outlives a RuntimeCache which was not closed, so that it can still be saved."""
 
     def __init__(self, store: Store, found: bytes, warn: Warn) -> None:
         self._store = store
         self._warn = warn
-        self._known = found  # What the cache in use has taken in, or refused: it need not be combined with.
+        self._known = found  # Was read at the start or saved last, so it need not be merged again.
         self._found = len(found)
         self._saved = 0
         self._refused = False
@@ -265,7 +268,7 @@ class _Kept:
         with self._lock:
             self._save()
             self._closed = True
-            self._make = None  # It holds the engine's runtime configuration, which goes first, then the cache, then the engine.
+            self._make = None  # Refers to the runtime configuration, which is freed first; then the cache, then the engine.
             self._cache = None
             self._owner = None
 
@@ -284,7 +287,7 @@ class _Kept:
 
 
 def combine(make: Callable[[], LibraryCache], theirs: bytes, ours: bytes) -> bytes:
-    """Both blobs in one as far as the library takes them in, and at least ours."""
+    """Both blobs merged as far as the library can; at least ours."""
     scratch = make()
     if not (scratch.deserialize(theirs) and scratch.deserialize(ours)):
         return ours
@@ -292,7 +295,7 @@ def combine(make: Callable[[], LibraryCache], theirs: bytes, ours: bytes) -> byt
 
 
 def within(entries: dict[str, bytes], limit: int) -> dict[str, bytes]:
-    """Entries without the first ones, so that the rest has at most `limit` bytes; the last one stays however large."""
+    """Entries without the oldest ones, so that the rest has at most `limit` bytes. The last one stays, however large."""
     total = sum(map(len, entries.values()))
     while total > limit and len(entries) > 1:
         total -= len(entries.pop(next(iter(entries))))

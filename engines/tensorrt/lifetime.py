@@ -1,7 +1,8 @@
-"""What an engine's instances and an executor's graphs are given back by: a call of `close`, or else the garbage collector.
+"""Frees what an engine's instances and an executor's graphs hold: when they are closed, or else when they are collected.
 
-An executor that is not closed is released when its last reference goes, which a work in flight is one of: so one line that
-binds, enqueues and waits is right. `Held` is what outlives the executor for that. Nothing here refers to an executor.
+An executor that is not closed is released when the last reference to it goes. A work in flight refers to its executor, so
+binding, enqueueing and waiting in one expression is safe. `Finalizer` outlives the executor for this; nothing here refers
+to an executor.
 """
 
 import logging
@@ -25,79 +26,80 @@ log = logging.getLogger("greenlane.engines")
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
-class Pool:
-    """An engine's instances that no executor uses, and what its executors hold. Any thread may call any method."""
+class InstancePool:
+    """An engine's idle instances, and the finalizers of its executors. Any thread may call any method."""
 
     def __init__(self) -> None:
         self._idle: deque[Instance] = deque()
-        self._held: dict[int, Held] = {}
-        self._left: deque[Held] = deque()
+        self._finalizers: dict[int, Finalizer] = {}
+        self._postponed: deque[Finalizer] = deque()
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Pool of {len(self._idle)} idle instances, {len(self._held)} executors, {len(self._left)} to be released>"
+        executors, postponed = len(self._finalizers), len(self._postponed)
+        return f"<InstancePool of {len(self._idle)} idle instances, {executors} executors, {postponed} to be released>"
 
     def take(self) -> Instance | None:
-        """An instance that no executor uses, if there is one."""
+        """An idle instance, if there is one."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def give_back(self, instance: Instance) -> None:
-        """An executor does not use this instance any more; after the last one it is kept for the next.
+        """Count one user less of an instance. After its last user it is idle and kept for the next executor.
 
-        It is freed if the engine is closed, or if it has graphs of the library's own, which have the SMs of the partition
-        they were made on. Raises ExecutionFailed.
+        It is freed instead if the engine is closed, or if it has native graphs, which keep the SMs of the partition they were
+        made on. Raises ExecutionFailed.
         """
-        if not instance.leave():
+        if not instance.remove_user():
             return
-        if self._closed or instance.way.native:
+        if self._closed or instance.graph_mode.native:
             instance.close()
         else:
             self._idle.append(instance)
 
-    def add(self, held: "Held") -> None:
-        """An executor has this, until `remove`."""
-        self._held[id(held)] = held
+    def add(self, finalizer: "Finalizer") -> None:
+        """Register an executor's finalizer."""
+        self._finalizers[id(finalizer)] = finalizer
 
-    def remove(self, held: "Held") -> None:
-        """It was released."""
-        self._held.pop(id(held), None)
+    def remove(self, finalizer: "Finalizer") -> None:
+        """Forget a finalizer that has run."""
+        self._finalizers.pop(id(finalizer), None)
 
-    def postpone(self, held: "Held") -> None:
-        """Release it with the next call of `release_left`: its executor was collected where that could not be done."""
-        self._left.append(held)
+    def postpone(self, finalizer: "Finalizer") -> None:
+        """Leave a finalizer to the next call of `release_postponed`."""
+        self._postponed.append(finalizer)
 
-    def release_left(self) -> None:
-        """Release what was postponed. Blocks. What goes wrong is a warning, as the executor is not the caller's."""
-        while self._left:
-            _release(self._left.popleft())
+    def release_postponed(self) -> None:
+        """Run the finalizers that were postponed. Blocks. Errors are logged, as the executors were not the caller's."""
+        while self._postponed:
+            _release(self._postponed.popleft())
 
     def release_all(self) -> None:
-        """For when the engine is collected: the collector may see it before its executors. Blocks, and never raises."""
-        for held in list(self._held.values()):
-            _release(held)
+        """Run every finalizer, as the garbage collector may find an engine before its executors. Blocks and never raises."""
+        for finalizer in list(self._finalizers.values()):
+            _release(finalizer)
 
     def close(self) -> None:
-        """Free the idle instances, and from now on each with its last executor. Raises ExecutionFailed."""
+        """Free the idle instances now, and every other one after its last executor. Raises ExecutionFailed."""
         self._closed = True
-        self.release_left()
-        with ExitStack() as left:
+        self.release_postponed()
+        with ExitStack() as closing:
             while idle := self.take():
-                left.callback(idle.close)
+                closing.callback(idle.close)
 
 
-class Held:
-    """What one executor has on its partition: an instance, `things` to be closed in this order, and graphs of its shapes."""
+class Finalizer:
+    """Releases what an executor holds on its partition: its instance, `resources` in this order, and its graphs."""
 
     def __init__(
         self,
         name: str,
-        pool: Pool,
+        pool: InstancePool,
         instance: Instance,
         partition: CudaPartition,
-        things: tuple[Closing, ...],
+        resources: tuple[Closing, ...],
         shapes: ReadyShapes,
     ) -> None:
         self.closed = False
@@ -105,36 +107,36 @@ class Held:
         self._pool = pool
         self._instance = instance
         self._partition = partition
-        self._things = things
+        self._resources = resources
         self._shapes = shapes
 
     def __repr__(self) -> str:
-        return f"<Held of {self._name}{', released' if self.closed else ''}>"
+        return f"<Finalizer of {self._name}{', released' if self.closed else ''}>"
 
     def release(self) -> None:
-        """Wait for the stream, destroy graphs, events and streams, and give the instance back, whatever fails; once.
+        """Wait for the stream, destroy graphs, events and streams, and give the instance back, even if one step fails.
 
-        Blocks. Raises ExecutionFailed, DeviceLost.
+        Blocks. Calling it again does nothing. Raises ExecutionFailed, DeviceLost.
         """
-        self._shapes.finish()
+        self._shapes.stop_preparing()
         if self.closed:
             return
         self.closed = True
-        with failing(f"closing {self._name}"), ExitStack() as left:
-            context = left.enter_context(ExitStack())
-            left.callback(self._pool.remove, self)
-            left.callback(self._pool.give_back, self._instance)
-            for thing in self._things:
-                left.callback(thing.close)
-            left.callback(self._shapes.close)
+        with failing(f"closing {self._name}"), ExitStack() as closing:
+            context = closing.enter_context(ExitStack())
+            closing.callback(self._pool.remove, self)
+            closing.callback(self._pool.give_back, self._instance)
+            for resource in self._resources:
+                closing.callback(resource.close)
+            closing.callback(self._shapes.close)
             context.enter_context(self._partition.device.current())
             self._partition.stream.sync()
 
     def collected(self) -> None:
-        """Its executor was collected, in whichever thread that happened. Blocks until its stream has ended; never raises.
+        """Release when the executor was collected, on whichever thread that happens. Blocks for its stream; never raises.
 
-        Postponed to the next `bind`, `rebind` or `close` of the engine where the thread captures a graph, which that would
-        spoil, and where a thread prepares shapes for the executor, which the collector must not wait for.
+        Postponed to the next `bind`, `rebind` or `close` of the engine if this thread is capturing a graph, which would be
+        invalidated, or if a thread prepares shapes for the executor, which the collector must not wait for.
         """
         if self.closed:
             return
@@ -144,30 +146,30 @@ class Held:
             _release(self)
 
 
-def close_collected(pool: Pool, close: Callable[[], None]) -> None:
-    """Free an engine that was collected, or lives when the interpreter ends. Never raises."""
+def close_collected(pool: InstancePool, close: Callable[[], None]) -> None:
+    """Free an engine that was collected, or that still exists when the interpreter exits. Never raises."""
     try:
-        with _relaxed():
+        with _relaxed_capture_mode():
             pool.release_all()
             pool.close()
             close()
     except Exception as error:
-        log.warning("an engine that was not closed: %s", error)
+        log.warning("freeing an engine that was not closed failed: %s", error)
 
 
-def _release(held: Held) -> None:
+def _release(finalizer: Finalizer) -> None:
     try:
-        with _relaxed():
-            held.release()
+        with _relaxed_capture_mode():
+            finalizer.release()
     except Exception as error:
-        log.warning("an executor that was not closed: %s", error)
+        log.warning("freeing an executor that was not closed failed: %s", error)
 
 
 @contextmanager
-def _relaxed() -> Iterator[None]:
-    """Without spoiling a graph that a caller of this library captures in the calling thread, on a stream of their own.
+def _relaxed_capture_mode() -> Iterator[None]:
+    """Do not invalidate a graph that the caller of this library captures in the calling thread.
 
-    While a stream is captured in a thread, CUDA prohibits it calls that might wait for the device, but in this mode
+    While a thread captures a stream, CUDA forbids it calls that might wait for the device, except in this mode
     (cuThreadExchangeStreamCaptureMode in the CUDA driver API's documentation, "Stream Management").
     """
     before = handle_return(driver.cuThreadExchangeStreamCaptureMode(_RELAXED))

@@ -1,4 +1,4 @@
-"""TensorRT plans made into engines: found fit for this library and GPU, or refused with the reason, and deserialised once."""
+"""Loads TensorRT plans: checks that they fit this library and GPU, or refuses them with the reason, and deserialises them."""
 
 import hashlib
 import logging
@@ -19,7 +19,7 @@ from .api import TensorRT, find_tensorrt
 from .building.builder import BuildOptions
 from .building.builds import Builds
 from .engine import TensorRTEngine, refusing
-from .graph_mode import Situation
+from .graph_mode import EngineTraits
 from .kernel_cache import CacheKey
 from .plan import LoadedPlan
 from .release import releasing
@@ -28,8 +28,8 @@ log = logging.getLogger("greenlane.engines")
 
 DEFAULTS = RuntimeSettings()
 
-DOUBTFUL = frozenset({"UNSUPPORTED_CC"})
-"""What a plan is tried in spite of: TensorRT-RTX 1.6 denies compute capability 9.0, and runs there all the same."""
+TOLERATED_REASONS = frozenset({"UNSUPPORTED_CC"})
+"""Reasons in spite of which a plan is tried: TensorRT-RTX 1.6 denies compute capability 9.0 and runs on it nevertheless."""
 
 
 @releasing()
@@ -40,11 +40,11 @@ def load_tensorrt(
     max_batch: int | None = None,
     builds: Builds | None = None,
 ) -> TensorRTEngine:
-    """Load a plan, or one that `builds` makes of an ONNX file, for so many rows. Blocks.
+    """Load a plan, or one that `builds` makes from an ONNX file for `max_batch` rows. Blocks.
 
-    What is built, and kernels unless `settings` say otherwise, is kept in the cache of `builds`; without `builds` or a cache,
-    beside the model. Raises ModelRefused, DeviceLost, Cancelled where `builds` are closed meanwhile. Warns of `settings`
-    that have no effect with the library that is installed.
+    Plans, and kernels unless `settings` say otherwise, are kept in the cache of `builds`; without `builds` or a cache, in the
+    model's folder. Raises ModelRefused, DeviceLost, and Cancelled if `builds` are closed meanwhile. Logs a warning for
+    `settings` that have no effect with the installed library.
     """
     builds = builds or Builds()
     api = find_tensorrt()
@@ -54,7 +54,7 @@ def load_tensorrt(
         raise ModelRefused(f"{path}: {error}") from error
     with ExitStack() as context:
         with refusing(f"loading {path}"):
-            major, minor = context.enter_context(device.current()).compute_capability  # The library needs it to build or load.
+            major, minor = context.enter_context(device.current()).compute_capability  # The library needs a current context.
         return _load(path, device, api, settings, builds, max_batch, f"{major}.{minor}")
 
 
@@ -72,11 +72,11 @@ def _load(
         path = builds.plan(path, _options(settings, max_batch), api.library, api.version, measured, device.index)
     elif settings.build_profiles:
         raise ModelRefused(
-            f"{path}: it is built already, so build_profiles are in vain; leave them out, or serve the ONNX file"
+            f"{path}: it is built already, so build_profiles have no effect; leave them out, or serve the ONNX file"
         )
     file = read_plan(path)
     digest = hashlib.sha256(file.plan).hexdigest()
-    if builds.cache and settings.cache_path is None:  # Named by what the plan is: models' files mostly have the same name.
+    if builds.cache and settings.cache_path is None:  # By digest, as most model files have the same name.
         settings = settings.merge(cache_path=builds.cache.path() / f"{path.stem[:64]}-{digest[:32]}.cache")
     _check(path, file, api, capability)
     plan = api.deserialize(file.plan, str(path))
@@ -106,30 +106,30 @@ def _engine(
 ) -> TensorRTEngine:
     signature = file.artifact.signature if file.artifact else _signature(plan, api)
     profiles = file.artifact.profiles if file.artifact else _profiles(plan, signature)
-    pinned = settings.profile
-    if pinned is not None and pinned >= len(profiles):
-        raise ModelRefused(f"{path}: profile {pinned} is asked for, but it has {len(profiles)}, numbered from 0")
-    usable = profiles if pinned is None else profiles[pinned : pinned + 1]
+    chosen = settings.profile
+    if chosen is not None and chosen >= len(profiles):
+        raise ModelRefused(f"{path}: profile {chosen} is asked for, but it has {len(profiles)}, numbered from 0")
+    usable = profiles if chosen is None else profiles[chosen : chosen + 1]
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
-    situation = Situation(dynamic, streaming, native="cuda_graph_strategy" in api.features)
-    loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, situation, key, builds)
+    traits = EngineTraits(dynamic, streaming, native="cuda_graph_strategy" in api.features)
+    loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, traits, key, builds)
     return TensorRTEngine(loaded)
 
 
 def _check(path: Path, file: PlanFile, api: TensorRT, capability: str) -> None:
-    """Refuse before deserialising what its file or the library says does not fit, in words. Raises ModelRefused."""
+    """Refuse a plan that does not fit according to its file or the library, before deserialising it. Raises ModelRefused."""
     if file.artifact:
         file.artifact.check(str(path), api.library, api.version, capability)
     verdict, reasons = api.validity(file.plan)
-    said = ", ".join(reason.lower().replace("_", " ") for reason in reasons)
-    if verdict == "INVALID" and set(reasons) - DOUBTFUL:
-        raise ModelRefused(f"{path}: {api} finds that the plan does not fit here: {said}; build it again with engines.build")
+    why = ", ".join(reason.lower().replace("_", " ") for reason in reasons)
+    if verdict == "INVALID" and set(reasons) - TOLERATED_REASONS:
+        raise ModelRefused(f"{path}: {api} says that the plan does not fit here: {why}; build it again with engines.build")
     if reasons or verdict == "SUBOPTIMAL":
-        log.warning("%s: %s calls the plan %s here (%s); it is tried all the same", path, api, verdict, said or "no reason")
+        log.warning("%s: %s calls the plan %s here (%s); loading it nevertheless", path, api, verdict, why or "no reason")
 
 
 def _check_tensors(path: Path, plan: Any) -> None:
-    """Refuse what an executor cannot give or take as bytes that are the GPU's alone. Raises ModelRefused."""
+    """Refuse tensors that an executor cannot pass as separate memory on the GPU. Raises ModelRefused."""
     for name in (plan.get_tensor_name(index) for index in range(plan.num_io_tensors)):
         if plan.is_shape_inference_io(name):
             raise ModelRefused(f"{path}: the values of {name!r} decide shapes, which is not served; make it a constant")
@@ -138,12 +138,12 @@ def _check_tensors(path: Path, plan: Any) -> None:
 
 
 def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSettings, file: PlanFile) -> bool:
-    """Set how many bytes of weights stay on the GPU, while there is no context yet; True if others are streamed."""
+    """Set how many bytes of weights stay on the GPU, before there is a context. True if the rest is streamed."""
     streamable = plan.streamable_weights_size if "weight_streaming_budget" in api.features else 0
     if not streamable:
         if (budget := settings.weight_streaming_budget) is not None:
             why = "it was not built to stream weights, or has none that could be (engines.build --flag weight_streaming)"
-            raise ModelRefused(f"{path}: a weight_streaming_budget of {budget} bytes is in vain: {why}; leave it out")
+            raise ModelRefused(f"{path}: a weight_streaming_budget of {budget} bytes has no effect: {why}; leave it out")
         return False
     baked = file.artifact.options.get("weight_streaming_budget") if file.artifact else None
     asked, automatic = settings.weight_streaming_budget, plan.get_weight_streaming_automatic_budget
@@ -152,7 +152,7 @@ def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSetti
 
 
 def _signature(plan: Any, api: TensorRT) -> Signature:
-    """What a bare plan says of itself; it has forgotten the names of dimensions."""
+    """The signature of a bare plan, which does not have the names of dimensions."""
     names = [plan.get_tensor_name(index) for index in range(plan.num_io_tensors)]
     specs = {name: _spec(plan, api, name) for name in names}
     inputs = [name for name in names if plan.get_tensor_mode(name).name == "INPUT"]
@@ -165,7 +165,7 @@ def _spec(plan: Any, api: TensorRT, name: str) -> TensorSpec:
 
 
 def _profiles(plan: Any, signature: Signature) -> tuple[Profile, ...]:
-    """At least one, though an engine without dynamic inputs may have none."""
+    """The engine's profiles. At least one, though an engine without dynamic inputs may have none."""
     dynamic = [spec.name for spec in signature.inputs if -1 in spec.shape]
     return tuple(
         Profile({name: Range(*(tuple(dims) for dims in plan.get_tensor_profile_shape(name, number))) for name in dynamic})
@@ -174,7 +174,7 @@ def _profiles(plan: Any, signature: Signature) -> tuple[Profile, ...]:
 
 
 def _limited(signature: Signature, profiles: Sequence[Profile]) -> Signature:
-    """The signature that refuses what no profile holds, dimension by dimension, before it waits in a queue."""
+    """The signature with limits, so that it refuses sizes that no profile has before a request is queued."""
     return replace(signature, inputs=tuple(_within(spec, profiles) for spec in signature.inputs))
 
 

@@ -1,4 +1,4 @@
-"""A deserialised plan: what is known of it, and what all that is made of it shares."""
+"""A deserialised plan: its properties, its settings, and what all of its instances share."""
 
 import logging
 from collections.abc import Sequence
@@ -18,17 +18,18 @@ from ..signature import Shape, Signature, TensorSpec
 from ..warmup import shape_sets
 from .api import TensorRT
 from .building.builds import Builds
-from .building.kernels import Kernels
-from .copies import compile_kernels
-from .graph_mode import Situation
-from .kernel_cache import CacheKey, RuntimeCache, kept_kernels, open_cache
-from .notice import StagingNotice
-
-log = logging.getLogger("greenlane.engines")
+from .building.kernels import KernelsRequest
+from .copies import compile_copy_kernels
+from .graph_mode import EngineTraits
+from .kernel_cache import CacheKey, RuntimeCache, cached_kernel_bytes, open_cache
+from .log_once import LogOnce
 
 
 class LoadedPlan:
-    """A plan on a device, with the settings it is run with. `plan` is the library's engine, None once closed. Any thread."""
+    """A plan on a device and the settings to run it with. Any thread may call.
+
+    `plan` is the library's engine (ICudaEngine), None once closed.
+    """
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class LoadedPlan:
         signature: Signature,
         profiles: Sequence[Profile],
         settings: RuntimeSettings,
-        situation: Situation,
+        traits: EngineTraits,
         key: CacheKey,
         builds: Builds | None = None,
     ) -> None:
@@ -50,31 +51,29 @@ class LoadedPlan:
         self.signature = signature
         self.profiles = tuple(profiles)
         self.settings = settings
-        self.situation = situation
-        self.notice = StagingNotice(path.name)
+        self.traits = traits
         self._key = key
         self._builds = builds
-        self._copying: tuple[Kernel, Kernel] | None = None
-        self._compiling = Lock()
-        self._said: set[str] = set()
-        self._tuning: set[tuple[tuple[int, ...], int]] = set()
+        self._copy_kernels: tuple[Kernel, Kernel] | None = None
+        self._compile_lock = Lock()
+        self._log_once = LogOnce()
 
     def __repr__(self) -> str:
         return f"<LoadedPlan {self.path.name} {self.signature!r}, {self.api}>"
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """Inputs, then outputs."""
+        """The inputs, then the outputs."""
         return (*self.signature.inputs, *self.signature.outputs)
 
     @property
     def usable(self) -> Sequence[int]:
-        """Numbers of the profiles that may be run with."""
+        """The numbers of the profiles that inferences may use: all of them, or the one that the settings name."""
         return range(len(self.profiles)) if self.settings.profile is None else (self.settings.profile,)
 
     @property
     def context_memory(self) -> tuple[int, ...]:
-        """Bytes of device memory that each context has to be given: one number, or none where the library allocates."""
+        """The size in bytes of the device memory to give each context; empty where the library allocates it."""
         return (max(1, self.plan.device_memory_size_v2),) if self.settings.allocation_strategy == "user_managed" else ()
 
     def shapes(self, profile: int, which: str) -> tuple[Shape, ...]:
@@ -82,8 +81,8 @@ class LoadedPlan:
         ranges = self.profiles[profile].ranges
         return tuple(getattr(ranges[spec.name], which) if spec.name in ranges else spec.shape for spec in self.signature.inputs)
 
-    def usual(self, profile: int) -> list[tuple[Shape, ...]]:
-        """Sets of shapes that an executor is warmed up with, the most usual last. Raises ModelRefused."""
+    def warm_up_shapes(self, profile: int) -> list[tuple[Shape, ...]]:
+        """The sets of input shapes to warm an executor up with, the most usual one last. Raises ModelRefused."""
         asked, sizes = self.settings.warm_up, self.profiles[profile]
         if isinstance(asked, str):
             return usual(sizes, self.signature.inputs)[0 if asked == "usual" else -1 :]
@@ -92,7 +91,7 @@ class LoadedPlan:
         return [shapes for shapes in sets if sizes.fits(dict(zip(names, shapes, strict=True)))]
 
     def profile_for(self, shapes: Sequence[Shape], active: int) -> int:
-        """The profile to run these shapes with. Raises TensorMismatch where there are several and none fits."""
+        """The profile to run these shapes with: `active` if it fits. Raises TensorMismatch if none of several fits."""
         return self.usable[0] if len(self.usable) == 1 else choose(self.profiles, self.signature, shapes, active)
 
     @property
@@ -101,61 +100,66 @@ class LoadedPlan:
         return self.settings.pads(self.signature)
 
     def check_execution(self, refused: str) -> None:
-        """Raise ExecutionFailed with what the library said, unless that is nothing."""
+        """Raise ExecutionFailed if `refused`, the library's error text, is not empty."""
         if refused:
             raise ExecutionFailed(f"running {self.path.name}: {refused}")
 
     def copy_kernels(self, device: Device) -> tuple[Kernel, Kernel]:
-        """What SMs copy inputs and outputs with: compiled for the first executor, which takes some 0.1 s, and kept for all.
+        """The kernels that copy inputs and outputs. The first call compiles them, which takes some 0.1 s.
 
         `device` must be current in the calling thread. Raises PartitionError.
         """
-        with self._compiling:
-            self._copying = self._copying or compile_kernels(device)
-            return self._copying
+        with self._compile_lock:
+            self._copy_kernels = self._copy_kernels or compile_copy_kernels(device)
+            return self._copy_kernels
 
-    def open_kernels(self) -> RuntimeCache:
-        """The kernels compiled before, by other executors and processes too, for one executor that uses and closes it.
+    def open_kernel_cache(self) -> RuntimeCache:
+        """A kernel cache for one executor, which closes it. It holds what other executors and processes have saved.
 
-        Each has its own, kept in the same file, as executors are used by several threads at once. Blocks to read the file.
+        Each executor has a cache object, since several threads use them; all are kept in the same file. Blocks to read it.
         """
         cache = open_cache(self.settings.cache_file(self.path) or "", self._key, warn=self.warn_once)
-        cache.leave_to_owner()
+        cache.close_explicitly()
         return cache
 
-    def have_kernels(self, partition: CudaPartition) -> None:
-        """Have another process compile for such a partition, where that is wanted and nothing is kept. Blocks, for seconds.
+    def compile_kernels_in_child(self, partition: CudaPartition) -> None:
+        """Let a child process compile the kernels for such a partition, if that is enabled and none are cached.
 
-        Where it fails that is a warning, and the kernels are compiled here. Raises Cancelled once builds are closed.
+        Blocks for seconds. A failure is logged, and the kernels are compiled in this process. Raises Cancelled once the builds
+        are closed.
         """
-        where = self.settings.cache_file(self.path)
-        if not (self._builds and self._builds.compiles and where and partition.granules):
+        file = self.settings.cache_file(self.path)
+        if not (self._builds and self._builds.compiles and file and partition.granules):
             return
-        if "cache_path" not in self.api.features or kept_kernels(where, self._key):
+        if "cache_path" not in self.api.features or cached_kernel_bytes(file, self._key):
             return
-        settings = self.settings.merge(cache_path=where.absolute())
-        wanted = Kernels(self.path.absolute(), settings, len(partition.granules), self.device.granules[0])
+        settings = self.settings.merge(cache_path=file.absolute())
+        request = KernelsRequest(self.path.absolute(), settings, len(partition.granules), self.device.granules[0])
         try:
-            self._builds.kernels(wanted, self.device.index)
+            self._builds.compile_kernels(request, self.device.index)
         except ModelRefused as refusal:
             self.warn_once(str(refusal))
 
     def warn_once(self, text: str) -> None:
         """Log a warning about this engine, unless it was logged before."""
-        if text not in self._said:
-            self._said.add(text)
-            log.warning("%s: %s", self.path, text)
+        self._log_once(logging.WARNING, f"{self.path}: {text}")
+
+    def log_staging(self) -> None:
+        """Log, once for this engine, that its inputs or outputs are copied through pinned memory."""
+        text = "inputs or outputs are staged through the host, as their memory is not pinned"
+        self._log_once(logging.INFO, f"{self.path.name}: {text}")
 
     def warn_of_tuning(self, partition: CudaPartition, profile: int) -> None:
-        """Say once a partition, that is once for its granules, that a profile is meant for more SMs than it has."""
-        sms, key = self.profiles[profile].sms or 0, (partition.granules, profile)
-        if sms > partition.size and key not in self._tuning:
-            self._tuning.add(key)
+        """Warn, once for a partition's granules, that a profile is meant for more SMs than the partition has."""
+        sms = self.profiles[profile].sms or 0
+        if sms > partition.size:
             how = "tuned" if self.profiles[profile].tuned else "meant"
-            text = "%s: profile %d is %s for %d SMs and runs on %d of %r; build one for this size with --profile --sms %d"
-            log.warning(text, self.path, profile, how, sms, partition.size, partition, partition.size)
+            self.warn_once(
+                f"profile {profile} is {how} for {sms} SMs and runs on {partition.size} of {partition!r}; build one for this "
+                f"size with --profile --sms {partition.size}"
+            )
 
     def close(self) -> None:
-        """Free the weights; everything that was made of it has to be gone. What is current in the thread stays so."""
+        """Free the weights; all instances must be closed. The thread's current CUDA context does not change."""
         with restored():
-            self.plan = self._copying = None
+            self.plan = self._copy_kernels = None

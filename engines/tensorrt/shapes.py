@@ -1,8 +1,9 @@
-"""What one executor has ready for each set of input shapes: a graph on its partition, or at least compiled kernels.
+"""Keeps what an executor has ready for each set of input shapes: a graph on its partition, or at least compiled kernels.
 
-Shapes become ready in one of three ways. `prepare` compiles and captures them while its caller waits. `preparing` does so on
-a thread and contexts of its own, while other shapes are served. `adopt` captures again what another executor of the same
-instance has, which compiles nothing.
+Shapes become ready in one of three ways:
+- `prepare` compiles and captures them while the caller waits.
+- `preparing` does so on a thread and with contexts reserved for it, while other shapes are served.
+- `recapture` captures what another executor of the same instance has captured, which compiles nothing.
 """
 
 import logging
@@ -21,25 +22,25 @@ from ..errors import ExecutionFailed, TensorMismatch
 from ..model_files.profiles import padded, suited
 from ..settings import RuntimeSettings
 from ..signature import Shape
-from .capture import Graph, capture, exclusively, joining
+from .capture import Graph, capture, holding_execution_lock, joining_capture
 from .context import Context
-from .copies import Copies, Span, by_sms
+from .copies import Copies, Span, uses_sms
 from .graph_mode import fall_back, refusal
 from .instance import Instance
 from .plan import LoadedPlan
-from .thread_priority import give_way
+from .thread_priority import lower_priority
 from .work import failing
 
 log = logging.getLogger("greenlane.engines")
 
-MOST_SHAPES = 64
-"""Sets of shapes of one executor that are kept ready, the least recently used forgotten."""
+MAX_READY_SETS = 64
+"""Sets of shapes that an executor keeps ready. Beyond that, the least recently used one is dropped."""
 
 Shapes = tuple[Shape, ...]
 
 
 class Prepared:
-    """A set of input shapes that was run before: its output shapes, its context, who copies, and its graph if it has one."""
+    """A set of input shapes that was run before: its output shapes, context and copies, and its graph if it has one."""
 
     __slots__ = ("context", "copies", "graph", "outputs", "shapes")
 
@@ -61,22 +62,22 @@ class Prepared:
 
 
 class Override(NamedTuple):
-    """What holds instead of the engine's settings for a while; `capture`: with graphs of ours."""
+    """Settings that apply instead of the engine's for a while. `capture`: graphs are captured with them."""
 
     settings: RuntimeSettings
     capture: bool
 
 
 class Fit(NamedTuple):
-    """What runs for some shapes, and the shapes of the outputs that are asked for: fewer rows than run, if it is padded."""
+    """What to run for some shapes, and the output shapes that the caller asked for: with padding, fewer rows than are run."""
 
     prepared: Prepared
     outputs: Shapes
 
 
 class ShapeStatistics(NamedTuple):
-    """Sets of shapes that are ready, and so far: captures, sets that were compiled after the executor was bound, and times that
-    graphs were given up.
+    """Counts of sets of shapes that are ready, and since the executor was bound: graphs captured, sets compiled after the
+    warm-up, and changes to a mode without capture.
     """
 
     ready: int
@@ -86,60 +87,60 @@ class ShapeStatistics(NamedTuple):
 
 
 class ReadyShapes:
-    """Those of one executor. `turn` is the executor's lock, held to call a method unless it says otherwise."""
+    """The shapes of one executor. `lock` is the executor's lock; hold it to call a method that does not say otherwise."""
 
     def __init__(
         self,
         loaded: LoadedPlan,
         partition: CudaPartition,
         instance: Instance,
-        extra: Sequence[SideStream],
-        turn: RLock,
+        aux_streams: Sequence[SideStream],
+        lock: RLock,
         override: Override | None = None,
     ) -> None:
         self._loaded = loaded
         self._partition = partition
         self._instance = instance
-        self._extra = extra
-        self._turn = turn
+        self._aux_streams = aux_streams
+        self._lock = lock
         self._override = override
         self.settings = override.settings if override else loaded.settings
-        """Those that hold now."""
+        """The settings in force."""
         self._pads = self.settings.pads(loaded.signature)
         self._ready: OrderedDict[Shapes, Prepared] = OrderedDict()
         self._fits: dict[Shapes, Fit] = {}
         self._pending: dict[Shapes, Future[None]] = {}
         self._compiler: ThreadPoolExecutor | None = None
-        self._compiling: Thread | None = None
+        self._preparing_thread: Thread | None = None
         self._closed = False
         self._captures = self._compiled = self._fallbacks = 0
         self._profile = suited(loaded.profiles, loaded.usable, partition.size)
         self.warming = True
-        """Whether the executor is being bound, so that what is compiled was expected, and nothing is padded instead."""
+        """The executor is being warmed up: compiling is expected and not counted, and nothing is padded."""
 
     def __repr__(self) -> str:
         return f"<ReadyShapes {list(self._ready)}, {len(self._pending)} pending>"
 
     @property
     def captures(self) -> bool:
-        """Whether each set of shapes gets a graph of ours. Any thread."""
-        return self._override.capture if self._override else self._instance.way.capture
+        """Whether a graph is captured for each set of shapes. Any thread."""
+        return self._override.capture if self._override else self._instance.graph_mode.capture
 
     @property
     def is_preparing(self) -> bool:
-        """Whether a thread prepares shapes, or is going to. Any thread."""
+        """Whether shapes are being prepared in the background, or wait to be. Any thread."""
         return bool(self._pending)
 
     def statistics(self) -> ShapeStatistics:
-        """Any thread; what it counts may be in the middle of a change."""
+        """Any thread may call; the counts may be in the middle of a change."""
         return ShapeStatistics(len(self._ready), self._captures, self._compiled, self._fallbacks)
 
-    def names(self) -> list[Shapes]:
+    def ready_sets(self) -> list[Shapes]:
         """The sets of input shapes that are ready. Any thread."""
         return list(self._ready)
 
     def find(self, shapes: Shapes) -> Fit | None:
-        """What is ready for these shapes, as they are or with rows added; None if nothing is.
+        """What is ready for these shapes, as they are or padded with rows; None if nothing is.
 
         Raises TensorMismatch for fewer rows than the engine takes.
         """
@@ -149,13 +150,13 @@ class ReadyShapes:
             self._fits[shapes] = found
         return found
 
-    def used(self, prepared: Prepared) -> None:
-        """It is run now, so others are forgotten before it."""
+    def mark_used(self, prepared: Prepared) -> None:
+        """Make this the most recently used set of shapes."""
         if prepared.shapes in self._ready:
             self._ready.move_to_end(prepared.shapes)
 
     def prepare(self, shapes: Shapes, stream: Stream) -> Fit:
-        """What is to run for these shapes, compiled and captured first where nothing is ready. Blocks for that.
+        """What to run for these shapes. Compiles and captures them if nothing is ready, and blocks meanwhile.
 
         Raises TensorMismatch, ExecutionFailed, CUDAError.
         """
@@ -165,7 +166,7 @@ class ReadyShapes:
         context = self._context(shapes)
         self._loaded.warn_of_tuning(self._partition, context.profile)
         with context.lock:
-            context.use_streams(self._extra)
+            context.use_streams(self._aux_streams)
             context.set_shapes(shapes)
             if self.captures and shapes not in context.compiled:
                 self._compile(context, stream)
@@ -177,75 +178,82 @@ class ReadyShapes:
 
     def preparing(self, shapes: Shapes) -> "Future[None] | None":
         """See `engines.base.Preparing`."""
-        if self._closed or not self.captures or not self._instance.prepares or shapes in self._fits or not self._lacks(shapes):
+        if (
+            self._closed
+            or not self.captures
+            or not self._instance.prepares
+            or shapes in self._fits
+            or not self._is_unprepared(shapes)
+        ):
             return None
         if (pending := self._pending.get(shapes)) is None:
-            self._compiler = self._compiler or ThreadPoolExecutor(1, f"compiling {self._loaded.path.name}", give_way)
-            pending = self._pending[shapes] = self._compiler.submit(self._prepare_beside, shapes)
+            self._compiler = self._compiler or ThreadPoolExecutor(1, f"compiling {self._loaded.path.name}", lower_priority)
+            pending = self._pending[shapes] = self._compiler.submit(self._prepare_in_background, shapes)
         return pending
 
-    def _lacks(self, shapes: Shapes) -> bool:
-        """Whether nothing is ready for shapes that the engine takes."""
+    def _is_unprepared(self, shapes: Shapes) -> bool:
+        """Whether the engine takes these shapes and nothing is ready for them."""
         try:
             self._loaded.signature.check(shapes)
             return self.find(shapes) is None
         except TensorMismatch:
             return False
 
-    def adopt(self, other: "ReadyShapes") -> None:
-        """Capture here what the other has graphs of. Blocks for some 10 ms each; the other may serve meanwhile.
+    def recapture(self, other: "ReadyShapes") -> None:
+        """Capture here what the other has graphs of. Blocks for some 10 ms a graph, while the other may serve.
 
         Raises ExecutionFailed, PartitionError, CUDAError.
         """
-        with other._turn:
+        with other._lock:
             theirs = list(other._ready.values())
         for prepared in theirs:
             if prepared.graph:
-                self._keep(self._captured_again(prepared))
+                self._keep(self._recapture_one(prepared))
                 self._captures += 1
 
     def run(self, prepared: Prepared, stream: Stream) -> str:
-        """Submit the engine's part of an inference that has no graph; returns "", or what the library said."""
+        """Submit the engine of an inference that has no graph. Returns "", or the library's error text."""
         context = prepared.context
         with context.lock:
-            context.use_streams(self._extra)
+            context.use_streams(self._aux_streams)
             context.set_shapes(prepared.shapes)
-            return context.execute(stream, then=self._partition.stream)
+            return context.execute(stream, ordered_stream=self._partition.stream)
 
     def join(self, prepared: Prepared, spans: Sequence[Span], stream: Stream) -> None:
-        """Put an inference, with copies from and to these addresses, into what the caller captures from this stream.
+        """Add an inference, with copies from and to these addresses, to what the caller captures from this stream.
 
-        Of shapes that have a graph, so that nothing of the context is in flight but graphs. Raises ExecutionFailed, CUDAError.
+        The shapes must have a graph, so that nothing of the context is in flight but graphs. Raises ExecutionFailed,
+        CUDAError.
         """
         context, copies = prepared.context, self._instance.copies[False]
-        with joining(), context.lock:
-            context.use_streams(self._extra)
+        with joining_capture(), context.lock:
+            context.use_streams(self._aux_streams)
             context.set_shapes(prepared.shapes)
             context.set_addresses(self._instance.addresses)
             copies.write(copies.table(spans))
-            copies.bring_in(stream)
+            copies.copy_in(stream)
             refused = context.execute(stream, captured=True)
-            copies.take_out(stream)
+            copies.copy_out(stream)
         self._loaded.check_execution(refused)
 
     def forget(self, prepared: Prepared) -> None:
-        """Its shapes count as new. Nothing of it is in flight."""
+        """Drop these shapes, so that the next inference of them prepares them again. Nothing of them may be in flight."""
         if self._ready.get(prepared.shapes) is prepared:
             del self._ready[prepared.shapes]
             self._fits.clear()
             prepared.context.compiled.discard(prepared.shapes)
             prepared.close()
 
-    def finish(self) -> None:
-        """Wait for what is being prepared, and begin no more. Blocks. Not with `turn` held, which what is prepared needs."""
-        with self._turn:
+    def stop_preparing(self) -> None:
+        """Wait for background preparations and start no more. Blocks. Not with `lock` held, which they need to finish."""
+        with self._lock:
             self._closed = True
         if self._compiler:
-            itself = self._compiling is current_thread()  # Where the collector found the executor in the thread that compiles.
+            itself = self._preparing_thread is current_thread()  # If the collector finds the executor on that thread.
             self._compiler.shutdown(wait=not itself, cancel_futures=True)
 
     def close(self) -> None:
-        """Destroy every graph, whatever fails; nothing may be in flight. Raises CUDAError."""
+        """Destroy every graph, even if one fails; nothing may be in flight. Raises CUDAError."""
         self._fits.clear()
         with ExitStack() as left:
             while self._ready:
@@ -256,11 +264,11 @@ class ReadyShapes:
         return contexts[self._loaded.profile_for(shapes, self._profile)]
 
     def _prepared(self, context: Context) -> Prepared:
-        """Of the shapes that are set."""
+        """For the shapes that are set in the context."""
         shapes, outputs = context.shapes or (), context.output_shapes()
         tensors = zip(self._loaded.specs, (*shapes, *outputs), self._instance.sizes, strict=True)
         nbytes = sum(most if -1 in shape else spec.nbytes(shape) for spec, shape, most in tensors)
-        return Prepared(shapes, outputs, context, self._instance.copies[by_sms(self.settings.copies, nbytes)])
+        return Prepared(shapes, outputs, context, self._instance.copies[uses_sms(self.settings.copies, nbytes)])
 
     def _fit(self, shapes: Shapes) -> Fit | None:
         if found := self._ready.get(shapes):
@@ -271,89 +279,89 @@ class ReadyShapes:
         self._loaded.signature.check(shapes)
         found, rows = self._ready[larger], shapes[0][0]
         if any(output[:1] != larger[0][:1] or -1 in output for output in found.outputs):
-            return None  # Not a row for each row: nothing says which of them are those of the inference.
+            return None  # The outputs do not have one row for each input row, so the padding cannot be cut off.
         return Fit(found, tuple([(rows, *output[1:]) for output in found.outputs]))
 
     def _compile(self, context: Context, stream: Stream) -> None:
-        """Run the shapes that are set once, on whatever lies in the memory, so that they can be captured."""
+        """Run the shapes that are set once, on arbitrary data, so that they can be captured."""
         self._loaded.check_execution(context.execute(stream))
-        context.settle()
+        context.wait_until_idle()
         self._compiled += not self.warming
 
     def _captured(self, prepared: Prepared, stream: Stream) -> Prepared:
-        """It with a graph; where that cannot be, as it is to run without from now on, which is said once."""
-        prepared.context.settle()
+        """Capture a graph. If that fails, log it once and continue without graphs."""
+        prepared.context.wait_until_idle()
         try:
             with failing("capturing"):
                 prepared.graph = self._graph(prepared)
         except ExecutionFailed as error:
-            return self._give_up(str(error), prepared, stream)
+            return self._stop_capturing(str(error), prepared, stream)
         self._captures += 1
         return prepared
 
     def _graph(self, prepared: Prepared) -> Graph:
         return capture(self._partition, lambda side: _record(prepared, side))
 
-    def _captured_again(self, prepared: Prepared) -> Prepared:
+    def _recapture_one(self, prepared: Prepared) -> Prepared:
         context = prepared.context
         with context.lock:
-            context.use_streams(self._extra)
+            context.use_streams(self._aux_streams)
             context.set_shapes(prepared.shapes)
-            context.set_addresses(self._instance.addresses)  # It may have others, where a preparation beside has failed.
+            context.set_addresses(self._instance.addresses)  # A background preparation that failed may have left others.
             graph = self._graph(prepared)
         return Prepared(prepared.shapes, prepared.outputs, context, prepared.copies, graph)
 
-    def _give_up(self, why: str, prepared: Prepared, stream: Stream) -> Prepared:
-        """No graphs of ours any more, but perhaps the library's own. Raises ExecutionFailed where graphs are required."""
+    def _stop_capturing(self, why: str, prepared: Prepared, stream: Stream) -> Prepared:
+        """Continue without captured graphs, perhaps with native ones. Raises ExecutionFailed where graphs are required."""
         if refused := refusal(self.settings, why):
             raise ExecutionFailed(f"running {self._loaded.path.name}: {refused}")
         self._fallbacks += 1
-        if self._override:  # What the executor has otherwise stays.
+        if self._override:  # What was ready before the override stays.
             log.warning(
                 "%s: cannot be captured as a graph (%s), so it runs without until the override ends", self._loaded.path, why
             )
             self._override = self._override._replace(capture=False)
             return Prepared(prepared.shapes, prepared.outputs, prepared.context, prepared.copies)
-        way = fall_back(self._loaded.situation, why)
-        log.warning("%s: %s", self._loaded.path, way.notice)
+        mode = fall_back(self._loaded.traits, why)
+        log.warning("%s: %s", self._loaded.path, mode.note)
         stream.sync()
         self.close()
-        self._instance.renew(way, self._partition.stream)
+        self._instance.change_graph_mode(mode, self._partition.stream)
         return Prepared(prepared.shapes, prepared.outputs, self._context(prepared.shapes), prepared.copies)
 
     def _keep(self, prepared: Prepared) -> None:
         self._ready[prepared.shapes] = prepared
         self._fits.clear()
-        if len(self._ready) > MOST_SHAPES:
+        if len(self._ready) > MAX_READY_SETS:
             self._partition.stream.sync()
             self._ready.popitem(last=False)[1].close()
 
-    def _prepare_beside(self, shapes: Shapes) -> None:
-        """On the compiling thread: compile with contexts of its own, capture, and let the executor have the graph."""
-        self._compiling = current_thread()
+    def _prepare_in_background(self, shapes: Shapes) -> None:
+        """On the preparing thread: compile with contexts reserved for that, capture, and hand the graph to the executor."""
+        self._preparing_thread = current_thread()
         try:
             with failing(f"preparing {self._loaded.path.name}"), ExitStack() as made:
                 self._partition.attach()
                 self._loaded.signature.check(shapes)
                 side = made.enter_context(closing(self._partition.make_stream()))
-                extra = [made.enter_context(closing(self._partition.make_stream())) for _ in self._extra]
-                made.callback(side.stream.sync)  # Whatever fails: nothing may be in flight there when they are destroyed.
-                self._compile_beside(shapes, side.stream, extra)
+                aux_streams = [made.enter_context(closing(self._partition.make_stream())) for _ in self._aux_streams]
+                made.callback(side.stream.sync)  # Even after a failure, nothing may be in flight on streams that are destroyed.
+                self._compile_in_background(shapes, side.stream, aux_streams)
         finally:
-            with self._turn:
+            with self._lock:
                 self._pending.pop(shapes, None)
 
-    def _compile_beside(self, shapes: Shapes, stream: Stream, extra: Sequence[SideStream]) -> None:
-        profile, beside = self._loaded.profile_for(shapes, self._profile), self._instance.beside
-        beside.compile(shapes, profile, stream, extra)
+    def _compile_in_background(self, shapes: Shapes, stream: Stream, aux_streams: Sequence[SideStream]) -> None:
+        profile, beside = self._loaded.profile_for(shapes, self._profile), self._instance.background
+        beside.compile(shapes, profile, stream, aux_streams)
         context = beside.context(profile)
         with context.lock:
             self._execute_in_order(context, shapes)
-            context.settle()
-            context.use_streams(extra)
+            context.wait_until_idle()
+            context.use_streams(aux_streams)
             prepared = self._prepared(context)
             prepared.graph = self._graph(prepared)
-        with self._turn:
+        with self._lock:
             if self._closed or shapes in self._ready:
                 prepared.close()
             else:
@@ -362,11 +370,13 @@ class ReadyShapes:
                 self._compiled += 1
 
     def _execute_in_order(self, context: Context, shapes: Shapes) -> None:
-        """Run shapes once whose kernels are compiled, so that they can be captured, on the partition's stream: graphs of the
-        context may be in flight there, and use its memory. The tenant waits while this is submitted.
+        """Run shapes once whose kernels are compiled, so that they can be captured.
+
+        On the partition's stream, as graphs of the context may be in flight there and use its memory. The tenant waits while
+        this is submitted.
         """
-        with exclusively(self._turn):
-            context.use_streams(self._extra)
+        with holding_execution_lock(self._lock):
+            context.use_streams(self._aux_streams)
             context.set_shapes(shapes)
             context.set_addresses(self._instance.addresses)
             if shapes not in context.compiled:
@@ -374,11 +384,11 @@ class ReadyShapes:
 
 
 def _record(prepared: Prepared, side: SideStream) -> str:
-    """Put one inference into the capture of a stream; returns "", or what the library said."""
+    """Add one inference to the capture of a stream. Returns "", or the library's error text."""
     context, copies = prepared.context, prepared.copies
     if not copies.captured:
         return context.execute(side.stream, captured=True)
-    copies.bring_in(side.stream)
+    copies.copy_in(side.stream)
     refused = context.execute(side.stream, captured=True)
-    copies.take_out(side.stream)
+    copies.copy_out(side.stream)
     return refused

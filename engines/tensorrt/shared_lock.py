@@ -1,4 +1,4 @@
-"""A lock that many threads hold together, or one holds alone."""
+"""A lock that either several threads share or one thread holds exclusively."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,47 +6,47 @@ from threading import Condition
 
 
 class SharedLock:
-    """`shared` and `alone` exclude each other. Waiting for it lets go of the interpreter.
+    """A readers-writer lock that releases the GIL while it waits and prefers writers.
 
-    A thread that waits to be alone goes before threads that come later to share. Not reentrant: a thread that holds it and
-    asks for it alone waits for itself.
+    A thread that waits for exclusive access goes before threads that later ask to share. Not reentrant: a thread that shares
+    the lock and asks for it exclusively waits for itself.
     """
 
     def __init__(self) -> None:
         self._changed = Condition()
-        self._sharing = 0
-        self._alone = False
+        self._sharers = 0
+        self._exclusive = False
         self._waiting = 0
 
     def __repr__(self) -> str:
-        return f"<SharedLock {'held alone' if self._alone else f'shared by {self._sharing}'}>"
+        return f"<SharedLock {'held exclusively' if self._exclusive else f'shared by {self._sharers}'}>"
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Beside other threads that share it. Blocks while a thread is alone, or waits to be."""
+        """Hold it together with other sharers. Blocks while a thread holds it exclusively or waits to."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._alone and not self._waiting)
-            self._sharing += 1
+            self._changed.wait_for(lambda: not self._exclusive and not self._waiting)
+            self._sharers += 1
         try:
             yield
         finally:
             with self._changed:
-                self._sharing -= 1
+                self._sharers -= 1
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """With no other thread. Blocks until those that hold it have let go."""
+    def exclusive(self) -> Iterator[None]:
+        """Hold it as the only thread. Blocks until every sharer has released it."""
         with self._changed:
             self._waiting += 1
             try:
-                self._changed.wait_for(lambda: not self._alone and not self._sharing)
+                self._changed.wait_for(lambda: not self._exclusive and not self._sharers)
             finally:
                 self._waiting -= 1
-            self._alone = True
+            self._exclusive = True
         try:
             yield
         finally:
             with self._changed:
-                self._alone = False
+                self._exclusive = False
                 self._changed.notify_all()

@@ -1,6 +1,6 @@
-"""Puts an executor's inferences in order with a stream of the caller's; the promises are those of `engines.streams`.
+"""Orders an executor's inferences with a stream that the caller selected; `engines.streams` says what is promised.
 
-It costs four calls of the driver to ask about the stream, and four to order it: two events in all, and no wait of the host.
+It costs four driver calls to inspect the stream and four to order it. The host never waits.
 """
 
 from collections.abc import Iterator
@@ -18,34 +18,34 @@ from ..errors import ExecutionFailed
 _SUCCESS = driver.CUresult.CUDA_SUCCESS
 
 
-class Ordering:
-    """One executor's; for the thread that enqueues. `home` is the partition's stream, `primary` its device's context."""
+class StreamOrder:
+    """For the thread that enqueues. `primary` is the device's primary context."""
 
-    def __init__(self, device: int, home: Stream, primary: int, event: Event) -> None:
+    def __init__(self, device: int, partition_stream: Stream, primary: int, event: Event) -> None:
         self._device = device
-        self._home = home
+        self._partition_stream = partition_stream
         self._primary = primary
         self._event = event
 
     def __repr__(self) -> str:
-        return f"<Ordering with stream {int(self._home.handle):#x} of device {self._device}>"
+        return f"<StreamOrder with stream {int(self._partition_stream.handle):#x} of device {self._device}>"
 
     @property
     def is_primary_current(self) -> bool:
-        """Whether the device's primary context is the calling thread's. Raises CUDAError.
+        """Whether the primary context is current in the calling thread. Raises CUDAError.
 
-        Python's part of it takes 0.2 us (cuda-bindings 13 over a driver that answers at once, 2026-11-22).
+        The Python side of the call takes 0.2 us (cuda-bindings 13 over a driver that answers at once, 2026-11-22).
         """
         result, context = driver.cuCtxGetCurrent()
         return int(context) == self._primary if result == _SUCCESS else bool(handle_return((result, context)))
 
     def is_capturing(self, handle: int) -> bool:
-        """Whether somebody captures this stream, which is of the device's. Raises CUDAError."""
+        """Whether this stream, which belongs to the device, is being captured. Raises CUDAError."""
         return bool(handle_return(driver.cuStreamIsCapturing(handle)) != NOT_CAPTURED)
 
     @contextmanager
-    def at_home(self) -> Iterator[None]:
-        """The primary context, whatever is current in this thread; in the end that again. Raises CUDAError."""
+    def primary_context(self) -> Iterator[None]:
+        """Make the primary context current in the block, and then the previous one again. Raises CUDAError."""
         handle_return(driver.cuCtxPushCurrent(self._primary))
         try:
             yield
@@ -53,32 +53,33 @@ class Ordering:
             driver.cuCtxPopCurrent()
 
     @contextmanager
-    def around(self, handle: int) -> Iterator[Stream]:
-        """Within it, enqueue one inference on the stream that this gives; where that fails, leave nothing in flight.
+    def ordered_with(self, handle: int) -> Iterator[Stream]:
+        """Gives the stream to enqueue one inference on, so that it runs in order with the selected stream `handle`.
 
-        Raises ExecutionFailed before that for a stream that cannot be used, CUDAError.
+        That is the selected stream itself if it is of the partition's green context, and else the partition's stream, ordered
+        by events. A block that raises must leave nothing in flight. Raises CUDAError, and ExecutionFailed, before the block
+        begins, for a stream that cannot be used.
         """
-        home = int(self._home.handle)
-        with self._current(handle):
+        partition_handle = int(self._partition_stream.handle)
+        with self._primary_context_if_needed(handle):
             self._check(handle)
-            if handle == home:
-                yield self._home
-            elif self._is_at_home(handle):
-                self._follow(handle, home)
+            if handle == partition_handle:
+                yield self._partition_stream
+            elif self._shares_green_context(handle):
+                self._order(partition_handle, handle)
                 yield Stream.from_handle(handle)
-                self._follow(home, handle)
+                self._order(handle, partition_handle)
             else:
-                self._follow(home, handle)
-                yield self._home
-                self._follow(handle, home)
+                self._order(handle, partition_handle)
+                yield self._partition_stream
+                self._order(partition_handle, handle)
 
     def close(self) -> None:
         """Free the event."""
         self._event.close()
 
     @contextmanager
-    def _current(self, handle: int) -> Iterator[None]:
-        """The primary context, where another one is current in this thread; in the end that one again."""
+    def _primary_context_if_needed(self, handle: int) -> Iterator[None]:
         if self.is_primary_current:
             yield
             return
@@ -87,7 +88,7 @@ class Ordering:
                 f"{DEFAULT_STREAMS[handle]} was selected, but the context that is current is not the primary one of device "
                 f"{self._device}: it may be a green context, which has none; select a stream of a green context by its handle"
             )
-        with self.at_home():
+        with self.primary_context():
             yield
 
     def _check(self, handle: int) -> None:
@@ -103,26 +104,23 @@ class Ordering:
                 "the engine to that stream (CudaDevice.adopt), to have its inferences in the graph"
             )
 
-    def _is_at_home(self, handle: int) -> bool:
-        """Whether its work runs on the partition's SMs, as that of every stream of the same green context."""
-        return _green(handle) == _green(int(self._home.handle))
+    def _shares_green_context(self, handle: int) -> bool:
+        """Whether the stream's work runs on the partition's SMs, which are those of its green context."""
+        return _green_context(handle) == _green_context(int(self._partition_stream.handle))
 
-    def _follow(self, later: int, earlier: int) -> None:
-        """What is submitted to the one from now on begins after all that is on the other by now."""
+    def _order(self, earlier: int, later: int) -> None:
+        """Make work that is submitted to `later` from now on wait for the work that is on `earlier` now."""
         handle_return(driver.cuEventRecord(self._event.handle, earlier))
         handle_return(driver.cuStreamWaitEvent(later, self._event.handle, 0))
 
 
-def open_ordering(device: Device, partition: CudaPartition) -> Ordering:
-    """On a thread that is attached to the partition. Raises CUDAError."""
+def open_stream_order(device: Device, partition: CudaPartition) -> StreamOrder:
+    """Call it on a thread that is attached to the partition. Raises CUDAError."""
     primary = int(handle_return(driver.cuCtxGetCurrent()))
-    return Ordering(partition.device.index, partition.stream, primary, device.create_event())
+    return StreamOrder(partition.device.index, partition.stream, primary, device.create_event())
 
 
-def _green(handle: int) -> int:
-    return _number(handle_return(driver.cuStreamGetGreenCtx(handle)))
-
-
-def _number(handle: Any) -> int:
-    """A handle as an integer, NULL as 0."""
-    return int(handle) if handle is not None else 0
+def _green_context(handle: int) -> int:
+    """The green context of a stream as an integer; 0 if it has none."""
+    context: Any = handle_return(driver.cuStreamGetGreenCtx(handle))
+    return int(context) if context is not None else 0

@@ -1,16 +1,19 @@
-"""Threads that compile and load give way to threads that serve."""
+"""Lowers the priority of threads that compile and load, below that of threads that serve.
+
+Problem: compiling keeps a core busy for seconds, and the threads of an inference share the same cores.
+Solution: a niceness of 10 for the compiling threads. On Linux a niceness belongs to a thread and new threads inherit it, so
+the library's own compiling threads have it too.
+Hazard: a thread cannot raise its priority again without CAP_SYS_NICE, so only call this on threads made for the purpose.
+"""
 
 import os
 from contextlib import suppress
 
 NICE = 10
-"""The niceness of a thread that compiles: what serves gets nine times its share of a core that both want (sched(7))."""
+"""The niceness of a compiling thread: a serving thread gets nine times its share of a core that both want (sched(7))."""
 
 
-def give_way() -> None:
-    """Lower the priority of the calling thread, and of those it starts from now on, as a library's own compiling threads.
-
-    On Linux a niceness is a thread's own. It cannot be raised again without a privilege, so this is for threads of their own.
-    """
-    with suppress(OSError):  # Where the system forbids it, they compete.
+def lower_priority() -> None:
+    """Lower the priority of the calling thread and of those it starts. Does nothing where the system forbids it."""
+    with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)

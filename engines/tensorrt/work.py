@@ -1,4 +1,4 @@
-"""Inferences in flight on a GPU's stream, and CUDA's errors as this package's."""
+"""Inferences in flight on a GPU's stream, and the translation of CUDA errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ from ..errors import ExecutionFailed
 from ..memory import view
 
 
-class Ended:
-    """How many of an executor's inferences were seen to have ended, counted from its first: so many need not be waited for.
+class CompletedCount:
+    """The highest inference number known to have completed, counted from 1 for each executor.
 
-    They end in order, so that the last to be seen tells of all before it; whoever says less than is known does no harm.
+    A stream completes in order, so all lower numbers have completed too. A stale value only costs an extra wait.
     """
 
     __slots__ = ("count",)
@@ -28,51 +28,49 @@ class Ended:
         self.count = 0
 
     def __repr__(self) -> str:
-        return f"<Ended {self.count}>"
+        return f"<CompletedCount {self.count}>"
 
 
-class Mark(NamedTuple):
-    """Where an inference ends on its stream: its event, its number, from 1, and where to say that it has ended.
-
-    `executor` is only held: what computes must not be collected before it has ended.
-    """
+class Completion(NamedTuple):
+    """The end of an inference on its stream: its event, its number, and the count to update once it has completed."""
 
     event: Event
     number: int
-    ended: Ended
+    completed: CompletedCount
     executor: object = None
+    """Only referred to: an executor must not be collected while an inference of it is in flight."""
 
     def wait(self) -> None:
-        """Until it has ended. Blocks, spinning without the GIL. Raises CUDAError."""
+        """Block until the inference has completed, spinning without the GIL. Raises CUDAError."""
         self.event.sync()
-        self.ended.count = self.number
+        self.completed.count = self.number
 
 
 class TensorRTWork:
-    """One inference on a partition's stream; see `engines.base.Work`. What is on a GPU's stream cannot be cancelled."""
+    """One inference on a partition's stream; see `engines.base.Work`. It cannot be cancelled."""
 
-    __slots__ = ("_mark", "_outputs")
+    __slots__ = ("_completion", "_outputs")
 
-    def __init__(self, mark: Mark, outputs: tuple[Tensor, ...]) -> None:
-        self._mark = mark
+    def __init__(self, completion: Completion, outputs: tuple[Tensor, ...]) -> None:
+        self._completion = completion
         self._outputs = outputs
 
     def __repr__(self) -> str:
-        return f"<TensorRTWork {'done' if self._mark.event.is_done else 'in flight'}>"
+        return f"<TensorRTWork {'done' if self._completion.event.is_done else 'in flight'}>"
 
     def wait(self) -> tuple[Tensor, ...]:
         try:
-            self._mark.wait()
+            self._completion.wait()
         except CUDAError as error:
             raise failure(error, "waiting for the GPU") from error
         return self._outputs
 
     def cancel(self) -> None:
-        """Nothing: a graph that was launched runs to its end."""
+        """Do nothing: what was submitted to a GPU's stream runs to its end."""
 
 
 class JoinedWork:
-    """One inference in a graph that the caller captures: it runs whenever that is launched, so there is nothing to wait for."""
+    """One inference that was added to a graph which the caller captures. It runs each time that graph is launched."""
 
     def __init__(self, outputs: tuple[Tensor, ...]) -> None:
         self._outputs = outputs
@@ -81,22 +79,22 @@ class JoinedWork:
         return "<JoinedWork>"
 
     def wait(self) -> tuple[Tensor, ...]:
-        """Where the outputs will lie, at once: when they do is for the caller to know, who launches the graph."""
+        """Return at once where the outputs will be written. Their contents are valid after each launch of the graph."""
         return self._outputs
 
     def cancel(self) -> None:
-        """Nothing: the graph is the caller's."""
+        """Do nothing: the graph belongs to the caller."""
 
 
 class StagedWork(TensorRTWork):
-    """One whose outputs lie where a later inference's will, until they are collected."""
+    """An inference whose outputs are in staging memory until they are collected."""
 
-    __slots__ = ("__weakref__", "_collected", "_collecting")
+    __slots__ = ("__weakref__", "_collected", "_lock")
 
-    def __init__(self, mark: Mark, outputs: tuple[Tensor, ...]) -> None:
-        super().__init__(mark, outputs)
+    def __init__(self, completion: Completion, outputs: tuple[Tensor, ...]) -> None:
+        super().__init__(completion, outputs)
         self._collected = False
-        self._collecting = Lock()
+        self._lock = Lock()
 
     def wait(self) -> tuple[Tensor, ...]:
         if not self._collected:
@@ -104,17 +102,17 @@ class StagedWork(TensorRTWork):
         return self.collect()
 
     def collect(self) -> tuple[Tensor, ...]:
-        """Copies of the outputs, made once it has ended and before its place in the ring is used again."""
-        with self._collecting:
+        """Copies of the outputs. Call it after the inference has completed and before its slot in the ring is used again."""
+        with self._lock:
             if not self._collected:
-                self._outputs = tuple([_own(tensor) for tensor in self._outputs])
+                self._outputs = tuple([_copied(tensor) for tensor in self._outputs])
                 self._collected = True
             return self._outputs
 
 
 @contextmanager
 def failing(what: str) -> Iterator[None]:
-    """CUDA's and the partition's errors in this block as `failure` gives them."""
+    """Raise CUDAError and PartitionError of the block as `failure` translates them."""
     try:
         yield
     except (CUDAError, PartitionError) as error:
@@ -122,12 +120,11 @@ def failing(what: str) -> Iterator[None]:
 
 
 def failure(error: CUDAError | PartitionError, what: str) -> ExecutionFailed | DeviceLost:
-    """The error as ExecutionFailed, or as DeviceLost if nothing works after it. `what` was tried."""
+    """The error as DeviceLost if the device is unusable, else as ExecutionFailed. `what` was being done."""
     found = translation(error, what) if isinstance(error, CUDAError) else error
     return found if isinstance(found, DeviceLost) else ExecutionFailed(str(found))
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """A copy of an output that lies in memory which the next inference will write to."""
+def _copied(tensor: Tensor) -> Tensor:
     copy = np.frombuffer(view(tensor.address, tensor.nbytes), np.uint8).copy()
     return Tensor(tensor.shape, copy.ctypes.data, tensor.nbytes, copy)

@@ -191,8 +191,8 @@ class CudaDevice:
         self._opening = Lock()
         self._idle: dict[tuple[int, ...], list[Green]] = {}
         self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # Where each begins, ascending, and ends.
-        self.unpinned = 0
-        """How often memory was unpinned: whoever remembers that some `is_pinned` has to ask again when this has changed."""
+        self.unpin_count = 0
+        """How often memory was unpinned. If it has changed, a result of `is_pinned` that was kept is no longer valid."""
 
     def __repr__(self) -> str:
         return f"<CudaDevice {self.index}, {self.name}, granules {_shares(self.granules)}>"
@@ -313,7 +313,7 @@ class CudaDevice:
     def unpin(self, address: int) -> None:
         """Undo a `pin`; `Pinned.close` calls it. Raises PartitionError for what is not pinned."""
         self._note(address, None)
-        self.unpinned += 1
+        self.unpin_count += 1
         with self.current(), translated(f"unpinning the memory at {address:#x}"):
             handle_return(driver.cuMemHostUnregister(address))
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from engines import Executor
-from engines.tensorrt.thread_priority import give_way
+from engines.tensorrt.thread_priority import lower_priority
 
 from ..config.schema import Config, TenantConfig
 from ..errors import BadRequest, NotFound, Unavailable
@@ -51,7 +51,7 @@ class Models:
         self._served = ServedModels(config)
         self.ordering = {name: asyncio.Lock() for name in config.tenants}
         """Of those who load or unload for a tenant, from its first file to its last: one at a time."""
-        self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", give_way)
+        self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", lower_priority)
         self._changes: set[asyncio.Task[None]] = set()
         self._loading: asyncio.Task[None] | None = None
 

@@ -94,7 +94,7 @@ def _set_affinity(config: Config, supervisor: Supervisor, runtime: Runtime, allo
         return
     if affinity := share_cores(allowed, configured):
         supervisor.set_affinity(affinity)
-        runtime.builds.place(affinity.others)
+        runtime.builds.set_affinity(affinity.others)
         spawn.set_own_affinity(affinity.device)
         log.info("%s", affinity)
     else:

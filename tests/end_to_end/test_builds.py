@@ -107,7 +107,7 @@ def test_a_build_that_never_ends_is_its_model_s_failure_and_of_nobody_else(tmp_p
         server.hold()
         server.told("listening on ")
         server.told("ready: ")
-        server.told("model slow 1 is unavailable: slow/1/model.onnx: the build took more than 3 s and was ended")
+        server.told("model slow 1 is unavailable: slow/1/model.onnx: the build took more than 3 s and was killed")
         assert sum("building it in process" in line for line in server.log) == 1
         found = re.search(r"listening on http://\S+?:(\d+)", "".join(server.log))
         assert found
@@ -126,6 +126,6 @@ def test_a_builder_that_crashes_takes_nobody_along(tmp_path: Path, repository: P
         builder = server.hold()
         for number in (signal.SIGSEGV, signal.SIGCONT):
             os.kill(builder, number)
-        server.told("model slow 1 is unavailable: slow/1/model.onnx: the build was ended by signal 11 (SIGSEGV)")
+        server.told("model slow 1 is unavailable: slow/1/model.onnx: the build was killed by signal 11 (SIGSEGV)")
         server.told("ready: ")
         assert server.popen.poll() is None

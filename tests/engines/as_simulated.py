@@ -5,7 +5,7 @@ What follows on the command line is the child's own.
 
 import sys
 
-from engines.tensorrt.building import child
+from engines.tensorrt import build_child
 from tests.simulation import Gpu, installed
 from tests.simulation.tensorrt import library
 
@@ -14,10 +14,10 @@ COMMAND = (sys.executable, "-m", "tests.engines.as_simulated")
 
 
 def main() -> int:
-    """Do as `engines.tensorrt.building.child` does."""
+    """Do as `engines.tensorrt.build_child` does."""
     gpu = Gpu()
     with installed(gpu, library(gpu)):
-        return child.main()
+        return build_child.main()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+from engines.tensorrt import build_child
 from engines.tensorrt.api import find_tensorrt
-from engines.tensorrt.building import child
 from tests.simulation import Gpu, installed
 from tests.simulation.building import building_as
 from tests.simulation.tensorrt import library
@@ -21,12 +21,12 @@ def command(folder: Path, version: str) -> list[str]:
 
 
 def main(folder: Path, version: str) -> int:
-    """Build as `engines.tensorrt.building.child` does; refused where the GPU was hidden from this process."""
+    """Build as `engines.tensorrt.build_child` does; refused where the GPU was hidden from this process."""
     gpu, rtx = Gpu(), find_tensorrt(["tensorrt_rtx"]).module
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return 1
     with installed(gpu, library(gpu, "tensorrt", version, **building_as(gpu, rtx, "tensorrt", version))):
-        status = child.main()
+        status = build_child.main()
     if "Device.set_current" in gpu.log:
         (folder / f"gpu-{gpu.index}").touch()
     return status

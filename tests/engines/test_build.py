@@ -24,7 +24,7 @@ from engines.model_files.artifact import Artifact, read_plan, unpack
 from engines.model_files.profiles import Profile, Range
 from engines.tensorrt.api import TensorRT, find_tensorrt
 from engines.tensorrt.building.builder import _Job, _parser_errors
-from engines.tensorrt.building.progress import Step, Watch
+from engines.tensorrt.building.progress import BuildWatch, Step
 from tests.models import PASSING
 
 from .small import ADD, BATCHES, IMAGES, model
@@ -240,7 +240,7 @@ def test_a_profile_is_tuned_on_a_stream_of_its_partition_where_the_library_can(r
     theirs = SimpleNamespace(profile_stream=0)
     added: list[object] = []
     api = replace(rtx, features=rtx.features | {"profile_stream"})
-    job = _Job(api, b"", BuildOptions(), None, {48: 0x1234}.__getitem__, Watch(lambda step: True))
+    job = _Job(api, b"", BuildOptions(), None, {48: 0x1234}.__getitem__, BuildWatch(lambda step: True))
     builder = SimpleNamespace(create_optimization_profile=lambda: theirs)
     profile = job._add(builder, SimpleNamespace(add_optimization_profile=added.append), 0, Profile(sms=48))
     assert profile == Profile(sms=48, tuned=True)

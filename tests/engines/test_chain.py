@@ -27,8 +27,8 @@ from engines.base import Trimming
 from partitions import open_cpu
 from tests import models
 from tests.engines.simulated import ROWS, Bench, affine, rows
+from tests.engines.tensorrt.test_data_dependent import NONZERO
 from tests.engines.tensorrt.test_shapes import Held
-from tests.engines.tensorrt.test_unsized import NONZERO
 from tests.engines.tensors import Array, array, run
 from tests.simulation.plans import Ranges
 

@@ -17,7 +17,7 @@ import pytest
 
 from engines import ExecutionFailed, Room, Tensor, on_stream
 from engines.streams import selected
-from engines.tensorrt.notice import StagingNotice
+from engines.tensorrt.log_once import LogOnce
 from tests.contract import in_a_thread
 from tests.engines.simulated import Bench, affine, opened
 from tests.engines.tensors import Array, Memory, array, run
@@ -370,7 +370,7 @@ def test_what_is_no_stream_is_refused_with_what_is_one(stream: object) -> None:
 
 
 def test_an_ordering_describes_itself(executor: Any) -> None:
-    assert repr(executor._ordering).startswith("<Ordering with stream 0x")
+    assert repr(executor._order).startswith("<StreamOrder with stream 0x")
 
 
 # F34 to F38: staging through the host.
@@ -403,23 +403,22 @@ def test_f34_f35_each_engine_says_once_that_it_stages_whatever_it_is_bound_to(
         executor.close()
 
 
-def test_f36_threads_that_stage_at_once_say_it_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_f36_threads_that_stage_at_once_log_it_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
-    notice, together = StagingNotice("affine1.plan"), Barrier(8)
-    assert repr(notice) == "<StagingNotice of affine1.plan, not said>"
+    log_once, together = LogOnce(), Barrier(8)
 
-    def say() -> None:
+    def stage() -> None:
         together.wait(30)
-        notice.say()
+        log_once(logging.INFO, STAGED)
 
-    for _, ended in [in_a_thread(say) for _ in range(8)]:
+    for _, ended in [in_a_thread(stage) for _ in range(8)]:
         ended.result(30)
     assert caplog.messages == [STAGED]
-    assert repr(notice) == "<StagingNotice of affine1.plan, said>"
+    assert repr(log_once) == "<LogOnce, 1 messages>"
 
 
-class Watched:
-    """A lock that says when somebody has to wait for it."""
+class WatchedLock:
+    """Sets `contended` when a thread has to wait for the lock."""
 
     def __init__(self, contended: Event) -> None:
         self._lock = Lock()
@@ -434,39 +433,33 @@ class Watched:
         self._lock.release()
 
 
-class Raced(StagingNotice):
-    """When one thread has read whether it was said, another one says it, until that has ended or waits for its turn."""
+class RacedSet(set[str]):
+    """When a thread has looked up a message, another one logs the same, until that is done or waits for the lock."""
 
-    def __init__(self) -> None:
-        self._met, self._value = Event(), False
-        self._second: Future[None] | None = None
-        super().__init__("affine1.plan")
-        self._saying = Watched(self._met)  # type: ignore[assignment]
+    def __init__(self, log_once: LogOnce, met: Event) -> None:
+        super().__init__()
+        self._log_once = log_once
+        self._met = met
+        self.second: Future[None] | None = None
 
-    @property
-    def _said(self) -> bool:
-        value = self._value
-        if not self._second:
-            self._second = Future()  # What the other thread reads is read without a third.
-            _, self._second = in_a_thread(self.say)
-            self._second.add_done_callback(lambda _: self._met.set())
+    def __contains__(self, text: object) -> bool:
+        found = super().__contains__(text)
+        if not self.second:
+            self.second = Future()  # The second thread's lookup starts no third thread.
+            _, self.second = in_a_thread(lambda: self._log_once(logging.INFO, STAGED))
+            self.second.add_done_callback(lambda _: self._met.set())
             assert self._met.wait(30)
-        return value
-
-    @_said.setter
-    def _said(self, value: bool) -> None:
-        self._value = value
-
-    def race(self) -> None:
-        """Say it in two threads, of which the second comes between the first one's reading and writing."""
-        self.say()
-        assert self._second
-        self._second.result(30)
+        return found
 
 
-def test_f36_a_thread_that_comes_in_between_does_not_say_it_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_f36_a_thread_that_comes_in_between_does_not_log_it_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
-    Raced().race()
+    log_once, met = LogOnce(), Event()
+    log_once._logged = raced = RacedSet(log_once, met)
+    log_once._lock = WatchedLock(met)  # type: ignore[assignment]
+    log_once(logging.INFO, STAGED)
+    assert raced.second
+    raced.second.result(30)
     assert caplog.messages == [STAGED]
 
 

@@ -14,7 +14,7 @@ from .errors import CUDAError
 from .gpu import Gpu
 
 OURS = ("partitions.cuda.device", "partitions.cuda.driver", "partitions.cuda.green_contexts", "partitions.cuda.sm_probe")
-OURS += ("engines.tensorrt.copies", "engines.tensorrt.stream_order", "engines.tensorrt.pointers")
+OURS += ("engines.tensorrt.copies", "engines.tensorrt.stream_order")
 OURS += tuple(
     f"engines.tensorrt.{module}"
     for module in (

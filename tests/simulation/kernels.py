@@ -25,7 +25,7 @@ def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, cycles: int) ->
     return run
 
 
-def bring_in(
+def copy_in(
     gpu: Gpu, stream: Stream, blocks: int, ring: int, length: int, rows: int, inputs: int, state: int
 ) -> Callable[[], None]:
     """The first `inputs` rows of the table whose turn it is; the device keeps the others."""
@@ -38,7 +38,7 @@ def bring_in(
     return run
 
 
-def take_out(gpu: Gpu, stream: Stream, blocks: int, rows: int, inputs: int, state: int) -> Callable[[], None]:
+def copy_out(gpu: Gpu, stream: Stream, blocks: int, rows: int, inputs: int, state: int) -> Callable[[], None]:
     """The rows that were kept, and the next table's turn."""
 
     def run() -> None:
@@ -58,4 +58,4 @@ def _copy(gpu: Gpu, table: int, rows: range) -> None:
         gpu.copy(source, target, nbytes)
 
 
-KERNELS: Mapping[str, Callable[..., Any]] = {"where_am_i": where_am_i, "bring_in": bring_in, "take_out": take_out}
+KERNELS: Mapping[str, Callable[..., Any]] = {"where_am_i": where_am_i, "copy_in": copy_in, "copy_out": copy_out}

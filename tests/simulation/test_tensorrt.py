@@ -12,7 +12,7 @@ import pytest
 from engines import Builds, ModelRefused, load_engine
 from engines.model_files.artifact import unpack
 from engines.model_files.profiles import Profile, Range
-from engines.tensorrt.api import find_tensorrt, listening
+from engines.tensorrt.api import collect_messages, find_tensorrt
 from engines.tensorrt.building.builder import BuildOptions, build, build_cached
 from tests.engines import as_tensorrt
 from tests.engines.manifest import find_manifest
@@ -273,7 +273,7 @@ def test_a_library_that_knows_green_contexts_compares_them_with_the_profile(
         one = context(bench, AFFINE, ROWS, built_for=built_for)
         put(bench, one, x=np.ones((2, 3), np.float32))
         one.set_tensor_address("y", bench.room().address)
-        with listening() as heard:
+        with collect_messages() as heard:
             assert execute(bench, one)
         assert [message.severity for message in heard] == ["WARNING"] * bool(said)
         assert all(said in message.text for message in heard)

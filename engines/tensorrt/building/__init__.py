@@ -1,1 +1,1 @@
-"""ONNX models made into TensorRT engines, and their kernels compiled: in this process, or in a child of its own."""
+"""Builds ONNX models into TensorRT plans, in this process or in a child process."""

@@ -1,7 +1,7 @@
-"""ONNX models made into engine files: one build, and builds that are kept.
+"""Builds ONNX models into plan files, and keeps the plans in a cache directory.
 
-TensorRT-RTX builds on the CPU for every kind of GPU; TensorRT measures on the GPU it builds for. Precision comes from
-the ONNX: neither library changes types any more.
+TensorRT-RTX builds on the CPU for every kind of GPU; TensorRT measures on the GPU that it builds for. The precision is that of
+the ONNX file: neither library changes types any more.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from ...model_files.atomic import replace_file
 from ...model_files.onnx_file import Declared, OnnxFile, blame, read_onnx, source_digest
 from ...model_files.profiles import Profile, complete
 from ...signature import Signature, TensorSpec
-from ..api import Message, TensorRT, find_tensorrt, first_error, listening, tidy
+from ..api import Message, TensorRT, clean_message, collect_messages, find_tensorrt, first_error
 from ..release import releasing
-from .progress import Progress, Watch, monitor
+from .progress import BuildWatch, Progress, monitor
 
 log = logging.getLogger("greenlane.engines")
 
 StreamFor = Callable[[int], int]
-"""From a number of SMs to the handle of a stream on such a partition, which must live until the build has ended."""
+"""From a number of SMs to the handle of a stream on such a partition, which must exist until the build has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class BuildOptions:
     """How to build. Raises ValueError naming the field.
 
     - `profiles`: sizes of dynamic inputs; without any, batches of 1 to `max_batch`.
-    - `targets`: compute capabilities, such as "8.6"; none for the library's default, which for TensorRT-RTX is every
-      GPU from Ampere on.
-    - `optimization_level`: 0 to 5; None for the library's own.
-    - `max_aux_streams`: streams the engine may use beside the caller's, each of which is one more stream on the partition of
-      every executor; by default none.
+    - `targets`: compute capabilities, such as "8.6"; none for the library's default, which for TensorRT-RTX is every GPU from
+      Ampere on.
+    - `optimization_level`: 0 to 5; None for the library's default.
+    - `max_aux_streams`: streams that the engine may use in addition to the caller's. Each is one more stream on the partition
+      of every executor; by default none.
     - `flags`: the library's builder flags in lower case, such as "weight_streaming", or "no_tf32" to clear one.
-    - `weight_streaming_budget`: bytes of weights to keep on the GPU unless whoever loads the engine says otherwise, for one
-      with that flag; None leaves it to the library.
+    - `weight_streaming_budget`: bytes of weights to keep on the GPU, unless the settings at load say otherwise. Needs that
+      flag. None leaves it to the library.
     """
 
     profiles: tuple[Profile, ...] = ()
@@ -82,17 +82,18 @@ def build(
     path: Path | None = None,
     stream_for: StreamFor | None = None,
 ) -> bytes:
-    """Build a model and return the engine file's bytes. Blocks, seconds to minutes, without the GIL; one build a thread.
+    """Build a model and return the engine file's bytes. Blocks for seconds to minutes, without the GIL; one build a thread.
 
-    `path` is where the model came from: weights in files of their own are looked for beside it. What is made up for want
-    of options is logged. The context that is current in the calling thread stays so, though the library asks the GPU. Raises
-    ModelRefused with the first thing the library said, Cancelled, or what `progress` raised.
+    `path` is where the model came from: weights in separate files are looked for in its folder. Profiles that are chosen by
+    default are logged. The CUDA context that is current in the calling thread stays so, though the library uses the GPU.
+
+    Raises ModelRefused with the library's first error, Cancelled, or what `progress` raised.
     """
     where = path or "the model"
-    job = _Job(api or find_tensorrt(), onnx, options, path, stream_for, Watch(progress or (lambda step: True)))
+    job = _Job(api or find_tensorrt(), onnx, options, path, stream_for, BuildWatch(progress or (lambda step: True)))
     try:
-        with restored(), listening() as heard:
-            return job.run(heard)
+        with restored(), collect_messages() as messages:
+            return job.run(messages)
     except ModelRefused as error:
         if job.watch.cancelled:
             raise job.watch.error or Cancelled(f"{where}: the build was cancelled") from None
@@ -108,20 +109,20 @@ def build_cached(
     api: TensorRT | None = None,
     device: str = "",
 ) -> Path:
-    """The engine file of a model's file, built in this process unless `cache_dir` has it; see `kept`.
+    """The engine file for a model's file, built in this process unless `cache_dir` has it; see `find_or_build`.
 
-    A process that serves builds in a child instead: `engines.tensorrt.building.builds`.
+    A server builds in a child process instead: `engines.tensorrt.building.builds`.
     """
     library = api or find_tensorrt()
-    want = Wanted(onnx_path, cache_dir, options, library.library, library.version, device)
-    return kept(want, lambda onnx: build(onnx, options, progress, api=library, path=onnx_path))
+    request = PlanRequest(onnx_path, cache_dir, options, library.library, library.version, device)
+    return find_or_build(request, lambda onnx: build(onnx, options, progress, api=library, path=onnx_path))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """An engine file: of which model's file, in which directory, built how, for which library of which version.
+class PlanRequest:
+    """A plan for a model's file, built with these options for this version of the library, and the directory to keep it in.
 
-    `device` is what else the plan depends on: the GPU, where the library measures on it.
+    `device` is the GPU, where the library measures on it and the plan depends on it.
     """
 
     onnx_path: Path
@@ -132,29 +133,29 @@ class Wanted:
     device: str = ""
 
 
-def kept(want: Wanted, make: Callable[[bytes], bytes]) -> Path:
-    """The path of an engine file; `make` is called for its bytes, with the model's, where the directory does not have it.
+def find_or_build(request: PlanRequest, make: Callable[[bytes], bytes]) -> Path:
+    """The path of an engine file. If the directory does not have it, `make` is called with the model's bytes to build it.
 
-    The file's name says what it depends on: the model's bytes and those of its weights, the options, the library, the GPU.
-    So models share a directory and cannot take each other's. A file that is there is found without writing anything. Blocks:
-    of several processes one makes it while the others wait. Raises ModelRefused and what `make` raises.
+    The file's name is a digest of what it depends on: the model, its weights, the options, the library and the GPU. So models
+    can share a directory. Finding a file writes nothing. Blocks: if several processes want the same file, one builds it while
+    the others wait. Raises ModelRefused and what `make` raises.
     """
     try:
-        onnx = want.onnx_path.read_bytes()
-        source = source_digest(onnx, want.onnx_path.parent)
+        onnx = request.onnx_path.read_bytes()
+        source = source_digest(onnx, request.onnx_path.parent)
     except OSError as error:
-        raise ModelRefused(f"{error.filename or want.onnx_path}: {error.strerror}") from error
-    path = want.cache_dir / f"{want.onnx_path.stem}-{_key(want, source)}.plan"
+        raise ModelRefused(f"{error.filename or request.onnx_path}: {error.strerror}") from error
+    path = request.cache_dir / f"{request.onnx_path.stem}-{_key(request, source)}.plan"
     if not _is_whole(path):
-        with _locked(want, path):
+        with _locked(request, path):
             if not _is_whole(path):
-                _keep(want, path, make(onnx))
+                _write(request, path, make(onnx))
     return path
 
 
 @contextmanager
-def _locked(want: Wanted, path: Path) -> Iterator[None]:
-    """Hold the lock of an engine file, whose directory is made. Raises ModelRefused where nothing can be written there."""
+def _locked(request: PlanRequest, path: Path) -> Iterator[None]:
+    """Hold the lock of an engine file, and create its directory. Raises ModelRefused where nothing can be written there."""
     from filelock import FileLock
 
     lock = FileLock(f"{path}.lock")
@@ -162,33 +163,33 @@ def _locked(want: Wanted, path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except OSError as error:
-        raise _unwritable(want, error) from error
+        raise _unwritable(request, error) from error
     try:
         yield
     finally:
         lock.release()
 
 
-def _keep(want: Wanted, path: Path, data: bytes) -> None:
+def _write(request: PlanRequest, path: Path, data: bytes) -> None:
     try:
         replace_file(path, data)
     except OSError as error:
-        raise _unwritable(want, error) from error
+        raise _unwritable(request, error) from error
 
 
-def _unwritable(want: Wanted, error: OSError) -> ModelRefused:
-    """Clients read it: where the directory lies is left to the log."""
+def _unwritable(request: PlanRequest, error: OSError) -> ModelRefused:
+    """Clients read this error, so the path of the directory is only logged."""
     reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
-    log.warning("%s: %s: %s", want.onnx_path, error.filename or want.cache_dir, reason)
+    log.warning("%s: %s: %s", request.onnx_path, error.filename or request.cache_dir, reason)
     return ModelRefused(
-        f"{want.onnx_path}: its plan cannot be kept in the cache directory: {reason}; name a directory that can be "
+        f"{request.onnx_path}: its plan cannot be kept in the cache directory: {reason}; name a directory that can be "
         "written (models.cache), or serve a .plan of python -m engines.build"
     )
 
 
-def _key(want: Wanted, source: str) -> str:
-    platform = "" if want.library in PORTABLE else this_platform()
-    parts = [want.library, want.version, platform, source, want.device, asdict(want.options)]
+def _key(request: PlanRequest, source: str) -> str:
+    platform = "" if request.library in PORTABLE else this_platform()
+    parts = [request.library, request.version, platform, source, request.device, asdict(request.options)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -204,20 +205,20 @@ def _is_whole(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One build. Its errors do not say which model it is about."""
+    """One build. Its errors do not name the model; `build` adds that."""
 
     api: TensorRT
     onnx: bytes
     options: BuildOptions
     path: Path | None
     stream_for: StreamFor | None
-    watch: Watch
+    watch: BuildWatch
 
-    def run(self, heard: list[Message]) -> bytes:
-        """`heard` is where the library's words appear."""
+    def run(self, messages: list[Message]) -> bytes:
+        """`messages` receives what the library logs."""
         builder = self.api.module.Builder(self.api.logger)
         network = builder.create_network(0)
-        parser = self.api.module.OnnxParser(network, self.api.logger)  # It owns the weights, so it lives as long.
+        parser = self.api.module.OnnxParser(network, self.api.logger)  # It owns the weights, so it must outlive the build.
         self._parse(parser, network)
         signature = self._signature(network, read_onnx(self.onnx))
         profiles, notes = complete(self.options.profiles, signature.inputs, self.options.max_batch)
@@ -228,9 +229,9 @@ class _Job:
         profiles = tuple(self._add(builder, config, index, profile) for index, profile in enumerate(profiles))
         plan = self._make(builder, network, config)
         if plan is None:
-            raise ModelRefused(first_error(heard))
-        for text in dict.fromkeys(message.text for message in heard if message.severity == "WARNING"):
-            log.info("%s: %s", self.api, tidy(text))
+            raise ModelRefused(first_error(messages))
+        for text in dict.fromkeys(message.text for message in messages if message.severity == "WARNING"):
+            log.info("%s: %s", self.api, clean_message(text))
         return self._artifact(network, config, signature, profiles, plan).pack(plan)
 
     def _parse(self, parser: Any, network: Any) -> None:
@@ -257,7 +258,7 @@ class _Job:
         return tuple(self._spec(tensor, declared) for tensor in tensors)
 
     def _spec(self, tensor: Any, declared: Sequence[Declared]) -> TensorSpec:
-        """Sizes are the library's, which has inferred them; names are the file's."""
+        """Sizes are the library's, which has inferred them; names of dimensions are the file's."""
         sizes = tuple(tensor.shape)
         names = next((value.dims for value in declared if value.name == tensor.name and len(value.dims) == len(sizes)), sizes)
         dims = (size if size >= 0 else name if isinstance(name, str) else "" for size, name in zip(sizes, names, strict=True))
@@ -279,33 +280,37 @@ class _Job:
         (config.clear_flag if flag.startswith("no_") else config.set_flag)(members[name])
 
     def _set_targets(self, config: Any) -> None:
-        there = self.api.targets()
-        if missing := [target for target in self.options.targets if target not in there]:
+        targets = self.api.targets()
+        if missing := [target for target in self.options.targets if target not in targets]:
             have = (
-                f"it has {', '.join(there)}, or its own choice without targets" if there else "it builds for the GPU it runs on"
+                f"it has {', '.join(targets)}, or its own choice without targets"
+                if targets
+                else "it builds for the GPU it runs on"
             )
             raise ModelRefused(f"{self.api} has no target {', '.join(missing)}; {have}")
         config.num_compute_capabilities = len(self.options.targets)
         for index, target in enumerate(self.options.targets):
-            config.set_compute_capability(there[target], index)
+            config.set_compute_capability(targets[target], index)
 
     def _add(self, builder: Any, config: Any, index: int, profile: Profile) -> Profile:
-        """Hand a profile to the library, and return it as it then is. Without dynamic inputs the library makes one by itself,
-        but only one, and the engine is to have as many as its file says.
+        """Add a profile to the configuration, and return it with `tuned` set.
+
+        Without dynamic inputs the library would add a profile by itself, but only one; the engine has to have as many as its
+        file says.
         """
-        theirs = builder.create_optimization_profile()
+        library_profile = builder.create_optimization_profile()
         for name, range_ in profile.ranges.items():
-            theirs.set_shape(name, *range_)
-        profile = replace(profile, tuned=self._tune(theirs, index, profile.sms))
+            library_profile.set_shape(name, *range_)
+        profile = replace(profile, tuned=self._tune(library_profile, index, profile.sms))
         if profile.ranges or profile.tuned or len(self.options.profiles) > 1:
-            config.add_optimization_profile(theirs)
+            config.add_optimization_profile(library_profile)
         return profile
 
-    def _tune(self, theirs: Any, index: int, sms: int | None) -> bool:
+    def _tune(self, library_profile: Any, index: int, sms: int | None) -> bool:
         if sms is None:
             return False
         if "profile_stream" in self.api.features and self.stream_for is not None:
-            theirs.profile_stream = self.stream_for(sms)
+            library_profile.profile_stream = self.stream_for(sms)
             return True
         why = "no partition to measure on" if "profile_stream" in self.api.features else f"{self.api} cannot"
         log.warning("profile %d: recorded as meant for %d SMs, but not tuned for them: %s", index, sms, why)
@@ -318,7 +323,7 @@ class _Job:
         return None if memory is None else bytes(memoryview(memory))
 
     def _recorded(self, config: Any) -> dict[str, Any]:
-        """What the engine file says it was built with."""
+        """The options to record in the engine file."""
         options: dict[str, Any] = {
             "optimization_level": config.builder_optimization_level,
             "max_aux_streams": config.max_aux_streams,
@@ -350,7 +355,7 @@ def _parser_errors(errors: Sequence[Any]) -> str:
 
 
 def _parser_error(error: Any) -> str:
-    text = re.sub(r"^Assertion failed: .*?: (?=[A-Z])", "", tidy(error.desc()))  # Without the condition.
+    text = re.sub(r"^Assertion failed: .*?: (?=[A-Z])", "", clean_message(error.desc()))  # Remove the condition.
     if error.node() < 0:
         return f"input {error.file()!r}: {text}" if error.func() == "importInput" else text
     return f"node {error.node_name() or error.node()!r} ({error.node_operator()}): {text}"

@@ -1,4 +1,4 @@
-"""How far a build is: from the library's nested phases to a share of the whole, and from there to a terminal."""
+"""The progress of a build: from the library's nested phases to a share of the whole, printed to a terminal."""
 
 import threading
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from typing import Any, NamedTuple, TextIO
 
 
 class Step(NamedTuple):
-    """Where a build is: the library's name for what it does, and the share of the whole that is done, from 0 to 1."""
+    """The library's name for what it is doing, and the share of the build that is done, from 0 to 1."""
 
     phase: str
     share: float
 
 
 Progress = Callable[[Step], bool]
-"""Called as a build goes on, from the thread that builds or one of the library's; False cancels it."""
+"""Called during a build, from the building thread or one of the library's. Returning False cancels the build."""
 
 
 class _Phase(NamedTuple):
@@ -23,18 +23,18 @@ class _Phase(NamedTuple):
 
 
 class Tracker:
-    """Phases that were begun and not ended, outermost first. Not safe for several threads."""
+    """The phases that have begun and not ended, outermost first. Not thread-safe."""
 
     def __init__(self) -> None:
         self._phases: list[_Phase] = []
         self._share = 0.0
 
     def start(self, name: str, steps: int) -> None:
-        """A phase begins, inside those that are open."""
+        """A phase begins, nested in those that are open."""
         self._phases.append(_Phase(name, max(1, steps), 0))
 
     def step(self, name: str, index: int) -> Step:
-        """A phase did one of its steps, counted from 0."""
+        """A phase has completed one of its steps, counted from 0."""
         self._phases = [phase._replace(done=index + 1) if phase.name == name else phase for phase in self._phases]
         self._share = max(self._share, self._measure())
         return Step(name, self._share)
@@ -44,15 +44,15 @@ class Tracker:
         self._phases = [phase for phase in self._phases if phase.name != name]
 
     def _measure(self) -> float:
-        """An inner phase is a part of one step of the phase around it."""
+        """An inner phase counts as part of one step of the phase around it."""
         share = 0.0
         for phase in reversed(self._phases):
             share = min(1.0, (phase.done + share) / phase.steps)
         return share
 
 
-class Watch:
-    """Hands a build's steps to whoever asked for them, under a lock, and keeps what they raise away from the library."""
+class BuildWatch:
+    """Calls `progress` with each step of a build, under a lock, and keeps the exceptions it raises from the library."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -70,17 +70,17 @@ class Watch:
             self._tracker.finish(name)
 
     def step(self, name: str, index: int) -> bool:
-        """Whether to go on."""
+        """Returns whether to continue."""
         with self._lock:
             try:
                 self.cancelled = self.cancelled or not self._progress(self._tracker.step(name, index))
-            except BaseException as error:  # Past the library it would be printed and lost; the build raises it when it ends.
+            except BaseException as error:  # The library would print and drop it, so the build raises it.
                 self.error, self.cancelled = error, True
             return not self.cancelled
 
 
-def monitor(module: Any, watch: Watch) -> Any:
-    """The library's progress monitor that calls `watch`."""
+def monitor(module: Any, watch: BuildWatch) -> Any:
+    """An IProgressMonitor of the library that calls `watch`."""
 
     class Monitor(module.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -99,7 +99,7 @@ def monitor(module: Any, watch: Watch) -> Any:
 
 
 class Printer:
-    """Prints steps: on a terminal in one line that is written over, elsewhere a line for every tenth of the whole."""
+    """Prints steps: on a terminal in one line that is overwritten, elsewhere a line for every 10 %."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

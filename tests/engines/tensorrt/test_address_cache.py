@@ -107,7 +107,7 @@ def test_more_bytes_than_the_shape_has_are_refused_though_the_memory_is_known(be
 def test_a_shape_whose_graph_was_thrown_out_is_prepared_anew(
     bench: Bench, executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("engines.tensorrt.shapes"), "MOST_SHAPES", 1)
+    monkeypatch.setattr(importlib.import_module("engines.tensorrt.shapes"), "MAX_READY_SETS", 1)
     one, two, room = rows(1), rows(2), bench.room()
     first, second = bench.pinned(one), bench.pinned(two)
     for _ in range(3):
@@ -117,14 +117,15 @@ def test_a_shape_whose_graph_was_thrown_out_is_prepared_anew(
             assert right(executor, second, room, two)
 
 
-def test_only_so_many_routes_are_remembered(bench: Bench, executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    routes = bench.routes
-    monkeypatch.setattr(routes, "MOST_ROUTES", 3)
+def test_the_cache_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.address_cache, "MAX_ENTRIES", 3)
+    executor = bench.bind()
     data, memory = rows(2), bench.memory(1 << 16)
     tensors = bench.pinned(data)
     for turn in range(12):
         assert right(executor, tensors, Room(memory.room.address + 1024 * turn, 1024), data)
-    assert repr(executor._routes) in [f"<Routes, {count} known>" for count in (1, 2, 3)]
+    assert repr(executor._addresses) == "<AddressCache, 3 entries>"
+    executor.close()
 
 
 def array_in(tensor: Tensor) -> memoryview:

@@ -206,9 +206,9 @@ def test_f64_what_cannot_be_part_of_it_is_refused_and_leaves_the_capture_as_it_w
     given, room = adopted.given(2), adopted.room.room
     wrong: list[tuple[list[Tensor], Room, type[Exception], str]] = [
         (adopted.given(5), room, ExecutionFailed, "run these shapes once before the capture"),
-        ([Tensor.of(rows(2))], room, ExecutionFailed, "input 'x' lies where the GPU cannot reach"),
-        (given, NO_ROOM, ExecutionFailed, "the 24 bytes of its outputs would lie where the GPU cannot reach"),
-        (given, Room(room.address, 8), ExecutionFailed, "the 24 bytes of its outputs would lie where the GPU cannot reach"),
+        ([Tensor.of(rows(2))], room, ExecutionFailed, "input 'x' is where the GPU cannot reach"),
+        (given, NO_ROOM, ExecutionFailed, "the 24 bytes of its outputs would be where the GPU cannot reach"),
+        (given, Room(room.address, 8), ExecutionFailed, "the 24 bytes of its outputs would be where the GPU cannot reach"),
         ([Tensor((9, 3), room.address, 108)], room, TensorMismatch, "dimension 0"),
         ([], room, TensorMismatch, "0 tensors given"),
     ]

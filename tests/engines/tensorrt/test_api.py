@@ -10,7 +10,16 @@ import pytest
 
 from engines.errors import ModelRefused
 from engines.settings import RuntimeSettings
-from engines.tensorrt.api import Message, TensorRT, engine_facts, find_tensorrt, first_error, hear, listening, tidy
+from engines.tensorrt.api import (
+    Message,
+    TensorRT,
+    clean_message,
+    collect_messages,
+    engine_facts,
+    find_tensorrt,
+    first_error,
+    on_message,
+)
 
 NO_DRIVER = "CUDA driver version is insufficient"
 
@@ -88,7 +97,7 @@ def test_types_have_the_protocols_names_or_are_refused_with_the_tensors(rtx: Ten
         member: rtx.datatype("x", member).name for member in (types.FLOAT, types.HALF, types.BF16, types.INT64, types.BOOL)
     }
     assert list(names.values()) == ["FP32", "FP16", "BF16", "INT64", "BOOL"]
-    with pytest.raises(ModelRefused, match="tensor 'x' has type FP8, which the protocol has no name for"):
+    with pytest.raises(ModelRefused, match="tensor 'x' has type FP8, which the protocol does not have"):
         rtx.datatype("x", types.FP8)
 
 
@@ -130,24 +139,26 @@ def test_the_librarys_words_reach_who_listens_whichever_logger_it_was_given(rtx:
 
 
 def test_words_are_heard_by_the_thread_that_caused_them_only() -> None:
-    with listening() as outer:
-        hear("ERROR", "one")
-        thread = threading.Thread(target=hear, args=("ERROR", "elsewhere"))
+    with collect_messages() as outer:
+        on_message("ERROR", "one")
+        thread = threading.Thread(target=on_message, args=("ERROR", "elsewhere"))
         thread.start()
         thread.join()
-        with listening() as inner:
-            hear("INFO", "two")
-        hear("WARNING", "three")
+        with collect_messages() as inner:
+            on_message("INFO", "two")
+        on_message("WARNING", "three")
     assert outer == [("ERROR", "one"), ("WARNING", "three")]
     assert inner == [("INFO", "two")]
 
 
 def test_what_nobody_listens_to_is_logged_and_verbose_words_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "greenlane.tensorrt"):
-        hear("INTERNAL_ERROR", "100 % wrong")
-        hear("VERBOSE", "tactic 17")
-        hear("WARNING", "The logger passed into createInferRuntime differs from one already registered for an existing builder")
-        hear("INFO", "loaded")
+        on_message("INTERNAL_ERROR", "100 % wrong")
+        on_message("VERBOSE", "tactic 17")
+        on_message(
+            "WARNING", "The logger passed into createInferRuntime differs from one already registered for an existing builder"
+        )
+        on_message("INFO", "loaded")
     assert [(record.levelname, record.message) for record in caplog.records] == [("ERROR", "100 % wrong"), ("INFO", "loaded")]
 
 
@@ -176,4 +187,4 @@ def test_the_first_error_is_the_reason_and_not_the_noise_after_it() -> None:
     ],
 )
 def test_errors_are_told_without_what_only_the_librarys_authors_need(said: str, told: str) -> None:
-    assert tidy(said) == told
+    assert clean_message(said) == told

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engines import Tensor
-from engines.tensorrt.api import EXECUTING
+from engines.tensorrt.api import EXECUTION_LOCK
 from partitions import PartitionError
 from tests.engines.simulated import Bench, assert_right, rows
 from tests.engines.tensors import Memory
@@ -170,8 +170,8 @@ def test_the_simulation_objects_to_what_this_avoids(bench: Bench) -> None:
 
 def is_free() -> bool:
     """Whether no other thread holds it."""
-    if EXECUTING.acquire(blocking=False):
-        EXECUTING.release()
+    if EXECUTION_LOCK.acquire(blocking=False):
+        EXECUTION_LOCK.release()
         return True
     return False
 
@@ -180,9 +180,9 @@ def is_free() -> bool:
     "moment", [COMPILING, "cuStreamBeginCapture", "IExecutionContext.execute_async_v3", "cuGraphInstantiate"]
 )
 def test_one_thread_at_a_time_compiles_or_captures(bench: Bench, moment: str) -> None:
-    """Two at once crashed TensorRT-RTX 1.6.1: see `engines.tensorrt.api.EXECUTING`."""
+    """Two at once crashed TensorRT-RTX 1.6.1: see `engines.tensorrt.api.EXECUTION_LOCK`."""
     engine, held = bench.load(bench.plan()), []
-    bench.gpu.meanwhile(moment, lambda: held.append(EXECUTING._is_owned()))
+    bench.gpu.meanwhile(moment, lambda: held.append(EXECUTION_LOCK._is_owned()))
     executor = engine.bind(bench.partition)
     assert held == [True]
     assert is_free()

@@ -16,14 +16,14 @@ from tests.simulation import Misuse
 @pytest.fixture
 def copier(bench: Bench) -> Iterator[Any]:
     """One input and one output."""
-    copier = open_copier(bench, 1, 2)
+    copier = open_sm_copies(bench, 1, 2)
     yield copier
     copier.close()
 
 
-def open_copier(bench: Bench, inputs: int, rows: int) -> Any:
+def open_sm_copies(bench: Bench, inputs: int, rows: int) -> Any:
     device = bench.device.make_current()
-    return bench.copies.open_copier(device, bench.partition.stream, bench.copies.compile_kernels(device), inputs, rows)
+    return bench.copies.open_sm_copies(device, bench.partition.stream, bench.copies.compile_copy_kernels(device), inputs, rows)
 
 
 class Lane:
@@ -48,8 +48,8 @@ class Lane:
 
 def push(bench: Bench, copier: Any, lane: Lane, device: int) -> None:
     copier.write(copier.table(lane.spans(device)))
-    copier.bring_in(bench.partition.stream)
-    copier.take_out(bench.partition.stream)
+    copier.copy_in(bench.partition.stream)
+    copier.copy_out(bench.partition.stream)
     copier.count()
 
 
@@ -73,7 +73,7 @@ def test_an_input_goes_to_the_device_and_an_output_comes_back(bench: Bench, copi
 
 def test_every_inference_in_flight_has_a_table_of_its_own_and_the_ring_goes_round(bench: Bench, copier: Any) -> None:
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
-    length = bench.copies.LENGTH
+    length = bench.copies.RING_LENGTH
     lanes = [Lane(bench, 48, seed) for seed in range(3 * length)]
     for start in range(0, len(lanes), length):
         for sequence in range(start, start + length):
@@ -105,7 +105,7 @@ def test_a_table_that_is_written_over_too_early_is_found_out(bench: Bench, copie
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     early, late = (Lane(bench, 48, seed) for seed in range(2))
     push(bench, copier, early, int(middle.handle))
-    copier._counted = bench.copies.LENGTH
+    copier._counted = bench.copies.RING_LENGTH
     copier.write(copier.table(late.spans(int(middle.handle))))
     bench.partition.stream.sync()
     assert late.arrived()
@@ -120,9 +120,9 @@ def test_copy_engines_get_a_call_for_each_tensor_that_has_bytes(bench: Bench) ->
     copies, lane = bench.copies.EngineCopies(2), Lane(bench, 32, 1)
     inside, outside = lane.spans(int(middle.handle))
     copies.write([inside, (0, 0, 0), outside, outside])
-    copies.bring_in(bench.partition.stream)
+    copies.copy_in(bench.partition.stream)
     assert bench.gpu.log.count("cuMemcpyAsync") == 1
-    copies.take_out(bench.partition.stream)
+    copies.copy_out(bench.partition.stream)
     assert bench.gpu.log.count("cuMemcpyAsync") == 3
     bench.partition.stream.sync()
     assert lane.arrived()
@@ -137,7 +137,7 @@ def test_the_simulation_objects_to_copies_that_would_be_bounced(bench: Bench) ->
     copies, memory = bench.copies.EngineCopies(1), Memory(4096)
     copies.write([(memory.room.address, int(middle.handle), 32)])
     with pytest.raises(Misuse, match="neither pinned nor the device's"):
-        copies.bring_in(bench.partition.stream)
+        copies.copy_in(bench.partition.stream)
     middle.close()
 
 
@@ -146,13 +146,13 @@ def test_the_simulation_objects_to_copies_that_would_be_bounced(bench: Bench) ->
     [("sm", 1 << 40, True), ("engine", 1, False), ("auto", 0, True), ("auto", 32 << 20, True), ("auto", (32 << 20) + 1, False)],
 )
 def test_who_copies_is_decided_by_the_setting_and_the_size(bench: Bench, setting: str, nbytes: int, sms: bool) -> None:
-    assert bench.copies.by_sms(setting, nbytes) is sms
+    assert bench.copies.uses_sms(setting, nbytes) is sms
 
 
 def test_a_copier_describes_itself_and_frees_its_memory(bench: Bench) -> None:
     before = bench.holdings()
-    copier = open_copier(bench, 2, 5)
-    assert repr(copier) == "<Copier of 5 tensors>"
+    copier = open_sm_copies(bench, 2, 5)
+    assert repr(copier) == "<SmCopies of 5 tensors>"
     assert bench.holdings()[0] == before[0] + 2
     copier.close()
     copier.close()
@@ -168,33 +168,33 @@ def test_a_table_has_a_row_for_every_tensor(copier: Any) -> None:
 def test_a_ring_that_cannot_be_made_leaves_nothing_behind(bench: Bench, call: str) -> None:
     before = bench.holdings()
     bench.gpu.fail(call)
-    with pytest.raises(PartitionError, match="making the ring of copies: CUDA_ERROR_OUT_OF_MEMORY") as caught:
-        open_copier(bench, 1, 2)
+    with pytest.raises(PartitionError, match="allocating the ring of copy tables: CUDA_ERROR_OUT_OF_MEMORY") as caught:
+        open_sm_copies(bench, 1, 2)
     assert not isinstance(caught.value, DeviceLost)
     del caught
     bench.partition.stream.sync()
     assert bench.holdings() == before
     bench.gpu.fail(call, error="CUDA_ERROR_ILLEGAL_ADDRESS")
     with pytest.raises(DeviceLost):
-        open_copier(bench, 1, 2)
+        open_sm_copies(bench, 1, 2)
 
 
 def test_kernels_that_cannot_be_compiled_are_said_to_be(bench: Bench) -> None:
     device = bench.device.make_current()
     bench.gpu.fail("Program", error="NVRTC_ERROR_COMPILATION")
     with pytest.raises(PartitionError, match="compiling the copy kernels: NVRTC_ERROR_COMPILATION"):
-        bench.copies.compile_kernels(device)
+        bench.copies.compile_copy_kernels(device)
 
 
 def test_without_nvrtc_the_package_to_install_is_named(bench: Bench) -> None:
     device = bench.device.make_current()
     bench.gpu.nvrtc = False
     with pytest.raises(PartitionError, match="compiling the copy kernels needs NVRTC, pip install nvidia-cuda-nvrtc"):
-        bench.copies.compile_kernels(device)
+        bench.copies.compile_copy_kernels(device)
 
 
 def test_the_simulation_holds_arguments_against_what_the_kernel_declares(bench: Bench, copier: Any) -> None:
     ring, length, *others = copier._in
     copier._in = (ring, int(length), *others)
-    with pytest.raises(Misuse, match=r"bring_in takes \['pointer', 'unsigned', .*but was given \['pointer', 'long long'"):
-        copier.bring_in(bench.partition.stream)
+    with pytest.raises(Misuse, match=r"copy_in takes \['pointer', 'unsigned', .*but was given \['pointer', 'long long'"):
+        copier.copy_in(bench.partition.stream)

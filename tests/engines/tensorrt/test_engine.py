@@ -255,7 +255,7 @@ def test_streams_of_several_partitions_are_an_error(tmp_path: Path) -> None:
     gpu = Gpu()
     with opened(tmp_path, library(gpu, "tensorrt", "11.4"), gpu) as bench:
         executor, other = bench.load(bench.plan(aux_streams=1)).bind(bench.partition), bench.device.carve([1])
-        executor.instance.contexts[0]._theirs.set_aux_streams([other.handle])
+        executor.instance.contexts[0]._trt_context.set_aux_streams([other.handle])
         with pytest.raises(ExecutionFailed, match="the streams are not all of the same green context"):
             run(executor, rows(5))
         executor.close()
@@ -266,7 +266,7 @@ def test_streams_of_several_partitions_are_an_error(tmp_path: Path) -> None:
 def test_the_simulation_objects_to_another_partition_s_stream(bench: Bench) -> None:
     """F75: TensorRT-RTX 1.6 knows no green contexts, runs part of the inference on the other's SMs and says nothing."""
     executor, other = bench.load(bench.plan(aux_streams=1)).bind(bench.partition), bench.device.carve([1])
-    executor.instance.contexts[0]._theirs.set_aux_streams([other.handle])
+    executor.instance.contexts[0]._trt_context.set_aux_streams([other.handle])
     with pytest.raises(Misuse, match="on other SMs"):
         run(executor, rows(5))
     executor.close()
@@ -276,7 +276,7 @@ def test_the_simulation_objects_to_another_partition_s_stream(bench: Bench) -> N
 def test_the_simulation_objects_to_auxiliary_streams_of_the_library_s_own(bench: Bench) -> None:
     """F75."""
     executor = bench.load(bench.plan(aux_streams=2)).bind(bench.partition)
-    executor.instance.contexts[0]._theirs.set_aux_streams([])
+    executor.instance.contexts[0]._trt_context.set_aux_streams([])
     with pytest.raises(Misuse, match="everybody's SMs"):
         run(executor, rows(5))
     executor.close()
@@ -331,13 +331,13 @@ def test_a_budget_that_was_baked_in_holds_unless_another_is_asked_for(bench: Ben
 
 def test_a_budget_for_weights_that_cannot_be_streamed_is_refused(bench: Bench) -> None:
     """F74."""
-    why = r"affine1\.plan: a weight_streaming_budget of 5 bytes is in vain: it was not built to stream weights"
+    why = r"affine1\.plan: a weight_streaming_budget of 5 bytes has no effect: it was not built to stream weights"
     with pytest.raises(ModelRefused, match=why):
         bench.load(bench.plan(), weight_streaming_budget=5)
 
 
 def test_profiles_for_what_is_built_already_are_refused(bench: Bench) -> None:
-    with pytest.raises(ModelRefused, match=r"affine1\.plan: it is built already, so build_profiles are in vain"):
+    with pytest.raises(ModelRefused, match=r"affine1\.plan: it is built already, so build_profiles have no effect"):
         bench.load(bench.plan(), build_profiles=((("x", ((1, 3), (2, 3), (4, 3))),),))
 
 
@@ -388,4 +388,4 @@ def test_several_executors_of_one_engine_are_in_flight_together(bench: Bench) ->
 def test_what_is_made_for_an_executor_describes_itself(bench: Bench, executor: Any) -> None:
     assert repr(executor.instance.contexts[0]) == "<Context of affine1.plan, profile 0, shapes ((2, 3),)>"
     assert repr(executor.instance) == "<Instance of affine1.plan, 2 contexts, used by 1>"
-    assert repr(executor._staging) == "<Staging of 256 bytes in 2 places>"
+    assert repr(executor._staging) == "<Staging of 256 bytes in 2 slots>"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engines import ExecutionFailed, ModelRefused, RuntimeSettings, Tensor
-from engines.tensorrt.graph_mode import Situation, Way, decide, fall_back, obstacle
+from engines.tensorrt.graph_mode import EngineTraits, GraphMode, decide, fall_back, obstacle
 from partitions import DeviceLost
 from tests.engines.simulated import AFFINE, ROWS, Bench, affine, assert_right, never_captured, opened, rows
 from tests.engines.tensors import array, run
@@ -15,10 +15,10 @@ from tests.simulation import Gpu, Misuse
 from tests.simulation.tensorrt import library
 from tests.simulation.tensorrt_config import CudaGraphStrategy
 
-MOST_SHAPES = 64
+MAX_READY_SETS = 64
 FIXED = "fixed (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"
 
-# Settings, situation, and the way: whether a graph of ours is captured, whether the library's own are used, what is warned of.
+# Settings, traits, and the way: whether a graph of ours is captured, whether the library's own are used, what is warned of.
 MATRIX: dict[str, tuple[dict[str, Any], dict[str, bool], bool, bool, str]] = {
     "F57: the library's own around the engine alone, with a word": (
         {"copies": "engine"}, {"native": True}, False, True, "though cuda_graph_strategy is 'disabled'",
@@ -87,29 +87,29 @@ def strategy(bench: Bench) -> CudaGraphStrategy:
     return found
 
 
-@pytest.mark.parametrize(("settings", "situation", "capture", "native", "notice"), MATRIX.values(), ids=list(MATRIX))
+@pytest.mark.parametrize(("settings", "traits", "capture", "native", "notice"), MATRIX.values(), ids=list(MATRIX))
 def test_the_way_is_decided_by_the_settings_the_engine_and_the_library(
-    settings: dict[str, Any], situation: dict[str, bool], capture: bool, native: bool, notice: str
+    settings: dict[str, Any], traits: dict[str, bool], capture: bool, native: bool, notice: str
 ) -> None:
     """F57, F58, F59, F61, F62, F63."""
-    way = decide(RuntimeSettings(**settings), Situation(**situation))
+    way = decide(RuntimeSettings(**settings), EngineTraits(**traits))
     assert (way.capture, way.native) == (capture, native)
-    assert notice in way.notice
-    assert bool(notice) == bool(way.notice)
+    assert notice in way.note
+    assert bool(notice) == bool(way.note)
 
 
-@pytest.mark.parametrize("situation", [Situation(streaming=True), Situation(dynamic=True, native=True)])
-def test_graphs_that_are_required_and_cannot_be_are_refused_with_the_reason(situation: Situation) -> None:
+@pytest.mark.parametrize("traits", [EngineTraits(streaming=True), EngineTraits(dynamic=True, native=True)])
+def test_graphs_that_are_required_and_cannot_be_are_refused_with_the_reason(traits: EngineTraits) -> None:
     """F60."""
     settings = RuntimeSettings(graphs="required", dynamic_shapes_kernel_specialization_strategy="lazy")
     with pytest.raises(ModelRefused, match="graphs are required, but it cannot be captured as one: its ") as refused:
-        decide(settings, situation)
-    assert obstacle(settings, situation) in str(refused.value)
+        decide(settings, traits)
+    assert obstacle(settings, traits) in str(refused.value)
 
 
-def test_a_way_says_what_it_is() -> None:
-    ways = [Way(capture=True, native=False), Way(capture=False, native=True), fall_back(Situation(), "why")]
-    assert list(map(str, ways)) == ["captured graphs", "graphs of its own", "no graphs"]
+def test_a_graph_mode_describes_itself() -> None:
+    ways = [GraphMode(capture=True, native=False), GraphMode(capture=False, native=True), fall_back(EngineTraits(), "why")]
+    assert list(map(str, ways)) == ["captured graphs", "native graphs", "no graphs"]
 
 
 @pytest.mark.parametrize("copies", ["sm", "engine", "auto"])
@@ -160,7 +160,7 @@ def test_copies_by_the_engines_need_no_nvrtc(bench: Bench) -> None:
 
 def test_each_inference_s_copies_are_chosen_by_its_size(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ways in turn on one ring: each counts only its own."""
-    monkeypatch.setattr(bench.copies, "SM_COPIES_UP_TO", 3 * 24)
+    monkeypatch.setattr(bench.copies, "SM_COPY_LIMIT", 3 * 24)
     executor = bench.bind(copies="auto")
     for turn in range(40):
         data, before = rows(1 + turn % 5, turn), bench.gpu.log.count("cuMemcpyAsync")
@@ -257,7 +257,7 @@ def test_if_there_is_no_other_context_the_old_one_goes_on_without_graphs(
     assert_many_right(bench, executor)
     run(executor, rows(4))
     assert_many_right(bench, executor)
-    assert caplog.messages[-1].endswith("gives no context: CUDA_ERROR_OUT_OF_MEMORY: as told; each inference costs more")
+    assert caplog.messages[-1].endswith("created no context: CUDA_ERROR_OUT_OF_MEMORY: as told; each inference costs more")
     executor.close()
 
 
@@ -267,19 +267,19 @@ def test_if_there_is_no_other_context_the_old_one_goes_on_without_graphs(
 def test_graphs_are_bounded_and_the_least_recently_used_goes_first(bench: Bench) -> None:
     text = "wide (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }"
     executor = bench.bind(text, {"x": [(1, 3), (1, 3), (99, 3)]})
-    for count in range(1, MOST_SHAPES + 1):
+    for count in range(1, MAX_READY_SETS + 1):
         run(executor, rows(count))
-    assert len(bench.gpu.graphs) == MOST_SHAPES
+    assert len(bench.gpu.graphs) == MAX_READY_SETS
     run(executor, rows(1))  # Now 2 is the one that was not used for longest.
     works = [executor.enqueue(bench.pinned(rows(count)), bench.room()) for count in (2, 1, 90)]
-    assert len(bench.gpu.graphs) == MOST_SHAPES
+    assert len(bench.gpu.graphs) == MAX_READY_SETS
     run(executor, rows(91))  # And now 3.
     assert [array(work.wait()[0]).tolist() for work in works] == [(2 * rows(count)).tolist() for count in (2, 1, 90)]
     captured = bench.gpu.log.count("cuGraphInstantiate")
     for count, more in ((1, 0), (2, 0), (90, 0), (5, 0), (3, 1)):
         run(executor, rows(count))
         assert bench.gpu.log.count("cuGraphInstantiate") - captured == more, count
-    assert len(bench.gpu.graphs) == MOST_SHAPES
+    assert len(bench.gpu.graphs) == MAX_READY_SETS
     executor.close()
     assert bench.gpu.graphs == []
 

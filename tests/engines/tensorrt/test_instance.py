@@ -47,7 +47,7 @@ def open_streams(partition: Any) -> int:
 
 def idle(count: int) -> str:
     """What a pool says that no executor has anything of any more."""
-    return f"<Pool of {count} idle instances, 0 executors, 0 to be released>"
+    return f"<InstancePool of {count} idle instances, 0 executors, 0 to be released>"
 
 
 # Moved to another partition.

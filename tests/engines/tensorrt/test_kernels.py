@@ -76,7 +76,7 @@ def test_executors_of_an_engine_find_each_other_s_in_the_file(bench: Bench, sett
 def test_an_engine_is_bound_to_two_partitions_at_once(bench: Bench, settings: dict[str, Any]) -> None:
     """F53: the second makes its contexts while the first compiles, and compiles after it, into a cache of its own.
 
-    The first is not held until the second is bound, which waits for every thread that compiles: see EXECUTING, LIBRARY_USE.
+    The first is not held until the second is bound, which waits for every thread that compiles: see EXECUTION_LOCK.
     """
     path = bench.plan()
     engine, other, made = bench.load(path, **settings), bench.device.carve([1]), Event()
@@ -228,7 +228,7 @@ def test_a_cache_that_the_library_does_not_take_costs_one_warning(bench: Bench, 
         engine.bind(bench.partition).close()
     engine.close()
     assert [message.partition(": ")[2] for message in caplog.messages] == [
-        "runs without a kernel cache: the library does not take it"
+        "runs without a kernel cache: the library refused it"
     ]
 
 

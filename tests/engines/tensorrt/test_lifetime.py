@@ -115,7 +115,7 @@ def test_f15_one_that_is_collected_in_a_capture_is_released_with_the_next_call_t
         if action == "close"
         else [other, getattr(engine, action)(*([other] if action == "rebind" else []), bench.partition)]
     )
-    kept = sum(len(executor._shapes.names()) for executor in executors)
+    kept = sum(len(executor._shapes.ready_sets()) for executor in executors)
     for executor in executors if action == "close" else ():
         executor.close()
         kept = 0
@@ -168,7 +168,10 @@ def test_f15_what_fails_is_a_warning_and_the_rest_is_freed(bench: Bench, caplog:
     bench.gpu.fail("cuGraphExecDestroy")
     del executor
     (message,) = caplog.messages
-    assert "an executor that was not closed: closing <TensorRTExecutor affine1.plan>: CUDA_ERROR_OUT_OF_MEMORY" in message
+    assert (
+        "freeing an executor that was not closed failed: closing <TensorRTExecutor affine1.plan>: CUDA_ERROR_OUT_OF_MEMORY"
+        in message
+    )
     assert not bench.gpu.events
     again = engine.bind(bench.partition)
     assert_right(again, rows(2))
@@ -217,8 +220,8 @@ def test_f15_what_lives_when_the_interpreter_ends_is_freed_in_order(tmp_path: Pa
 
 def test_a_pool_and_what_an_executor_holds_describe_themselves(bench: Bench) -> None:
     executor = bench.bind()
-    assert repr(executor.engine.pool) == "<Pool of 0 idle instances, 1 executors, 0 to be released>"
-    assert repr(executor._held) == "<Held of <TensorRTExecutor affine1.plan>>"
+    assert repr(executor.engine.pool) == "<InstancePool of 0 idle instances, 1 executors, 0 to be released>"
+    assert repr(executor._finalizer) == "<Finalizer of <TensorRTExecutor affine1.plan>>"
     assert run(executor, rows(2))[0].tolist() == affine(rows(2)).tolist()
     executor.close()
-    assert repr(executor._held).endswith("released>")
+    assert repr(executor._finalizer).endswith("released>")

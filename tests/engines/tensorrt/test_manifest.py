@@ -33,16 +33,16 @@ RECEIVERS = {
         "network": "INetworkDefinition",
         "parser": "OnnxParser",
         "tensor": "ITensor",
-        "theirs": "IOptimizationProfile",
+        "library_profile": "IOptimizationProfile",
     },
     "": {
         "plan": "ICudaEngine",
         "config": "IRuntimeConfig",
-        "theirs": "IExecutionContext",
-        "_theirs": "IExecutionContext",
+        "trt_context": "IExecutionContext",
+        "_trt_context": "IExecutionContext",
     },
 }
-"""By file, or "" for the others: what the last name of an expression stands for, as in `self._theirs.infer_shapes()`."""
+"""By file, or "" for the others: what the last name of an expression stands for, as in `self._trt_context.infer_shapes()`."""
 GUARDED = {
     "CudaGraphStrategy",
     "ComputeCapability",

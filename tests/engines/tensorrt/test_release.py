@@ -24,12 +24,12 @@ def fail():
         kept = [error]
         kept.append(kept)
 
-def hear(severity, text):
+def on_message(severity, text):
     gc.collect()
 
 gc.disable()
 fail()
-api.hear = hear  # As if the collector ran just while the library logs.
+api.on_message = on_message  # As if the collector ran just while the library logs.
 fail()
 """
 

@@ -255,7 +255,7 @@ def test_what_was_prepared_runs_while_more_is_compiled_and_their_memory_is_not_t
 
 def test_a_preparation_does_not_keep_its_executor_waiting_for_what_another_compiles(bench: Bench, executor: Any) -> None:
     api: Any = importlib.import_module("engines.tensorrt.api")
-    with api.EXECUTING:
+    with api.EXECUTION_LOCK:
         future = begun(executor, FIVE)
         assert_right(executor, rows(2))
         assert not future.done()
@@ -390,12 +390,12 @@ def test_closing_waits_for_a_preparation_and_leaves_nothing(bench: Bench) -> Non
     _, closed = in_a_thread(close)
     with pytest.raises(CancelledError):
         waiting.result(PATIENCE)
-    assert repr(executor.engine.pool) == "<Pool of 0 idle instances, 1 executors, 0 to be released>"
+    assert repr(executor.engine.pool) == "<InstancePool of 0 idle instances, 1 executors, 0 to be released>"
     held.release()
     closed.result(PATIENCE)
     future.result(PATIENCE)
     assert held.order == ["released", "closed"]
-    assert repr(executor.engine.pool) == "<Pool of 1 idle instances, 0 executors, 0 to be released>"
+    assert repr(executor.engine.pool) == "<InstancePool of 1 idle instances, 0 executors, 0 to be released>"
     assert executor.describe()["counts"]["captures"] == 1
     assert bench.gpu.graphs == []
     assert sum(not stream.closed for stream in green.streams) == 1
@@ -407,7 +407,7 @@ def test_closing_waits_for_a_preparation_and_leaves_nothing(bench: Bench) -> Non
 
 def test_an_executor_that_is_being_closed_begins_no_preparation(bench: Bench) -> None:
     executor = bench.bind()
-    executor._shapes.finish()
+    executor._shapes.stop_preparing()
     assert executor.preparing(FIVE) is None
     executor.close()
 

@@ -40,11 +40,11 @@ def test_threads_share_it_at_the_same_time() -> None:
         each.result(30)
 
 
-@pytest.mark.parametrize("how", ["shared", "alone"])
+@pytest.mark.parametrize("how", ["shared", "exclusive"])
 def test_who_is_alone_keeps_others_out(how: str) -> None:
     lock, order = SharedLock(), list[str]()
-    with lock.alone():
-        assert repr(lock) == "<SharedLock held alone>"
+    with lock.exclusive():
+        assert repr(lock) == "<SharedLock held exclusively>"
         _, asked = in_a_thread(note(lock, how, order))
         assert wait_in_vain(lock, asked)
         order.append("let go")
@@ -63,35 +63,35 @@ def test_who_wants_to_be_alone_waits_for_all_who_share() -> None:
 
     _, sharing = in_a_thread(share)
     with lock.shared():
-        _, asked = in_a_thread(note(lock, "alone", order))
+        _, asked = in_a_thread(note(lock, "exclusive", order))
         assert wait_in_vain(lock, asked)
     assert wait_in_vain(lock, asked)
     leave.set()
     for each in (sharing, asked):
         each.result(30)
-    assert order == ["shared", "left", "alone"]
+    assert order == ["shared", "left", "exclusive"]
 
 
 def test_who_waits_to_be_alone_goes_before_who_asks_to_share_later() -> None:
     lock, order = SharedLock(), list[str]()
     with lock.shared():
         assert repr(lock) == "<SharedLock shared by 1>"
-        _, first = in_a_thread(note(lock, "alone", order))
+        _, first = in_a_thread(note(lock, "exclusive", order))
         assert wait_in_vain(lock, first)
         _, later = in_a_thread(note(lock, "shared", order))
         assert wait_in_vain(lock, first, later)
         assert order == []
     for each in (first, later):
         each.result(30)
-    assert order == ["alone", "shared"]
+    assert order == ["exclusive", "shared"]
 
 
-@pytest.mark.parametrize("how", ["shared", "alone"])
+@pytest.mark.parametrize("how", ["shared", "exclusive"])
 def test_an_exception_lets_go_of_it(how: str) -> None:
     lock, order = SharedLock(), list[str]()
     with pytest.raises(KeyError), getattr(lock, how)():
         raise KeyError
-    for again in ("alone", "shared", "alone"):
+    for again in ("exclusive", "shared", "exclusive"):
         in_a_thread(note(lock, again, order))[1].result(30)
-    assert order == ["alone", "shared", "alone"]
+    assert order == ["exclusive", "shared", "exclusive"]
     assert repr(lock) == "<SharedLock shared by 0>"

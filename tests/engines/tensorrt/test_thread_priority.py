@@ -4,7 +4,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
-from engines.tensorrt.thread_priority import NICE, give_way
+from engines.tensorrt.thread_priority import NICE, lower_priority
 
 
 def niceness() -> int:
@@ -20,7 +20,7 @@ def test_a_thread_that_gives_way_does_so_with_those_that_it_starts_and_no_other(
         thread.start()
         thread.join()
 
-    with ThreadPoolExecutor(1, initializer=give_way) as threads:
+    with ThreadPoolExecutor(1, initializer=lower_priority) as threads:
         threads.submit(inner).result()
         assert threads.submit(niceness).result() == max(before, NICE)
     assert found == [max(before, NICE)]

@@ -256,12 +256,12 @@ def test_an_error_about_a_setting_says_where_it_was_said(tmp_path: Path, partiti
     add(tmp_path, "m", "parameters { key: 'greenlane.strategy' value { string_value: 'lazy' } }")
 
     def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
-        raise ModelRefused(f"{path}: a weight_streaming_budget of {settings.weight_streaming_budget} bytes is in vain")
+        raise ModelRefused(f"{path}: a weight_streaming_budget of {settings.weight_streaming_budget} bytes has no effect")
 
     options = {"m": ModelOptions(weight_budget=5)}
     (problem,) = Library(Repository(tmp_path, options, "greenlane.toml"), read).load("m", partitions[0]).problems
     assert problem.reason == (
-        "m/1/model.onnx: a weight_streaming_budget of 5 bytes is in vain (greenlane.toml: models.m.weight_budget)"
+        "m/1/model.onnx: a weight_streaming_budget of 5 bytes has no effect (greenlane.toml: models.m.weight_budget)"
     )
 
 

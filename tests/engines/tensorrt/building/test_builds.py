@@ -123,7 +123,9 @@ def test_a_builder_that_dies_refuses_its_model_and_says_how_far_it_was(
         building = pool.submit(plan, builds(tmp_path), source)
         until(lambda: bool(starts(caplog)))
         os.kill(starts(caplog)[0], number)
-        with pytest.raises(ModelRefused, match=f"model.onnx: the build was ended by signal {number.value} \\({number.name}\\)"):
+        with pytest.raises(
+            ModelRefused, match=f"model.onnx: the build was killed by signal {number.value} \\({number.name}\\)"
+        ):
             building.result()
     assert not list((tmp_path / "cache").glob("*.plan*.tmp"))
     assert plan(builds(tmp_path), source).exists(), "the next build is not in the way of the last"
@@ -133,8 +135,8 @@ def test_a_builder_that_crashes_is_told_with_its_last_words_and_what_to_do(tmp_p
     with pytest.raises(ModelRefused) as refused:
         plan(builds(tmp_path, command=saying(DIES)), source)
     said = str(refused.value)
-    assert said.startswith(f"{source}: the build was ended by signal 11 (SIGSEGV)")
-    assert said.endswith("with the words: my last words; build it apart, with python -m engines.build, and serve the .plan")
+    assert said.startswith(f"{source}: the build was killed by signal 11 (SIGSEGV)")
+    assert said.endswith("after printing: my last words; build it with python -m engines.build, and serve the .plan")
 
 
 @pytest.mark.parametrize(
@@ -158,14 +160,14 @@ def test_a_command_that_cannot_be_started_is_a_refusal(tmp_path: Path, source: P
 
 
 def test_a_build_that_outlives_its_limit_is_ended(tmp_path: Path, endless: Path) -> None:
-    with pytest.raises(ModelRefused, match=r"took more than 0.5 s and was ended .*allow it more \(models.build_timeout\)"):
+    with pytest.raises(ModelRefused, match=r"took more than 0.5 s and was killed .*allow it more \(models.build_timeout\)"):
         plan(builds(tmp_path, time_limit=0.5), endless)
 
 
 def test_the_limit_is_of_the_build_and_not_of_what_was_before_it(tmp_path: Path, source: Path) -> None:
     begun = json.dumps({"kind": "begun", "process": 1})
     script = f"import signal; print({begun!r}, flush=True); signal.pause()"
-    with pytest.raises(ModelRefused, match=r"took more than 0.5 s and was ended"):
+    with pytest.raises(ModelRefused, match=r"took more than 0.5 s and was killed"):
         plan(builds(tmp_path, time_limit=0.5, command=saying(script)), source)
 
 
@@ -203,9 +205,9 @@ def test_closing_abandons_what_is_built_and_refuses_what_comes(tmp_path: Path, e
         until(lambda: len(children()) == 1)
         by.close()
         for asked in asking:
-            with pytest.raises(Cancelled, match=r"endless.onnx: the build was abandoned, as this process is ending"):
+            with pytest.raises(Cancelled, match=r"endless.onnx: the build was cancelled, as this process is ending"):
                 asked.result()
-    with pytest.raises(Cancelled, match=r"model.onnx: the build was abandoned"):
+    with pytest.raises(Cancelled, match=r"model.onnx: the build was cancelled"):
         plan(by, source)
     by.close()
 
@@ -252,11 +254,11 @@ def _state(pid: int) -> str:
 
 HUMBLE = """
 import json, os, pickle, sys
-from engines.tensorrt.building.child import end_with, give_way, idle
+from engines.tensorrt.build_child import die_with_parent, lower_priority, use_idle_time
 order = pickle.load(sys.stdin.buffer)
-end_with(order.parent)
-give_way(order.cores)
-idle()
+die_with_parent(order.parent)
+lower_priority(order.cores)
+use_idle_time()
 found = [os.nice(0), os.sched_getscheduler(0) == os.SCHED_IDLE, sorted(os.sched_getaffinity(0)),
          os.environ.get("CUDA_VISIBLE_DEVICES"), order.gpu]
 print(json.dumps({"kind": "refused", "text": json.dumps(found)}))
@@ -277,9 +279,9 @@ def test_builds_come_after_everybody_else_on_cores_that_they_are_given(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
     by, ours = builds(tmp_path, command=saying(HUMBLE)), sorted(os.sched_getaffinity(0))
     assert asked_of(by, source, "tensorrt_rtx") == [19, True, ours, "", None], "plans of this library need no GPU"
-    by.place({ours[-1]})
+    by.set_affinity({ours[-1]})
     assert asked_of(by, source, "tensorrt") == [19, True, ours[-1:], "5,6", 3], "this one measures on the GPU it builds for"
-    by.place({100_000})
+    by.set_affinity({100_000})
     assert asked_of(by, source, "tensorrt")[:3] == [19, True, ours], "cores that are gone are no reason to fail"
 
 

@@ -47,10 +47,10 @@ def test_where_the_other_process_dies_kernels_are_compiled_here_and_the_log_says
     with closing(load_engine(plan, bench.device, builds=builds).bind(bench.partition)) as executor:
         assert_right(executor, rows(2))
     assert bench.gpu.compiled
-    (warning,) = {record.getMessage() for record in caplog.records if "compilation was ended" in record.getMessage()}
-    assert "was ended by signal 11 (SIGSEGV)" in warning
+    (warning,) = {record.getMessage() for record in caplog.records if "compilation was killed" in record.getMessage()}
+    assert "was killed by signal 11 (SIGSEGV)" in warning
     assert "my last words" in warning
-    assert "they are compiled where it is served" in warning
+    assert "they are compiled when the model is bound" in warning
 
 
 def test_where_the_other_process_refuses_the_reason_is_logged(
@@ -70,7 +70,7 @@ def test_an_engine_whose_builds_are_closed_is_not_bound(bench: Bench, tmp_path: 
     builds = compiling(tmp_path, *as_simulated.COMMAND)
     engine = load_engine(bench.plan(), bench.device, builds=builds)
     builds.close()
-    with pytest.raises(Cancelled, match="abandoned, as this process is ending"):
+    with pytest.raises(Cancelled, match="cancelled, as this process is ending"):
         engine.bind(bench.partition)
     engine.close()
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.tensorrt.building.progress import Printer, Step, Tracker, Watch
+from engines.tensorrt.building.progress import BuildWatch, Printer, Step, Tracker
 
 
 def test_an_inner_phase_is_a_part_of_one_step_of_the_phase_around_it() -> None:
@@ -36,7 +36,7 @@ def test_the_share_never_falls_nor_leaves_the_whole_whatever_the_library_reports
 def test_a_watch_passes_steps_on_until_it_is_told_to_stop() -> None:
     answers = iter([True, False])
     seen: list[Step] = []
-    watch = Watch(lambda step: seen.append(step) or next(answers))
+    watch = BuildWatch(lambda step: seen.append(step) or next(answers))
     watch.start("phase", 2)
     assert watch.step("phase", 0)
     assert not watch.step("phase", 1)
@@ -51,7 +51,7 @@ def test_a_watch_keeps_what_is_raised_and_stops() -> None:
     def fail(step: Step) -> bool:
         raise KeyboardInterrupt
 
-    watch = Watch(fail)
+    watch = BuildWatch(fail)
     assert not watch.step("phase", 0)
     assert watch.cancelled
     assert isinstance(watch.error, KeyboardInterrupt)

@@ -121,7 +121,7 @@ def test_f67_contexts_with_graphs_of_their_own_are_made_again_without(bench: Ben
     executor = bench.bind(NONZERO, FIVE, graphs="off", cuda_graph_strategy="whole_graph_capture")
     assert answer(executor.enqueue([Tensor.of(sparse(5, 2))])) == expected(sparse(5, 2))
     configured = {
-        context._theirs.get_runtime_config().cuda_graph_strategy.name for context in executor.instance.contexts.values()
+        context._trt_context.get_runtime_config().cuda_graph_strategy.name for context in executor.instance.contexts.values()
     }
     assert configured == {"DISABLED"}
     executor.close()
@@ -161,8 +161,8 @@ def test_f32_what_does_not_fit_the_signature_is_refused_as_ever(bench: Bench) ->
 def test_f32_a_library_that_says_no_shape_is_an_error(bench: Bench) -> None:
     executor = bench.bind(DISTINCT, FIVE)
     (context,) = executor.instance.contexts.values()
-    context._theirs._allocators["y"].notify_shape = lambda name, shape: None
-    with pytest.raises(ExecutionFailed, match="the library did not say of which shape y is"):
+    context._trt_context._allocators["y"].notify_shape = lambda name, shape: None
+    with pytest.raises(ExecutionFailed, match="the library did not report the shape of y"):
         executor.enqueue([Tensor.of(sparse(5, 1))])
-    assert repr(context._unsized) == "<UnsizedOutputs ['y']>"
+    assert repr(context._data_dependent) == "<DataDependentOutputs ['y']>"
     executor.close()

@@ -1,0 +1,188 @@
+"""`python -m engines.tensorrt.build_child`: one build or one compilation of kernels, for the process that started this one.
+
+See `building.builds` for why. The order comes on standard input, and messages go to standard output, one JSON object a line.
+What a library prints goes to standard error.
+"""
+
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from threading import Lock
+
+from partitions import PartitionError
+
+from ..errors import EngineError
+from .api import TensorRT, find_tensorrt
+from .building.builder import PlanRequest, build, find_or_build
+from .building.builds import encode
+from .building.kernels import KernelsRequest
+from .building.progress import Progress, Step
+
+log = logging.getLogger("greenlane.engines")
+
+_PR_SET_PDEATHSIG = 1
+"""From <linux/prctl.h>: send a signal when the thread that started this process ends."""
+_NICE = 19
+_STEP_INTERVAL = 1.0
+"""Seconds between two messages about the same per cent."""
+
+Send = Callable[[bytes], None]
+
+
+def main() -> int:
+    """Execute the order and return the exit status, 0 if it was answered."""
+    order = pickle.load(sys.stdin.buffer)
+    die_with_parent(order.parent)
+    send = redirect_output()
+    logging.getLogger("greenlane").addHandler(Relay(send))
+    logging.getLogger("greenlane").setLevel(logging.INFO)
+    lower_priority(order.cores)
+    if isinstance(order.request, KernelsRequest):
+        return answer_kernels(order.request, order.gpu, send)
+    return answer_plan(order.request, order.gpu, send)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when the process that started it ends, or now if it already has."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def redirect_output() -> Send:
+    """Keep standard output for messages, and send what is printed to standard error instead. Returns how to send a message."""
+    messages, lock = os.dup(1), Lock()  # The library's threads log as well.
+    os.dup2(2, 1)
+
+    def send(message: bytes) -> None:
+        with lock:
+            while message:
+                message = message[os.write(messages, message) :]
+
+    return send
+
+
+def lower_priority(cores: frozenset[int]) -> None:
+    """Run on these cores, if any are given, and with the lowest normal priority."""
+    with suppress(OSError):
+        os.nice(_NICE)
+    if cores:
+        with suppress(OSError):  # The cores may no longer be available to this process.
+            os.sched_setaffinity(0, cores)
+
+
+def use_idle_time() -> None:
+    """Use only processor and disk time that nothing else wants: SCHED_IDLE implies the idle class of both.
+
+    New threads inherit it.
+    """
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def answer_kernels(request: KernelsRequest, gpu: int, send: Send) -> int:
+    """Compile the kernels, and send that they are cached or why not.
+
+    This thread has a low priority (`lower_priority`) but does not use idle time only, since it holds locks of the GPU's
+    driver.
+    """
+    send(encode("begun", process=os.getpid()))
+    try:
+        compile_kernels(request, gpu)
+    except (EngineError, PartitionError) as error:
+        send(encode("refused", text=f"{request.plan_path}: its kernels were not compiled: {error}"))
+    except Exception as error:
+        log.exception("unexpected error while compiling kernels")
+        send(encode("refused", text=f"{request.plan_path}: its kernels were not compiled: {error!r}"))
+    else:
+        send(encode("built", path=str(request.plan_path), new=True))
+    return 0
+
+
+def answer_plan(request: PlanRequest, gpu: int | None, send: Send) -> int:
+    """Find or build the plan, and send where it is or why there is none."""
+    built = False
+
+    def make(onnx: bytes) -> bytes:
+        nonlocal built
+        built = True
+        use_idle_time()
+        send(encode("begun", process=os.getpid()))
+        return build(onnx, request.options, _progress_sender(send), api=_library(request, gpu), path=request.onnx_path)
+
+    try:
+        path = find_or_build(request, make)
+    except EngineError as error:
+        send(encode("refused", text=str(error)))
+    except Exception as error:
+        log.exception("unexpected error while building a plan")
+        send(encode("refused", text=f"{request.onnx_path}: its builder failed: {error!r}"))
+    else:
+        send(encode("built", path=str(path), new=built))
+    return 0
+
+
+def _library(request: PlanRequest, gpu: int | None) -> TensorRT:
+    """The library that the request names. If it measures on a GPU, that one becomes current in this thread."""
+    if gpu is not None:
+        from cuda.core import Device  # Not installed where no library needs a GPU to build.
+
+        Device(gpu).set_current()
+    api = find_tensorrt([request.library])
+    if api.version != request.version:
+        raise EngineError(f"{request.onnx_path}: {api} builds it, but {request.version} would load it; restart the server")
+    return api
+
+
+def _progress_sender(send: Send) -> Progress:
+    """Sends every per cent, and at least one message a second."""
+    last = (-1, 0.0)
+
+    def report(step: Step) -> bool:
+        nonlocal last
+        per_cent, now = int(step.share * 100), time.monotonic()
+        if per_cent > last[0] or now - last[1] >= _STEP_INTERVAL:
+            last = per_cent, now
+            send(encode("step", phase=step.phase, share=step.share))
+        return True
+
+    return report
+
+
+def compile_kernels(request: KernelsRequest, gpu: int) -> None:
+    """Bind the plan to a partition of this process, which compiles and caches the kernels of everything it is warmed up with.
+
+    `gpu` is the ordinal. Blocks, perhaps for a minute. Raises ModelRefused, DeviceUnavailable, PartitionError.
+    """
+    from partitions import open_device  # A process that only builds does not need CUDA.
+
+    from .load import load_tensorrt
+
+    with (
+        closing(open_device("cuda", index=gpu, granule_sms=request.granule_sms)) as device,
+        closing(device.carve(range(request.granules))) as partition,
+        closing(load_tensorrt(request.plan_path, device, request.settings)) as engine,  # type: ignore[arg-type]
+        closing(engine.bind(partition)),
+    ):
+        return
+
+
+class Relay(logging.Handler):
+    """Sends log records to the process that serves, which logs them."""
+
+    def __init__(self, send: Send) -> None:
+        super().__init__()
+        self._say = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(encode("log", level=record.levelno, text=self.format(record)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
