@@ -82,9 +82,9 @@ class TimedBuilds(Builds):
         super().__init__(cache, compiles=compiles)
         self.spans: dict[str, tuple[float, float]] = {}
 
-    def kernels(self, wanted: KernelsRequest, gpu: int) -> None:
+    def compile_kernels(self, request: KernelsRequest, gpu: int) -> None:
         began = perf_counter()
-        super().kernels(wanted, gpu)
+        super().compile_kernels(request, gpu)
         self.spans["a child compiles"] = (began, perf_counter())
 
 
