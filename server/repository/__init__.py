@@ -1,1 +1,1 @@
-"""What a model repository on disk says: directories, versions, `config.pbtxt`, and how a model is to run. Loads nothing."""
+"""The model repository on disk: directories, versions, `config.pbtxt`, and settings of how models run. Loads no models."""

@@ -1,7 +1,7 @@
-"""The JSON of `GET /v2/models/NAME/config`: what is configured, as Triton shows it, completed by what holds.
+"""The JSON of `GET /v2/models/NAME/config`: the whole configuration, in Triton's form.
 
-Triton fills in what a configuration leaves out before it shows it, and so is done here: from the model, or with Triton's
-defaults where these say what is so here too.
+Like Triton, we complete what a configuration leaves out before we show it: from the model, or with Triton's defaults where
+they are true here too.
 """
 
 import json
@@ -28,10 +28,11 @@ def describe(
     execution: Mapping[str, object] | None = None,
     instances: int = 1,
 ) -> Object:
-    """The whole configuration of a model that is served: `signature` is what it is served as, `platform` is
-    `<project>_<format>`, `filename` its file in the version's directory, `instances` how many executors there are.
+    """The whole configuration of a model that is served.
 
-    `execution` is what an executor said of itself when the model was loaded; its counts change, so they are left out.
+    `signature` is the one that clients see, `platform` is `<project>_<format>`, `filename` is the model's file in the version's
+    directory, and `instances` is the number of its executors. `execution` is an executor's `describe` from when the model was
+    loaded; its counts are left out, as they change.
     """
     stated = as_json(config.message)
     most = signature.max_batch
@@ -58,12 +59,12 @@ _PINNED: Mapping[str, Object] = {"input_pinned_memory": {"enable": True}, "outpu
 
 
 def _blank(field: str) -> Object:
-    """An input or output of which nothing is said."""
+    """An input or output with no field set, as JSON."""
     return as_json(getattr(MESSAGE(), field).add())
 
 
 def _tensors(stated: Sequence[Object], blank: Object, specs: Sequence[TensorSpec], most: int) -> Iterator[Object]:
-    """Those that are listed, in that order, and then the others."""
+    """The tensors that the configuration lists, in its order, and then the others."""
     named = {spec.name: spec for spec in specs}
     entries = {entry["name"]: entry for entry in stated if entry["name"] in named}
     for name in dict.fromkeys([*entries, *named]):
@@ -74,14 +75,14 @@ def _tensors(stated: Sequence[Object], blank: Object, specs: Sequence[TensorSpec
 
 
 def _batching(stated: Object | None, batching: Batching) -> Object:
-    """A size to stop at is the largest batch where none is said, which is also what Triton fills in."""
+    """`dynamic_batching`. Without preferred sizes it is the largest batch, as Triton fills it in too."""
     shown = as_json(MESSAGE().dynamic_batching) if stated is None else stated
     sizes = list(batching.preferred) or [batching.most]
     return {**shown, "preferred_batch_size": sizes, "max_queue_delay_microseconds": round(batching.delay * 1e6)}
 
 
 def _groups(stated: Sequence[Object], name: str, platform: str, instances: int) -> list[Object]:
-    """As they are listed, if there are as many executors as they say."""
+    """The instance groups as configured, if they add up to the executors that there are; otherwise one group of all."""
     kind = "KIND_GPU" if platform.startswith("tensorrt") else "KIND_CPU"
     groups = [{**group, "count": group["count"] or 1, "name": group["name"] or f"{name}_{n}"} for n, group in enumerate(stated)]
     if sum(group["count"] for group in groups) != instances:

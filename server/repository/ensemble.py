@@ -1,7 +1,8 @@
-"""Ensembles: models of one tenant that run one after another as one, as `ensemble_scheduling` in a `config.pbtxt` says.
+"""Ensembles: models of one tenant that run one after another as a single model (`ensemble_scheduling` in `config.pbtxt`).
 
-A request for an ensemble is one work: its steps run back to back, on a GPU in one graph, and nobody else's work comes in
-between. Its requests are joined up to its own `max_batch_size`; what its steps say of batches is for requests to them alone.
+A request for an ensemble is one unit of work: its steps run back to back, on a GPU in one graph, with no other request in
+between. Requests for an ensemble are batched up to its own `max_batch_size`; the batching settings of its steps apply only to
+requests for these models themselves.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -16,15 +17,16 @@ from ..tenants.catalog import Served
 PLATFORM = "ensemble"
 
 SETTINGS = ("graphs", "copies", "warm_up", "instances")
-"""The settings that an ensemble has of its own: its steps' engines are loaded with the others."""
+"""The settings that an ensemble may have. The engines of its steps are loaded with all others."""
 
 NO_OWN_SETTINGS = "an ensemble has no such setting, its steps have: set it for them"
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleStep:
-    """A step as configured: a model, a version or None for the highest that is served, and what its tensors are called in the
-    ensemble. `where` is what errors call it.
+    """A step as configured: a model, and a version or None for the highest that is served.
+
+    `inputs` and `outputs` map names of the model's tensors to names in the ensemble. `where` names the step in errors.
     """
 
     model: str
@@ -35,16 +37,16 @@ class EnsembleStep:
 
 
 class StepModel(NamedTuple):
-    """What serves a step: the tenant's own model."""
+    """The model of a step: what the tenant is served under this name, and its engine."""
 
     served: Served
     engine: Engine
 
 
 def read_steps(message: Any) -> tuple[EnsembleStep, ...]:
-    """The steps that a configuration names, each after those whose tensors it takes; none where it is no ensemble.
+    """The steps of an ensemble, each after those whose outputs it takes; an empty tuple for other models.
 
-    `message` is as of `server.repository.triton_schema`. Raises ValueError naming what is in the way.
+    `message` is one of `triton_schema.MESSAGE`. Raises ValueError naming the step and what is wrong with it.
     """
     is_one = message.HasField("ensemble_scheduling")
     platform = message.backend or message.platform
@@ -61,7 +63,7 @@ def read_steps(message: Any) -> tuple[EnsembleStep, ...]:
 
 
 def as_triton(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON of an ensemble's configuration as Triton shows it: without batching, a backend, a file and instances."""
+    """The JSON of an ensemble's configuration as Triton shows it: without batching, backend, file and instances."""
     rest = {key: value for key, value in config.items() if key != "dynamic_batching"}
     steps = [{**step, "model_version": step["model_version"] or -1} for step in config["ensemble_scheduling"]["step"]]
     none = {"backend": "", "default_model_filename": "", "instance_group": []}
@@ -69,8 +71,9 @@ def as_triton(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chain_steps(steps: Sequence[EnsembleStep], parts: Sequence[StepModel], max_batch: int) -> list[Step]:
-    """What `engines.chain` takes. Raises ModelRefused, naming both, where a step takes smaller batches than the ensemble, and
-    for a step's tensor that has one shape in requests and another in the model.
+    """The steps as `engines.chain` takes them.
+
+    Raises ModelRefused if a step takes smaller batches than the ensemble, or if a tensor of a step has a `reshape`.
     """
     for step, part in zip(steps, parts, strict=True):
         specs = (*part.served.signature.inputs, *part.served.signature.outputs)
@@ -88,7 +91,7 @@ def chain_steps(steps: Sequence[EnsembleStep], parts: Sequence[StepModel], max_b
 
 
 def identity(links: Sequence[Step]) -> Hashable:
-    """What tells the chain of these steps from others, as long as their engines live."""
+    """A key that is equal for equal chains, as long as their engines live."""
     return tuple(
         (id(link.engine), link.signature, tuple(sorted(link.inputs.items())), tuple(sorted(link.outputs.items())))
         for link in links
@@ -96,12 +99,12 @@ def identity(links: Sequence[Step]) -> Hashable:
 
 
 def step_warnings(steps: Sequence[EnsembleStep], parts: Sequence[StepModel]) -> Iterator[str]:
-    """What a step says of batches that means nothing within the ensemble."""
+    """A warning for each step with batching settings, which have no effect within the ensemble."""
     for step, part in zip(steps, parts, strict=True):
         if (how := part.served.batching) and (how.delay or how.preferred):
             yield (
-                f"{step.where} has a batch delay or preferred batches, which hold for requests to it alone: those to the "
-                "ensemble are joined as a whole, up to its own largest batch"
+                f"{step.where} has a batch delay or preferred batches, which apply to requests for that model only: requests "
+                "for the ensemble are batched as a whole, up to its own largest batch"
             )
 
 
@@ -123,7 +126,9 @@ def _step(index: int, message: Any) -> EnsembleStep:
 
 
 def _in_order(steps: Sequence[EnsembleStep]) -> list[EnsembleStep]:
-    """Each after those whose tensors it takes, else as they came. Raises ValueError for a cycle or a tensor of two steps."""
+    """The steps sorted so that each follows those whose outputs it takes; stable. Raises ValueError for a cycle, and for a
+    tensor that two steps give.
+    """
     makers: dict[str, EnsembleStep] = {}
     for step in steps:
         for tensor in step.outputs.values():
@@ -140,12 +145,12 @@ def _in_order(steps: Sequence[EnsembleStep]) -> list[EnsembleStep]:
 
 
 def _missing(step: EnsembleStep, makers: Mapping[str, EnsembleStep], done: Sequence[EnsembleStep]) -> str:
-    """A tensor that it takes of a step that has not run; empty if there is none."""
+    """An input of this step that a step not yet in `done` makes; "" if there is none."""
     return next((tensor for tensor in step.inputs.values() if tensor in makers and makers[tensor] not in done), "")
 
 
 def _cycle(step: EnsembleStep, makers: Mapping[str, EnsembleStep], done: Sequence[EnsembleStep]) -> str:
-    """From a step that cannot run to one that was passed before: these wait for each other."""
+    """The error text for a cycle, found by following from `step` to the steps it waits for until one comes up again."""
     path: list[EnsembleStep] = []
     while step not in path:
         path.append(step)
@@ -155,7 +160,10 @@ def _cycle(step: EnsembleStep, makers: Mapping[str, EnsembleStep], done: Sequenc
 
 
 def _batched(signature: Signature, limit: bool) -> Signature:
-    """That of a step that takes batches, with the batch under one name everywhere; `limit` has it limited to the largest."""
+    """The signature with one name for the batch dimension of all tensors, if the step takes batches.
+
+    With `limit` the batch dimension of inputs is also limited to the largest batch.
+    """
     if not signature.max_batch:
         return signature
     firsts = {spec.dims[0] for spec in (*signature.inputs, *signature.outputs)}

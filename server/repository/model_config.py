@@ -1,6 +1,6 @@
-"""A model's configuration: what `config.pbtxt` or its JSON form says, whether the model agrees, and our own.
+"""A model's configuration: read from `config.pbtxt` or its JSON form, checked, and applied to the model's signature.
 
-Only what decides how a model is served here is read; `server.repository.pbtxt` tolerates the rest.
+Only fields that affect how a model is served here are read; `pbtxt` tolerates the rest.
 """
 
 import math
@@ -46,29 +46,29 @@ _FILENAMES = {
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which versions of a model are served: the `latest` highest, the `specific` ones, or with `latest` 0 all of them."""
+    """Which versions of a model are served: the `latest` highest, or `specific` ones, or all if `latest` is 0."""
 
     latest: int = 1
     specific: tuple[int, ...] = ()
 
     def select(self, versions: Sequence[int]) -> list[int]:
-        """Those of `versions` to serve, ascending."""
+        """The versions to serve among these, in ascending order."""
         if self.specific:
             return sorted(set(versions).intersection(self.specific))
         return sorted(versions)[-self.latest :]  # -0 is the start: all of them
 
     def describe(self) -> dict[str, object]:
-        """As in Triton's JSON."""
+        """This policy in Triton's JSON."""
         if self.specific:
             return {"specific": {"versions": list(self.specific)}}
         return {"latest": {"num_versions": self.latest}} if self.latest else {"all": {}}
 
 
 class StatedTensor(NamedTuple):
-    """An input or output as configured: its protocol data type, and sizes or -1, without the batch if there is one.
+    """An input or output as configured: the protocol's data type, and sizes or -1, without the batch dimension.
 
-    `dims` are for callers. `reshape` are the model's where they are others, of as many elements; see `signature.Form`.
-    Requests may leave an `optional` input out, if the model has something of its own for it.
+    `dims` is the shape in requests. `reshape` is the model's own shape, if it differs; see `signature.Form`. Requests may leave
+    out an `optional` input if the model has a default for it.
     """
 
     name: str
@@ -80,14 +80,14 @@ class StatedTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What is configured for a model; the defaults are those of a model without `config.pbtxt`.
+    """The configuration of a model; the defaults are those of a model without `config.pbtxt`.
 
-    `max_batch` is what counts, None where nothing is said, and `max_batch_key` the file and key that said it.
-    `stated_max_batch` is what this file says, which another setting may have overruled; dims in the file leave the batch
-    out if that is above 0. `batch_delay` is in seconds, `preferred_batches` are ascending. Of `filenames` the first one
-    present is the model; an ensemble, which has `steps`, has none. `settings` are what is said of how it runs, see
-    `model_settings`. `unread` names the fields that were ignored, nested ones as `input.reshape`. `message` is all that
-    is configured, as of `triton_schema`. `labels` are the names of label files in the model's directory, by output.
+    `max_batch` is the value in force, None if there is none, and `max_batch_key` is the file and key it is from.
+    `stated_max_batch` is the value in this file, which the server's configuration may have overruled; the file's dims leave out
+    the batch dimension if it is above 0. `batch_delay` is in seconds; `preferred_batches` are in ascending order. The model is
+    the first of `filenames` that exists; an ensemble has `steps` and no file. `settings` say how it runs, see `model_settings`.
+    `labels` are the names of label files in the model's directory, by output. `unread` names the fields that were ignored,
+    nested ones as `input.reshape`. `message` is the whole configuration, see `triton_schema`. `source` is its name in errors.
     """
 
     name: str = ""
@@ -110,25 +110,25 @@ class ModelConfig:
 
 
 def parse(text: str, source: str) -> ModelConfig:
-    """Read a `config.pbtxt`. `source` is what errors call it. Raises ConfigRefused."""
+    """Read a `config.pbtxt`. `source` is its name in errors. Raises ConfigRefused."""
     return _Reader(source).read(read_text(text, source))
 
 
 def from_json(text: str, source: str = "the config parameter") -> ModelConfig:
-    """Read the JSON form, as in a request to load a model. Raises ConfigRefused, also for fields that Triton has not.
+    """Read the JSON form, as in a request to load a model. Raises ConfigRefused, also for fields that Triton does not know.
 
-    In a file these are tolerated, for it may be made for a newer Triton; who asks now can be told.
+    A file may have such fields, as it may be made for a newer Triton; in a request they are mistakes.
     """
     config = _Reader(source).read(read_json(text, source))
-    if unknown := [name for name in config.unread if name.endswith(")")]:  # With a word on what is wrong with it.
+    if unknown := [name for name in config.unread if name.endswith(")")]:  # See `pbtxt.Reading`.
         raise ConfigRefused(f"{source}: {unknown[0]}")
     return config
 
 
 def apply(config: ModelConfig, signature: Signature) -> Signature:
-    """The signature as configured: its largest batch set, dynamic dimensions narrowed to the sizes that are stated.
+    """The signature as configured: with its largest batch, and dynamic dimensions narrowed to the configured sizes.
 
-    Raises ModelRefused where the configuration contradicts the model, naming the tensor and both values.
+    Raises ModelRefused, naming the tensor and both values, if the configuration contradicts the model.
     """
     sizes: dict[str, int] = {}
     inputs = _narrow_all(config, "input", config.inputs, signature.inputs, sizes)
@@ -148,7 +148,7 @@ def _with_batch(config: ModelConfig, signature: Signature, max_batch: int) -> Si
 
 
 def batching(config: ModelConfig, signature: Signature) -> tuple[Batching | None, str]:
-    """How requests for the model are joined, given what `apply` returned, or None; then why not, if it takes batches."""
+    """How requests for the model are batched, or None; and why not, if the model takes batches. `signature` is `apply`'s."""
     most = most_rows(signature)
     if most < 2:
         return None, ""
@@ -158,7 +158,7 @@ def batching(config: ModelConfig, signature: Signature) -> tuple[Batching | None
 
 
 class _Reader:
-    """From protobuf's message to ours; `source` is what errors call it."""
+    """Reads a protobuf message into a ModelConfig; `source` is its name in errors."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -193,7 +193,7 @@ class _Reader:
         )
 
     def _settings(self, message: Any, max_batch: int) -> tuple[StatedSettings, list[str]]:
-        """How the model runs: in Triton's words, overruled by ours; and the names of parameters that are not ours."""
+        """How the model runs, Greenlane's parameters before Triton's fields; and the names of all other parameters."""
         texts = {name: message.parameters[name].string_value for name in sorted(message.parameters)}
         try:
             ours, others = from_parameters(texts, self._source)
@@ -289,7 +289,7 @@ class _Reader:
 
 
 def _name(text: str) -> str:
-    """A text of the configuration, in quotes, or how it begins."""
+    """A string of the configuration in quotes, shortened."""
     return short(repr(text))
 
 
@@ -311,7 +311,7 @@ def _narrow_all(
 
 
 def _narrow(config: ModelConfig, stated: StatedTensor, spec: TensorSpec, sizes: dict[str, int]) -> TensorSpec:
-    """Compare one tensor; sizes of named dimensions go to `sizes`, those of nameless ones to the tensor returned."""
+    """One tensor with its configured sizes. Sizes of named dimensions are recorded in `sizes`, and applied by `_fix`."""
     if stated.datatype != spec.datatype.name:
         configured = DATATYPES[stated.datatype].config_name
         _contradiction(config, f"{_name(spec.name)} is {configured}, but {spec.datatype.config_name} in the model")
@@ -330,10 +330,10 @@ def _narrow(config: ModelConfig, stated: StatedTensor, spec: TensorSpec, sizes: 
 
 
 def _form(config: ModelConfig, stated: StatedTensor, spec: TensorSpec) -> Form:
-    """The shapes for callers and for the model, with the batch if there is one.
+    """The shapes in requests and in the model, with the batch dimension if there is one.
 
-    ONNX Runtime does not tell a scalar from a tensor without a rank. Such a one is stated as Triton has it, with dims of one
-    element, and given to the model as a scalar.
+    ONNX Runtime does not distinguish a scalar from a tensor of unknown rank. Configured as in Triton, with dims of one element,
+    such a tensor is given to the model as a scalar.
     """
     batch = (-1,) if config.stated_max_batch else ()
     reshape = stated.dims if stated.reshape is None else stated.reshape
@@ -355,6 +355,6 @@ def _narrow_dim(
 
 
 def _fix(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
-    """The same with the sizes of named dimensions in place of their names, wherever these occur."""
+    """The specs with the names of dimensions replaced by their sizes, where these are known."""
     dims = [tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in spec.dims) for spec in specs]
     return tuple(replace(spec, dims=fixed) for spec, fixed in zip(specs, dims, strict=True))

@@ -1,6 +1,6 @@
-"""A model repository on disk, in Triton's layout: `<root>/<model>/<version>/model.onnx`, with a `config.pbtxt` if need be.
+"""A model repository on disk, in Triton's layout: `<root>/<model>/<version>/model.onnx`, with an optional `config.pbtxt`.
 
-Broken content is a result, not an exception: whoever reads a listing learns what can be served and what is in the way.
+Broken content is a result, not an exception: a `Listing` has what can be served and the problems with the rest.
 """
 
 import os
@@ -19,20 +19,20 @@ from .unserved import unserved_backend
 
 _VERSION = re.compile(r"[1-9][0-9]*", re.ASCII)
 _TRITONS_OWN = frozenset(("configs", "warmup", "initial_state"))
-"""Directories that Triton has beside the versions of a model."""
+"""Directories that may stand beside a model's versions in Triton's layout; they are skipped without a warning."""
 _MOST_NAMED = 16
-"""How many of many names a message lists; a repository or a request may bring thousands."""
+"""How many names a message lists at most; a repository or a request may have thousands."""
 _IN_DIRECTORY = "model.onnx"
-"""What the model is called in a directory that takes the place of its file, whatever that is called."""
+"""The model's file where a directory stands in place of `model.onnx` or whatever file the configuration names."""
 _MOST_LABELS = 1 << 20
-"""Bytes of a label file; each tenant's process has them, for each version."""
+"""Bytes of a label file. Every tenant's process holds the labels of every version."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One version of a model that is to be served; `path` is its directory where it is an ensemble.
+    """One version of a model that is to be served.
 
-    `labels` are the contents of its label files, by output.
+    `path` is the model's file, for an ensemble the version's directory. `labels` are the contents of label files, by output.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ModelFile:
 
     @property
     def filename(self) -> str:
-        """What `path` is from the version's directory on: a name, or that of a directory and the file in it; or nothing."""
+        """`path` relative to the version's directory: `model.onnx`, or `model.onnx/model.onnx`; "" for an ensemble."""
         if self.config.steps:
             return ""
         return f"{self.path.parent.name}/{self.path.name}" if self.path.parent.name != str(self.version) else self.path.name
@@ -51,7 +51,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why something of a model is not served; `version` is its directory's name, empty where it is the whole model."""
+    """Why a version is not served; `version` is its directory's name, "" if the whole model is not served."""
 
     version: str
     reason: str
@@ -59,9 +59,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a model's directory held: files to serve, ascending by version, or problems, or both; never neither.
+    """The content of a model's directory: files to serve, in ascending order of versions, or problems, or both; never neither.
 
-    Problems are those of what the version policy selects; `warnings` are what was skipped or ignored, a line each.
+    Only versions that the version policy selects are problems. `warnings` say, one line each, what was skipped or ignored.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Listing:
 
 
 class Repository:
-    """The models below a directory. Everything is read anew each time and blocks; any thread may call.
+    """The models below a directory. Nothing is cached; every method reads from disk and blocks. Any thread may call.
 
-    `options` are what is set elsewhere, by model; they overrule what a model's own files say. `source` is the file they
-    are from, as errors call it.
+    `options` are the settings of the server's configuration, by model; they overrule a model's own files. `source` is that
+    configuration's name in errors.
     """
 
     def __init__(self, root: Path, options: Mapping[str, ModelOptions], source: str = "") -> None:
@@ -86,13 +86,13 @@ class Repository:
         return f"<Repository {self._root}>"
 
     def names(self) -> list[str]:
-        """The models' directories, sorted. Blocks. Raises OSError where the root itself cannot be read."""
+        """The names of all models, sorted. Raises OSError if the root cannot be read."""
         return sorted(name for name in os.listdir(self._root) if _is_name(name) and os.path.isdir(self._root / name))
 
     def read(self, name: str, override: str | None = None) -> Listing:
-        """What there is to serve of a model. `override` is a configuration as JSON, in place of `config.pbtxt`. Blocks.
+        """The versions of a model and its problems. `override` is a configuration as JSON to use in place of `config.pbtxt`.
 
-        Never raises for what the name, the override or the files are: that is what problems are for.
+        Whatever is wrong with the name, the override or the files becomes a problem, never an exception.
         """
         if not _is_name(name):
             return _refused(name, "not in the repository")
@@ -118,17 +118,17 @@ class Repository:
         return _overruled(config, self._options[name], name, self._source) if name in self._options else config
 
     def _of_request(self, name: str, override: str) -> ModelConfig:
-        """What a tenant asks for. How the model runs stays as its own file says: others feel what it costs."""
+        """The configuration in a tenant's request. It cannot change how a model runs, as that costs other tenants too."""
         config = from_json(override)
         if ours := [said.where for said in config.settings.values() if not said.is_tritons]:
             place = f"in {name}/config.pbtxt or as [{dotted(('models', name))}]"
             raise ConfigRefused(f"{ours[0]}: how a model runs is for the server's operator to say, {place}")
         settings: StatedSettings = {}
         labels: Collection[str] = ()
-        with suppress(ConfigRefused):  # Whose place the request takes.
+        with suppress(ConfigRefused):  # The request may replace a file that is broken.
             own = self._read_config(name)
             settings, labels = own.settings, own.labels.values()
-        if other := sorted(set(config.labels.values()).difference(labels)):  # Any file would be read to the tenant.
+        if other := sorted(set(config.labels.values()).difference(labels)):  # Otherwise a tenant could read any file.
             said = f"label_filename is {short(repr(other[0]))}"
             raise ConfigRefused(f"{config.source}: {said}; expected one that {name}/config.pbtxt names, or none")
         ignored = tuple(said.key for said in config.settings.values())
@@ -146,7 +146,7 @@ class Repository:
             raise ConfigRefused(f"{source}: not UTF-8 at byte {error.start}") from error
 
     def _labels(self, name: str, config: ModelConfig) -> dict[str, bytes]:
-        """The contents of its label files, by output."""
+        """The contents of the model's label files, by output."""
         return {output: self._read_labels(f"{name}/{filename}") for output, filename in config.labels.items()}
 
     def _read_labels(self, path: str) -> bytes:
@@ -163,7 +163,7 @@ class Repository:
         return content
 
     def _list(self, name: str, numbers: list[int], config: ModelConfig, labels: Mapping[str, bytes]) -> Listing:
-        """The versions that the policy selects. Where one has no model, the policy also selects among those that have one."""
+        """The versions that the policy selects. If some of them have no model, it selects again among the versions with one."""
         found = {number: self._version(name, number, config, labels) for number in numbers}
         files = {number: item for number, item in found.items() if isinstance(item, ModelFile)}
         chosen = [found[number] for number in config.versions.select(numbers)]
@@ -172,7 +172,7 @@ class Repository:
             these = f"version {missing[0]}, which is" if len(missing) == 1 else f"versions {some(missing)}, which are"
             problems.append(Problem(str(missing[0]), f"{config.source}: version_policy names {these} not there"))
         if not found:
-            file = "".join(config.filenames[:1])  # An ensemble's directory may be empty.
+            file = "".join(config.filenames[:1])  # None for an ensemble, whose version directories may be empty.
             problems.append(Problem("", f"no version in it; expected {name}/1/{file}"))
         return Listing(name, tuple(files[number] for number in config.versions.select(list(files))), tuple(problems))
 
@@ -191,14 +191,14 @@ class Repository:
 
 
 def some(names: Iterable[object]) -> str:
-    """Names in a list for people: the first few, and how many others there are."""
+    """The first few names, and how many more there are, for messages."""
     listed = [str(name) for name in names]
     others = len(listed) - _MOST_NAMED
     return ", ".join(listed[:_MOST_NAMED]) + (f" and {others} more" if others > 0 else "")
 
 
 def _overruled(config: ModelConfig, options: ModelOptions, name: str, source: str) -> ModelConfig:
-    """The configuration where what is set elsewhere, in `source`, counts."""
+    """The configuration with the settings of the server's configuration file `source` in place of its own."""
     config = replace(config, settings={**config.settings, **from_options(options, ("models", name), source)})
     if options.max_batch is not None:
         config = replace(config, max_batch=options.max_batch, max_batch_key=dotted(("models", name, "max_batch")))
@@ -210,12 +210,12 @@ def _overruled(config: ModelConfig, options: ModelOptions, name: str, source: st
 
 
 def _is_name(name: str) -> bool:
-    """Whether a directory of this name would be a model: one path component, not hidden, fit to be shown to clients."""
+    """Whether a directory of this name is a model: one path component, not hidden, and printable."""
     return name.isprintable() and "/" not in name and name[:1] not in ("", ".") and len(name.encode()) <= 255
 
 
 def _version_directories(model: Path) -> tuple[list[int], list[str]]:
-    """The versions, ascending, and the directories that are none, sorted. A link that leads nowhere was meant as a version."""
+    """The numbers of versions, ascending, and the other directories, sorted. A dangling link counts as a version."""
     names = [name for name in os.listdir(model) if name.isprintable() and not name.startswith(".")]
     names = [name for name in names if os.path.isdir(model / name) or os.path.islink(model / name)]
     numbers = sorted(int(name) for name in names if _VERSION.fullmatch(name))
@@ -224,7 +224,7 @@ def _version_directories(model: Path) -> tuple[list[int], list[str]]:
 
 
 def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
-    """The first of these files there; None without any. Raises OSError for one that is there and cannot be read.
+    """The first of these files that exists, or None. Raises OSError if it exists but cannot be read.
 
     An ONNX model of several files may be a directory of that name, as in Triton's layout: `model.onnx/model.onnx`.
     """
@@ -238,7 +238,7 @@ def _model_file(directory: Path, filenames: Sequence[str]) -> Path | None:
 
 
 def _listed(directory: Path) -> list[str]:
-    """The names in a directory; none where it is no directory, such as a dangling link. Raises OSError."""
+    """The names in a directory; none if it is not a directory, such as a dangling link. Raises OSError."""
     try:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):

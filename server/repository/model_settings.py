@@ -1,7 +1,7 @@
-"""How a model is to run: what `[models.NAME]`, `config.pbtxt` and the device's section say, made into an engine's settings.
+"""How a model runs: settings in `[models.NAME]`, `config.pbtxt` and `[device]`, resolved to an engine's RuntimeSettings.
 
-One rule: what is said in our own words and cannot be honoured is refused; what Triton's words ask for is warned of, so that
-a repository made for Triton serves as it is.
+One rule: a setting in Greenlane's own terms that cannot be honoured is refused; one in Triton's terms only causes a warning, so
+that a repository made for Triton can be served unchanged.
 """
 
 import json
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 PREFIX = "greenlane."
-"""What the parameters of a `config.pbtxt` begin with that are keys of `[models.NAME]`."""
+"""Prefix of `config.pbtxt` parameters that are keys of `[models.NAME]`."""
 
 EXECUTION = "greenlane.execution"
-"""The parameter that says which way a model runs, as JSON in a text: Triton's clients know parameters to be texts."""
+"""The parameter in which we show how a model runs: JSON in a string, as parameters are strings to Triton's clients."""
 
 FIELDS: Mapping[str, str] = MappingProxyType(
     {
@@ -53,16 +53,16 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "warm_up": "warm_up",
     }
 )
-"""The keys of `[models.NAME]` that say how it runs, and the fields of RuntimeSettings; `instances` is the server's own."""
+"""Keys of `[models.NAME]` and their fields in RuntimeSettings, except `instances`, which no engine sees."""
 
 _VALUES = {("cuda_graphs", "on"): "whole_graph_capture", ("cuda_graphs", "off"): "disabled"}
 
 Unsupported = Callable[[Mapping[str, object]], Mapping[str, str]]
-"""Which fields cannot be honoured where models run, and why; see `engines.unsupported`."""
+"""Returns, for settings by field, those that the device cannot honour and why; see `engines.unsupported`."""
 
 
 class StatedSetting(NamedTuple):
-    """A setting as RuntimeSettings has it, as it came, the file and the key that said it, and whether in Triton's words."""
+    """A setting: its value in RuntimeSettings, the value as written, file and key, and whether it is in Triton's terms."""
 
     value: object
     came: object
@@ -76,12 +76,12 @@ class StatedSetting(NamedTuple):
 
 
 StatedSettings = Mapping[str, StatedSetting]
-"""What is said of a model, by the fields of RuntimeSettings, and `instances`."""
+"""Settings of a model, by field of RuntimeSettings, or `instances`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSettings:
-    """What holds: the engine's settings, and how many executors are bound. With problems it is not to be served."""
+    """The settings of a model's engine, and the number of its executors. With problems the model must not be served."""
 
     settings: RuntimeSettings
     instances: int = 1
@@ -90,18 +90,18 @@ class ResolvedSettings:
 
 
 def default_settings(device: DeviceConfig) -> RuntimeSettings:
-    """The settings of a model of which nothing is said."""
+    """The settings of a model without any of its own."""
     return RuntimeSettings(copies=device.copies, warm_up="usual")
 
 
-def resolve_settings(sayings: StatedSettings, base: RuntimeSettings, unsupported: Unsupported) -> ResolvedSettings:
-    """The settings of one model, from what is said of it and `base` for the rest. Raises nothing: problems are listed."""
-    lacking = unsupported({field: said.value for field, said in sayings.items()})
-    held = {field: said.value for field, said in sayings.items() if field not in lacking}
+def resolve_settings(stated: StatedSettings, base: RuntimeSettings, unsupported: Unsupported) -> ResolvedSettings:
+    """The settings of one model: those stated, and `base` for the rest. Never raises; problems are listed."""
+    lacking = unsupported({field: said.value for field, said in stated.items()})
+    held = {field: said.value for field, said in stated.items() if field not in lacking}
     instances = held.pop("instances", 1)
     problems, warnings = [], []
     for field, why in lacking.items():
-        said = sayings[field]
+        said = stated[field]
         text = f"{said.where}: {_shown(said.came)} cannot be honoured: {why}"
         if said.is_tritons:
             warnings.append(f"{text}; it is ignored")
@@ -112,7 +112,7 @@ def resolve_settings(sayings: StatedSettings, base: RuntimeSettings, unsupported
 
 
 def from_options(options: ModelOptions, path: Sequence[str], source: str = "") -> dict[str, StatedSetting]:
-    """What a section of the server's configuration says; `source` is that file, `path` the section's."""
+    """The settings in a section of the server's configuration; `source` is that file, `path` the section."""
     said = {}
     for key, field in FIELDS.items():
         if (value := getattr(options, key)) is not None:
@@ -121,14 +121,14 @@ def from_options(options: ModelOptions, path: Sequence[str], source: str = "") -
 
 
 def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[str, StatedSetting], list[str]]:
-    """What parameters of a `config.pbtxt` say that begin with PREFIX, and the names of the others.
+    """The settings in those parameters of a `config.pbtxt` that begin with PREFIX, and the names of the other parameters.
 
     Raises ValueError naming the parameter, what came and what was expected.
     """
     said, others = {}, []
     for name, text in parameters.items():
         key = name.removeprefix(PREFIX)
-        if name == EXECUTION:  # Of a configuration that was asked for here, and comes back.
+        if name == EXECUTION:  # The configuration was read from a Greenlane server.
             continue
         if key == name:
             others.append(name)
@@ -141,7 +141,7 @@ def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[st
 
 
 def _of_text(name: str, key: str, text: str) -> Any:
-    """A setting that is written as a text: `4` is a number there too, and `1, 4, 32` a list."""
+    """A setting written as a string: `4` may be a number, and `1, 4, 32` a list."""
     accepts = kind(ModelOptions, key)
     for candidate in _readings(text):
         try:

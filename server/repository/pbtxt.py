@@ -1,7 +1,7 @@
-"""`config.pbtxt`, and the same as JSON, read into the protobuf message of `server.repository.triton_schema`.
+"""Reads `config.pbtxt`, and its JSON form, into the protobuf message of `triton_schema`.
 
-Fields that mean nothing here are named and otherwise tolerated, so that a repository made for Triton serves as it is;
-those that Triton has not are set aside, and taken for misspelt.
+Fields that have no effect here are reported and otherwise tolerated, so that a repository made for Triton can be served
+unchanged. Fields that Triton does not know either are left out and reported as misspelt.
 """
 
 import re
@@ -18,28 +18,28 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from ..protocol.json_document import short, show
 from .triton_schema import MESSAGE, ignored
 
-# Strings, comments, words and numbers, and all else by character.
+# Strings, comments, words and numbers, and any other single character.
 _TOKEN = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*|[\w.+-]+|[^\s\w]""")
 
 MOST_BYTES = 64 * 1024
-"""Bytes of a configuration that comes with a request: the device's process reads it too, with an interpreter that all share."""
+"""Bytes of a configuration in a request. The device's process reads it too, with an interpreter that all tenants share."""
 MOST_VALUES = 1024
-"""Values in it, objects and arrays included: some eighty tensors with all that Triton says of each, and 10 to 20 ms to read."""
+"""Values in it, objects and arrays included: enough for some 80 fully described tensors. Reading takes 10 to 20 ms."""
 _SUGGESTIONS = 4
-"""Unknown fields of which it is looked up what may have been meant, which takes a millisecond each."""
+"""How many unknown fields get a suggestion; looking one up takes a millisecond."""
 
 Words = Iterator[tuple[tuple[str, int], tuple[str, int]]]
-"""Each word and where it ends, with the one that follows."""
+"""Tokens: each with the position of its end, and the token after it."""
 
 
 class ConfigRefused(ValueError):
-    """A model configuration that cannot be followed; the text names the file, the place, what came and what was expected."""
+    """A model configuration that is refused; the text names the file, the place, what came and what was expected."""
 
 
 class Reading(NamedTuple):
-    """The message, and the fields that mean nothing, each once, those within others as `input.reshape`.
+    """The message, and the names of fields without effect, each once; nested ones as `input.reshape`.
 
-    First those that Triton has not, in their order and with a word on what is wrong with them.
+    Fields that Triton does not know come first, in their order, each followed by what is wrong with it in parentheses.
     """
 
     message: Any
@@ -47,7 +47,7 @@ class Reading(NamedTuple):
 
 
 def read_text(text: str, source: str) -> Reading:
-    """Read protobuf's text form; `source` is what errors call it. Raises ConfigRefused."""
+    """Read protobuf's text form; `source` is its name in errors. Raises ConfigRefused."""
     message = MESSAGE()
     known, unread = _blank_unread(text, message.DESCRIPTOR, source)
     try:
@@ -59,7 +59,7 @@ def read_text(text: str, source: str) -> Reading:
 
 
 def read_json(text: str, source: str) -> Reading:
-    """Read the JSON form; `source` is what errors call it. Raises ConfigRefused, for one that is too large, too."""
+    """Read the JSON form; `source` is its name in errors. Raises ConfigRefused, also for one that is too large."""
     message, unread = MESSAGE(), list[str]()
     try:
         if (nbytes := len(data := text.encode("utf-8", "surrogatepass"))) > MOST_BYTES:
@@ -74,15 +74,15 @@ def read_json(text: str, source: str) -> Reading:
 
 
 def _tidy(text: str) -> str:
-    """A library's error in one line, without the line of the file that it quotes, and without long words."""
+    """protobuf's error in one line, without the line of the file that it quotes, and with long words shortened."""
     first = re.sub(r"^(\d+:\d+ : )'.*': ", r"\1", text.partition("\n")[0])
     return re.sub(r"(\S{50})\S+", r"\1...", first)
 
 
 def _blank_unread(text: str, schema: Descriptor, source: str) -> tuple[str, list[str]]:
-    """The text with spaces in place of fields that are not in the schema, so that places stay, and those fields' names.
+    """The text with unknown fields replaced by spaces, which keeps line numbers right, and the names of these fields.
 
-    Protobuf's own way to skip such fields stumbles over `instance_group [ { ... } ]`, which nearly every file has.
+    protobuf can skip unknown fields itself, but fails at `instance_group [ { ... } ]`, which nearly every file has.
     """
     tokens = [token for token in _TOKEN.finditer(text) if not token[0].startswith("#")]
     words = pairwise([*((token[0], token.end()) for token in tokens), ("", len(text))])
@@ -99,9 +99,9 @@ def _blank_unread(text: str, schema: Descriptor, source: str) -> tuple[str, list
 
 
 def _unread_fields(words: Words, kind: Descriptor, prefix: str) -> Iterator[tuple[str, str, Descriptor, int, int]]:
-    """Each field that `kind` does not have, up to the closing bracket: what it is in, its name, the kind, start and end.
+    """Each unknown field up to the closing bracket: the path of its parent, its name, the parent's kind, start and end.
 
-    A word is a field's name if a colon or an opening bracket follows: no value has one after it.
+    A word followed by a colon or an opening bracket is a field's name: neither can follow a value.
     """
     inner, path = None, ""
     for (word, end), (following, _) in words:
@@ -118,7 +118,7 @@ def _unread_fields(words: Words, kind: Descriptor, prefix: str) -> Iterator[tupl
 
 
 def _skip_value(words: Words) -> int:
-    """Move on to the end of a field's value and of the separator after it, and return where that is; -1 if there is none."""
+    """Skip a field's value and the separator after it; return the position after them, or -1 if the value does not end."""
     depth = 0
     for (word, end), (following, _) in words:
         depth += (word in ("{", "<", "[")) - (word in ("}", ">", "]"))
@@ -128,7 +128,7 @@ def _skip_value(words: Words) -> int:
 
 
 def _check_count(document: object) -> None:
-    """Raise ValueError for a document of too many values."""
+    """Raise ValueError for a document with more than MOST_VALUES values."""
     count, left = 0, [document]
     while left:
         value = left.pop()
@@ -142,13 +142,13 @@ def _check_count(document: object) -> None:
 
 
 def _judged(name: str, kind: Descriptor, suggest: bool) -> str:
-    """The name of a field that `kind` does not have, with the one that was meant if that is to be looked up."""
+    """The name of an unknown field and, in parentheses, what is wrong with it; with a suggestion if `suggest`."""
     near = get_close_matches(name, list(kind.fields_by_name), n=1) if suggest else None
     return f"{short(name)} ({f'did you mean {near[0]}?' if near else 'there is no such field'})"
 
 
 def _known(document: object, kind: Descriptor, path: str, unread: list[str]) -> dict[str, Any]:
-    """The object without the fields that `kind` does not have, whose names go to `unread`; ValueError for what is none."""
+    """The object without unknown fields, whose names are appended to `unread`. Raises ValueError for anything but an object."""
     if not isinstance(document, dict):
         raise ValueError(_mistaken(path, document, "an object"))
     fields = _fields(kind)
@@ -162,7 +162,7 @@ def _known(document: object, kind: Descriptor, path: str, unread: list[str]) -> 
 
 @cache
 def _fields(kind: Descriptor) -> dict[str, FieldDescriptor]:
-    """By both names that the JSON form may have for each."""
+    """The fields of a message by both names that they may have in JSON."""
     return {name: field for field in kind.fields for name in (field.name, field.json_name)}
 
 
@@ -204,7 +204,7 @@ def _known_value(value: object, field: FieldDescriptor, path: str, unread: list[
 
 
 def _is_integer(value: object) -> bool:
-    """As protobuf's JSON has them: it writes large ones as strings."""
+    """Whether this is an integer in protobuf's JSON, which writes large ones as strings."""
     return type(value) is int or (isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value, re.ASCII) is not None)
 
 

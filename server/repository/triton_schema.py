@@ -1,8 +1,8 @@
-"""Triton's model configuration as a protobuf message, and which of its fields mean nothing here.
+"""Triton's model configuration as a protobuf message, and which of its fields have no effect here.
 
-The schema is built in code, as a generated file would need Triton's sources. Names, numbers and order are as in
-https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto, but that messages within others
-are named here by themselves.
+The schema is built in code, because a generated file would need Triton's sources. Names, numbers and order are those of
+https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto, except that nested messages are not
+nested here.
 """
 
 from collections.abc import Iterator
@@ -29,8 +29,8 @@ _ENUMS = {
     "ControlKind": "CONTROL_SEQUENCE_START CONTROL_SEQUENCE_READY CONTROL_SEQUENCE_END CONTROL_SEQUENCE_CORRID",
 }
 
-# Label, type, name and number. A map's type is that of its keys and that of its values; of those marked `oneof` a message
-# has one at most.
+# Label, type, name and number. The type of a map is those of its keys and its values. A message has at most one of the
+# fields labelled `oneof`.
 _MESSAGES = {
     "ModelConfig": (
         "optional string name 1",
@@ -295,13 +295,13 @@ def _messages(value: Any, field: FieldDescriptor, entry: FieldDescriptor | None)
 
 
 def _entry(field: FieldDescriptor) -> FieldDescriptor | None:
-    """What the values of a map are; None for a field that is none."""
+    """The field of a map's values; None if the field is not a map."""
     kind = field.message_type
     return kind.fields_by_name["value"] if kind and kind.GetOptions().map_entry else None
 
 
 def _message_class() -> Any:
-    """The protobuf class, in a pool of its own: Triton's generated one may be loaded in this process too."""
+    """The protobuf class, in a separate pool, because Triton's generated class may be loaded in this process too."""
     file = descriptor_pb2.FileDescriptorProto(name="model_config.proto", package="inference", syntax="proto2")
     for name, values in _ENUMS.items():
         enum = file.enum_type.add(name=name)
@@ -332,7 +332,7 @@ def _add_field(message: descriptor_pb2.DescriptorProto, label: str, kind: str, n
 
 
 def _add_entry(message: descriptor_pb2.DescriptorProto, kinds: str, name: str) -> str:
-    """The message that protobuf has for each entry of a map, by the name that it wants for it."""
+    """Add the message that protobuf requires for the entries of a map; return its name, which protobuf prescribes."""
     key, _, kind = kinds.partition(":")
     entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
     entry.options.map_entry = True
@@ -342,4 +342,4 @@ def _add_entry(message: descriptor_pb2.DescriptorProto, kinds: str, name: str) -
 
 
 MESSAGE = _message_class()
-"""The class of the whole configuration's messages."""
+"""The class of model configurations."""

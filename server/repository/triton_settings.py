@@ -1,8 +1,8 @@
-"""What the words of Triton's `config.pbtxt` say of how a model runs, where they mean something here.
+"""Settings of Triton's `config.pbtxt` that say how a model runs and have an equivalent here.
 
-`instance_group` says how many executors there are, `model_warmup` and `optimization.cuda.graph_spec` what to be ready for,
-`optimization.cuda.graphs` whether there are graphs. Where a model runs is the tenant's partition's business, and which of
-its works goes first the requests': `kind`, `gpus` and `priority` are among what is ignored.
+`instance_group` sets the number of executors, `model_warmup` and `optimization.cuda.graph_spec` set which shapes are warmed up,
+and `optimization.cuda.graphs` whether CUDA graphs are used. The tenant's partition decides where a model runs, and requests
+decide their priority: so `kind`, `gpus` and `priority` are ignored, among others.
 """
 
 import re
@@ -27,17 +27,17 @@ _PARAMETERS: Mapping[str, tuple[str, Mapping[str, object]]] = MappingProxyType(
         "enable_mem_pattern": ("memory_pattern", _SWITCH),
     }
 )
-"""The parameters of Triton's ONNX Runtime backend that mean the same here: our fields, and what they may be if no number."""
+"""Parameters of Triton's ONNX Runtime backend that mean the same here: our field, and the values allowed if not numbers."""
 
 _LEVELS: Mapping[int, str] = MappingProxyType({-1: "basic", 1: "extended", 2: "none"})
-"""Which of ONNX Runtime's optimizations a level of `optimization.graph` stands for in Triton; others are all of them."""
+"""ONNX Runtime's optimization level for each `optimization.graph.level`, as in Triton; other levels mean all."""
 
 PARAMETERS = frozenset(_PARAMETERS)
 """The names of parameters that are read here."""
 
 
 def from_triton(message: Any, max_batch: int, source: str) -> dict[str, StatedSetting]:
-    """By the fields of our settings. `message` is as of `server.repository.pbtxt`, `max_batch` what it says, `source` its file.
+    """The settings in a `config.pbtxt`, by field of RuntimeSettings. `max_batch` is its `max_batch_size`, `source` its name.
 
     Raises ValueError naming the field, what came and what was expected.
     """
@@ -61,7 +61,7 @@ def from_triton(message: Any, max_batch: int, source: str) -> dict[str, StatedSe
 
 
 def _parameter(name: str, text: str) -> object:
-    """A parameter of the ONNX Runtime backend, which are all texts."""
+    """The value of a parameter of the ONNX Runtime backend, all of which are strings."""
     choices = _PARAMETERS[name][1]
     word = text.strip().lower()
     if word in choices:
@@ -73,7 +73,7 @@ def _parameter(name: str, text: str) -> object:
 
 
 def _instances(groups: Any) -> int:
-    """Of all groups: here they are all on the tenant's partition."""
+    """The number of instances of all groups together, as all are on the tenant's partition here."""
     counts = [group.count or 1 for group in groups]
     if min(counts) < 1 or sum(counts) > MOST_INSTANCES:
         came = " + ".join(map(str, counts)) if len(counts) <= MOST_INSTANCES else f"{sum(counts)}, of {len(counts)} groups"
@@ -82,7 +82,7 @@ def _instances(groups: Any) -> int:
 
 
 def _profile(groups: Any) -> int | None:
-    """The only optimization profile that is named; a model has several by itself."""
+    """The optimization profile, if exactly one is named; with several, the model chooses."""
     names = sorted({name for group in groups for name in group.profile})
     if wrong := [name for name in names if not (name.isascii() and name.isdigit() and len(name) < 5)]:
         came = short(repr(wrong[0]))
@@ -91,7 +91,7 @@ def _profile(groups: Any) -> int | None:
 
 
 def _samples(message: Any, max_batch: int) -> Iterator[Sample]:
-    """What is named to be warmed up, or captured, in its order."""
+    """The samples to warm up or capture, in order."""
     for index, each in enumerate(message.model_warmup):
         dims = {name: list(each.inputs[name].dims) for name in sorted(each.inputs)}
         sample = _sample(f"model_warmup[{index}]", each.batch_size, dims, max_batch)
@@ -102,7 +102,7 @@ def _samples(message: Any, max_batch: int) -> Iterator[Sample]:
 
 
 def _reshaped(message: Any, sample: Sample) -> Sample:
-    """The model's shapes for those of callers, which are what a configuration has where its inputs have a `reshape`."""
+    """The sample with the model's shapes. A configuration has the clients' shapes, which differ for inputs with `reshape`."""
     if isinstance(sample, int):
         return sample
     forms = {}
@@ -115,7 +115,10 @@ def _reshaped(message: Any, sample: Sample) -> Sample:
 
 
 def _sample(key: str, rows: int, inputs: Mapping[str, Sequence[int]], max_batch: int) -> Iterator[Sample]:
-    """Rows where no input is named, else shapes, whose dims leave the batch out if the model has one; or nothing at all."""
+    """At most one sample: shapes of the inputs, or just a number of rows if no input is named and the model takes batches.
+
+    `inputs` are dims without the batch dimension if the model has one.
+    """
     if not 0 <= rows <= max(1, max_batch):
         expected = f"1 to {max_batch}, the max_batch_size" if max_batch else "1, as the model has no max_batch_size"
         raise ValueError(f"{key}.batch_size is {rows}; expected {expected}")

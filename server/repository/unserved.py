@@ -1,4 +1,4 @@
-"""What Triton serves and Greenlane does not, and what to do instead: a model that asks for it is refused with that sentence."""
+"""Features of Triton that Greenlane does not serve, and what to do instead, which is in the error that refuses such a model."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -23,7 +23,7 @@ _BACKENDS: Mapping[str, str] = MappingProxyType(
         "tensorrtllm": "serve language models with TensorRT-LLM or Triton, beside this server",
     }
 )
-"""What to do with the models of other backends and platforms."""
+"""What to do with models of other backends and platforms."""
 
 _FILES: Mapping[str, str] = MappingProxyType(
     {
@@ -36,23 +36,23 @@ _FILES: Mapping[str, str] = MappingProxyType(
         "model.dali": "dali",
     }
 )
-"""The files by which Triton recognizes those that have no configuration."""
+"""Files by which Triton recognizes the backend of a model without a configuration."""
 
 
 def alternative(backend: str) -> str:
-    """What to do with a model of this backend or platform, as the end of a sentence; empty where nothing is known."""
+    """What to do with a model of this backend or platform, as the end of a sentence; "" for unknown ones."""
     advice = _BACKENDS.get(backend, "")
     return advice and f"; {advice}"
 
 
 def unserved_backend(filenames: Iterable[str]) -> str:
-    """What is wrong with a version's directory that has these files and no model of ours, empty where none is known."""
+    """Which backend a version's files are for, as the end of a sentence that says it has no model; "" if unknown."""
     found = next((name for name in sorted(filenames) if name in _FILES), None)
     return f": {found} is of the backend {_FILES[found]}, which is not served{alternative(_FILES[found])}" if found else ""
 
 
 def unserved(message: Any) -> str | None:
-    """What a configuration asks for that changes what a request or its answer is, and is not served; None if nothing."""
+    """Why a configuration cannot be served: a feature that would change the meaning of requests or answers. None if it can."""
     if message.HasField("sequence_batching"):
         return (
             "sequence_batching is not served, as every request stands alone; make the state an input and an output of the "

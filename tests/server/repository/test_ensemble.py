@@ -121,7 +121,7 @@ def test_batches_are_one_dimension_throughout_and_no_larger_than_a_step_takes() 
 def test_a_delay_of_a_step_is_said_to_hold_for_requests_to_it_alone() -> None:
     steps = read(ensemble(FIRST, SECOND)).steps
     (note,) = step_warnings(steps, [served(4, delay=0.0), served(4, delay=0.001)])
-    assert note.startswith("ensemble_scheduling.step[1] (b) has a batch delay or preferred batches, which hold for requests to")
+    assert note.startswith("ensemble_scheduling.step[1] (b) has a batch delay or preferred batches, which apply to requests for")
 
 
 def test_a_reshape_of_a_step_is_refused_with_the_tensor() -> None:
