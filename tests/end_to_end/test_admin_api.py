@@ -80,7 +80,7 @@ def test_the_device_lists_its_granules(http: httpx.Client) -> None:
     assert device["description"].startswith(f"CPU, {len(cores())} core")
 
 
-def test_partitions_say_who_holds_what_and_what_is_free(admin: httpx.Client) -> None:
+def test_partitions_list_holders_and_free_granules(admin: httpx.Client) -> None:
     assert admin.get("/admin/partitions").json() == {
         "unit": "core",
         "granules": GRANULES,
@@ -89,7 +89,7 @@ def test_partitions_say_who_holds_what_and_what_is_free(admin: httpx.Client) -> 
     }
 
 
-def test_a_probe_says_where_the_partitions_work_ran(admin: httpx.Client) -> None:
+def test_probe_reports_units(admin: httpx.Client) -> None:
     plain, probed = admin.get("/admin/partitions?probe=0").json(), admin.post("/admin/partitions/probe").json()
     assert {name: partition.pop("located") for name, partition in probed["partitions"].items()} == {
         "acme": [0, 1],
@@ -100,13 +100,13 @@ def test_a_probe_says_where_the_partitions_work_ran(admin: httpx.Client) -> None
 
 
 @pytest.mark.parametrize("value", ["1", "true"])
-def test_a_get_runs_no_probe_and_is_told_how_to(admin: httpx.Client, value: str) -> None:
+def test_get_with_probe_is_405(admin: httpx.Client, value: str) -> None:
     answer = admin.get(f"/admin/partitions?probe={value}")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert answer.json() == {"error": "GET with 'probe' is not possible here; use POST /admin/partitions/probe"}
 
 
-def test_a_probe_tells_whose_work_ran_in_one_place(standard: Path) -> None:
+def test_probe_reports_overlaps(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=1, models=("identity",)) for name in ("one", "two")]
     device = VirtualDevice(2)
     with serving(configuration(standard, *tenants), device) as served, httpx.Client(base_url=served.url) as http:
@@ -116,7 +116,7 @@ def test_a_probe_tells_whose_work_ran_in_one_place(standard: Path) -> None:
     assert answer["overlaps"] == [{"tenants": ["one", "two"], "units": [1]}]
 
 
-def test_tenants_show_their_models_their_limits_and_what_they_have_going(admin: httpx.Client) -> None:
+def test_tenants_list_models_limits_and_counts(admin: httpx.Client) -> None:
     idle = {"waiting": 0, "in_flight": 0, "abandoned": 0, "rejected": 0, "expired": 0, "invalid": 0, "age_seconds": 0.0}
     ready = {"version": "1", "state": "READY"}
     absent = {"name": "absent", "state": "UNAVAILABLE", "reason": "not in the repository"}
@@ -151,9 +151,7 @@ BAD_PLANS: list[tuple[str | bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "text"), BAD_PLANS, ids=count())
-def test_a_plan_that_cannot_be_is_refused_with_the_reason(
-    admin: httpx.Client, body: str | bytes, status: int, text: str
-) -> None:
+def test_invalid_repartitions_are_refused(admin: httpx.Client, body: str | bytes, status: int, text: str) -> None:
     before = admin.get("/admin/partitions").json()
     answer = admin.put("/admin/partitions", content=body)
     assert (answer.status_code, list(answer.json())) == (status, ["error"])
@@ -162,7 +160,7 @@ def test_a_plan_that_cannot_be_is_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("body", ['{"acme": 2}', '{"globex": 3, "acme": 2}'])
-def test_a_plan_that_is_in_force_already_moves_nobody(pair: Served, admin: httpx.Client, body: str) -> None:
+def test_repartition_to_current_partitions_moves_no_tenant(pair: Served, admin: httpx.Client, body: str) -> None:
     before, workers = admin.get("/admin/partitions").json(), dict(pair.runtime._workers)
     answer = admin.put("/admin/partitions", content=body)
     assert (answer.status_code, answer.json()) == (200, before | {"moved": []})
@@ -180,7 +178,7 @@ def test_a_plan_that_is_in_force_already_moves_nobody(pair: Served, admin: httpx
         ("POST", "/metrics", "GET"),
     ],
 )
-def test_a_wrong_method_is_405_and_told_every_right_one(admin: httpx.Client, method: str, path: str, allowed: str) -> None:
+def test_wrong_method_is_405_with_all_allowed_ones(admin: httpx.Client, method: str, path: str, allowed: str) -> None:
     answer = admin.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
     assert answer.json() == {"error": f"{method} is not possible here; use {allowed}"}
@@ -192,7 +190,7 @@ def test_a_path_to_nothing_is_404(admin: httpx.Client, path: str) -> None:
     assert (answer.status_code, answer.json()) == (404, {"error": f"there is nothing at {path}"})
 
 
-def test_a_query_parameter_that_makes_no_sense_is_400_and_named(admin: httpx.Client) -> None:
+def test_invalid_query_parameter_is_400(admin: httpx.Client) -> None:
     answer = admin.get("/admin/partitions?probe=banana")
     assert (answer.status_code, list(answer.json())) == (400, ["error"])
     assert answer.json()["error"].startswith("query.probe: ")
@@ -200,7 +198,7 @@ def test_a_query_parameter_that_makes_no_sense_is_400_and_named(admin: httpx.Cli
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
 @pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer wrong", "Bearer acme's", "Basic the admin's"])
-def test_with_an_admin_key_nobody_passes_without_it(locked: httpx.Client, method: str, path: str, authorization: str) -> None:
+def test_admin_key_is_required_where_configured(locked: httpx.Client, method: str, path: str, authorization: str) -> None:
     answer = locked.request(method, path, headers={"Authorization": authorization})
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     assert answer.json() == {"error": "send Authorization: Bearer KEY with the admin key"}
@@ -209,14 +207,12 @@ def test_with_an_admin_key_nobody_passes_without_it(locked: httpx.Client, method
 
 @pytest.mark.parametrize(("method", "path"), [pair for pair in PATHS if pair[1] != "/admin/drain"])
 @pytest.mark.parametrize("authorization", ["Bearer the admin's", "bearer the admin's"])
-def test_the_admin_key_opens_everything_that_is_the_admins(
-    locked: httpx.Client, method: str, path: str, authorization: str
-) -> None:
+def test_admin_key_opens_all_admin_routes(locked: httpx.Client, method: str, path: str, authorization: str) -> None:
     body = '{"acme": 1}' if method == "PUT" else ""
     assert locked.request(method, path, content=body, headers={"Authorization": authorization}).status_code == 200
 
 
-def test_the_admin_key_is_no_tenants_key(locked: httpx.Client) -> None:
+def test_admin_key_is_not_a_tenant_key(locked: httpx.Client) -> None:
     answer = infer(locked, "identity", SMALL, headers={"Authorization": "Bearer the admin's"})
     assert (answer.status_code, answer.json()["error"]) == (401, "Authorization: no tenant has this key")
     assert infer(locked, "identity", SMALL, headers={"Authorization": "Bearer acme's"}).status_code == 200
@@ -231,19 +227,19 @@ def from_client(client: tuple[str, int] | None, key: str | None = None, **header
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1"])
-def test_without_an_admin_key_whoever_is_on_this_machine_may(host: str) -> None:
+def test_loopback_may_administer_without_admin_key(host: str) -> None:
     dependencies.admin(from_client((host, 5)))
 
 
 @pytest.mark.parametrize(
     "host", ["10.0.0.1", "192.168.0.1", "0.0.0.0", "::", "::ffff:10.0.0.1", "fe80::1", "2001:db8::1", "testclient", "", None]
 )
-def test_without_an_admin_key_nobody_else_may(host: str | None) -> None:
+def test_other_addresses_may_not_administer_without_admin_key(host: str | None) -> None:
     with pytest.raises(Unauthorized, match=r"without server\.admin_key_sha256 .* loopback"):
         dependencies.admin(from_client(host if host is None else (host, 5)))
 
 
-def test_with_an_admin_key_the_address_means_nothing() -> None:
+def test_address_is_ignored_with_admin_key() -> None:
     dependencies.admin(from_client(("10.0.0.1", 5), "key", authorization="Bearer key"))
     with pytest.raises(Unauthorized, match="admin key"):
         dependencies.admin(from_client(("127.0.0.1", 5), "key"))
@@ -253,7 +249,7 @@ def is_draining(http: httpx.Client) -> bool:
     return http.get("/v2/health/ready").status_code == 503
 
 
-def test_draining_finishes_what_is_in_and_refuses_what_comes(draining: Served) -> None:
+def test_drain_answers_accepted_requests_and_refuses_new_ones(draining: Served) -> None:
     with httpx.Client(base_url=draining.url, timeout=30) as http, Connection(draining) as asking:
         with busy(draining, http):
             asking.send(posted("identity", SMALL))
@@ -270,7 +266,7 @@ def test_draining_finishes_what_is_in_and_refuses_what_comes(draining: Served) -
         assert asking.answer().status == 200
 
 
-def test_new_work_is_taken_until_the_grace_is_over(standard: Path) -> None:
+def test_drain_accepts_requests_during_drain_grace(standard: Path) -> None:
     with (
         serving(configuration(standard, drain_grace=1.0)) as served,
         httpx.Client(base_url=served.url, timeout=30) as http,
@@ -286,7 +282,7 @@ def test_new_work_is_taken_until_the_grace_is_over(standard: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "path"), [*PATHS, ("GET", "/v2/health/ready"), ("GET", "/v2/models/x"), ("POST", "/v2/models/x/infer")]
 )
-async def test_before_there_is_a_runtime_all_that_needs_one_is_503(method: str, path: str) -> None:
+async def test_routes_are_503_before_the_runtime_exists(method: str, path: str) -> None:
     transport = httpx.ASGITransport(Application(lambda: demo(None)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.request(method, path)
@@ -295,7 +291,7 @@ async def test_before_there_is_a_runtime_all_that_needs_one_is_503(method: str, 
         assert (await http.get("/v2/health/live")).json() == {"live": True}
 
 
-def test_an_application_shows_both_its_sides(pair: Served) -> None:
+def test_repr_of_application(pair: Served) -> None:
     assert repr(pair.application).startswith("<Application (<Service serving, of acme, globex>, <Runtime serving")
     assert repr(Application(lambda: demo(None))) == "<Application None>"
 
@@ -321,7 +317,7 @@ REBOUND = {"a name that was rebound": {"Host": "evil.example:8000"}}
 
 @pytest.mark.parametrize("headers", [pytest.param(value, id=key) for key, value in (ELSEWHERE | PROXIES | REBOUND).items()])
 @pytest.mark.parametrize(("method", "path"), PATHS)
-def test_neither_pages_nor_proxies_administer_without_a_key(
+def test_pages_and_proxies_may_not_administer_without_admin_key(
     http: httpx.Client, method: str, path: str, headers: dict[str, str]
 ) -> None:
     answer = http.request(method, path, headers=headers)
@@ -332,7 +328,7 @@ def test_neither_pages_nor_proxies_administer_without_a_key(
 
 @pytest.mark.parametrize("headers", [pytest.param(value, id=key) for key, value in (ELSEWHERE | PROXIES).items()])
 @pytest.mark.parametrize("path", [LOAD, UNLOAD])
-def test_neither_pages_nor_proxies_change_the_models_of_who_has_no_key(
+def test_pages_and_proxies_may_not_load_models_of_tenants_without_key(
     http: httpx.Client, path: str, headers: dict[str, str]
 ) -> None:
     answer = http.post(path, headers={"Content-Type": "text/plain", **headers})
@@ -350,16 +346,16 @@ def test_neither_pages_nor_proxies_change_the_models_of_who_has_no_key(
         {"Origin": "http://localhost:8000", "Host": "localhost:8000"},
     ],
 )
-def test_programs_and_the_servers_own_pages_may(http: httpx.Client, headers: dict[str, str]) -> None:
+def test_programs_and_same_origin_pages_may_administer(http: httpx.Client, headers: dict[str, str]) -> None:
     assert http.get("/admin/tenants", headers=headers).status_code == 200
     assert http.post(LOAD, headers=headers).status_code == 200
 
 
-def test_a_program_may_load_models_under_whatever_name_it_knows_the_server(http: httpx.Client) -> None:
+def test_load_accepts_any_host_from_programs(http: httpx.Client) -> None:
     assert http.post(LOAD, headers={"Host": "greenlane.default.svc:8000"}).status_code == 200
 
 
-def test_with_keys_pages_and_proxies_are_not_looked_for(locked: httpx.Client) -> None:
+def test_pages_and_proxies_are_allowed_with_keys(locked: httpx.Client) -> None:
     for headers in (ELSEWHERE | PROXIES | REBOUND).values():
         admin = {**headers, "Authorization": "Bearer the admin's"}
         assert locked.get("/admin/tenants", headers=admin).status_code == 200

@@ -88,7 +88,7 @@ def test_every_series_is_there_with_its_labels(mine: httpx.Client) -> None:
     assert all(labels == LABELS[name] for name, all_labels in series.items() for labels in all_labels)
 
 
-def test_prometheus_is_told_the_format_and_the_types(mine: httpx.Client) -> None:
+def test_content_type_and_metric_types(mine: httpx.Client) -> None:
     answer = mine.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     assert "charset=utf-8" in answer.headers["content-type"]
@@ -99,7 +99,7 @@ def test_prometheus_is_told_the_format_and_the_types(mine: httpx.Client) -> None
     assert types["greenlane_rejected_requests"] == types["greenlane_repartitions"] == "counter"
 
 
-def test_every_tenants_models_and_versions_are_told_apart(mine: httpx.Client) -> None:
+def test_metrics_have_labels_by_tenant_model_and_version(mine: httpx.Client) -> None:
     def models(tenant: str) -> set[tuple[str, str]]:
         all_labels = [dict(labels) for name, labels in scrape(mine) if name == "nv_inference_count"]
         return {(labels["model"], labels["version"]) for labels in all_labels if labels["tenant"] == tenant}
@@ -185,7 +185,7 @@ def test_failures_are_counted_by_their_reason(counted: Served, mine: httpx.Clien
 
 
 @both_ways
-def test_how_long_requests_took_is_told_in_buckets_that_add_up(counted: Served, mine: httpx.Client) -> None:
+def test_request_durations_are_a_cumulative_histogram(counted: Served, mine: httpx.Client) -> None:
     for _ in range(5):
         assert infer(mine, "rows", rows(1)).status_code == 200
     assert infer(mine, "spin", spin(2000)).status_code == 200
@@ -201,13 +201,13 @@ def test_how_long_requests_took_is_told_in_buckets_that_add_up(counted: Served, 
     assert value(scraped, f"{name}_bucket", le="10.0", model="rows") == 5
 
 
-def test_what_one_tenant_does_is_not_counted_as_anothers(mine: httpx.Client) -> None:
+def test_tenants_are_counted_separately(mine: httpx.Client) -> None:
     assert infer(mine, "identity", SMALL, headers={"X-Tenant": "globex"}).status_code == 200
     assert value(scrape(mine), "nv_inference_request_success", model="identity", tenant="globex") == 1
     assert value(scrape(mine), "nv_inference_request_success", model="identity", tenant="acme") == 0
 
 
-def test_the_partition_is_told_as_it_is_after_a_repartition(mine: httpx.Client) -> None:
+def test_partition_label_follows_a_repartition(mine: httpx.Client) -> None:
     assert infer(mine, "identity", SMALL).status_code == 200
     before = scrape(mine)
     assert value(before, "nv_inference_count", model="identity", tenant="acme", partition="0-1") == 1

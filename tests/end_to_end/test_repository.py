@@ -80,7 +80,7 @@ def data(answer: httpx.Response) -> list[float]:
     return numbers
 
 
-def test_a_model_that_is_nowhere_cannot_be_loaded_and_may_be_unloaded(mine: httpx.Client) -> None:
+def test_unknown_model_cannot_be_loaded_but_unloaded(mine: httpx.Client) -> None:
     answer = load(mine, "nowhere")
     assert (answer.status_code, answer.json()["error"]) == (400, "failed to load 'nowhere': not in the repository")
     assert (unload(mine, "nowhere").status_code, unload(mine, "nowhere").content) == (200, b"")
@@ -88,7 +88,7 @@ def test_a_model_that_is_nowhere_cannot_be_loaded_and_may_be_unloaded(mine: http
 
 
 @both_ways
-def test_a_model_is_served_once_it_was_mended_and_loaded(root: Path, changing: Served, mine: httpx.Client) -> None:
+def test_repaired_model_is_served_after_load(root: Path, changing: Served, mine: httpx.Client) -> None:
     path = repository.write(root, "new", repository.IDENTITY)
     good = path.read_bytes()
     path.write_bytes(good[:-20])
@@ -104,7 +104,7 @@ def test_a_model_is_served_once_it_was_mended_and_loaded(root: Path, changing: S
     assert data(infer(mine, "new", SMALL)) == [1, 2]
 
 
-def test_a_reload_that_fails_keeps_what_served(root: Path, mine: httpx.Client) -> None:
+def test_failed_reload_keeps_the_served_model(root: Path, mine: httpx.Client) -> None:
     (root / "scaled" / "1" / "model.onnx").write_bytes(b"no model")
     for _ in range(2):
         answer = load(mine, "scaled")
@@ -151,7 +151,7 @@ def test_a_reload_under_load_answers_with_the_old_model_or_the_new_one(root: Pat
 
 
 @both_ways
-def test_unloading_finishes_what_is_in_and_refuses_what_comes(changing: Served, mine: httpx.Client) -> None:
+def test_unload_answers_accepted_requests_and_refuses_new_ones(changing: Served, mine: httpx.Client) -> None:
     with Connection(changing) as asking, Connection(changing) as unloading:
         with busy(changing, mine):
             asking.send(posted("identity", SMALL))
@@ -185,7 +185,7 @@ def test_a_configuration_may_come_with_the_load_and_lasts_until_the_next(mine: h
     assert largest() == (4, [200, 200, 400])
 
 
-def test_a_misspelt_key_in_a_configuration_is_refused_with_the_one_that_was_meant(mine: httpx.Client) -> None:
+def test_misspelt_key_in_load_is_refused_with_a_suggestion(mine: httpx.Client) -> None:
     answer = load(mine, "rows", config='{"max_batch_siz": 2}')
     reason = "the config parameter: max_batch_siz (did you mean max_batch_size?)"
     assert (answer.status_code, answer.json()["error"]) == (400, f"failed to load 'rows': {reason}")
@@ -222,15 +222,13 @@ def overruling(root: Path) -> Iterator[httpx.Client]:
         ),
     ],
 )
-def test_a_configuration_that_the_servers_own_overrules_is_refused_with_what_to_leave_out(
-    overruling: httpx.Client, config: Any, key: str, setting: str
-) -> None:
+def test_overruled_configuration_in_load_is_refused(overruling: httpx.Client, config: Any, key: str, setting: str) -> None:
     answer = load(overruling, "rows", config=json.dumps(config))
     why = f"{key} would mean nothing: {setting} in the server's configuration overrules it; leave it out"
     assert (answer.status_code, answer.json()["error"]) == (400, f"failed to load 'rows': the config parameter: {why}")
 
 
-def test_a_configuration_that_agrees_with_the_servers_own_is_taken(overruling: httpx.Client) -> None:
+def test_agreeing_configuration_in_load_is_accepted(overruling: httpx.Client) -> None:
     shown = overruling.get("/v2/models/rows/config").json()
     assert (shown["max_batch_size"], shown["dynamic_batching"]["preferred_batch_size"]) == (3, [2, 3])
     assert load(overruling, "rows", config=json.dumps(shown)).status_code == 200
@@ -239,13 +237,13 @@ def test_a_configuration_that_agrees_with_the_servers_own_is_taken(overruling: h
     assert load(overruling, "identity", config='{"max_batch_size": 4}').status_code == 200, "nothing overrules it"
 
 
-def test_what_overrules_a_model_is_not_told_to_a_tenant_that_may_not_call_it(overruling: httpx.Client) -> None:
+def test_load_of_anothers_model_reveals_no_settings(overruling: httpx.Client) -> None:
     others, nobodys = (load(overruling, name, config='{"max_batch_size": 4}') for name in ("scaled", "nothing"))
     assert others.status_code == nobodys.status_code == 404
     assert others.text == nobodys.text.replace("nothing", "scaled")
 
 
-def test_a_configuration_that_cannot_be_read_is_refused_where_the_servers_own_overrules(overruling: httpx.Client) -> None:
+def test_unreadable_configuration_in_load_is_refused(overruling: httpx.Client) -> None:
     answer = load(overruling, "rows", config="[]")
     assert answer.status_code == 400
     assert answer.json()["error"].startswith("failed to load 'rows': the config parameter: ")
@@ -269,7 +267,7 @@ def test_versions_come_and_go_with_a_load(root: Path, mine: httpx.Client) -> Non
         )
 
 
-def test_a_load_of_which_one_version_fails_is_400_with_the_reason_and_changes_nothing(root: Path, mine: httpx.Client) -> None:
+def test_load_is_all_or_nothing(root: Path, mine: httpx.Client) -> None:
     good = repository.write(root, "scaled", scaled(2), version=2)
     assert load(mine, "scaled").status_code == 200
     good.write_bytes(b"no model")
@@ -282,9 +280,7 @@ def test_a_load_of_which_one_version_fails_is_400_with_the_reason_and_changes_no
 
 
 @both_ways
-def test_the_index_lists_what_could_be_loaded_and_forgets_what_is_gone(
-    root: Path, changing: Served, mine: httpx.Client
-) -> None:
+def test_index_lists_loadable_models_and_drops_removed_ones(root: Path, changing: Served, mine: httpx.Client) -> None:
     repository.write(root, "new", repository.IDENTITY)
     assert [entry for entry in index(mine) if entry["name"] == "new"] == [
         {"name": "new", "state": "UNAVAILABLE", "reason": "not loaded"}
@@ -300,13 +296,13 @@ def test_the_index_lists_what_could_be_loaded_and_forgets_what_is_gone(
     assert states(mine, "new") == []
 
 
-def test_a_model_that_is_not_a_tenants_is_not_in_its_index_though_it_could_be_loaded(root: Path) -> None:
+def test_index_hides_models_of_other_tenants(root: Path) -> None:
     limited = TenantConfig(name="acme", granules=1, models=("rows",))
     with serving(configuration(root, limited)) as served, httpx.Client(base_url=served.url) as http:
         assert [entry["name"] for entry in index(http)] == ["rows"]
 
 
-def test_a_repository_that_disappears_takes_nothing_with_it(root: Path, changing: Served, mine: httpx.Client) -> None:
+def test_served_models_survive_a_missing_repository(root: Path, changing: Served, mine: httpx.Client) -> None:
     shutil.rmtree(root)
     assert data(infer(mine, "identity", SMALL)) == [1, 2]
     answer = load(mine, "identity")
@@ -314,5 +310,5 @@ def test_a_repository_that_disappears_takes_nothing_with_it(root: Path, changing
     assert data(infer(mine, "identity", SMALL)) == [1, 2]
 
 
-def test_the_library_shows_its_repository_and_its_engines(root: Path, changing: Served) -> None:
+def test_repr_of_library(root: Path, changing: Served) -> None:
     assert repr(changing.runtime.library) == f"<Library <Repository {root}>, 4 engines>"

@@ -482,4 +482,4 @@ def test_a_delay_of_an_ensemble_s_step_is_said_to_mean_nothing_within_it(told: T
     ensemble(told.folder)
     assert told.check(('["rows"]', '["all", "rows"]'), ("max_batch = 2", 'max_batch = 2\nbatch_delay = "1ms"')) == 0
     (line,) = told.err[1:]
-    assert line.startswith("model all 1: ensemble_scheduling.step[0] (rows) has a batch delay or preferred batches, which hold")
+    assert line.startswith("model all 1: ensemble_scheduling.step[0] (rows) has a batch delay or preferred batches, which")

@@ -71,7 +71,7 @@ def test_dims_leave_the_batch_out() -> None:
     assert [each["dims"] for each in (*described["input"], *described["output"])] == [[3, -1, -1], [-1], []]
 
 
-def test_what_is_said_of_tensors_is_shown_and_the_others_follow() -> None:
+def test_configured_tensors_come_first_in_description() -> None:
     text = """
       input { name: "x" data_type: TYPE_FP32 dims: [ 3, -1, -1 ] format: FORMAT_NCHW }
       output { name: "z" data_type: TYPE_STRING label_filename: "labels.txt" }
@@ -82,7 +82,7 @@ def test_what_is_said_of_tensors_is_shown_and_the_others_follow() -> None:
     assert described["output"][0]["label_filename"] == "labels.txt"
 
 
-def test_what_means_nothing_here_is_shown_as_it_was_said() -> None:
+def test_ignored_fields_are_described_as_configured() -> None:
     text = """
       metric_tags { key: "a" value: "b" } parameters { key: "k" value { string_value: "v" } }
       optimization { graph { level: -1 } priority: PRIORITY_MAX input_pinned_memory { enable: false } cuda { graphs: true } }
@@ -103,7 +103,7 @@ def test_what_means_nothing_here_is_shown_as_it_was_said() -> None:
     assert described["response_cache"] == {"enable": True}
 
 
-def test_the_whole_of_dynamic_batching_is_shown_with_what_holds() -> None:
+def test_dynamic_batching_is_described_in_full() -> None:
     text = """
       dynamic_batching { preserve_ordering: true priority_levels: 2 default_priority_level: 1
         default_queue_policy { max_queue_size: 4 default_timeout_microseconds: 9000000000 }
@@ -127,7 +127,7 @@ def test_the_whole_of_dynamic_batching_is_shown_with_what_holds() -> None:
     }
 
 
-def test_a_model_whose_requests_are_joined_unasked_says_how() -> None:
+def test_default_batching_is_described() -> None:
     described = shown("", batching=Batching(BATCHED, 8, 0.0, (4,)))
     assert described["dynamic_batching"]["preferred_batch_size"] == [4]
     assert "dynamic_batching" not in shown("dynamic_batching {}", MODEL)
@@ -143,20 +143,20 @@ def test_instance_groups_get_the_names_and_kinds_that_triton_gives_them() -> Non
     assert (plan["instance_group"][0]["kind"], plan["default_model_filename"]) == ("KIND_GPU", "model.plan")
 
 
-def test_instances_that_another_setting_says_are_one_group() -> None:
+def test_overruled_instance_count_is_one_group() -> None:
     assert shown("instance_group { count: 2 }", instances=1)["instance_group"] == [GROUP]
 
 
-def test_how_it_ran_is_a_parameter_without_its_counts() -> None:
+def test_execution_is_a_parameter_without_counts() -> None:
     described = shown("", execution={"graphs": "none", "counts": {"a": 1}})
     assert json.loads(described["parameters"]["greenlane.execution"]["string_value"]) == {"graphs": "none"}
 
 
-def test_the_version_policy_is_the_one_that_holds() -> None:
+def test_version_policy_is_described() -> None:
     assert shown("version_policy { all {} }")["version_policy"] == VersionPolicy(latest=0).describe()
 
 
-def test_a_description_is_a_configuration_that_fits_its_model() -> None:
+def test_description_can_be_read_back_as_configuration() -> None:
     how, _ = batching(ModelConfig(), BATCHED)
     described = describe("m", ModelConfig(), BATCHED, "onnxruntime_onnx", "model.onnx", how, {"graphs": "none"})
     again = from_json(json.dumps(described))

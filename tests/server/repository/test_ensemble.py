@@ -48,7 +48,7 @@ def test_the_same_is_read_from_json() -> None:
     assert (only.model, only.version, only.inputs, only.outputs) == ("a", None, {"x": "IN"}, {"y": "OUT"})
 
 
-def test_steps_come_after_those_whose_tensors_they_take_whatever_their_order_in_the_file() -> None:
+def test_steps_are_sorted_by_their_tensors() -> None:
     third = step("c", {"left": "OUT1", "right": "middle"}, {"y": "OUT"})
     second = step("b", {"x": "middle"}, {"y": "OUT1"})
     assert [each.model for each in read(ensemble(third, second, FIRST)).steps] == ["a", "b", "c"]
@@ -87,7 +87,7 @@ def test_steps_come_after_those_whose_tensors_they_take_whatever_their_order_in_
         (ensemble(FIRST, rest=f"{OUTPUT} dynamic_batching {{ }}"), "oneof"),
     ],
 )
-def test_what_is_no_ensemble_is_refused_with_what_was_expected(text: str, why: str) -> None:
+def test_invalid_ensembles_are_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigRefused) as refused:
         read(text)
     assert "e/config.pbtxt" in str(refused.value)
@@ -101,7 +101,7 @@ def served(max_batch: int, **batching: object) -> StepModel:
     return StepModel(Served("a", "1", "a/1#1", signature, "", {}, how), FakeEngine(signature, Script()))
 
 
-def test_a_step_that_takes_smaller_batches_than_the_ensemble_is_refused_with_both() -> None:
+def test_step_with_smaller_batches_than_the_ensemble_is_refused() -> None:
     steps = read(ensemble(FIRST, SECOND)).steps
     for most, told in ((2, "batches of up to 2"), (0, "no batches, as it has no max_batch_size")):
         with pytest.raises(ModelRefused) as refused:
@@ -111,20 +111,20 @@ def test_a_step_that_takes_smaller_batches_than_the_ensemble_is_refused_with_bot
         )
 
 
-def test_batches_are_one_dimension_throughout_and_no_larger_than_a_step_takes() -> None:
+def test_steps_share_one_batch_dimension() -> None:
     steps = read(ensemble(FIRST, SECOND)).steps
     signature = chain(chain_steps(steps, [served(8), served(4)], 0), ["OUT"]).signature
     assert (signature.inputs[0].dims, signature.inputs[0].limits) == (("k", 3), ((1, 4),))
     assert signature.outputs[0].dims == ("k", 3)
 
 
-def test_a_delay_of_a_step_is_said_to_hold_for_requests_to_it_alone() -> None:
+def test_batch_delay_of_a_step_is_warned_of() -> None:
     steps = read(ensemble(FIRST, SECOND)).steps
     (note,) = step_warnings(steps, [served(4, delay=0.0), served(4, delay=0.001)])
-    assert note.startswith("ensemble_scheduling.step[1] (b) has a batch delay or preferred batches, which apply to requests for")
+    assert note.startswith("ensemble_scheduling.step[1] (b) has a batch delay or preferred batches, which apply to requests")
 
 
-def test_a_reshape_of_a_step_is_refused_with_the_tensor() -> None:
+def test_reshape_of_a_step_is_refused() -> None:
     steps, part = read(ensemble(FIRST, SECOND)).steps, served(4)
     signature = part.served.signature
     formed = replace(signature, outputs=(replace(signature.outputs[0], form=Form((-1, 3, 1), (-1, 3))),))

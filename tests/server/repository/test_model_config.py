@@ -80,7 +80,7 @@ def test_a_typical_file_is_read():
     assert (config.filenames, config.source) == (("model.onnx",), "m/config.pbtxt")
 
 
-def test_how_requests_are_joined_is_read():
+def test_dynamic_batching_is_read():
     config = read(TYPICAL)
     assert (config.batch_delay, config.preferred_batches) == (0.0001, (4, 8))
     assert read("dynamic_batching { preferred_batch_size: [ 8, 4, 8 ] }").preferred_batches == (4, 8)
@@ -89,18 +89,18 @@ def test_how_requests_are_joined_is_read():
     assert (told.batch_delay, told.preferred_batches) == (0.0005, (2,))
 
 
-def test_a_model_that_takes_batches_has_its_requests_joined():
+def test_models_with_batches_are_batched():
     signature = BATCHED.with_max_batch(8)
     assert batching(read(TYPICAL), signature) == (Batching(signature, 8, 0.0001, (4, 8)), "")
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_a_model_without_batches_has_nothing_to_join(most):
+def test_models_without_batches_are_not_batched(most):
     signature = BATCHED.with_max_batch(most)
     assert batching(ModelConfig(), signature) == (None, "")
 
 
-def test_a_model_whose_rows_cannot_be_told_apart_says_why_its_requests_are_not_joined():
+def test_reason_for_no_batching_is_given():
     square = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", "n")),), (), 8)
     assert batching(ModelConfig(), square) == (
         None,
@@ -143,7 +143,7 @@ def test_every_field_of_triton_is_known_in_either_form():
     )
 
 
-def test_fields_that_triton_has_not_are_told_with_the_one_that_was_meant():
+def test_unknown_fields_are_listed_with_a_suggestion():
     text = 'max_bacth_size: 8 input { nmae: "x" name: "x" data_type: TYPE_FP32 reshap {} } dynamic_batch {} zzz: 1'
     told = (
         *("max_bacth_size (did you mean max_batch_size?)", "input.nmae (did you mean name?)"),
@@ -153,7 +153,7 @@ def test_fields_that_triton_has_not_are_told_with_the_one_that_was_meant():
     assert read(text).unread == told
 
 
-def test_fields_of_json_that_only_triton_reads_are_told_under_either_kind_of_name():
+def test_ignored_json_fields_are_listed_in_both_spellings():
     document = {"metricTags": {"a": "b"}, "optimization": {"eagerBatching": True}}
     assert from_json(json.dumps(document)).unread == ("optimization.eager_batching", "metric_tags")
 
@@ -168,17 +168,17 @@ def test_fields_of_json_that_only_triton_reads_are_told_under_either_kind_of_nam
         ({"a)": 1}, "a) (there is no such field)"),
     ],
 )
-def test_fields_of_json_that_triton_has_not_are_refused_with_the_one_that_was_meant(document, told):
+def test_unknown_json_fields_are_refused_with_a_suggestion(document, told):
     with pytest.raises(ConfigRefused) as refused:
         from_json(json.dumps(document))
     assert str(refused.value) == f"the config parameter: {told}"
 
 
-def test_an_empty_file_says_nothing():
+def test_empty_file_is_the_default_configuration():
     assert read("# nothing\n") == ModelConfig(source="m/config.pbtxt")
 
 
-def test_a_batch_of_zero_is_said_and_nothing_is_not():
+def test_max_batch_size_zero_differs_from_unset():
     assert (read("max_batch_size: 0").max_batch, read("").max_batch) == (0, None)
 
 
@@ -197,7 +197,7 @@ def test_every_data_type_of_the_protocol_is_read():
         ('default_model_filename: "best.onnx" backend: "tensorrt"', ("best.onnx",)),
     ],
 )
-def test_the_platform_or_the_backend_decides_which_file_is_the_model_unless_it_is_named(text, filenames):
+def test_platform_and_backend_choose_the_model_file(text, filenames):
     assert read(text).filenames == filenames
 
 
@@ -219,7 +219,7 @@ def test_the_platform_or_the_backend_decides_which_file_is_the_model_unless_it_i
         ('parameters { key: "a" value: 3 }', "1", "Expected"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_file_and_line(text, line, reason):
+def test_syntax_errors_name_file_and_line(text, line, reason):
     assert refusal(text).startswith(f"m/config.pbtxt:{line}:")
     assert reason in refusal(text)
 
@@ -270,7 +270,7 @@ def test_what_cannot_be_read_is_refused_with_file_and_line(text, line, reason):
         (tensor("input", LONG, "TYPE_FP32", "0"), f"input '{LONG[:39]}...: 0 in dims [0]; expected"),
     ],
 )
-def test_what_cannot_be_followed_is_refused_naming_the_field_and_what_was_expected(text, reason):
+def test_invalid_values_name_field_and_expectation(text, reason):
     assert refusal(text).startswith(f"m/config.pbtxt: {reason}")
 
 
@@ -280,13 +280,13 @@ def test_any_text_is_either_read_or_refused(parts):
         assert isinstance(read(" ".join(parts)), ModelConfig)
 
 
-def test_deep_nesting_is_no_danger():
+def test_deep_nesting_is_handled():
     assert "a bracket in it is not closed" in refusal("zzz {" * 100_000)
     assert read("zzz {" * 10_000 + "}" * 10_000).unread == ("zzz (there is no such field)",)
     assert "a bracket in it is not closed" in refusal("parameters {" * 100_000)
 
 
-def test_the_json_form_says_the_same_under_either_kind_of_name():
+def test_json_form_is_read_in_both_spellings():
     tensors = [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1, "3"], "is_shape_tensor": True}]
     policy = {"specific": {"versions": [3, 1]}}
     one = {"name": "m", "max_batch_size": 4, "input": tensors, "version_policy": policy, "metric_tags": {"a": "b"}}
@@ -326,7 +326,7 @@ def test_the_json_form_says_the_same_under_either_kind_of_name():
         ('{"version_policy": []}', "version_policy: []; expected an object"),
     ],
 )
-def test_json_that_cannot_be_read_is_refused_naming_the_field(text, reason):
+def test_invalid_json_names_the_field(text, reason):
     with pytest.raises(ConfigRefused) as refused:
         from_json(text)
     assert str(refused.value).startswith(f"the config parameter: {reason}")
@@ -359,7 +359,7 @@ def test_the_largest_batch_is_applied():
     assert apply(read("max_batch_size: 8"), BATCHED) == BATCHED.with_max_batch(8)
 
 
-def test_a_batch_of_zero_takes_away_the_models_own():
+def test_max_batch_size_zero_disables_batches():
     assert apply(read("max_batch_size: 0"), BATCHED.with_max_batch(4)) == BATCHED
 
 
@@ -376,31 +376,31 @@ def test_a_reshape_that_is_not_the_model_s_is_refused_naming_it():
     assert contradiction(text).endswith("dimension 1 of 'x' is 4, but 3 in the model")
 
 
-def test_stated_dimensions_leave_the_batch_out_and_may_be_open_where_the_model_is_fixed():
+def test_configured_dims_exclude_the_batch():
     text = "max_batch_size: 8\n" + tensor("input", "x", "TYPE_FP32", "[-1, -1, -1]")
     assert apply(read(text), BATCHED) == BATCHED.with_max_batch(8)
 
 
-def test_stated_dimensions_include_the_first_where_the_file_has_no_batch():
+def test_configured_dims_include_the_first_without_max_batch_size():
     text = tensor("input", "x", "TYPE_FP32", "[2, 3, -1, -1]")
     assert apply(read(text), BATCHED).inputs[0].shape == (2, 3, -1, -1)
 
 
-def test_a_batch_set_elsewhere_does_not_change_how_the_files_dimensions_are_meant():
+def test_overruled_max_batch_does_not_reinterpret_dims():
     from_file = read(tensor("input", "x", "TYPE_FP32", "[-1, 3, -1, 5]"))
     overruled = ModelConfig(max_batch=4, stated_max_batch=None, inputs=from_file.inputs)
     assert apply(overruled, BATCHED).max_batch == 4
     assert apply(overruled, BATCHED).inputs[0].shape == (-1, 3, -1, 5)
 
 
-def test_a_named_dimension_that_is_fixed_is_fixed_wherever_it_occurs():
+def test_named_dimensions_are_fixed_everywhere():
     text = "max_batch_size: 8\n" + tensor("input", "x", "TYPE_FP32", "[3, 64, -1]")
     narrowed = apply(read(text), BATCHED)
     assert [spec.dims for spec in narrowed.inputs] == [("batch", 3, 64, "")]
     assert [spec.dims for spec in narrowed.outputs] == [("batch", 64), ("batch",)]
 
 
-def test_a_nameless_dimension_that_is_fixed_is_fixed_where_it_is():
+def test_unnamed_dimensions_are_fixed_in_place():
     model = Signature((TensorSpec("x", DATATYPES["FP32"], ("", "")),), ())
     assert apply(read(tensor("input", "x", "TYPE_FP32", "[-1, 9]")), model).inputs[0].dims == ("", 9)
 
@@ -433,7 +433,7 @@ def test_outputs_may_be_listed_in_part_and_all_are_kept():
     assert apply(read(text), BATCHED) == BATCHED.with_max_batch(8)
 
 
-def test_an_input_and_an_output_of_the_same_name_are_told_apart():
+def test_input_and_output_may_share_a_name():
     model = Signature((TensorSpec("x", DATATYPES["FP32"], ("",)),), (TensorSpec("x", DATATYPES["INT8"], (4,)),))
     text = tensor("input", "x", "TYPE_FP32", "2") + tensor("output", "x", "TYPE_INT8", "4")
     assert apply(read(text), model).inputs[0].dims == (2,)
@@ -460,11 +460,11 @@ def test_inputs_are_listed_all_or_not_at_all():
         ),
     ],
 )
-def test_a_contradiction_is_refused_naming_the_tensor_and_both_values(text, reason):
+def test_contradictions_name_tensor_and_both_values(text, reason):
     assert contradiction(text).startswith(f"m/config.pbtxt contradicts the model: {reason}")
 
 
-def test_dims_that_lack_only_the_batch_are_refused_with_the_key_that_leaves_it_out():
+def test_dims_without_batch_hint_at_max_batch_size():
     hint = "; dims leave the batch out only with a max_batch_size above 0: set it"
     assert contradiction(tensor("input", "x", "TYPE_FP32", "[3, 4, 5]")).endswith(hint)
     assert not contradiction(tensor("input", "x", "TYPE_FP32", "[3, 4]")).endswith(hint)

@@ -85,7 +85,7 @@ def test_the_policy_selects_versions_in_ascending_order(repository, add):
     assert versions(repository.read("m")) == [2, 9, 10]
 
 
-def test_a_version_that_the_policy_names_and_is_not_there_is_a_problem(repository, add):
+def test_missing_version_of_the_policy_is_a_problem(repository, add):
     add("m/2/model.onnx", m="version_policy { specific { versions: [ 2, 7 ] } }")
     listing = repository.read("m")
     assert versions(listing) == [2]
@@ -118,13 +118,13 @@ def test_a_directory_that_is_no_version_is_skipped_with_a_warning(repository, ad
     assert listing.warnings == (warning,)
 
 
-def test_what_triton_keeps_beside_versions_is_no_reason_for_a_warning(repository, add):
+def test_tritons_other_directories_cause_no_warning(repository, add):
     add("m/1/model.onnx", "m/configs/other.pbtxt", "m/warmup/input", "m/initial_state/zeros")
     listing = repository.read("m")
     assert (versions(listing), listing.problems, listing.warnings) == ([1], (), ())
 
 
-def test_of_many_directories_that_are_no_versions_the_first_are_named_and_the_others_counted(repository, add):
+def test_long_lists_of_skipped_directories_are_shortened(repository, add):
     add("m/1/model.onnx", *(f"m/x{number:03}/notes" for number in range(100)))
     (warning,) = repository.read("m").warnings
     named = ", ".join(f"x{number:03}" for number in range(16))
@@ -137,7 +137,7 @@ def test_a_version_that_the_policy_does_not_select_may_have_no_model(repository,
     assert (versions(listing), listing.problems) == ([1], ())
 
 
-def test_of_many_versions_that_the_policy_names_and_are_not_there_one_problem_tells(repository, add):
+def test_missing_versions_of_the_policy_are_one_problem(repository, add):
     add("m/2/model.onnx")
     asked = {"version_policy": {"specific": {"versions": [2, *range(1000, 2000)]}}}
     (found,) = repository.read("m", json.dumps(asked)).problems
@@ -207,7 +207,7 @@ def test_an_override_takes_the_place_of_the_file_even_of_a_broken_one(repository
     assert [(file.version, file.config.max_batch) for file in listing.files] == [(1, 4), (2, 4)]
 
 
-def test_how_a_model_runs_is_not_for_a_tenant_to_say(repository, add):
+def test_override_cannot_change_how_a_model_runs(repository, add):
     add(
         "m/1/model.onnx",
         m="optimization { cuda { graphs: true } } parameters { key: 'greenlane.copies' value { string_value: 'sm' } }",
@@ -230,7 +230,7 @@ def test_a_broken_override_is_a_problem(repository, add):
     assert problem(repository.read("m", "[]")).reason.startswith("the config parameter: ")
 
 
-def test_how_requests_are_joined_is_what_is_set_elsewhere_and_else_what_the_files_say(tmp_path, add):
+def test_server_configuration_overrules_batching_of_files(tmp_path, add):
     add("m/1/model.onnx", m="dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 500 }")
     for options, delay, preferred in (
         (ModelOptions(), 0.0005, (4,)),
@@ -241,7 +241,7 @@ def test_how_requests_are_joined_is_what_is_set_elsewhere_and_else_what_the_file
         assert (file.config.max_batch, file.config.batch_delay, file.config.preferred_batches) == (None, delay, preferred)
 
 
-def test_how_a_model_runs_is_what_is_set_elsewhere_and_else_what_the_files_say(tmp_path, add):
+def test_server_configuration_overrules_settings_of_files(tmp_path, add):
     text = "instance_group { count: 2 } parameters { key: 'greenlane.copies' value { string_value: 'sm' } }"
     add("m/1/model.onnx", m=text)
     repository = Repository(tmp_path, {"m": ModelOptions(copies="engine", warm_up=(1, 4))}, "greenlane.toml")
@@ -253,7 +253,7 @@ def test_how_a_model_runs_is_what_is_set_elsewhere_and_else_what_the_files_say(t
     }
 
 
-def test_the_largest_batch_set_elsewhere_overrules_the_files_own_which_stays_visible(tmp_path, add):
+def test_server_configuration_overrules_max_batch_of_files(tmp_path, add):
     add("m/1/model.onnx", "n/1/model.onnx", m="max_batch_size: 8", n="max_batch_size: 8")
     repository = Repository(tmp_path, {"m": ModelOptions(max_batch=0)})
     (m,), (n,) = repository.read("m").files, repository.read("n").files
@@ -339,12 +339,12 @@ def test_labels_that_cannot_be_read_are_refused(repository, add, tmp_path, conte
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../n/labels.txt", "a/../../labels.txt", r"a\000b"])
-def test_labels_are_from_nowhere_else(repository, add, path):
+def test_labels_cannot_leave_the_models_directory(repository, add, path):
     add("m/1/model.onnx", m=LABELLED.replace("labels.txt", path))
     assert "expected the name of a file in the model's directory" in problem(repository.read("m")).reason
 
 
-def test_who_asks_to_load_a_model_names_no_other_labels(repository, add, tmp_path):
+def test_override_cannot_name_other_label_files(repository, add, tmp_path):
     add("m/1/model.onnx", m=LABELLED)
     (tmp_path / "m/labels.txt").write_text("fig")
     outputs = [{"name": "y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": "labels.txt"}]

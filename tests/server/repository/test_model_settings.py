@@ -71,18 +71,18 @@ def test_every_key_may_be_a_parameter_of_the_model() -> None:
     assert EVERY_TEXT.keys() == {f"greenlane.{key}" for key in FIELDS}
 
 
-def test_what_nobody_speaks_of_is_as_the_device_has_it_and_warm_at_the_usual_shapes() -> None:
+def test_default_settings_are_those_of_the_device() -> None:
     base = default_settings(DeviceConfig(copies="engine"))
     assert base == RuntimeSettings(copies="engine", warm_up="usual")
     assert resolve_settings({}, base, honoured).settings == base
     assert resolve_settings(from_options(ModelOptions(copies="sm"), ()), base, honoured).settings.copies == "sm"
 
 
-def test_parameters_with_other_names_are_somebody_elses() -> None:
+def test_parameters_without_the_prefix_are_ignored() -> None:
     assert from_parameters({"execution_mode": "0", "greenlane": "x"}, "c") == ({}, ["execution_mode", "greenlane"])
 
 
-def test_what_a_model_s_configuration_shows_of_its_execution_may_come_back_with_it() -> None:
+def test_execution_parameter_is_accepted_and_ignored() -> None:
     assert from_parameters({"greenlane.execution": "{}"}, "c") == ({}, [])
 
 
@@ -108,7 +108,7 @@ def test_a_parameter_that_is_wrong_is_named_with_what_was_expected(name: str, te
     assert len(str(refusal.value)) < 300
 
 
-def test_all_that_cannot_be_honoured_is_refused_where_we_asked_and_warned_of_where_triton_did() -> None:
+def test_unsupported_settings_are_refused_and_tritons_warned_of() -> None:
     lacking = {name: f"the library has no {name}" for name in ("graphs", "cuda_graph_strategy", "instances", "profile")}
     sayings = {
         **from_options(ModelOptions(cuda_graphs="on", graphs="required", copies="sm"), ("models", "m"), "greenlane.toml"),

@@ -29,7 +29,7 @@ def test_a_configuration_of_too_many_values_is_refused() -> None:
             read_json(text, "m")
 
 
-def test_what_may_have_been_meant_is_looked_up_for_the_first_unknown_fields_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suggestions_are_limited_to_the_first_unknown_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def near(name: str, *rest: Any, **options: Any) -> list[str]:
@@ -54,7 +54,7 @@ def test_a_file_of_many_unknown_fields_keeps_its_places() -> None:
         read_text(unknown + "max_batch_size: many", "m")
 
 
-def test_a_refusal_does_not_repeat_all_that_came() -> None:
+def test_errors_shorten_long_input() -> None:
     with pytest.raises(ConfigRefused) as refusal:
         read_json(json.dumps({"x" * 50_000: 1, "name": 1}), "m")
     assert len(str(refusal.value)) < 200

@@ -62,17 +62,17 @@ def said(text: str) -> dict[str, object]:
         ("optimization { graph { level: 0 } }", {}),
     ],
 )
-def test_what_means_something_here_is_a_setting(text: str, settings: dict[str, object]) -> None:
+def test_triton_fields_become_settings(text: str, settings: dict[str, object]) -> None:
     assert said(text) == settings
 
 
-def test_our_own_parameters_overrule_tritons_words() -> None:
+def test_greenlane_parameters_overrule_triton_fields() -> None:
     text = "optimization { cuda { graphs: true } } parameters { key: 'greenlane.graphs' value { string_value: 'off' } }"
     graphs = read(text).settings["graphs"]
     assert (graphs.value, graphs.where, graphs.is_tritons) == ("off", "m/config.pbtxt: parameters greenlane.graphs", False)
 
 
-def test_the_json_form_says_the_same() -> None:
+def test_json_form_gives_the_same_settings() -> None:
     text = (
         BATCHED
         + f"instance_group {{ count: 2 }} model_warmup {{ batch_size: 4 {SAMPLE} }} optimization {{ cuda {{ graphs: false }} }}"
@@ -89,7 +89,7 @@ def test_the_json_form_says_the_same() -> None:
     assert {field: said.value for field, said in settings.items()} == said(text)
 
 
-def test_what_is_not_honoured_is_ignored_by_name() -> None:
+def test_ignored_triton_fields_are_named() -> None:
     text = """
       instance_group { kind: KIND_GPU gpus: [ 0, 1 ] }
       optimization { priority: PRIORITY_MAX cuda { output_copy_stream: true graph_spec { graph_lower_bound {} } } }
@@ -136,7 +136,7 @@ def test_what_is_not_honoured_is_ignored_by_name() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_file_the_field_and_what_was_expected(text: str, why: str) -> None:
+def test_invalid_triton_fields_are_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigRefused) as refusal:
         read(text)
     assert str(refusal.value).startswith(f"m/config.pbtxt: {why}")
@@ -151,7 +151,7 @@ def test_what_makes_no_sense_is_refused_with_the_file_the_field_and_what_was_exp
         ({"optimization": {"cuda": {"graphs": 1}}}, "optimization.cuda.graphs: 1; expected true or false"),
     ],
 )
-def test_json_of_another_kind_is_refused_with_its_place(document: object, why: str) -> None:
+def test_json_of_wrong_type_is_refused(document: object, why: str) -> None:
     with pytest.raises(ConfigRefused) as refusal:
         from_json(json.dumps(document))
     assert str(refusal.value) == f"the config parameter: {why}"

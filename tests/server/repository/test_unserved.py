@@ -32,7 +32,7 @@ from server.repository.model_repository import Problem, Repository
         ('backend: "openvino"', "backend is 'openvino'; served here are "),
     ],
 )
-def test_what_is_not_served_is_refused_by_name(text: str, reason: str) -> None:
+def test_unserved_features_are_refused_by_name(text: str, reason: str) -> None:
     with pytest.raises(ConfigRefused) as refused:
         parse(text, "m/config.pbtxt")
     assert str(refused.value).startswith(f"m/config.pbtxt: {reason}")
@@ -40,11 +40,11 @@ def test_what_is_not_served_is_refused_by_name(text: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["model_transaction_policy { decoupled: false }", "model_transaction_policy {}"])
-def test_a_model_that_answers_once_is_not_refused(text: str) -> None:
+def test_non_decoupled_models_are_served(text: str) -> None:
     assert parse(text, "m/config.pbtxt").unread == ()
 
 
-def test_files_of_other_backends_are_recognized_where_nothing_is_configured(tmp_path: Path) -> None:
+def test_files_of_other_backends_are_recognized(tmp_path: Path) -> None:
     (tmp_path / "m/1").mkdir(parents=True)
     (tmp_path / "m/1/model.py").touch()
     assert Repository(tmp_path, {}).read("m").problems == (
