@@ -238,9 +238,9 @@ def test_agreeing_configuration_in_load_is_accepted(overruling: httpx.Client) ->
 
 
 def test_load_of_anothers_model_reveals_no_settings(overruling: httpx.Client) -> None:
-    others, nobodys = (load(overruling, name, config='{"max_batch_size": 4}') for name in ("scaled", "nothing"))
-    assert others.status_code == nobodys.status_code == 404
-    assert others.text == nobodys.text.replace("nothing", "scaled")
+    others, unknown = (load(overruling, name, config='{"max_batch_size": 4}') for name in ("scaled", "nothing"))
+    assert others.status_code == unknown.status_code == 404
+    assert others.text == unknown.text.replace("nothing", "scaled")
 
 
 def test_unreadable_configuration_in_load_is_refused(overruling: httpx.Client) -> None:

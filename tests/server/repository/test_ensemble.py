@@ -1,4 +1,4 @@
-"""What a configuration says of an ensemble, and what of it cannot be served, with the names."""
+"""Ensembles in configurations: their steps, and errors that name them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a configuration may cost: one that comes with a request is read where every tenant's work is."""
+"""Limits of configurations in requests, which are read in the process that all tenants share."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What Triton's words mean for how a model runs, and what of them is refused or ignored by name."""
+"""Triton's settings of how a model runs: those that are followed, ignored by name, or refused."""
 
 import json
 
