@@ -1,6 +1,6 @@
 """Requests as bytes: right ones, binary and JSON, and many kinds of wrong ones; and whether an answer is right."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,16 +8,10 @@ import orjson
 
 from .jobs import Ask
 from .subjects import SUBJECTS, Array, expected
+from .wire import post
 
 TOLERANCE = 2e-2
 """Of the largest value: a GPU multiplies FP32 as TF32."""
-
-
-def post(path: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """A POST as it goes over the wire."""
-    lines = [f"POST {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def tensor(model: str, rows: int = 1) -> Array:

@@ -16,11 +16,10 @@ from time import perf_counter, sleep
 import onnx.parser
 
 from server.tenants.auth import digest
-from tests.end_to_end.processes import alive, family_of
 from tests.end_to_end.repository import HEADER, SPIN
 from tests.models import FUSSY
 
-from . import asks, holding
+from . import holding
 from .bench import SETTLE, TAIL, Caller
 from .clients import apart
 from .crew import Worker, begun
@@ -29,6 +28,8 @@ from .goals import Felt, felt
 from .hostile import ADMIN_KEY, ATTACKER, ATTACKER_KEY, MODELS, Crowd
 from .jobs import Ask, OpenLoop, Seen, Tally
 from .schedule import poisson
+from .server_process import alive, family_of
+from .wire import post
 
 VICTIM, VICTIM_KEY, KEPT, NEW = "victim", "key of the victim", "kept", "new"
 """The tenant that is timed, and what its connections are: kept, or new for each request."""
@@ -220,7 +221,7 @@ def _one() -> dict[str, object]:
 
 
 def _as(key: str, ask: holding.Ask) -> Ask:
-    return Ask(asks.post(ask.path, {"Authorization": f"Bearer {key}"} | ask.headers, ask.body))
+    return Ask(post(ask.path, {"Authorization": f"Bearer {key}"} | ask.headers, ask.body))
 
 
 def _gone(pid: int, until: float) -> bool:

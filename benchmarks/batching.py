@@ -4,7 +4,6 @@ Two servers of the same MLP (784-512-512-10), one that joins requests and one th
 """
 
 import argparse
-import http.client
 import json
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from .models import build, model_path
 from .options import count, positive, whole
 from .servers import Server, greenlane
 from .sidebyside import Comparison, SideBySide, heading
+from .wire import ask
 
 MODEL = "mlp"
 TF32 = 2e-2
@@ -104,10 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _counted(server: Server) -> tuple[int, int]:
     """Rows inferred so far, and runs."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("GET", f"/v2/models/{MODEL}/stats")
-    entry = json.loads(connection.getresponse().read())["model_stats"][0]
-    connection.close()
+    entry = json.loads(ask(server.port, "GET", f"/v2/models/{MODEL}/stats", {}).body)["model_stats"][0]
     return entry["inference_count"], entry["execution_count"]
 
 

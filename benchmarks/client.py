@@ -13,6 +13,7 @@ from pathlib import Path
 import uvloop
 
 from .cases import Request
+from .wire import post
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def _built_in(port: int, request: Request, connections: int, seconds: float) -> 
 
 
 async def _all(port: int, request: Request, connections: int, seconds: float) -> Load:
-    loop, data, began = asyncio.get_running_loop(), _on_the_wire(request), time.perf_counter()
+    loop, data, began = asyncio.get_running_loop(), post(request.path, request.headers, request.body), time.perf_counter()
     made = [await loop.create_connection(lambda: Connection(data), "127.0.0.1", port) for _ in range(connections)]
     latencies: list[float] = []
     for latency in await asyncio.gather(*(connection.run(transport, seconds) for transport, connection in made)):
@@ -97,12 +98,6 @@ async def _all(port: int, request: Request, connections: int, seconds: float) ->
     latencies.sort()
     count = len(latencies)
     return Load(count, time.perf_counter() - began, latencies[count // 2] * 1e6, latencies[count * 99 // 100] * 1e6)
-
-
-def _on_the_wire(request: Request) -> bytes:
-    headers = {"Host": "127.0.0.1", "Content-Length": str(len(request.body))} | request.headers
-    lines = [f"POST {request.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join([*lines, "", ""]).encode() + request.body
 
 
 class Connection(asyncio.Protocol):

@@ -1,15 +1,17 @@
 """The servers of the isolation experiment: real ones, each a process of its own, told what to do by a TOML file."""
 
-import http.client
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from time import monotonic
+
+from . import wire
+from .server_process import free_port
 
 PATIENCE = 300.0
 """Seconds after which a server that does not get ready is given up: a GPU's engines are compiled meanwhile."""
@@ -139,13 +141,6 @@ def restricted(cores: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def free_port() -> int:
-    """A port that nobody had a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def granules(device: str, cores: Sequence[int]) -> int:
     """How many granules a device has; asked in another process, which may split a GPU while this one does not.
 
@@ -167,15 +162,11 @@ except DeviceUnavailable as error:
 
 def ask(port: int, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[int, bytes]:
     """One request; the status and body, or 0 and why there were none."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
-        connection.request(method, path, body, dict(headers))
-        response = connection.getresponse()
-        return response.status, response.read()
-    except OSError as error:
+        answer = wire.ask(port, method, path, headers, body, timeout=60)
+    except (OSError, HTTPException) as error:
         return 0, str(error).encode()
-    finally:
-        connection.close()
+    return answer.status, answer.body
 
 
 def _list(cores: Sequence[int]) -> str:

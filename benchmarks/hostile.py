@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from . import asks, holding
+from . import holding
 from .jobs import Ask, Behaviour, ClosedLoop
+from .wire import post
 
 ATTACKER, ATTACKER_KEY, ADMIN_KEY = "attacker", "key of the attacker", "key of the administrator"
 MODELS = ("open", "expand", "texts", "repeat", "heavy", "spin", "fussy")
@@ -56,7 +57,7 @@ class Crowd:
 def _of(ask: holding.Ask, **headers: str) -> Ask:
     """A request of the attacker's."""
     given = {"Authorization": f"Bearer {ATTACKER_KEY}"} | {name.replace("_", "-"): value for name, value in headers.items()}
-    return Ask(asks.post(ask.path, given | ask.headers, ask.body))
+    return Ask(post(ask.path, given | ask.headers, ask.body))
 
 
 def _flood(ask: Ask, connections: int, *told: int) -> tuple[Crowd, ...]:
@@ -87,8 +88,8 @@ def upgrade() -> tuple[Crowd, ...]:
 
 def strangers_bodies() -> tuple[Crowd, ...]:
     """Bodies of strangers that end one byte early, for the house and for those who show no key."""
-    index = asks.post("/v2/repository/index", NOBODY, bytes(MIB))[:-1]
-    plan = asks.post("/admin/partitions", {"Authorization": "Bearer nothing"}, bytes(MIB))[:-1]
+    index = post("/v2/repository/index", NOBODY, bytes(MIB))[:-1]
+    plan = post("/admin/partitions", {"Authorization": "Bearer nothing"}, bytes(MIB))[:-1]
     return (Crowd((Ask(index), Ask(plan)), 200, frozenset({401, 404, 405}), "churn"),)
 
 
@@ -194,7 +195,7 @@ def garbage() -> tuple[Crowd, ...]:
 
 def wrong_keys() -> tuple[Crowd, ...]:
     """Requests with keys that nobody has."""
-    return _flood(Ask(asks.post("/v2/models/open/infer", NOBODY, b"{}")), 16, 401)
+    return _flood(Ask(post("/v2/models/open/infer", NOBODY, b"{}")), 16, 401)
 
 
 def wrong_requests() -> tuple[Crowd, ...]:
@@ -242,7 +243,7 @@ def endless_and_repartition() -> tuple[Crowd, ...]:
     """An inference that does not end, while the administrator moves its tenant and the one that is timed, again and again."""
     headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
     plans = ({"attacker": 5, "bystander": 2, "victim": 7}, {"attacker": 6, "bystander": 2, "victim": 8})
-    puts = tuple(Ask(asks.post("/admin/partitions", headers, json.dumps(plan).encode())) for plan in plans)
+    puts = tuple(Ask(post("/admin/partitions", headers, json.dumps(plan).encode())) for plan in plans)
     puts = tuple(Ask(put.data.replace(b"POST", b"PUT", 1)) for put in puts)
     return (Crowd((endless(),), 1), Crowd(puts, 1, frozenset({200, 409})))
 

@@ -3,9 +3,14 @@
 It reads no more of HTTP than it needs: a status line and Content-Length. A connection is used for one request at a time.
 """
 
+import http.client
 import re
 import socket
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from email.message import Message
+from typing import NamedTuple
 
 CHUNK = 1 << 18
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
@@ -117,3 +122,26 @@ class Connection:
         if self.status != 200 and self._keep is None:
             self._keep = []  # For people.
         self._size = self._left = int(length[1])
+
+
+class Response(NamedTuple):
+    """A whole answer, with its headers: for questions that are not part of a load."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+
+def ask(port: int, method: str, path: str, headers: Mapping[str, str], body: bytes = b"", timeout: float = 120.0) -> Response:
+    """Send one request on a connection of its own. Blocks. Raises OSError, and HTTPException for what is not HTTP."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)) as connection:
+        connection.request(method, path, body, dict(headers))
+        response = connection.getresponse()
+        return Response(response.status, response.headers, response.read())
+
+
+def post(path: str, headers: Mapping[str, str], body: bytes, host: str = "127.0.0.1") -> bytes:
+    """A POST as it goes over the wire. `headers` may state another Content-Length than the body's."""
+    fields = {"Host": host, "Content-Length": str(len(body)), **headers}
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode() + body

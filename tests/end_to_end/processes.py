@@ -1,85 +1,34 @@
 """The real `python -m server` as a process of its own, and the processes it consists of."""
 
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 
-from .harness import PATIENCE
+from benchmarks.server_process import ServerProcess, alive
+
 from .wire import Connection, infer, request, tensor, until
 
 
-class Standing(NamedTuple):
-    """A line of a process in /proc: its name, its state and its parent."""
-
-    pid: int
-    name: str
-    state: str
-    parent: int
-
-
-def family_of(pid: int) -> list[Standing]:
-    """This process, and those that it and its children started."""
-    found, everyone = {pid}, list(_everyone())
-    for _ in range(3):
-        found |= {one.pid for one in everyone if one.parent in found}
-    return [one for one in everyone if one.pid in found]
-
-
-class Running:
-    """A server: its port, its log so far, and its processes."""
-
-    def __init__(self, popen: "subprocess.Popen[str]") -> None:
-        self.popen = popen
-        self.port = 0
-        self.log: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        """Wait until it serves."""
-        self._reader.start()
-        self.told("ing on http://")
-        self.told("ready: ")
-        found = re.search(r"(?:listening|running) on http://\S+?:(\d+)", "".join(self.log))
-        assert found
-        self.port = int(found[1])
-
-    def told(self, text: str, times: int = 1) -> None:
-        """Wait until the log says this."""
-        until(lambda: sum(text in line for line in list(self.log)) >= times or not self._reader.is_alive())
-        assert sum(text in line for line in self.log) >= times, f"it never said {text!r}: {self.log}"
-
-    def family(self) -> list[Standing]:
-        """Every process that this server started, and itself."""
-        return family_of(self.popen.pid)
+class Running(ServerProcess):
+    """A server of the tests, which look for its processes by name."""
 
     def pid(self, name: str) -> int:
-        """The process of this front, or of the dispatcher, once there is one."""
+        """The HTTP process of this name, or the dispatcher, once there is one."""
         until(lambda: bool(self._named(f"greenlane {name}"[:15])))
         return self._named(f"greenlane {name}"[:15])[0]
 
     def kill(self, *names: str) -> None:
-        """Kill the processes of these names, and wait until they are gone: what one that is dying is given is lost."""
-        doomed = {self.pid(name) for name in names}
-        family = [one for one in self.family() if one.pid in doomed]
-        for pid in doomed:
+        """Kill the processes of these names, and wait until they are gone: what is sent to a dying process is lost."""
+        killed = {self.pid(name) for name in names}
+        family = [one for one in self.family() if one.pid in killed]
+        for pid in killed:
             os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(family))
 
@@ -94,16 +43,10 @@ class Running:
         return self.popen.wait(seconds)
 
     def close(self) -> None:
+        """Kill it, and wait until every process of it has ended."""
         family = self.family()
-        self.popen.kill()
-        self.popen.wait()
+        super().close()
         until(lambda: not alive(family))
-        self._reader.join(PATIENCE)
-
-    def _read(self) -> None:
-        assert self.popen.stderr
-        for line in self.popen.stderr:
-            self.log.append(line)
 
 
 @contextmanager
@@ -138,19 +81,6 @@ def configure(path: Path, repository: Path, tenants: str, **server: str) -> Path
     lines = ["[server]", *(f"{key} = {value}" for key, value in settings.items())]
     path.write_text("\n".join([*lines, "[models]", f'repository = "{repository}"', tenants]))
     return path
-
-
-def alive(family: list[Standing]) -> list[Standing]:
-    """Which of these are still there; zombies, whose parents have not looked yet, are not, once their last thread has ended."""
-    now = {one.pid: one for one in _everyone()}
-    return [one for one in family if one.pid in now and (now[one.pid].state != "Z" or _others(one.pid))]
-
-
-def _others(pid: int) -> int:
-    """How many threads it has besides the first: they hold its sockets."""
-    with suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/task")) - 1
-    return 0
 
 
 def threads(pid: int) -> set[frozenset[int]]:
@@ -217,20 +147,3 @@ class Load(threading.Thread):
         self._go_on = False
         self.join()
         self._http.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _everyone() -> Iterator[Standing]:
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with suppress(OSError):
-                text = Path(f"/proc/{entry}/stat").read_text()
-                state, parent = text.rpartition(")")[2].split()[:2]
-                name = text[text.index("(") + 1 : text.rindex(")")]
-                yield Standing(int(entry), name, state, int(parent))

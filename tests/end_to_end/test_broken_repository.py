@@ -230,7 +230,7 @@ def test_a_repository_that_is_not_there_at_the_start_is_told_and_served_as_empty
 def levels(served: Served | Running, told: list[logging.LogRecord], request_id: str) -> list[str]:
     """Of the records about a request, which are in this process's log, or only in the server's own."""
     if isinstance(served, Running):
-        served.told(f"request_id={request_id}")
+        served.wait_for_log(f"request_id={request_id}")
         return [line.split()[1] for line in served.log if f"request_id={request_id}" in line]
     return [record.levelname for record in told if getattr(record, "request_id", "") == request_id]
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.server_process import alive
 from engines.errors import ModelRefused
 from engines.tensorrt.api import find_tensorrt
 from tests.engines.small import ADD, model
 
 from .harness import cores
-from .processes import Running, alive, client, configure
+from .processes import Running, client, configure
 from .wire import until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -49,7 +50,7 @@ class Building(Running):
 
     def start(self) -> None:
         self._reader.start()
-        self.told("building it in process ")
+        self.wait_for_log("building it in process ")
 
     def hold(self) -> int:
         """Have the builder never end. Its process."""
@@ -105,9 +106,9 @@ def test_a_build_that_never_ends_is_its_model_s_failure_and_of_nobody_else(tmp_p
     """Both tenants are told, after one build: the server does not try once for each."""
     with building(tmp_path, configured(tmp_path, repository, 'build_timeout = "3s"')) as server:
         server.hold()
-        server.told("listening on ")
-        server.told("ready: ")
-        server.told("model slow 1 is unavailable: slow/1/model.onnx: the build took more than 3 s and was killed")
+        server.wait_for_log("listening on ")
+        server.wait_for_log("ready: ")
+        server.wait_for_log("model slow 1 is unavailable: slow/1/model.onnx: the build took more than 3 s and was killed")
         assert sum("building it in process" in line for line in server.log) == 1
         found = re.search(r"listening on http://\S+?:(\d+)", "".join(server.log))
         assert found
@@ -126,6 +127,6 @@ def test_a_builder_that_crashes_takes_nobody_along(tmp_path: Path, repository: P
         builder = server.hold()
         for number in (signal.SIGSEGV, signal.SIGCONT):
             os.kill(builder, number)
-        server.told("model slow 1 is unavailable: slow/1/model.onnx: the build was killed by signal 11 (SIGSEGV)")
-        server.told("ready: ")
+        server.wait_for_log("model slow 1 is unavailable: slow/1/model.onnx: the build was killed by signal 11 (SIGSEGV)")
+        server.wait_for_log("ready: ")
         assert server.popen.poll() is None

@@ -77,13 +77,13 @@ def test_a_tenant_s_http_and_the_device_have_cores_of_their_own_and_so_do_those_
 ) -> None:
     first, second = cores()[:2]
     with serving(tmp_path, empty, [first, second]) as server:
-        server.told(f"HTTP of acme on {second}; the device's process on {first}, all others on {first}")
+        server.wait_for_log(f"HTTP of acme on {second}; the device's process on {first}, all others on {first}")
         everyone = ("acme", "(shared)", "(unauthenticated)", "(dispatcher)")
         expected = [{second}, {first}, {first}, {first}]
         until(lambda: places(server, *everyone) == expected)  # A tenant's is told, and does it when it hears it.
         assert threads(server.popen.pid) == {frozenset({first})}
         server.kill(*everyone)
-        server.told("starting another", 4)
+        server.wait_for_log("starting another", 4)
         until(lambda: places(server, *everyone) == expected)
 
 
@@ -93,7 +93,7 @@ def test_processes_run_anywhere_where_there_are_too_few_cores_or_it_is_wanted_so
             assert places(server, "acme", "(shared)", "(dispatcher)") == [set(cores())] * 3
             assert threads(server.popen.pid) == {frozenset(cores())}
             if said:
-                server.told(said)
+                server.wait_for_log(said)
             else:
                 assert not [line for line in server.log if re.search(r"HTTP .*on", line)]
 
@@ -101,5 +101,5 @@ def test_processes_run_anywhere_where_there_are_too_few_cores_or_it_is_wanted_so
 def test_http_on_the_cores_of_another_s_partition_is_warned_of_at_the_start(empty: Path, tmp_path: Path) -> None:
     globex = '[tenants.globex]\ngranules = 1\nmodels = ["*"]\nfront_cores = "0"\n'
     with serving(tmp_path, empty, [], TENANT + globex) as server:
-        server.told("tenants.globex.front_cores: 0 is of acme's partition, whose work this tenant's HTTP would delay")
+        server.wait_for_log("tenants.globex.front_cores: 0 is of acme's partition, whose work this tenant's HTTP would delay")
         assert any("WARNING greenlane.processes: tenants.globex.front_cores" in line for line in server.log)

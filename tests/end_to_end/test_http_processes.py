@@ -13,10 +13,11 @@ import httpx
 import numpy as np
 import pytest
 
+from benchmarks.server_process import alive, free_port
 from server.tenants.auth import digest
 
 from .harness import cores
-from .processes import Load, Running, alive, client, configure, free_port, holder, running, threads
+from .processes import Load, Running, client, configure, holder, running, threads
 from .wire import FOREVER, SMALL, Connection, binary, infer, lane, parts, post, posted, request, spin, tensor, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -313,7 +314,7 @@ def test_killing_a_tenants_process_disconnects_only_its_clients(server: Running)
         other.more()
         assert other.wrong == []
         assert lane(admin)["in_flight"] == 0
-    server.told("the HTTP process of acme ended (signal 9); starting another", deaths + 1)
+    server.wait_for_log("the HTTP process of acme ended (signal 9); starting another", deaths + 1)
 
 
 def test_a_tenant_whose_process_is_killed_under_load_is_served_again(server: Running) -> None:
@@ -353,7 +354,7 @@ def test_connections_go_on_without_the_dispatcher_and_new_ones_wait_for_the_next
     assert infer(acme, "identity", SMALL).status_code == 200
     with client(server, **KEY) as http:
         assert infer(http, "identity", SMALL).status_code == 200
-    server.told("the dispatcher ended (signal 9); starting another")
+    server.wait_for_log("the dispatcher ended (signal 9); starting another")
 
 
 def test_a_process_is_replaced_after_the_forkserver_was_killed(server: Running) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.server_process import alive
 from server.host.exit_codes import GAVE_UP
 from server.tenants.auth import digest
 
 from .harness import cores
-from .processes import Load, alive, client, configure, running
+from .processes import Load, client, configure, running
 from .wire import FOREVER, SMALL, Connection, infer, lane, posted, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -52,7 +53,7 @@ def test_a_signal_under_load_loses_no_request_and_ends_with_0(keyed: Path, numbe
         until(lambda: _held(lane(admin)) == 13)
         family = server.family()
         server.signal(number)
-        server.told("draining")
+        server.wait_for_log("draining")
         endless.close()
         assert [connection.answer().status for connection in connections] == [200] * 12
         for connection in connections:
@@ -72,11 +73,11 @@ def test_a_second_signal_ends_it_at_once(keyed: Path) -> None:
         connection.send(posted("spin", spin(FOREVER)))
         until(lambda: lane(admin)["in_flight"] == 1)
         server.signal()
-        server.told("draining")
+        server.wait_for_log("draining")
         server.signal()
         assert server.wait(5) == GAVE_UP
         assert connection.ended()
-        server.told("second signal: exiting with 1 accepted request(s) unanswered")
+        server.wait_for_log("second signal: exiting with 1 accepted request(s) unanswered")
 
 
 def test_a_second_signal_ends_a_single_process_at_once_too(keyed: Path) -> None:
@@ -85,11 +86,11 @@ def test_a_second_signal_ends_a_single_process_at_once_too(keyed: Path) -> None:
         connection.send(posted("spin", spin(FOREVER)))
         until(lambda: lane(admin)["in_flight"] == 1)
         server.signal(signal.SIGINT)
-        server.told("Shutting down")
+        server.wait_for_log("Shutting down")
         server.signal(signal.SIGINT)
         assert server.wait(5) == GAVE_UP
         assert connection.ended()
-        server.told("second signal: exiting with 1 accepted request(s) unanswered")
+        server.wait_for_log("second signal: exiting with 1 accepted request(s) unanswered")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -192,6 +193,6 @@ def test_log_records_of_an_http_process_name_its_tenant(keyed: Path) -> None:
         assert connection.answer().status == 200
         connection.send(b"garbage\r\n\r\n")
         assert connection.answer().status == 400
-        server.told("Invalid HTTP request received.")
+        server.wait_for_log("Invalid HTTP request received.")
         line = next(line for line in server.log if "Invalid HTTP" in line)
         assert json.loads(line)["tenant"] == "acme"

@@ -13,10 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from benchmarks.server_process import alive
 from server.config.schema import TenantConfig
 
 from .harness import configuration, cores, serving
-from .processes import Load, Running, alive, client, configure, running
+from .processes import Load, Running, client, configure, running
 from .virtual import VirtualDevice
 from .wire import FOREVER, SMALL, Connection, Listening, infer, lane, posted, spin, until
 
@@ -58,7 +59,7 @@ def test_a_process_that_is_stopped_is_replaced_and_other_tenants_notice_nothing(
     with Load(server, **{"X-Tenant": "globex"}) as load:
         pid = server.pid(name)
         stopped = stop(pid)
-        server.told("has not answered for 3.")
+        server.wait_for_log("has not answered for 3.")
         until(lambda: state(server, pid) in "XZ")
         with client(server, **{"X-Tenant": "acme"}) as acme, client(server) as nobody:
             assert infer(acme, "identity", SMALL).status_code == 200
@@ -86,7 +87,7 @@ def test_metrics_of_a_stopped_process_are_answered_with_their_age(
         assert _age(metrics, "globex") == 0
         tenants = {tenant["name"]: tenant for tenant in nobody.get("/admin/tenants").json()["tenants"]}
         assert {entry["name"] for entry in tenants["acme"]["models"]} == {"identity", "spin"}
-        server.told("the HTTP process of acme has not answered for 3.")
+        server.wait_for_log("the HTTP process of acme has not answered for 3.")
         until(lambda: _age(nobody.get("/metrics").text, "acme") == 0)
 
 
@@ -121,7 +122,7 @@ def test_a_stopped_forkserver_is_replaced(server: Running) -> None:
     os.kill(server.pid("acme"), signal.SIGKILL)
     with client(server, **{"X-Tenant": "acme"}) as acme:
         assert infer(acme, "identity", SMALL).status_code == 200
-    server.told("the forkserver has been stopped for 2.")
+    server.wait_for_log("the forkserver has been stopped for 2.")
 
 
 ENDLESS = """

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.server_process import ProcessStatus, alive
 from server.host.exit_codes import NEEDS_RESTART
 from server.host.watch import write_stacks
 
 from .harness import cores
-from .processes import Running, Standing, alive, client, configure, running
+from .processes import Running, client, configure, running
 from .wire import until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -82,7 +83,7 @@ class Inline(Hanging):
 
     def start(self) -> None:
         self._reader.start()
-        self.told("ready: ")
+        self.wait_for_log("ready: ")
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def configured(folder: Path, repository: Path, watchdog: str, **server: str) -> 
     return configure(folder / "c.toml", repository, tenants, watchdog=f'"{watchdog}"', **server)
 
 
-def watchers(server: Running) -> list[Standing]:
+def watchers(server: Running) -> list[ProcessStatus]:
     return [one for one in server.family() if b"server.host.watch" in command_line(one.pid)]
 
 
@@ -134,8 +135,8 @@ def test_a_process_that_hangs_is_not_ready_then_says_where_and_ends(standard: Pa
         assert server.popen.poll() is None, "it was to be not ready before it ended"
         assert server.wait() == NEEDS_RESTART == 70
         until(lambda: not alive(family))
-        server.told("The stacks of its threads follow; then it exits with status 70")
-        server.told("hang_when_told" if how == KEEPS_THE_INTERPRETER else "in main")
+        server.wait_for_log("The stacks of its threads follow; then it exits with status 70")
+        server.wait_for_log("hang_when_told" if how == KEEPS_THE_INTERPRETER else "in main")
 
 
 def test_http_in_the_device_s_process_hangs_with_it_and_ends_too(standard: Path, tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_http_in_the_device_s_process_hangs_with_it_and_ends_too(standard: Path,
         server.hang()
         assert server.wait() == NEEDS_RESTART
         until(lambda: not alive(family))
-        server.told("hang_when_told")
+        server.wait_for_log("hang_when_told")
 
 
 def test_a_process_that_was_stopped_goes_on(standard: Path, tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_watchdog_that_ends_is_restarted(standard: Path, tmp_path: Path) -> No
         until(lambda: len(watchers(server)) == 1)
         (first,) = watchers(server)
         os.kill(first.pid, signal.SIGKILL)
-        server.told("the watchdog ended (status -9); starting another")
+        server.wait_for_log("the watchdog ended (status -9); starting another")
         until(lambda: [one.pid for one in watchers(server)] not in ([], [first.pid]))
         server.hang()
         assert server.wait() == NEEDS_RESTART
