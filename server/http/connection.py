@@ -191,13 +191,13 @@ class HttpConnection(asyncio.Protocol):
             self._in_loop = False
         if not left and self._buffer and self._may_begin():
             self._yielding = True
-            self._loop.call_soon(self._continue)
+            self._loop.call_soon(self._resume)
         if self._phase == READING_HEAD and len(self._buffer) > MAX_READ_AHEAD:
             self._transport.pause_reading()
         if self._eof and self._phase in (READING_HEAD, DISCARDING) and not self._yielding and not self._closing:
             close_when_sent(self._transport)
 
-    def _continue(self) -> None:
+    def _resume(self) -> None:
         """Answer more buffered requests, after the other connections had their turn."""
         self._yielding = False
         if self._may_begin():

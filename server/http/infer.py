@@ -50,7 +50,7 @@ class Infer:
         """The tenant and model that a request is for. Raises NotFound, WrongMethod, Unavailable, Unauthorized, Misdirected."""
         name, version = parse_infer(method, raw_path)
         service = self._service()
-        tenant = service.tenant(_text(headers, b"authorization"), _text(headers, b"x-tenant"))
+        tenant = service.tenant(*strict.credentials(headers))
         return Target(tenant, name, version, service.limits, service.config.server.max_body)
 
     async def answer(self, call: Call) -> Reply | None:
@@ -96,11 +96,6 @@ def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
         future.set_exception(outcome)
     else:
         future.set_result(outcome)
-
-
-def _text(headers: Headers, name: bytes) -> str | None:
-    value = headers.get(name)
-    return None if value is None else value.decode("latin-1")
 
 
 async def _read_body(call: Call, target: Target) -> bytes:

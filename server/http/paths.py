@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from ..errors import NotFound, WrongMethod
 
 _ADMIN = (b"/admin", b"/metrics")
-_TENANTLESS = (b"/v2", b"/v2/", b"/")
+_TENANTLESS = (b"/v2", b"/v2/", b"/", b"/docs", b"/openapi.json")
 
 
 def is_infer(path: str) -> bool:
@@ -22,7 +22,7 @@ def is_admin(path: bytes) -> bool:
 
 
 def is_tenantless(path: bytes) -> bool:
-    """Whether this path is answered without a tenant: health, and the server's metadata."""
+    """Whether this path is answered without a tenant: health, the server's metadata, and the description of the API."""
     return path in _TENANTLESS or path.startswith(b"/v2/health/")
 
 

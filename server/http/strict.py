@@ -42,6 +42,15 @@ def find_violation(version: str, target: bytes, fields: Iterable[tuple[bytes, by
     return None
 
 
+def credentials(headers: Headers) -> tuple[str | None, str | None]:
+    """The values of Authorization and X-Tenant, by which `Tenancy.identify` finds the tenant."""
+    authorization, tenant = headers.get(b"authorization"), headers.get(b"x-tenant")
+    return (
+        None if authorization is None else authorization.decode("latin-1"),
+        None if tenant is None else tenant.decode("latin-1"),
+    )
+
+
 def headers(fields: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Headers by lower-case name; of a repeated header the last value.
 

@@ -207,8 +207,7 @@ class HttpProcess:
         """
         if head.target is not None or transport.get_write_buffer_size():
             return False
-        authorization, tenant = head.headers.get(b"authorization"), head.headers.get(b"x-tenant")
-        name = process_for(head.path, authorization, tenant, self._service.tenancy)
+        name = process_for(head.path, head.headers, self._service.tenancy)
         if name == self._arguments.name or (self._tenant and not self._may_pass_to(name, transport)):
             return False
         try:

@@ -1,8 +1,10 @@
 """Decides which process a connection belongs to, from the headers of its first request; bodies are not looked at."""
 
 from ..errors import Ambiguous, Unauthorized
+from ..http.exchange import Headers
 from ..http.head import has_bare_line_feed
-from ..http.strict import headers
+from ..http.paths import is_admin, is_tenantless, of_request_line
+from ..http.strict import credentials, headers
 from ..tenants.auth import Tenancy
 
 SHARED = "(shared)"
@@ -13,9 +15,6 @@ DISPATCHER = "(dispatcher)"
 """The dispatcher, in logs and in the process table."""
 MAX_HEAD = 16 * 1024
 """Bytes of headers to look at."""
-
-_ADMINISTRATION = (b"/admin", b"/metrics")
-_TENANTLESS = (b"/v2", b"/v2/", b"/", b"/docs", b"/openapi.json")
 
 
 def destination(data: bytes, tenancy: Tenancy) -> str | None:
@@ -32,29 +31,19 @@ def destination(data: bytes, tenancy: Tenancy) -> str | None:
         fields = headers(map(_field, lines))
     except Ambiguous:
         return UNAUTHENTICATED
-    return process_for(_path(first), fields.get(b"authorization"), fields.get(b"x-tenant"), tenancy)
+    return process_for(of_request_line(first), fields, tenancy)
 
 
-def process_for(path: bytes, authorization: bytes | None, tenant: bytes | None, tenancy: Tenancy) -> str:
-    """The process that a parsed request is for, by its path and the values of two of its headers."""
-    if path.startswith(_ADMINISTRATION):
+def process_for(path: bytes, fields: Headers, tenancy: Tenancy) -> str:
+    """The process that a parsed request is for, by its path and the headers that name its tenant."""
+    if is_admin(path):
         return SHARED
     try:
-        return tenancy.identify(_text(authorization), _text(tenant)).name
+        return tenancy.identify(*credentials(fields)).name
     except Unauthorized:
-        needs_no_tenant = path in _TENANTLESS or path.startswith(b"/v2/health/")
-        return SHARED if needs_no_tenant and not authorization else UNAUTHENTICATED
-
-
-def _path(line: bytes) -> bytes:
-    parts = line.split(b" ", 2)
-    return parts[1].partition(b"?")[0] if len(parts) == 3 else b""
+        return SHARED if is_tenantless(path) and not fields.get(b"authorization") else UNAUTHENTICATED
 
 
 def _field(line: bytes) -> tuple[bytes, bytes]:
     name, _, value = line.partition(b":")
     return name.lower(), value.strip(b" \t")
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("latin-1")
