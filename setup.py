@@ -24,7 +24,7 @@ ALSO = ("server/tenants/statistics.py", "server/tenants/uploads.py")
 
 INTERPRETED = {
     "server/scheduling/batching.py": "processes send each other its frozen class pickled, and unpickling assigns to attributes",
-    "server/workers/seats.py": "it has async generators, which mypyc does not know",
+    "server/workers/worker_control.py": "it has async generators, which mypyc does not know",
 }
 """Modules of those folders that stay Python, and why."""
 

@@ -22,9 +22,8 @@ from engines import Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceLost, Partition, open_device
 from server.config.schema import TenantConfig
 from server.tenants.service import open_local
-from server.workers.gil_priority import Precedence
-from server.workers.worker import Seat as WorkerSeat
-from server.workers.worker import Worker
+from server.workers.gil_priority import GilPriorities
+from server.workers.worker import Endpoint, Worker
 
 from .asks import TOLERANCE
 from .inside import quiet
@@ -44,28 +43,28 @@ class Clients:
 
     def __init__(self, engine: Engine, partition: Partition, device: Device) -> None:
         config = TenantConfig(name="depth", granules=len(device.granules), models=("*",))
-        self._desk = open_local(config, only=True)
-        self._lane = self._desk.tenant.lane
+        self._frontend = open_local(config, only=True)
+        self._lane = self._frontend.tenant.lane
         self._signature = engine.signature
         self._executor = engine.bind(partition)
-        memory = self._desk.link.arena.memory
+        memory = self._frontend.link.arena.memory
         self._pinned = device.pin(memory.address, memory.nbytes)
-        self._worker = Worker(partition, {KEY: self._executor}, self._lost, Precedence())
+        self._worker = Worker(partition, {KEY: self._executor}, self._lost, GilPriorities())
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
-        """What a desk asks of the device's side when a client goes away: none does here."""
+        """What a frontend asks of the device's side when a client goes away: none does here."""
 
     def open(self) -> None:
         """Begin to serve, on the running event loop."""
-        self._desk.open(self)
-        self._worker.serve(WorkerSeat(self._desk.link, self._pinned))
+        self._frontend.open(self)
+        self._worker.serve(Endpoint(self._frontend.link, self._pinned))
 
     async def close(self) -> None:
         """Finish what is in flight, and free the executor."""
-        await self._desk.empty()
+        await self._frontend.drained()
         self._worker.halt()
         self._executor.close()
-        self._desk.close()
+        self._frontend.close()
         self._pinned.close()
 
     async def rate(self, inputs: list[Array], wanted: list[Array], seconds: float) -> tuple[float, int]:
@@ -81,7 +80,7 @@ class Clients:
         data = x.view(np.uint8).ravel()
         while perf_counter() < until:
             slot = self._lane.admit()
-            (start,) = slot.place(self._signature, [x.nbytes], room)
+            (start,) = slot.lay_out(self._signature, [x.nbytes], room)
             np.copyto(np.frombuffer(slot.view, np.uint8, x.nbytes, start), data)
             ended = await self._lane.submit(slot, KEY, (x.shape,))
             if done % 64 == 0:
@@ -99,7 +98,7 @@ class Clients:
 def bare_rate(seat: Seat, seconds: float) -> float:
     """Inferences a second of one thread that never lets the stream run empty. Blocks."""
     start = perf_counter() + 0.05
-    (done,) = all_at_once([(seat, lambda s: back_to_back(s, start, start + seconds, Precedence()))])
+    (done,) = all_at_once([(seat, lambda s: back_to_back(s, start, start + seconds, GilPriorities()))])
     return float(done / seconds)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from engines import Engine, load_engine
 from partitions import Device, Partition, open_device
-from server.workers.gil_priority import Precedence
+from server.workers.gil_priority import GilPriorities
 
 from . import machine, subjects
 from .arrangement import Impossible, fourth, halves
@@ -142,7 +142,7 @@ class Trial:
         self._cases = cases
         self._tell = tell
         self._rows = subjects.ROWS if arena.device.kind == "cuda" else BATCH
-        self._precedence = Precedence()
+        self._priorities = GilPriorities()
         self._began = perf_counter()
         self._truth = {victim: truth(victim) for victim in victims}
 
@@ -190,9 +190,9 @@ class Trial:
         start = perf_counter() + 0.1
         until = start + self._seconds
         tasks: list[tuple[Seat, Callable[[Seat], Any]]]
-        tasks = [(seat, lambda s: at_rate(s, self.rate, start, self._seconds, self._precedence))]
+        tasks = [(seat, lambda s: at_rate(s, self.rate, start, self._seconds, self._priorities))]
         tasks += [
-            (other, partial(back_to_back, start=start - 0.05, until=until, precedence=self._precedence)) for other in others
+            (other, partial(back_to_back, start=start - 0.05, until=until, priorities=self._priorities)) for other in others
         ]
         samples, *counts = all_at_once(tasks)
         names = CASES[case] if others else ()
@@ -214,7 +214,7 @@ class Trial:
         start = perf_counter() + 0.1
         until = start + self._seconds
         counts = all_at_once(
-            [(seat, partial(back_to_back, start=start, until=until, precedence=self._precedence)) for seat in seats]
+            [(seat, partial(back_to_back, start=start, until=until, priorities=self._priorities)) for seat in seats]
         )
         return float(sum(count * seat.rows for count, seat in zip(counts, seats, strict=True)) / self._seconds)
 

@@ -14,7 +14,7 @@ import numpy as np
 from engines import Engine, Executor, Room, Tensor, Work
 from engines.signature import align
 from partitions import Device, Partition
-from server.workers.gil_priority import Place, Precedence
+from server.workers.gil_priority import GilPriorities, GilPriority
 from server.workers.worker import BUNDLE
 
 from .figures import Samples
@@ -85,14 +85,14 @@ def open_seat(device: Device, engine: Engine, partition: Partition, x: Array) ->
     return seat
 
 
-def at_rate(seat: Seat, rate: float, start: float, seconds: float, precedence: Precedence) -> Samples:
+def at_rate(seat: Seat, rate: float, start: float, seconds: float, priorities: GilPriorities) -> Samples:
     """One inference after another, `rate` a second, the next one when it is due and the last has ended. Blocks.
 
     Latency is from the call to the outputs in host memory: copies, engine, copies. Towards the other threads it behaves as
     a worker of the server does.
     """
     samples, due, took = Samples(), 0.0, BUNDLE + 1
-    with placed(precedence, lambda: perf_counter() >= start + due) as place:
+    with placed(priorities, lambda: perf_counter() >= start + due) as place:
         while due < seconds:
             place.rest()
             place.leave(False)
@@ -107,14 +107,14 @@ def at_rate(seat: Seat, rate: float, start: float, seconds: float, precedence: P
     return samples
 
 
-def back_to_back(seat: Seat, start: float, until: float, precedence: Precedence) -> int:
+def back_to_back(seat: Seat, start: float, until: float, priorities: GilPriorities) -> int:
     """As many inferences as there is time for, AHEAD of them at once. Blocks; returns how many ended before `until`."""
     sleep(max(0.0, start - perf_counter()))
     works: deque[Work] = deque(seat.enqueue() for _ in range(AHEAD))
     done, took = 0, BUNDLE + 1
-    with placed(precedence, lambda: True) as place:
+    with placed(priorities, lambda: True) as place:
         while perf_counter() < until:
-            place.step_aside(began := monotonic_ns())
+            place.yield_gil(began := monotonic_ns())
             wait(works.popleft(), place, took)
             place.come(ended := monotonic_ns())
             works.append(seat.enqueue())
@@ -125,16 +125,16 @@ def back_to_back(seat: Seat, start: float, until: float, precedence: Precedence)
 
 
 @contextmanager
-def placed(precedence: Precedence, waiting: Callable[[], bool]) -> Iterator[Place]:
+def placed(priorities: GilPriorities, waiting: Callable[[], bool]) -> Iterator[GilPriority]:
     """A place among the threads, for as long as one of them works."""
-    place = precedence.join(waiting)
+    place = priorities.join(waiting)
     try:
         yield place
     finally:
-        precedence.part(place)
+        priorities.remove(place)
 
 
-def wait(work: Work, place: Place, took: int) -> None:
+def wait(work: Work, place: GilPriority, took: int) -> None:
     """Wait for the outputs; if the last took so many nanoseconds that others may go first meanwhile, let them. Blocks."""
     if took > BUNDLE:
         place.rest()

@@ -174,16 +174,16 @@ class Application:
             await asyncio.to_thread(source.__exit__, None, None, None)
 
     async def _leave(self, runtime: Runtime) -> None:
-        await runtime.gone.wait()
+        await runtime.device_gone.wait()
         await asyncio.sleep(EXIT_DELAY)
         self._abandon(NEEDS_RESTART)
 
 
 def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[Service, Runtime]:
     """Both sides in one process; `read` makes engines of model files."""
-    desks = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
-    service = Service(config, [desk.tenant for desk in desks.values()])
-    return service, Runtime(config, device, desks, service.become, read)
+    frontends = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
+    service = Service(config, [frontend.tenant for frontend in frontends.values()])
+    return service, Runtime(config, device, frontends, service.set_state, read)
 
 
 def _in_lines(send: Send) -> Send:

@@ -20,11 +20,11 @@ from .config.schema import Config, ConfigError, ModelOptions, TenantConfig
 from .config.tables import KeyPath, dotted, nearest
 from .device.cache_paths import open_builds
 from .device.memory_needs import fit
-from .device.model_loader import Library, Loaded, open_library
-from .link.blocks import most_of
+from .device.model_loader import LoadedModel, ModelLoader, open_model_loader
+from .link.blocks import largest_block
 from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .repository.model_repository import Repository
-from .tenants.catalog import Entry, Served
+from .tenants.catalog import IndexEntry, ServedModel
 
 Plan = Mapping[str, tuple[int, ...]]
 
@@ -120,13 +120,13 @@ class _Check:
         self._check_memory()
         plan = self._plan(device) if device else {}
         builds = open_builds(config.models)
-        library = open_library(config, device, builds=builds)
+        model_loader = open_model_loader(config, device, builds=builds)
         for name, tenant in config.tenants.items():
             _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}, {_memory(tenant)}")
             self._check_front(tenant)
             there = known or []
             wanted = [model for model in dict.fromkeys([*tenant.models, *there]) if model in there and tenant.may_call(model)]
-            self._try(library, device, name, plan.get(name, (0,)), wanted)
+            self._try(model_loader, device, name, plan.get(name, (0,)), wanted)
         if server.fronts == "per-tenant":
             self._tell_fronts(plan)
 
@@ -198,7 +198,9 @@ class _Check:
         elif None in self._cores.values() and self._config.server.front_cores == "auto":
             _say(str(share_cores(self._allowed, chosen) or TOO_FEW_CORES))
 
-    def _try(self, library: Library, device: Device | None, tenant: str, granules: tuple[int, ...], names: list[str]) -> None:
+    def _try(
+        self, model_loader: ModelLoader, device: Device | None, tenant: str, granules: tuple[int, ...], names: list[str]
+    ) -> None:
         """Load models on a partition of these granules, and close them again; only look for their files without a device."""
         if device is None:
             for name in names:
@@ -207,9 +209,9 @@ class _Check:
         try:
             with closing(device.carve(granules)) as partition:
                 self._cores[tenant] = partition.host_cores
-                models: dict[str, Loaded] = {}
-                for name in library.in_order(names):
-                    found = library.attempt(name, partition, among=models)
+                models: dict[str, LoadedModel] = {}
+                for name in model_loader.in_order(names):
+                    found = model_loader.attempt(name, partition, among=models)
                     loaded = models[name] = fit(found, self._config.tenants[tenant])
                     self._tell(loaded)
                     for executor in loaded.executors.values():
@@ -217,17 +219,17 @@ class _Check:
         except PartitionError as error:
             self._wrong(("device",), str(error))
 
-    def _tell(self, loaded: Loaded) -> None:
+    def _tell(self, loaded: LoadedModel) -> None:
         for served in loaded.served:
             _say(f"  {served.name} {served.version}: {_describe(served)}")
             _say(f"    {_runs(loaded.executors[served.key].describe())}")
             self._check_batches(served)
         for which in dict.fromkeys(f"{problem.name} {problem.version}".rstrip() for problem in loaded.problems):
             _say(f"  {which}: unavailable")
-        self._found.unserved.update(dict.fromkeys(line for line in loaded.told() if line not in loaded.warnings))
+        self._found.unserved.update(dict.fromkeys(line for line in loaded.messages() if line not in loaded.warnings))
         self._found.doubtful.update(dict.fromkeys(loaded.warnings))
 
-    def _check_batches(self, served: Served) -> None:
+    def _check_batches(self, served: ServedModel) -> None:
         """Options that only the model itself can show to be in vain."""
         options = self._config.models.options.get(served.name, ModelOptions())
         most, key = served.signature.max_batch, ("models", served.name)
@@ -249,10 +251,10 @@ class _Check:
         self._found.unserved[f"{self._config.source}: {dotted(key)}: {text}"] = None
 
 
-def _listed(repository: Repository, name: str) -> Loaded:
+def _listed(repository: Repository, name: str) -> LoadedModel:
     listing = repository.read(name)
-    problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
-    return Loaded(name, [], problems, {}, list(listing.warnings))
+    problems = [IndexEntry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
+    return LoadedModel(name, [], problems, {}, list(listing.warnings))
 
 
 def _say(line: str) -> None:
@@ -274,10 +276,10 @@ def _access(tenant: TenantConfig) -> str:
 
 def _memory(tenant: TenantConfig) -> str:
     """As much as all its requests may hold, and one of them."""
-    return f"memory {tenant.memory / 2**20:g} MiB, one request up to {most_of(tenant.memory) / 2**20:g} MiB"
+    return f"memory {tenant.memory / 2**20:g} MiB, one request up to {largest_block(tenant.memory) / 2**20:g} MiB"
 
 
-def _describe(served: Served) -> str:
+def _describe(served: ServedModel) -> str:
     inputs, outputs = (_tensors(specs) for specs in (served.signature.inputs, served.signature.outputs))
     most = served.signature.max_batch
     return f"{inputs} -> {outputs}{f', batches of up to {most}' if most else ''} ({served.platform})"

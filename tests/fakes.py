@@ -172,7 +172,7 @@ class FakePartition:
 
     @property
     def host_cores(self) -> frozenset[int] | None:
-        return self.units if self.device.hosted else None
+        return self.units if self.device.on_host_cores else None
 
     @property
     def units(self) -> frozenset[int]:
@@ -232,7 +232,7 @@ class FakePin:
 class FakeDevice:
     """Granules of these sizes; see `partitions.base.Device`. `lie`, where set, is what `locate` says instead of the truth.
 
-    `hosted` is whether its units are cores of the host; nobody is kept on them.
+    `on_host_cores` is whether its units are cores of the host; nobody is kept on them.
     """
 
     kind = "fake"
@@ -241,7 +241,7 @@ class FakeDevice:
     def __init__(self, granules: Sequence[int] = (1, 1, 1, 1), script: Script | None = None) -> None:
         self.granules = tuple(granules)
         self.script = script or Script()
-        self.hosted = False
+        self.on_host_cores = False
         self.lie: Callable[[FakePartition], frozenset[int]] | None = None
         self.partitions: list[FakePartition] = []
         self.pins: list[FakePin] = []

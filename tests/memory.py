@@ -7,7 +7,7 @@ from threading import Event
 
 from server.link import ring as links
 from server.link.arena import Arena
-from server.link.blocks import Blocks
+from server.link.blocks import BlockAllocator
 from server.link.ring import Descriptors, Link, Tickets
 from server.link.slots import Slot
 
@@ -44,7 +44,7 @@ def arena_of(count: int, nbytes: int = MEMORY) -> Arena:
 
 def lent(arena: Arena) -> Arena:
     """The same, whose slots may take memory though no pool handed them out."""
-    blocks = Blocks(arena.memory.nbytes)
+    blocks = BlockAllocator(arena.memory.nbytes)
     for index in range(arena.count):
         arena.slot(index).blocks = blocks
     return arena

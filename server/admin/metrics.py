@@ -24,7 +24,7 @@ from ..api.dependencies import RequireAdmin
 from ..api.openapi import Responses, errors, operation_id
 from ..config.schema import TenantConfig
 from ..device.runtime import Runtime
-from ..tenants.frontend import Counted, Report
+from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, ModelStatistics
 from .dependencies import RuntimeDep
 
@@ -83,7 +83,7 @@ class RuntimeCollector(Collector):
         yield from self._lanes()
         yield from self._granules()
 
-    def _labels(self, tenant: str, item: Counted) -> list[str]:
+    def _labels(self, tenant: str, item: ModelReport) -> list[str]:
         return [item.name, item.version, tenant, self._partition(tenant)]
 
     def _partition(self, tenant: str) -> str:
@@ -151,14 +151,14 @@ class RuntimeCollector(Collector):
         yield CounterMetricFamily("greenlane_repartitions", "Repartitions, the initial partitions included", value=changes)
 
 
-def _pending(served: list[tuple[list[str], Counted]]) -> Metric:
+def _pending(served: list[tuple[list[str], ModelReport]]) -> Metric:
     family = GaugeMetricFamily("nv_inference_pending_request_count", "Requests waiting to run", labels=_LABELS)
     for labels, item in served:
         family.add_metric(labels, item.pending)
     return family
 
 
-def _counts(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
+def _counts(served: list[tuple[list[str], ModelReport]]) -> Iterator[Metric]:
     success = UnknownMetricFamily("nv_inference_request_success", "Requests answered", labels=_LABELS)
     count = UnknownMetricFamily("nv_inference_count", "Inferences, each row of a batch counted", labels=_LABELS)
     runs = UnknownMetricFamily("nv_inference_exec_count", "Runs of the model", labels=_LABELS)
@@ -169,7 +169,7 @@ def _counts(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
     yield from (success, count, runs)
 
 
-def _durations(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
+def _durations(served: list[tuple[list[str], ModelReport]]) -> Iterator[Metric]:
     for name, field in _DURATIONS.items():
         family = UnknownMetricFamily(f"nv_inference_{name}_duration_us", "Total microseconds", labels=_LABELS)
         for labels, item in served:
@@ -177,7 +177,7 @@ def _durations(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
         yield family
 
 
-def _histogram(served: list[tuple[list[str], Counted]]) -> Metric:
+def _histogram(served: list[tuple[list[str], ModelReport]]) -> Metric:
     """Without the label `partition`, so that quantiles over time continue across a repartition."""
     name, about = "greenlane_request_duration_seconds", "From the complete body to the encoded answer, of requests answered"
     family = HistogramMetricFamily(name, about, labels=_LABELS[:-1])
@@ -192,7 +192,7 @@ def _buckets(statistics: ModelStatistics) -> list[tuple[str, float]]:
     return list(zip(bounds, accumulate(statistics.buckets), strict=True))
 
 
-def _failures(served: list[tuple[list[str], Counted]]) -> Iterator[Metric]:
+def _failures(served: list[tuple[list[str], ModelReport]]) -> Iterator[Metric]:
     family = UnknownMetricFamily("nv_inference_request_failure", "Requests refused or failed", labels=[*_LABELS, "reason"])
     for labels, item in served:
         for reason in ("REJECTED", "CANCELED", "BACKEND", "OTHER"):

@@ -32,7 +32,7 @@ async def read_body(request: Request) -> bytes:
     with uploads(request).expect(min(length, MAX_BODY)) as upload:
         try:
             async for chunk in request.stream():
-                upload.grow(len(chunk))
+                upload.add_received(len(chunk))
                 body += chunk
                 if max(length, len(body)) > MAX_BODY:
                     raise TooLarge(f"a body of more than {MAX_BODY} bytes, which is the limit here")

@@ -18,7 +18,7 @@ from ..config.schema import TenantConfig
 from ..errors import NotFound, Unavailable
 from ..protocol.json_document import Object, flag, short
 from ..repository.model_repository import Repository
-from ..tenants.catalog import Served
+from ..tenants.catalog import ServedModel
 from ..tenants.service import Tenant
 from . import schemas
 from .body import read_object
@@ -172,13 +172,13 @@ def _list_repository(tenant: TenantConfig, repository: Path) -> list[str] | None
     return None
 
 
-def _find(tenant: Tenant, name: str, version: str | None) -> Served:
+def _find(tenant: Tenant, name: str, version: str | None) -> ServedModel:
     if version is not None and not (version.isascii() and version.isdigit()):
         raise NotFound(f"version {short(version)!r} is no number; expected digits")
     return tenant.catalog.find(name, version)
 
 
-def _statistics(served: Served) -> Object:
+def _statistics(served: ServedModel) -> Object:
     return {"name": served.name, "version": served.version, **served.statistics.as_json()}
 
 

@@ -68,7 +68,7 @@ async def load(tenant: TenantDep, service: ServiceDep, control: ModelControlDep,
     All or nothing: if a version that is to be served cannot be, the answer is 400 with the reason, and what was served goes on.
     Changes of one tenant are made one after another. One whose client disconnects before its turn is not made.
     """
-    with tenant.changes.place():
+    with tenant.changes.admitted():
         config = await _checked_config(request, tenant.config, name, service.config.models.options)
         return await _in_turn(tenant, request, lambda: control.load(request, tenant.name, name, config))
 
@@ -81,7 +81,7 @@ async def load(tenant: TenantDep, service: ServiceDep, control: ModelControlDep,
 )
 async def unload(tenant: TenantDep, control: ModelControlDep, request: Request, name: ModelName) -> Response:
     """Unload a model; its requests are 404 from then on."""
-    with tenant.changes.place():
+    with tenant.changes.admitted():
         parameters(await read_object(request))
         return await _in_turn(tenant, request, lambda: control.unload(request, tenant.name, name))
 

@@ -18,7 +18,7 @@ from engines.signature import Shape
 from partitions import Partition
 
 
-class InTurn:
+class RoundRobinExecutor:
     """Executors of one engine that take turns; see `engines.base.Executor`."""
 
     def __init__(self, executors: Sequence[Executor]) -> None:
@@ -27,7 +27,7 @@ class InTurn:
         self._turns = cycle(self._executors)
 
     def __repr__(self) -> str:
-        return f"<InTurn {list(self._executors)}>"
+        return f"<RoundRobinExecutor {list(self._executors)}>"
 
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> Work:
         return next(self._turns).enqueue(inputs, room)
@@ -38,9 +38,9 @@ class InTurn:
         pending = [future for ask in asked if ask is not None and (future := ask(shapes)) is not None]
         return _all(pending) if pending else None
 
-    def rebind(self, partition: Partition) -> "InTurn":
+    def rebind(self, partition: Partition) -> "RoundRobinExecutor":
         """All or none."""
-        return InTurn(_all_or_none([partial(executor.rebind, partition) for executor in self._executors]))
+        return RoundRobinExecutor(_all_or_none([partial(executor.rebind, partition) for executor in self._executors]))
 
     @contextmanager
     def overriding(self, **changes: Any) -> Iterator[None]:
@@ -78,11 +78,11 @@ class InTurn:
             raise errors[0]
 
 
-def bind_in_turn(engine: Engine, partition: Partition, count: int) -> Executor:
+def bind_instances(engine: Engine, partition: Partition, count: int) -> Executor:
     """So many executors of an engine, all or none, as one; or the only one itself. Blocks. Raises ModelRefused."""
     if count == 1:
         return engine.bind(partition)
-    return InTurn(_all_or_none([partial(engine.bind, partition)] * count))
+    return RoundRobinExecutor(_all_or_none([partial(engine.bind, partition)] * count))
 
 
 def _all_or_none(binders: Sequence[Callable[[], Executor]]) -> list[Executor]:
@@ -92,7 +92,7 @@ def _all_or_none(binders: Sequence[Callable[[], Executor]]) -> list[Executor]:
             bound.append(bind())
     except BaseException:
         if bound:
-            InTurn(bound).close()
+            RoundRobinExecutor(bound).close()
         raise
     return bound
 

@@ -7,24 +7,24 @@ from engines.signature import align
 
 from ..config.schema import TenantConfig
 from ..config.tables import dotted
-from ..link.blocks import most_of
-from ..tenants.catalog import Entry
-from .model_loader import Loaded
+from ..link.blocks import largest_block
+from ..tenants.catalog import IndexEntry
+from .model_loader import LoadedModel
 
 
-def fit(loaded: Loaded, tenant: TenantConfig) -> Loaded:
+def fit(loaded: LoadedModel, tenant: TenantConfig) -> LoadedModel:
     """The same without the versions of which not even the smallest request fits the tenant's memory, which are closed.
 
     Where only the largest does not, a warning is added. Blocks if something is closed.
     """
-    most, key = most_of(tenant.memory), dotted(("tenants", tenant.name, "memory"))
+    most, key = largest_block(tenant.memory), dotted(("tenants", tenant.name, "memory"))
     served, problems, warnings, executors = [], list(loaded.problems), list(loaded.warnings), dict(loaded.executors)
     for each in loaded.served:
         least, largest = needed(each.signature, largest=False), needed(each.signature, largest=True)
         limit = f"{key} of {tenant.memory} lets one take {most}"
         if least is not None and sum(least) > most:
             reason = f"its smallest request takes {_sum(least)}, but {limit}; raise it"
-            problems.append(Entry(each.name, each.version, "UNAVAILABLE", reason))
+            problems.append(IndexEntry(each.name, each.version, "UNAVAILABLE", reason))
             executors.pop(each.key).close()
             continue
         if largest is not None and sum(largest) > most:

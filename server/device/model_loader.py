@@ -49,10 +49,10 @@ from ..repository.ensemble import (
 from ..repository.model_config import ModelConfig, apply, batching
 from ..repository.model_repository import Listing, ModelFile, Repository
 from ..repository.model_settings import ResolvedSettings, StatedSettings, Unsupported, default_settings, resolve_settings
-from ..scheduling.batching import most_rows
-from ..tenants.catalog import Entry, Served
+from ..scheduling.batching import largest_batch
+from ..tenants.catalog import IndexEntry, ServedModel
 from .engine_pool import EnginePool
-from .instances import bind_in_turn
+from .instances import bind_instances
 
 log = logging.getLogger("greenlane.models")
 
@@ -66,12 +66,12 @@ Read = Callable[[Path, int | None, RuntimeSettings], Engine]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """What became of one model on one partition."""
 
     name: str
-    served: list[Served]
-    problems: list[Entry]
+    served: list[ServedModel]
+    problems: list[IndexEntry]
     executors: dict[ModelKey, Executor]
     warnings: list[str] = field(default_factory=list)
     engines: dict[ModelKey, Engine] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Loaded:
     override: str | None = None
     """The configuration that it was loaded with, where that is not the file's."""
 
-    def told(self, kept: bool = False) -> tuple[str, ...]:
+    def messages(self, kept: bool = False) -> tuple[str, ...]:
         """What people should hear about it, a line each; `kept` is whether what was served before goes on being served."""
         what = "could not be loaded, and what was served before goes on" if kept else "is unavailable"
         return *self.warnings, *(f"model {_which(problem)} {what}: {problem.reason}" for problem in self.problems)
@@ -91,23 +91,23 @@ class Loaded:
         others = len(reasons) - _MOST_REASONS
         return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {others} more" if others > 0 else "")
 
-    def stopped(self, reason: str) -> "Loaded":
+    def stopped(self, reason: str) -> "LoadedModel":
         """The same ensemble, served no more for this reason, until its steps are loaded again."""
-        problems = [Entry(self.name, "", "UNAVAILABLE", reason)]
-        return Loaded(self.name, [], problems, {}, steps=self.steps, override=self.override)
+        problems = [IndexEntry(self.name, "", "UNAVAILABLE", reason)]
+        return LoadedModel(self.name, [], problems, {}, steps=self.steps, override=self.override)
 
-    def give_up(self) -> "Loaded":
+    def give_up(self) -> "LoadedModel":
         """The same with nothing to serve: its executors are closed. Blocks."""
         for executor in self.executors.values():
             executor.close()
         return replace(self, served=[], executors={}, engines={})
 
 
-NOTHING: Mapping[str, Loaded] = MappingProxyType({})
+NOTHING: Mapping[str, LoadedModel] = MappingProxyType({})
 
 
-class Version(NamedTuple):
-    """A version of a model that was read: its file, how it is to run, and its engine, which `Library.bind` lets go of."""
+class PreparedVersion(NamedTuple):
+    """A version of a model that was read: its file, how it is to run, and its engine, which `ModelLoader.bind` lets go of."""
 
     file: ModelFile
     settled: ResolvedSettings
@@ -115,14 +115,14 @@ class Version(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedModel:
     """A model that was read and is bound to no partition yet: what went wrong so far, and the versions to bind."""
 
-    loaded: Loaded
-    versions: list[Version] = field(default_factory=list)
+    loaded: LoadedModel
+    versions: list[PreparedVersion] = field(default_factory=list)
 
 
-class Library:
+class ModelLoader:
     """The repository, and the engines of its models. Every method may be called from any thread.
 
     `base` is how a model runs of which nothing is said, `unsupported` what of its settings cannot be honoured and why.
@@ -149,7 +149,7 @@ class Library:
 
     def __repr__(self) -> str:
         engines = len(self._engines)
-        return f"<Library {self._repository!r}, {engines} engine{'s' * (engines != 1)}>"
+        return f"<ModelLoader {self._repository!r}, {engines} engine{'s' * (engines != 1)}>"
 
     def names(self) -> list[str]:
         """Every model directory of the repository, sorted; none where it cannot be read, which the log tells."""
@@ -169,7 +169,7 @@ class Library:
         """The same names, those of ensembles after all others, as their steps have to be loaded before them."""
         return sorted(names, key=lambda name: bool(self.steps(name)))
 
-    def load(self, name: str, partition: Partition, override: str | None = None) -> Loaded:
+    def load(self, name: str, partition: Partition, override: str | None = None) -> LoadedModel:
         """Load every version of a model that its policy selects and bind it to the partition; what fails is a problem.
 
         `override` is a model configuration as JSON, in place of the file beside the model. What goes wrong is logged.
@@ -177,32 +177,32 @@ class Library:
         return self.bind(self.prepare(name, override), partition)
 
     def attempt(
-        self, name: str, partition: Partition, override: str | None = None, among: Mapping[str, Loaded] = NOTHING
-    ) -> Loaded:
+        self, name: str, partition: Partition, override: str | None = None, among: Mapping[str, LoadedModel] = NOTHING
+    ) -> LoadedModel:
         """As `load`, but what goes wrong is left to the caller to tell. `among` is as in `prepare`."""
         return self._bind(self.prepare(name, override, among), partition)
 
-    def prepare(self, name: str, override: str | None = None, among: Mapping[str, Loaded] = NOTHING) -> Prepared:
+    def prepare(self, name: str, override: str | None = None, among: Mapping[str, LoadedModel] = NOTHING) -> PreparedModel:
         """The part of `load` that needs no partition, and takes as long as builds do.
 
         `among` are the tenant's other models, of which ensembles are made; their engines may not be released meanwhile.
         """
         listing = self._repository.read(name, override)
-        problems = [Entry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
+        problems = [IndexEntry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
         steps = _steps(listing)
-        prepared = Prepared(Loaded(name, [], problems, {}, list(listing.warnings), steps=steps, override=override))
+        prepared = PreparedModel(LoadedModel(name, [], problems, {}, list(listing.warnings), steps=steps, override=override))
         for file in listing.files:
             settled = self._settle(file, prepared.loaded)
             if not settled.problems:
                 with _noting(file, prepared.loaded):
                     engine = self._chain(file, settled, among, prepared.loaded) if steps else self._engine(file, settled)
-                    prepared.versions.append(Version(file, settled, engine))
+                    prepared.versions.append(PreparedVersion(file, settled, engine))
         return prepared
 
-    def bind(self, prepared: Prepared, partition: Partition, whole: bool = False, kept: bool = False) -> Loaded:
+    def bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False, kept: bool = False) -> LoadedModel:
         """The rest of `load`, once for what `prepare` gave.
 
-        `whole` is for all or nothing: where one version fails, nothing is served. `kept` is as in `Loaded.told`.
+        `whole` is for all or nothing: where one version fails, nothing is served. `kept` is as in `LoadedModel.told`.
         """
         loaded = self._bind(prepared, partition, whole)
         self._tell(loaded, kept)
@@ -216,7 +216,7 @@ class Library:
         """Free every engine; no executor may be left. Blocks."""
         self._engines.close()
 
-    def _bind(self, prepared: Prepared, partition: Partition, whole: bool = False) -> Loaded:
+    def _bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False) -> LoadedModel:
         loaded = prepared.loaded
         for version in prepared.versions:
             try:
@@ -227,14 +227,14 @@ class Library:
                 self._engines.let_go(version.engine)
         return loaded.give_up() if whole and loaded.problems else loaded
 
-    def _settle(self, file: ModelFile, loaded: Loaded) -> ResolvedSettings:
+    def _settle(self, file: ModelFile, loaded: LoadedModel) -> ResolvedSettings:
         """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
         try:
             lacking = _of_steps(self._unsupported) if file.config.steps else self._unsupported
             settled = resolve_settings(file.config.settings, self._base, lacking)
         except EngineError as error:
             settled = ResolvedSettings(self._base, problems=(str(error),))
-        found = [Entry(file.name, "", "UNAVAILABLE", problem) for problem in settled.problems]
+        found = [IndexEntry(file.name, "", "UNAVAILABLE", problem) for problem in settled.problems]
         loaded.problems.extend(entry for entry in found if entry not in loaded.problems)
         loaded.warnings.extend(warning for warning in settled.warnings if warning not in loaded.warnings)
         padding, optional = (
@@ -243,20 +243,20 @@ class Library:
         )
         return replace(settled, settings=settled.settings.merge(batch_padding=padding, optional_inputs=optional))
 
-    def _tell(self, loaded: Loaded, kept: bool) -> None:
+    def _tell(self, loaded: LoadedModel, kept: bool) -> None:
         """Each line once, though every tenant loads the model, until a load goes otherwise."""
-        told = loaded.told(kept)
+        told = loaded.messages(kept)
         with self._telling:
             before, self._told[loaded.name] = self._told.get(loaded.name, frozenset()), frozenset(told)
         for line in told:
             if line not in before:
                 log.warning("%s", line)
 
-    def _bind_version(self, version: Version, partition: Partition, loaded: Loaded) -> None:
+    def _bind_version(self, version: PreparedVersion, partition: Partition, loaded: LoadedModel) -> None:
         file, settled, engine = version
         number, signature = str(file.version), apply(file.config, engine.signature)
         self._check_warm_up(file, settled.settings, signature)
-        executor = bind_in_turn(engine, partition, settled.instances)
+        executor = bind_instances(engine, partition, settled.instances)
         how, why_not = batching(file.config, signature)
         execution = executor.describe()
         notes = [why_not] if why_not else []
@@ -268,14 +268,14 @@ class Library:
         config = as_triton(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
         labels, queues = Labels(file.labels), file.config.queues
-        served = Served(file.name, number, key, signature, platform, config, how, labels, queues)
+        served = ServedModel(file.name, number, key, signature, platform, config, how, labels, queues)
         loaded.served.append(served)
         loaded.executors[key] = executor
         loaded.engines[key] = engine
 
     def _check_warm_up(self, file: ModelFile, settings: RuntimeSettings, signature: Signature) -> None:
         """Raise ModelRefused for something to be ready for that is larger than any request there may be."""
-        samples, most = settings.warm_up if isinstance(settings.warm_up, tuple) else (), most_rows(signature)
+        samples, most = settings.warm_up if isinstance(settings.warm_up, tuple) else (), largest_batch(signature)
         for sample in samples:
             where = file.config.settings["warm_up"].where
             if most and isinstance(sample, int) and sample > most:
@@ -290,7 +290,9 @@ class Library:
         key = (file.path, max_batch, settings, found.st_ino, found.st_mtime_ns, found.st_size)
         return self._engines.hold(key, lambda: self._read(file.path, max_batch, settings))
 
-    def _chain(self, file: ModelFile, settled: ResolvedSettings, among: Mapping[str, Loaded], loaded: Loaded) -> Engine:
+    def _chain(
+        self, file: ModelFile, settled: ResolvedSettings, among: Mapping[str, LoadedModel], loaded: LoadedModel
+    ) -> Engine:
         """The engine of an ensemble, of the engines that the tenant's models have now, held until it is let go of."""
         steps = file.config.steps
         parts = [self._part(step, among) for step in steps]
@@ -300,7 +302,7 @@ class Library:
         key = (PLATFORM, identity(links), outputs, settled.settings)
         return self._engines.hold(key, lambda: chain(links, outputs, settled.settings), [part.engine for part in parts])
 
-    def _part(self, step: EnsembleStep, among: Mapping[str, Loaded]) -> StepModel:
+    def _part(self, step: EnsembleStep, among: Mapping[str, LoadedModel]) -> StepModel:
         """The tenant's model that serves a step. Raises ModelRefused."""
         model = among.get(step.model)
         if model is None:
@@ -325,7 +327,7 @@ _NESTED = "is an ensemble, which cannot be a step; name its steps instead"
 
 
 @contextmanager
-def _noting(file: ModelFile, loaded: Loaded) -> Iterator[None]:
+def _noting(file: ModelFile, loaded: LoadedModel) -> Iterator[None]:
     """What fails is a problem of this version."""
     version = str(file.version)
     try:
@@ -337,15 +339,17 @@ def _noting(file: ModelFile, loaded: Loaded) -> Iterator[None]:
         reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.filename}".rstrip("/"))
         if file.config.steps:  # Whose errors may name their files.
             reason = reason.replace(f"{file.path.parent.parent}/", "")
-        loaded.problems.append(Entry(file.name, version, "UNAVAILABLE", reason + _said(reason, file.config.settings)))
+        loaded.problems.append(IndexEntry(file.name, version, "UNAVAILABLE", reason + _said(reason, file.config.settings)))
 
 
-def open_library(config: Config, device: Device | None, read: Read | None = None, builds: Builds | None = None) -> Library:
+def open_model_loader(
+    config: Config, device: Device | None, read: Read | None = None, builds: Builds | None = None
+) -> ModelLoader:
     """The models of a configuration, for this device, as they are served and as they are checked.
 
     `read` makes engines in place of the libraries that serve from the device; `builds` is what builds ONNX files for these.
     """
-    return Library(
+    return ModelLoader(
         Repository(config.models.repository, config.models.options, config.source),
         read or (lambda path, max_batch, settings: load_engine(path, device, settings, max_batch, builds)),
         default_settings(config.device),
@@ -396,11 +400,11 @@ def _notes(execution: Mapping[str, object]) -> list[str]:
     return [str(note) for note in found] if isinstance(found, list) else []
 
 
-def _which(entry: Entry) -> str:
+def _which(entry: IndexEntry) -> str:
     return f"{entry.name} {entry.version}".rstrip()
 
 
-def _reason(entry: Entry) -> str:
+def _reason(entry: IndexEntry) -> str:
     """With the version where the reason does not name it by its path."""
     named = not entry.version or entry.reason.startswith(f"{entry.name}/{entry.version}")
     return entry.reason if named else f"version {entry.version}: {entry.reason}"

@@ -17,17 +17,17 @@ from ..config.schema import Config, TenantConfig
 from ..errors import BadRequest
 from ..link.messages import Failure, ModelKey
 from ..protocol.json_document import show
-from ..tenants.frontend import Desk, Report, State
+from ..tenants.frontend import Frontend, Report, State
 from ..tenants.lifecycle import Lifecycle
-from ..workers.gil_priority import Precedence
-from ..workers.seats import Seats, hold
+from ..workers.gil_priority import GilPriorities
 from ..workers.supervision import Supervision
 from ..workers.worker import Worker
+from ..workers.worker_control import WorkerControl, hold
 from .cache_paths import open_builds
-from .freeing import free_engines
-from .model_loader import Read, open_library
-from .served import Execution
-from .tenant_models import Models
+from .loaded_models import Execution
+from .model_loader import Read, open_model_loader
+from .reclaim import free_engines
+from .tenant_models import TenantModels
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -41,37 +41,39 @@ class RuntimeStatistics:
 
 
 class Runtime:
-    """Serves a configuration on a device, to tenants at their desks.
+    """Serves a configuration on a device, to the tenants' frontends: starts, repartitions, drains and closes.
 
-    It starts, repartitions, drains and closes. `Models` has what tenants are served with, `Seats` halts workers and has them
-    serve again, `Supervision` looks after them; all share the workers of now. A tenant has two locks, which repartitions take
-    as well: that of `changing` first, that of `Seats` last. Every method belongs to the event loop that does not say
-    otherwise. `read` makes engines of model files and their largest batches; `tell` is told each state.
+    `TenantModels` loads and unloads, `WorkerControl` halts and resumes workers, `Supervision` restarts failed ones; all share
+    the dict of current workers. Each tenant has two locks, both taken by repartitions: `_changing` first, the one of
+    `WorkerControl` last. Methods run on the event loop unless they say otherwise. `read` makes an engine of a model file and
+    its largest batch; `tell` is called with each state of the server.
     """
 
     def __init__(
         self,
         config: Config,
         device: Device,
-        desks: Mapping[str, Desk],
+        frontends: Mapping[str, Frontend],
         tell: Callable[[State], None],
         read: Read | None = None,
     ) -> None:
         self.config = config
         self.device = device
-        self.desks = desks
+        self.frontends = frontends
         self.manager = PartitionManager(device)
         self.builds = open_builds(config.models)
-        self.library = open_library(config, device, read, self.builds)
-        self.gone = asyncio.Event()
+        self.model_loader = open_model_loader(config, device, read, self.builds)
+        self.device_gone = asyncio.Event()
         self._lifecycle = Lifecycle(tell)
-        self._precedence = Precedence()
+        self._priorities = GilPriorities()
         self._workers: dict[str, Worker] = {}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
         """Of those who change a tenant's models or partition, also while that is prepared."""
-        self._seats = Seats(config, desks, self._workers, self._lifecycle)
-        self._supervision = Supervision(config, desks, self._workers, self._seats, self._lifecycle)
-        self._models = Models(config, desks, self.library, self._workers, self._seats, self._changing, self._lifecycle)
+        self._worker_control = WorkerControl(config, frontends, self._workers, self._lifecycle)
+        self._supervision = Supervision(config, frontends, self._workers, self._worker_control, self._lifecycle)
+        self._models = TenantModels(
+            config, frontends, self.model_loader, self._workers, self._worker_control, self._changing, self._lifecycle
+        )
         self._repartitioning = asyncio.Lock()
         self._repartitions = 0
         self._leaving: asyncio.Task[None] | None = None
@@ -97,14 +99,14 @@ class Runtime:
     async def start(self) -> None:
         """Give every tenant its partition and its memory, and begin to load the models. Raises DoesNotFit or ConfigError."""
         self._loop = asyncio.get_running_loop()
-        for name, desk in self.desks.items():
-            desk.open(self)
-            await self._seats.pin(self.device, name)
+        for name, frontend in self.frontends.items():
+            frontend.open(self)
+            await self._worker_control.pin(self.device, name)
         unit, sizes = self.device.unit, self.device.granules
         await self.repartition({name: tenant.share(unit, sizes) for name, tenant in self.config.tenants.items()})
         log.info("%s: %s", self.device.describe(), self._shares())
         self._models.start()
-        self._freeing = asyncio.create_task(free_engines(self.library, self._workers, self._changing))
+        self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._changing))
         self._supervision.start()
 
     async def loaded(self) -> None:
@@ -130,30 +132,30 @@ class Runtime:
             before = {name: self._workers[name] for name in move.movers if name in self._workers}
             left: Iterable[Worker] = workers.values()
             try:
-                async with self._seats.halted(before):
+                async with self._worker_control.halted(before):
                     self.manager.commit(move, {name: worker.partition for name, worker in workers.items()})
                     self._workers.update(workers)
                     self._repartitions += 1
                     left = before.values()
                 for name in move.movers:
                     if name not in before:
-                        self._seats.serve(name)
+                        self._worker_control.serve(name)
             finally:
                 await asyncio.to_thread(_close, left)
         if before:
             log.info("repartitioned: %s", self._shares())
         return move
 
-    async def reopen(self, name: str, free: Callable[[], None] = lambda: None) -> None:
+    async def replace_link(self, name: str, free: Callable[[], None] = lambda: None) -> None:
         """As `Supervision.reopen`."""
-        await self._supervision.reopen(name, free)
+        await self._supervision.replace_link(name, free)
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        """As `Models.load`."""
+        """As `TenantModels.load`."""
         await self._models.load(tenant, name, override)
 
     async def unload(self, tenant: str, name: str) -> None:
-        """As `Models.unload`."""
+        """As `TenantModels.unload`."""
         await self._models.unload(tenant, name)
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
@@ -163,8 +165,8 @@ class Runtime:
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """What every tenant's HTTP side has counted."""
-        found = await asyncio.gather(*(desk.report() for desk in self.desks.values()))
-        return [(self.config.tenants[name], report) for name, report in zip(self.desks, found, strict=True)]
+        found = await asyncio.gather(*(frontend.report() for frontend in self.frontends.values()))
+        return [(self.config.tenants[name], report) for name, report in zip(self.frontends, found, strict=True)]
 
     def executions(self) -> list[Execution]:
         """Which way every model runs now, see `engines.Executor.describe`. Does not block."""
@@ -183,7 +185,7 @@ class Runtime:
         """
         if self.state in ("closed", "lost"):
             return
-        self._lifecycle.become("draining")
+        self._lifecycle.set_state("draining")
         log.info("draining: not ready from now on, new requests are refused in %g s", grace)
         await asyncio.sleep(grace)
         self.builds.close()
@@ -196,7 +198,7 @@ class Runtime:
                 worker.abandon(Failure("stopped", text))
             if not (await asyncio.wait({emptying}, timeout=min(limit, 1.0)))[0]:
                 log.error("some inferences cannot be stopped: their requests are answered without them")
-                for name in self.desks:
+                for name in self.frontends:
                     self._supervision.suspend(name, text)
                 return
         emptying.result()
@@ -206,7 +208,7 @@ class Runtime:
         """Finish what is in flight, but for builds, and release the device. Calling it again does nothing."""
         if self.state == "closed":
             return
-        self._lifecycle.become("closed")
+        self._lifecycle.set_state("closed")
         self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # A change that has begun goes on to its end.
@@ -214,7 +216,7 @@ class Runtime:
                 *self._models.ordering.values(),
                 self._repartitioning,
                 *self._changing.values(),
-                *self._seats.locks.values(),
+                *self._worker_control.locks.values(),
             )
             for lock in everyones:
                 await locks.enter_async_context(lock)
@@ -224,15 +226,15 @@ class Runtime:
             workers = list(self._workers.values())
             self._workers.clear()
             await asyncio.to_thread(_close, workers)
-            await asyncio.to_thread(self.library.close)
-            self._seats.close()
-            for desk in self.desks.values():
-                desk.close()
+            await asyncio.to_thread(self.model_loader.close)
+            self._worker_control.close()
+            for frontend in self.frontends.values():
+                frontend.close()
             self.manager.close()
             self.device.close()
             self._models.close()
 
-    def lose(self, error: DeviceLost) -> None:
+    def on_device_lost(self, error: DeviceLost) -> None:
         """The device is lost for everyone: not ready at once, nothing new is taken, and what waits is told. Any thread.
 
         `gone` is set when everyone was; nothing but a new process will get the device back.
@@ -242,23 +244,23 @@ class Runtime:
 
     def _lose(self, error: DeviceLost) -> None:
         if self.state != "lost":
-            self._lifecycle.become("lost")
+            self._lifecycle.set_state("lost")
             log.critical("the device is lost, and this process with it: %s", error)
             self._leaving = asyncio.create_task(self._leave(f"the device is lost: {error}"))
 
     async def _leave(self, reason: str) -> None:
         await self._empty(reason)
-        self.gone.set()
+        self.device_gone.set()
 
     async def _empty(self, reason: str) -> None:
-        for desk in self.desks.values():
-            desk.refuse(reason)
-        await asyncio.gather(*(desk.empty() for desk in self.desks.values()))
+        for frontend in self.frontends.values():
+            frontend.refuse(reason)
+        await asyncio.gather(*(frontend.drained() for frontend in self.frontends.values()))
 
     def _broke(self, name: str, error: Exception) -> None:
         """The worker of this tenant cannot go on. Any thread."""
         if self._loop:
-            self._loop.call_soon_threadsafe(self._supervision.mend, name, error)
+            self._loop.call_soon_threadsafe(self._supervision.restart_worker, name, error)
 
     def _check_counts(self, counts: Mapping[str, int]) -> None:
         for name, count in counts.items():
@@ -292,8 +294,8 @@ class Runtime:
         return Worker(
             partition,
             _rebind(before.executors if before else {}, partition),
-            self.lose,
-            self._precedence,
+            self.on_device_lost,
+            self._priorities,
             partial(self._broke, name),
         )
 

@@ -12,19 +12,19 @@ from engines.tensorrt.thread_priority import lower_priority
 
 from ..config.schema import Config, TenantConfig
 from ..errors import BadRequest, NotFound, Unavailable
-from ..tenants.catalog import Entry
-from ..tenants.frontend import Desk
+from ..tenants.catalog import IndexEntry
+from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
-from ..workers.seats import Seats
 from ..workers.worker import Worker
+from ..workers.worker_control import WorkerControl
+from .loaded_models import UNLOADED, Execution, LoadedModels, versions
 from .memory_needs import fit
-from .model_loader import Library, Loaded, Prepared
-from .served import UNLOADED, Execution, ServedModels, versions
+from .model_loader import LoadedModel, ModelLoader, PreparedModel
 
 log = logging.getLogger("greenlane.runtime")
 
 
-class Models:
+class TenantModels:
     """What each tenant is served with. Every method belongs to the event loop; what blocks runs on threads.
 
     A model is read under the tenant's `ordering` lock alone, as that takes minutes where it has to be built. It is bound to
@@ -34,21 +34,21 @@ class Models:
     def __init__(
         self,
         config: Config,
-        desks: Mapping[str, Desk],
-        library: Library,
+        frontends: Mapping[str, Frontend],
+        model_loader: ModelLoader,
         workers: Mapping[str, Worker],
-        seats: Seats,
+        worker_control: WorkerControl,
         changing: Mapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
     ) -> None:
         self._config = config
-        self._desks = desks
-        self._library = library
+        self._frontends = frontends
+        self._model_loader = model_loader
         self._workers = workers
-        self._seats = seats
+        self._worker_control = worker_control
         self._changing = changing
         self._lifecycle = lifecycle
-        self._served = ServedModels(config)
+        self._served = LoadedModels(config)
         self.ordering = {name: asyncio.Lock() for name in config.tenants}
         """Of those who load or unload for a tenant, from its first file to its last: one at a time."""
         self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", lower_priority)
@@ -56,7 +56,7 @@ class Models:
         self._loading: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Models {len(self._changes)} changes on their way, {self._served!r}>"
+        return f"<TenantModels {len(self._changes)} changes on their way, {self._served!r}>"
 
     def start(self) -> None:
         """Begin to load what every tenant may call; each must have its partition."""
@@ -92,7 +92,7 @@ class Models:
         await self._in_turn(tenant, partial(self._unload, tenant, name))
 
     def executions(self) -> list[Execution]:
-        """As `ServedModels.executions`, on the workers of now."""
+        """As `LoadedModels.executions`, on the workers of now."""
         return self._served.executions(self._workers)
 
     async def _in_turn(self, tenant: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -112,10 +112,10 @@ class Models:
         await asyncio.shield(changing)
 
     async def _load(self, tenant: str, name: str, override: str | None) -> None:
-        there = await asyncio.to_thread(self._library.names)
+        there = await asyncio.to_thread(self._model_loader.names)
         if name not in there:
             raise BadRequest(f"failed to load {name!r}: not in the repository")
-        steps = await asyncio.to_thread(self._library.steps, name, override)
+        steps = await asyncio.to_thread(self._model_loader.steps, name, override)
         allowed = [step for step in steps if step in there and self._config.tenants[tenant].may_call(step)]
         missing = [step for step in allowed if not self._served.serves(tenant, step)]
         changed = {step for step in missing if (await self._load_alone(tenant, step, None)).served}
@@ -125,7 +125,7 @@ class Models:
             raise BadRequest(f"failed to load {name!r}: {loaded.why()}")
         log.info("loaded for %s: %s", tenant, versions(loaded))
 
-    async def _load_alone(self, tenant: str, name: str, override: str | None) -> Loaded:
+    async def _load_alone(self, tenant: str, name: str, override: str | None) -> LoadedModel:
         kept = self._served.serves(tenant, name)
         prepared = await self._read_model(tenant, name, override)
         async with self._changing[tenant]:
@@ -151,23 +151,23 @@ class Models:
                 for ensemble in self._served.ensembles(tenant, [name]):
                     await self._put(tenant, ensemble.stopped(f"its step {name!r} was unloaded"))
                     log.info("unavailable for %s: %s, as its step %s is unloaded", tenant, ensemble.name, name)
-                await self._put(tenant, Loaded(name, [], [Entry(name, "", "UNAVAILABLE", UNLOADED)], {}))
+                await self._put(tenant, LoadedModel(name, [], [IndexEntry(name, "", "UNAVAILABLE", UNLOADED)], {}))
                 log.info("unloaded for %s: %s", tenant, name)
 
     async def _load_all(self) -> None:
         """Load what every tenant may call, all tenants at once; ready when the last model is."""
         await asyncio.gather(*(self._load_tenant(tenant) for tenant in self._config.tenants.values()))
         if self._lifecycle.state == "starting":
-            self._lifecycle.become(self._served.state())
+            self._lifecycle.set_state(self._served.state())
             ready = "ready" if self._lifecycle.ready else "for server.strict_readiness, which asks for every model, not ready"
-            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._served.shown(name)}" for name in self._desks))
+            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._served.shown(name)}" for name in self._frontends))
 
     async def _load_tenant(self, tenant: TenantConfig) -> None:
-        known = await asyncio.to_thread(self._library.names)
+        known = await asyncio.to_thread(self._model_loader.names)
         names = [name for name in dict.fromkeys([*tenant.models, *known]) if name != "*" and tenant.may_call(name)]
         for name in names:
-            self._desks[tenant.name].announce(name)
-        for name in await asyncio.to_thread(self._library.in_order, names):
+            self._frontends[tenant.name].announce(name)
+        for name in await asyncio.to_thread(self._model_loader.in_order, names):
             if self._lifecycle.state != "starting":
                 return
             async with self.ordering[tenant.name]:
@@ -179,45 +179,45 @@ class Models:
                 "tenant %s is served nothing: %s", tenant.name, "every model failed" if names else "it may call no model"
             )
 
-    async def _read_model(self, tenant: str, name: str, override: str | None) -> Prepared:
+    async def _read_model(self, tenant: str, name: str, override: str | None) -> PreparedModel:
         """Read a model, which takes minutes where it has to be built: with no partition held, for what goes on meanwhile, and
         on threads that nothing else waits for. A tenant has one at a time.
         """
-        self._desks[tenant].announce(name)
+        self._frontends[tenant].announce(name)
         loop, among = asyncio.get_running_loop(), self._served.of(tenant)
-        return await loop.run_in_executor(self._loaders, self._library.prepare, name, override, among)
+        return await loop.run_in_executor(self._loaders, self._model_loader.prepare, name, override, among)
 
-    async def _bind(self, tenant: str, prepared: Prepared, whole: bool = False, kept: bool = False) -> Loaded:
+    async def _bind(self, tenant: str, prepared: PreparedModel, whole: bool = False, kept: bool = False) -> LoadedModel:
         """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory.
 
-        `whole` and `kept` are as in `Library.bind`.
+        `whole` and `kept` are as in `ModelLoader.bind`.
         """
         partition = self._workers[tenant].partition
         # What computes on the host's own cores keeps the priority of the thread that bound it.
         threads = self._loaders if partition.host_cores is None else None
         loop = asyncio.get_running_loop()
-        loaded = await loop.run_in_executor(threads, self._library.bind, prepared, partition, whole, kept)
+        loaded = await loop.run_in_executor(threads, self._model_loader.bind, prepared, partition, whole, kept)
         fitting = await asyncio.to_thread(fit, loaded, self._config.tenants[tenant])
-        known = frozenset(loaded.told(kept))
-        for line in fitting.told(kept):
+        known = frozenset(loaded.messages(kept))
+        for line in fitting.messages(kept):
             if line not in known:
                 log.warning("%s", line)
         return await asyncio.to_thread(fitting.give_up) if whole and fitting.problems else fitting
 
-    async def _put(self, tenant: str, loaded: Loaded) -> None:
+    async def _put(self, tenant: str, loaded: LoadedModel) -> None:
         """Serve what was loaded in place of what was; the old is closed once its last request ended."""
         executors = self._workers[tenant].executors
         executors.update(loaded.executors)
         before = self._served.put(tenant, loaded)
-        settled = await self._desks[tenant].publish(loaded.name, loaded.served, loaded.problems)
+        settled = await self._frontends[tenant].publish(loaded.name, loaded.served, loaded.problems)
         left = [executors.pop(served.key) for served in before.served] if before else []
         if settled:
             await asyncio.to_thread(_close, left)
         elif left:  # Its process died: what that had asked for may still be running.
-            async with self._seats.stopped(tenant):
+            async with self._worker_control.stopped(tenant):
                 await asyncio.to_thread(_close, left)
         if self._lifecycle.state in ("serving", "incomplete") and self._served.state() != self._lifecycle.state:
-            self._lifecycle.become(self._served.state())
+            self._lifecycle.set_state(self._served.state())
 
     def _check_may_call(self, tenant: str, name: str) -> None:
         if not self._config.tenants[tenant].may_call(name):

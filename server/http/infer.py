@@ -101,10 +101,10 @@ def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
 async def _read_body(call: Call, target: Target) -> bytes:
     """The whole body, decompressed. Raises TooLarge, QueueFull, TooSlow or Unavailable as soon as that is known, ClientGone."""
     with target.tenant.uploads.expect(content_length(call.headers.get(b"content-length")), call.received) as upload:
-        body = await call.body(target.max_body, upload.grow)
-        upload.whole()
+        body = await call.body(target.max_body, upload.add_received)
+        upload.complete()
         if (encoding := call.headers.get(b"content-encoding")) is not None:
-            body = await compression.decompress(body, encoding.decode("latin-1").lower(), target.max_body, upload.swell)
+            body = await compression.decompress(body, encoding.decode("latin-1").lower(), target.max_body, upload.reserve_more)
         return body
 
 

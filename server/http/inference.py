@@ -149,7 +149,7 @@ class Inference:
             allowed = f"the limit is {limit} (tenants.{tenant.name}.queue + in_flight)"
             raise tenant.lane.reject(f"Exceeds maximum queue size: {len(slices)} large requests wait to be parsed; {allowed}")
         row = extract_row(data := body[:size])
-        tenant.uploads.take(len(body))
+        tenant.uploads.reserve(len(body))
         timeout = row.timeout if row else None
         timer = asyncio.get_running_loop().call_later(timeout, self._expire, timeout) if timeout else None
         slices.add(self._parse(parse_slices(data, row), partial(self.begin, body, headers, on_done), timer, len(body)))
@@ -161,7 +161,7 @@ class Inference:
         try:
             yield from self._run_steps(steps, begin)
         finally:
-            self._target.tenant.uploads.give(nbytes)
+            self._target.tenant.uploads.release(nbytes)
             if timer:
                 timer.cancel()
 

@@ -53,12 +53,12 @@ class Arena:
         return self._single(0)
 
     @property
-    def aside(self) -> memoryview:
-        """How many tickets the device side has put aside, as one cell."""
+    def deferred(self) -> memoryview:
+        """How many tickets the device side has put deferred, as one cell."""
         return self._single(1)
 
     @property
-    def hosted(self) -> memoryview:
+    def on_host_cores(self) -> memoryview:
         """1 if works are done on cores of the host, which requests are answered on as well, else 0, as one cell."""
         return self._single(2)
 

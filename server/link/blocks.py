@@ -18,7 +18,7 @@ _STEPS = 16
 """Sizes of blocks between 0 and a power of two: few, so that blocks are used again, and at most an eighth is wasted."""
 
 
-class Blocks:
+class BlockAllocator:
     """Gives out parts of `nbytes` bytes; `setting` is what that number is called where it is set. Not thread-safe."""
 
     def __init__(self, nbytes: int, setting: str = "memory") -> None:
@@ -26,12 +26,12 @@ class Blocks:
         self.used = 0
         self._setting = setting
         self._common = nbytes // _SHARE // UNIT * UNIT
-        self._most = most_of(nbytes)
+        self._most = largest_block(nbytes)
         self._kept: dict[int, list[int]] = {}
         self._holes: list[tuple[int, int]] = [(0, nbytes // UNIT * UNIT)]  # Where each begins, ascending, and its size.
 
     def __repr__(self) -> str:
-        return f"<Blocks, {self.used} of {self.nbytes} bytes in use>"
+        return f"<BlockAllocator, {self.used} of {self.nbytes} bytes in use>"
 
     def check(self, nbytes: int) -> None:
         """Raise TooLarge if so many bytes do not fit, whatever is free."""
@@ -39,16 +39,16 @@ class Blocks:
             needed = f"the request and its answer need {nbytes} bytes of memory"
             raise TooLarge(f"{needed}; the most for one is {self._most} ({self._explain()})")
 
-    def take(self, nbytes: int, spare: int = 0) -> tuple[int, int]:
+    def allocate(self, nbytes: int, spare: int = 0) -> tuple[int, int]:
         """A block that is free, of at least so many bytes: where it begins, and its size. With `spare` more, if that fits.
 
         Raises TooLarge if it would not fit if all were free, MemoryFull if it does not fit now.
         """
         self.check(nbytes)
-        size = min(rounded(nbytes + spare), self._most)
+        size = min(block_size(nbytes + spare), self._most)
         start = self._find(size)
         if start < 0 and spare:
-            size = min(rounded(nbytes), self._most)
+            size = min(block_size(nbytes), self._most)
             start = self._find(size)
         if start < 0:
             raise MemoryFull(
@@ -58,7 +58,7 @@ class Blocks:
         self.used += size
         return start, size
 
-    def give(self, start: int, size: int) -> None:
+    def free(self, start: int, size: int) -> None:
         """Take back a block that nothing uses any more."""
         self.used -= size
         kept = self._kept.get(size)
@@ -121,13 +121,13 @@ class Blocks:
         return f"{self._setting}: {self.nbytes}, of which {self._common} are kept for requests of up to {LARGE}"
 
 
-def rounded(nbytes: int) -> int:
+def block_size(nbytes: int) -> int:
     """The size of the block for so many bytes, where there is that much."""
     step = max(UNIT, (1 << (nbytes - 1).bit_length()) // _STEPS) if nbytes else UNIT
     return max(step, -(-nbytes // step) * step)
 
 
-def most_of(nbytes: int) -> int:
+def largest_block(nbytes: int) -> int:
     """The most that one request may take of a memory of so many bytes."""
     whole = nbytes // UNIT * UNIT
     return max(min(whole, LARGE), whole - nbytes // _SHARE // UNIT * UNIT)

@@ -157,8 +157,8 @@ class Completions:
         self._kept = kept
         self._words = _Words(_told)
         self._cells = arena.cells(1)
-        self._aside = arena.aside
-        self._hosted = arena.hosted
+        self._deferred = arena.deferred
+        self._on_host_cores = arena.on_host_cores
         self._written = self._rung = self._read = 0
 
     def __repr__(self) -> str:
@@ -179,23 +179,23 @@ class Completions:
         if count:
             os.eventfd_write(self.event, count)
 
-    def put_aside(self, count: int) -> None:
+    def report_deferred(self, count: int) -> None:
         """So many tickets are put aside now, and use no credit; if that is more than before, wake the other side."""
-        before, self._aside[0] = self._aside[0], count
+        before, self._deferred[0] = self._deferred[0], count
         if count > before:
             os.eventfd_write(self.event, _WAKE)
 
-    def aside(self) -> int:
-        """How many tickets the other side has put aside."""
-        return self._aside[0]
+    def deferred(self) -> int:
+        """How many tickets the other side has put deferred."""
+        return self._deferred[0]
 
-    def host(self, hosted: bool) -> None:
+    def set_on_host_cores(self, hosted: bool) -> None:
         """Say whether works are done on cores of the host from now on."""
-        self._hosted[0] = hosted
+        self._on_host_cores[0] = hosted
 
-    def hosted(self) -> bool:
+    def on_host_cores(self) -> bool:
         """Whether works are done on cores of the host, as the other side said last; it did not before its worker began."""
-        return bool(self._hosted[0])
+        return bool(self._on_host_cores[0])
 
     def take(self) -> list[Done]:
         """All that there are; none if there are none."""
@@ -272,7 +272,7 @@ class Link(NamedTuple):
     arena: Arena
     tickets: Tickets
     completions: Completions
-    together: bool = False
+    shares_interpreter: bool = False
 
 
 def create(count: int, nbytes: int) -> Descriptors:
@@ -297,11 +297,11 @@ def attach(descriptors: Descriptors, memory: TensorMemory | None = None) -> Link
     return Link(shared, Tickets(shared, descriptors.tickets), Completions(shared, descriptors.completions))
 
 
-def join(descriptors: Descriptors, together: bool = False) -> Link:
+def join(descriptors: Descriptors, shares_interpreter: bool = False) -> Link:
     """Both ends of a link in this process, where what is said about a slot need not become bytes; else as `attach`."""
     shared = _attach(descriptors, None)
     tickets, completions = Tickets(shared, descriptors.tickets, {}), Completions(shared, descriptors.completions, {})
-    return Link(shared, tickets, completions, together)
+    return Link(shared, tickets, completions, shares_interpreter)
 
 
 def _create(count: int, nbytes: int, memory: int) -> Descriptors:

@@ -13,7 +13,7 @@ from engines.memory import copy
 from engines.signature import ALIGNMENT, align
 
 from ..errors import Outgrown
-from .blocks import UNIT, Blocks
+from .blocks import UNIT, BlockAllocator
 from .messages import Extent, Shape
 
 _SIZE = struct.Struct("<Q")
@@ -31,7 +31,7 @@ class Slot:
 
     def __init__(self, index: int, memory: memoryview, base: int, ticket: memoryview, completion: memoryview) -> None:
         self.index = index
-        self.blocks: Blocks | None = None
+        self.blocks: BlockAllocator | None = None
         self.start = 0
         self.capacity = 0
         self.view = memory[:0]
@@ -54,14 +54,14 @@ class Slot:
             return
         if self.blocks is None:
             raise ValueError(f"{self!r} was not handed out by a pool, so there is no memory to take {nbytes} bytes of")
-        taken, size = self.blocks.take(nbytes, spare)
+        taken, size = self.blocks.allocate(nbytes, spare)
         before, start, capacity = self.address, self.start, self.capacity
-        self.occupy(taken, size)
+        self.use_block(taken, size)
         if capacity:
             copy(self.address, before, capacity)
-            self.blocks.give(start, capacity)
+            self.blocks.free(start, capacity)
 
-    def occupy(self, start: int, capacity: int) -> None:
+    def use_block(self, start: int, capacity: int) -> None:
         """Lie in this block, which the slot's owner holds. Raises ValueError for one that is not in the tenant's memory."""
         if start == self.start and capacity == self.capacity:
             return
@@ -71,13 +71,13 @@ class Slot:
         self.view = self._memory[start : start + capacity]
         self.address = self._base + start
 
-    def vacate(self) -> None:
+    def free_block(self) -> None:
         """Give the block back; nothing may read or write it any more."""
         if self.blocks is not None and self.capacity:
-            self.blocks.give(self.start, self.capacity)
+            self.blocks.free(self.start, self.capacity)
         self.capacity = 0
 
-    def place(self, signature: Signature, sizes: Sequence[int], room: int = 0, spare: int = 0) -> list[int]:
+    def lay_out(self, signature: Signature, sizes: Sequence[int], room: int = 0, spare: int = 0) -> list[int]:
         """Lay out inputs of these sizes in bytes, reserve that and `room` bytes after them, and return their offsets.
 
         `spare` is as for `reserve`.
@@ -111,7 +111,7 @@ class Slot:
         self._laid = (key, laid) if sized else None
         return laid
 
-    def keep(self, outputs: Sequence[Tensor], room: Room) -> tuple[Extent, ...]:
+    def store_outputs(self, outputs: Sequence[Tensor], room: Room) -> tuple[Extent, ...]:
         """Say where the outputs lie in this slot, after bringing in those that lie elsewhere to behind what is in the room.
 
         An output may lie over an input: it stays there. Raises Outgrown if they do not fit, and leaves the inputs as they were.

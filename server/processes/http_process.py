@@ -26,7 +26,7 @@ from ..http.infer import Infer
 from ..http.paths import is_infer
 from ..link import ring as links
 from ..link.ring import Descriptors
-from ..tenants.catalog import Entry, Served
+from ..tenants.catalog import IndexEntry, ServedModel
 from ..tenants.frontend import Report, State
 from ..tenants.service import Service, Tenant, open_tenant, publish, report
 from . import handoff, proxy
@@ -252,7 +252,7 @@ class HttpProcess:
         if self._tenant:
             self._tenant.catalog.announce(name)
 
-    async def _publish(self, name: str, served: list[Served], problems: list[Entry]) -> bool:
+    async def _publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         if self._tenant:
             await publish(self._tenant, name, served, problems)
         return True
@@ -265,13 +265,13 @@ class HttpProcess:
 
     def _become(self, state: State) -> None:
         loaded = self._service.state == "starting" and state in ("serving", "incomplete")
-        self._service.become(state)
+        self._service.set_state(state)
         if loaded:
             gc.collect()
             gc.freeze()
 
     def _beat(self) -> None:
-        self._service.heard()
+        self._service.heartbeat()
         self._channel.notify("alive")
 
     def _refuse(self, reason: str) -> None:
@@ -288,7 +288,7 @@ class HttpProcess:
 
     async def _empty(self) -> None:
         if self._tenant:
-            await self._tenant.lane.empty()
+            await self._tenant.lane.drained()
 
     def _leave(self) -> None:
         """Exit once all requests are answered, those on connections that were already handed over as well."""

@@ -16,8 +16,8 @@ from ..link import ring as links
 from ..link.ring import Descriptors, Link
 from ..scheduling.lane import LaneStatistics
 from ..scheduling.slot_pool import SlotStatistics
-from ..tenants.catalog import Catalog, Entry, Served
-from ..tenants.frontend import DeviceSide, Report, State
+from ..tenants.catalog import Catalog, IndexEntry, ServedModel
+from ..tenants.frontend import Backend, Report, State
 from ..tenants.service import slots
 from .rpc import Channel
 
@@ -33,7 +33,7 @@ class RemoteFrontend:
         self.link = link
         self.descriptors = descriptors
         self._config = config
-        self._device: DeviceSide | None = None
+        self._device: Backend | None = None
         self._channel: Channel | None = None
         self._catalog = Catalog()
         self._state: State = "starting"
@@ -81,7 +81,7 @@ class RemoteFrontend:
         self._channel = None
         return old
 
-    def open(self, device: DeviceSide) -> None:
+    def open(self, device: Backend) -> None:
         self._device = device
 
     def become(self, state: State) -> None:
@@ -93,11 +93,11 @@ class RemoteFrontend:
         self._catalog.announce(name)
         self._notify("announce", name)
 
-    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> bool:
+    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         self._catalog.put(name, served, problems)
         return bool(await self._call("publish", name, served, problems))
 
-    def place(self, cores: frozenset[int] | None) -> None:
+    def set_cores(self, cores: frozenset[int] | None) -> None:
         self._cores = cores
         self._place()
 
@@ -125,7 +125,7 @@ class RemoteFrontend:
         self._suspended = reason
         self._notify("suspend", reason)
 
-    async def empty(self) -> None:
+    async def drained(self) -> None:
         await self._call("empty")
 
     def close(self) -> None:

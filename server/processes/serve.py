@@ -55,13 +55,13 @@ async def serve(
     frontends = {name: open_remote(tenant) for name, tenant in config.tenants.items()}
 
     def become(state: State) -> None:
-        service.become(state)
+        service.set_state(state)
         supervisor.become(state)
 
     runtime = Runtime(config, await asyncio.to_thread(opener, config), frontends, become)
     docs.document()
     application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, runtime=lambda: runtime)
-    supervisor = Supervisor(config, frontends, listeners, own, application, runtime.reopen)
+    supervisor = Supervisor(config, frontends, listeners, own, application, runtime.replace_link)
     try:
         await _start(supervisor, runtime, lambda: _set_affinity(config, supervisor, runtime, cores(0)))
         log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
@@ -105,10 +105,10 @@ async def _run_until_end(
     signalled: asyncio.Event, supervisor: Supervisor, runtime: Runtime, abandon: Callable[[int], object]
 ) -> int:
     """Wait for a signal or the loss of the device; after a signal, drain. Returns the exit status."""
-    if await _first(runtime.gone.wait(), signalled.wait()) == _SIGNALLED:
+    if await _first(runtime.device_gone.wait(), signalled.wait()) == _SIGNALLED:
         signalled.clear()
         _end_in_time(supervisor, runtime.config.server, abandon)
-        first = await _first(runtime.gone.wait(), signalled.wait(), _drain(supervisor, runtime))
+        first = await _first(runtime.device_gone.wait(), signalled.wait(), _drain(supervisor, runtime))
         if first == _SIGNALLED:
             status = give_up(await _unanswered(runtime))
             supervisor.kill()

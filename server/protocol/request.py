@@ -254,10 +254,10 @@ def _check_elements(data: memoryview, declared: InputDeclaration) -> None:
 
 
 def _write(inputs: Sequence[Input], signature: Signature, slot: Slot, output_reserve: int) -> None:
-    """Check the shapes against the model, and write the data at the offsets from `Slot.place`."""
+    """Check the shapes against the model, and write the data at the offsets from `Slot.lay_out`."""
     room = signature.output_bytes(signature.check([item.shape for item in inputs]))
     sources = [memoryview(item.data).cast("B") if _size(item.data) else memoryview(b"") for item in inputs]
-    offsets = slot.place(signature, [len(source) for source in sources], room, output_reserve)
+    offsets = slot.lay_out(signature, [len(source) for source in sources], room, output_reserve)
     for offset, source in zip(offsets, sources, strict=True):
         slot.view[offset : offset + len(source)] = source
 

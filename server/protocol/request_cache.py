@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engines import Signature
 
-from ..link.blocks import rounded
+from ..link.blocks import block_size
 from ..link.messages import Extent
 from ..link.slots import Slot
 from .json_document import Object, parse
@@ -36,7 +36,7 @@ class CachedRequest:
     copies: tuple[tuple[int, int, int], ...]
 
     def write(self, body: bytes, slot: Slot, output_reserve: int = 0) -> None:
-        """Write the tensors of such a body where `Slot.place` would put them. Raises TooLarge, MemoryFull."""
+        """Write the tensors of such a body where `Slot.lay_out` would put them. Raises TooLarge, MemoryFull."""
         slot.reserve(self.capacity, output_reserve)
         source = memoryview(body)
         for offset, start, size in self.copies:
@@ -89,7 +89,7 @@ class RequestCache:
 
     def raise_output_reserve(self, nbytes: int) -> None:
         """Reserve at least `nbytes` for the outputs of later requests, because a request has just needed as much."""
-        self.output_reserve = max(self.output_reserve, rounded(nbytes))
+        self.output_reserve = max(self.output_reserve, block_size(nbytes))
 
     def encode(
         self,

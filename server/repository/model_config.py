@@ -14,7 +14,7 @@ from engines.errors import ModelRefused
 from engines.signature import Form, Signature, TensorSpec, obstacle
 
 from ..protocol.json_document import short, show
-from ..scheduling.batching import Batching, most_rows
+from ..scheduling.batching import Batching, largest_batch
 from ..scheduling.queue_policy import QueuePolicy, read_queues
 from .ensemble import PLATFORM, EnsembleStep, read_steps
 from .model_settings import StatedSettings, from_parameters
@@ -149,7 +149,7 @@ def _with_batch(config: ModelConfig, signature: Signature, max_batch: int) -> Si
 
 def batching(config: ModelConfig, signature: Signature) -> tuple[Batching | None, str]:
     """How requests for the model are batched, or None; and why not, if the model takes batches. `signature` is `apply`'s."""
-    most = most_rows(signature)
+    most = largest_batch(signature)
     if most < 2:
         return None, ""
     if why := obstacle(signature):

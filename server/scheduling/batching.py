@@ -1,14 +1,15 @@
-"""Which of a tenant's waiting requests run together. Pure decisions: no clock, no thread, no I/O.
+"""Which of a tenant's queued requests run together as one batch. Pure decisions: no clock, no thread, no I/O.
 
-Rule 1: the head of the queue (the smallest priority number, then the first to come) goes first, and says for which model.
-Rule 2: its kin join it in the queue's order, past whoever waits between them: requests for the same model whose shapes
-differ in nothing but rows. The first that does not fit ends the batch, so kin never overtake each other. Rule 3: a batch
-that reaches a preferred size ends at the largest it reaches; one that reaches none is all there is. Rule 4: a batch that
-could grow is held back while as many works are in flight as there are credits, so that the next work is on the stream before
-one ends; and where the model has a delay, until the first of the batch has waited that long. While works are short, or are done
-on the cores that answer requests, it is held back behind a single one: there it loses little by coming late, and gains by being
-larger. Rule 5: it is not held back from an idle partition if it is a request alone, and nowhere if somebody waits who cannot
-join it. So nobody waits for ever, nor for another's batch.
+1. The head of the queue (the smallest priority number, then the oldest) goes first and determines the model.
+2. Requests with the same batch key (same model, shapes that differ only in the batch dimension) join it in queue order, also
+   past requests with another key, until one does not fit. So requests of one key never overtake each other.
+3. A batch is cut at the largest preferred size that it reaches. If it reaches none, all of them form the batch.
+4. A batch that could still grow is held back while `in_flight_limit` works are in flight, so that the stream has its next work
+   before the current one ends; if the model has a delay, also until the oldest request of the batch has waited that long. While
+   works are short, or run on the cores that answer requests, one work in flight is enough to hold it back: there a batch loses
+   little by starting late and gains by being larger.
+5. A single request never waits on an idle partition, and no batch waits while a request that cannot join it is queued. So no
+   request waits for ever, nor for another request's batch.
 """
 
 from collections.abc import Sequence
@@ -32,13 +33,13 @@ class Batching:
     delay: float = 0.0
     preferred: tuple[int, ...] = ()
 
-    def part(self, ticket: Ticket, now: float) -> "Part":
+    def part(self, ticket: Ticket, now: float) -> "Batchable":
         """What there is to know of a request that begins to wait now, in seconds on any clock."""
         shapes = ticket.shapes
-        return Part(self, (ticket.model, tuple([shape[1:] for shape in shapes])), shapes[0][0], now + self.delay)
+        return Batchable(self, (ticket.model, tuple([shape[1:] for shape in shapes])), shapes[0][0], now + self.delay)
 
 
-class Part(NamedTuple):
+class Batchable(NamedTuple):
     """A request that may be joined with its kin, those of equal `kind`; `due` is when it has waited for them long enough."""
 
     batching: Batching
@@ -47,7 +48,7 @@ class Part(NamedTuple):
     due: float
 
 
-Waiting = tuple[int, int, Ticket, Part | None]
+Queued = tuple[int, int, Ticket, Batchable | None]
 """Priority, number in the order of arrival, ticket, and how it may be joined. Sorted, they are a queue."""
 
 
@@ -57,7 +58,7 @@ class Choice(NamedTuple):
     `batching` is that of the members if they are several.
     """
 
-    members: Sequence[Waiting] = ()
+    members: Sequence[Queued] = ()
     batching: Batching | None = None
     due: float | None = None
 
@@ -65,7 +66,7 @@ class Choice(NamedTuple):
 NOTHING = Choice()
 
 
-def choose(waiting: Sequence[Waiting], running: int, enough: int, now: float) -> Choice:
+def choose(waiting: Sequence[Queued], running: int, enough: int, now: float) -> Choice:
     """Choose from a queue that is not empty, with a credit for one work free, while so many others are `running`.
 
     Behind `enough` of them no batch is launched that could grow.
@@ -85,18 +86,18 @@ def choose(waiting: Sequence[Waiting], running: int, enough: int, now: float) ->
     return _launch(kin, part.batching) if at_once else Choice(due=due)
 
 
-def _launch(members: Sequence[Waiting], batching: Batching) -> Choice:
+def _launch(members: Sequence[Queued], batching: Batching) -> Choice:
     return Choice(members, batching if len(members) > 1 else None)
 
 
-def most_rows(signature: Signature) -> int:
+def largest_batch(signature: Signature) -> int:
     """The most rows that one run takes: the largest batch, or fewer where the engine was built for fewer."""
     return min([signature.max_batch, *(spec.limits[0][1] for spec in signature.inputs if spec.limits)])
 
 
-def _kin(waiting: Sequence[Waiting], head: Part) -> tuple[list[Waiting], list[int], bool]:
+def _kin(waiting: Sequence[Queued], head: Batchable) -> tuple[list[Queued], list[int], bool]:
     """Those that go with the head, itself included, the rows up to each, and whether there is room for one more."""
-    kin: list[Waiting] = []
+    kin: list[Queued] = []
     sizes: list[int] = []
     rows, most = 0, head.batching.most
     for each in waiting:

@@ -28,7 +28,7 @@ def gather(members: Sequence[tuple[Slot, Shapes]], signature: Signature, into: S
     room = signature.output_bytes(sizes)
     spare = sum(_room(slot, shapes, signature) for slot, shapes in members) if _is_open(signature, sizes) else 0
     spans = _spans(members, signature)
-    ends = into.place(signature, [sum(size for _, size in column) for column in zip(*spans, strict=True)], room, spare)
+    ends = into.lay_out(signature, [sum(size for _, size in column) for column in zip(*spans, strict=True)], room, spare)
     for (slot, _), each in zip(members, spans, strict=True):
         for place, (offset, size) in enumerate(each):
             end = ends[place]

@@ -23,10 +23,10 @@ from ..errors import DeadlineExceeded, Failed, Outgrown, QueueFull, RequestError
 from ..link.messages import Done, Failure, ModelKey, Ticket
 from ..link.ring import Link
 from ..link.slots import Slot
-from .batching import Batching, Choice, Waiting
+from .batching import Batching, Choice, Queued
 from .deadlines import Deadlines
 from .gather import gather, split
-from .pending import Heard, Joint, Pending
+from .pending import OnDone, PendingBatch, PendingRequest
 from .queue_policy import QueueLimits, QueuePolicy
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
@@ -47,7 +47,7 @@ class LaneStatistics(NamedTuple):
     invalid: int = 0
 
 
-class Control(Protocol):
+class Canceller(Protocol):
     """What the HTTP side asks of the device side, apart from inferences; it is done at some later time."""
 
     def cancel(self, slot: int, serial: int) -> None:
@@ -57,7 +57,7 @@ class Control(Protocol):
 class Lane:
     """One tenant's way to its worker. Every method belongs to the event loop."""
 
-    def __init__(self, name: str, scheduler: Scheduler, link: Link, control: Control) -> None:
+    def __init__(self, name: str, scheduler: Scheduler, link: Link, control: Canceller) -> None:
         self.name = name
         self.slots = SlotPool(link.arena, dotted(("tenants", name, "memory")))
         self.deadlines = Deadlines()
@@ -65,9 +65,9 @@ class Lane:
         self._scheduler = scheduler
         self._link = link
         self._control = control
-        self._pending: dict[int, Pending] = {}
-        self._abandoned: dict[int, Pending] = {}
-        self._joints: dict[int, Joint] = {}
+        self._pending: dict[int, PendingRequest] = {}
+        self._abandoned: dict[int, PendingRequest] = {}
+        self._joints: dict[int, PendingBatch] = {}
         self._unjoinable: set[ModelKey] = set()
         self._alarm: asyncio.TimerHandle | None = None
         self._settling: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -163,7 +163,7 @@ class Lane:
         slot: Slot,
         model: ModelKey,
         shapes: tuple[tuple[int, ...], ...],
-        heard: Heard,
+        heard: OnDone,
         priority: int = 0,
         timeout: float | None = None,
         batching: Batching | None = None,
@@ -184,7 +184,7 @@ class Lane:
         if batching and not self._scheduler.idle and model not in self._unjoinable:  # An idle one launches it at once.
             part = batching.part(ticket, time.monotonic())
         self._scheduler.add(ticket, priority, part)
-        pending = self._pending[slot.index] = Pending(slot, ticket, heard)
+        pending = self._pending[slot.index] = PendingRequest(slot, ticket, heard)
         if timeout is not None:
             pending.timeout = timeout
             self.deadlines.add(deadline, ticket.serial, partial(self._expire, pending))
@@ -208,7 +208,7 @@ class Lane:
         self.slots.release(slot)
         self._settle()
 
-    def _leave(self, joint: Joint, slot: Slot) -> None:
+    def _leave(self, joint: PendingBatch, slot: Slot) -> None:
         joint.left.remove(slot.index)
         if joint.left:
             return
@@ -220,11 +220,11 @@ class Lane:
     def _hear(self) -> None:
         """Completions arrived."""
         ended = self._link.completions.take()
-        self._scheduler.aside = self._link.completions.aside()
-        self._scheduler.hosted = self._link.completions.hosted()
+        self._scheduler.deferred = self._link.completions.deferred()
+        self._scheduler.on_host_cores = self._link.completions.on_host_cores()
         for done in ended:
             self._scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
-        if self._scheduler.joining:
+        if self._scheduler.batchable:
             self._launch()  # The answers of many take their time, in which the next may run.
         for done in ended:
             self.deadlines.look()
@@ -240,14 +240,14 @@ class Lane:
         else:
             self._told(self._pending[done.slot], done)
 
-    def _told(self, pending: Pending, done: Done) -> None:
+    def _told(self, pending: PendingRequest, done: Done) -> None:
         pending.ended = True
         if done.failure and done.failure.kind == "expired":
             self._expire(pending)
         else:
             pending.tell(done if done.failure is None else _error(done.failure))
 
-    def _expire(self, pending: Pending) -> None:
+    def _expire(self, pending: PendingRequest) -> None:
         """Its time is over, whichever side saw that first."""
         if pending.heard:
             pending.tell(self.expire(pending.timeout))
@@ -260,13 +260,13 @@ class Lane:
             raise Unavailable(limits.full)
         return priority
 
-    def _tire(self, pending: Pending, limits: QueueLimits) -> None:
+    def _tire(self, pending: PendingRequest, limits: QueueLimits) -> None:
         """It has waited for its turn as long as requests for its model may; one that has had it goes on."""
         if pending.heard and self._scheduler.waits(pending.slot.index):
             self._expired += 1
             pending.tell(Unavailable(limits.over))
 
-    def _end_joint(self, joint: Joint, done: Done) -> None:
+    def _end_joint(self, joint: PendingBatch, done: Done) -> None:
         joint.ended = True
         if not joint.left:
             self.slots.release(joint.slot)
@@ -275,7 +275,7 @@ class Lane:
         else:
             self._share(joint, done)
 
-    def _share(self, joint: Joint, done: Done) -> None:
+    def _share(self, joint: PendingBatch, done: Done) -> None:
         """Tell each who is left of its rows."""
         rows = [ticket.shapes[0][0] for _, _, ticket, _ in joint.members]
         try:
@@ -291,7 +291,7 @@ class Lane:
             if ticket.slot in joint.left:
                 self._told(self._pending[ticket.slot], Done(slot, outputs, failure, began, ended, total))
 
-    def _part(self, joint: Joint) -> None:
+    def _part(self, joint: PendingBatch) -> None:
         """What did not work together is tried once more, each alone, so that one's data fails nobody else."""
         left = [each for each in joint.members if each[2].slot in joint.left]
         for _, _, ticket, _ in left:
@@ -299,32 +299,32 @@ class Lane:
         self._scheduler.put_back(left)
         self.slots.release(joint.slot)
 
-    def empty(self) -> Awaitable[None]:
+    def drained(self) -> Awaitable[None]:
         """Wait until no request is left, and every one that was has been answered."""
         return self._settled(lambda: not self._all())
 
-    def forgotten(self, model: ModelKey) -> Awaitable[None]:
+    def model_drained(self, model: ModelKey) -> Awaitable[None]:
         """Wait until no request for this model is left."""
         return self._settled(lambda: not any(each.ticket.model == model for each in self._all()))
 
-    def _all(self) -> list[Pending | Joint]:
+    def _all(self) -> list[PendingRequest | PendingBatch]:
         return [*self._pending.values(), *self._abandoned.values(), *self._joints.values()]
 
     def _launch(self) -> None:
         """Hand over what may run: at once if the worker has nothing to do, else together with what else comes in this turn."""
-        joining = self._scheduler.joining
+        batchable = self._scheduler.batchable
         if not self._scheduler.busy:
-            self._link.tickets.put(self._choose() if joining else self._scheduler.take())
-        elif joining or (tickets := self._scheduler.take()):
+            self._link.tickets.put(self._choose() if batchable else self._scheduler.take())
+        elif batchable or (tickets := self._scheduler.take()):
             if not self._handing_over:
                 self._handing_over = True
                 asyncio.get_running_loop().call_soon(self._hand_over)
-            if not joining:
+            if not batchable:
                 self._gathered += tickets
 
     def _hand_over(self) -> None:
         tickets, self._gathered, self._handing_over = self._gathered, [], False
-        if self._scheduler.joining:
+        if self._scheduler.batchable:
             tickets += self._choose()
         self._link.tickets.put(tickets)
 
@@ -349,7 +349,7 @@ class Lane:
         self._scheduler.launch(joint.members, joint.slot.index)
         return joint.ticket
 
-    def _join(self, members: Sequence[Waiting], batching: Batching) -> Joint | None:
+    def _join(self, members: Sequence[Queued], batching: Batching) -> PendingBatch | None:
         """Their inputs in one slot more; None where there is no slot, or no room in one, or the model does not take so many."""
         try:
             slot = self.slots.acquire()
@@ -366,7 +366,7 @@ class Lane:
         except (RequestError, TensorMismatch):
             self.slots.release(slot)
             return None
-        return Joint(slot, whole, batching, members, {ticket.slot for ticket in tickets})
+        return PendingBatch(slot, whole, batching, members, {ticket.slot for ticket in tickets})
 
     def _wake_at(self, due: float | None) -> None:
         """Look again at this time, on the clock of `time.monotonic`, and at no other."""

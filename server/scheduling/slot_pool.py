@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ..errors import QueueFull
 from ..link.arena import Arena
-from ..link.blocks import Blocks
+from ..link.blocks import BlockAllocator
 from ..link.slots import Slot
 
 
@@ -20,7 +20,7 @@ class SlotPool:
     """Hands out slots, the last one first. Not thread-safe: the HTTP side's. `setting` is what the budget is called."""
 
     def __init__(self, arena: Arena, setting: str = "memory") -> None:
-        self.blocks = Blocks(arena.memory.nbytes, setting)
+        self.blocks = BlockAllocator(arena.memory.nbytes, setting)
         self._arena = arena
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
@@ -48,5 +48,5 @@ class SlotPool:
 
     def release(self, slot: Slot) -> None:
         """Give a slot back, and its memory; nothing may read or write it any more."""
-        slot.vacate()
+        slot.free_block()
         self._free.append(slot)

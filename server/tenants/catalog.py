@@ -16,7 +16,7 @@ from .statistics import ModelStatistics
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """One model at one version, ready on this tenant's partition; `batching` is how its requests are joined, if they are.
 
     `labels` are what the classes of its outputs are called, `queues` how its requests may wait where its own configuration
@@ -38,11 +38,11 @@ class Served:
     def __reduce__(self) -> tuple[Any, ...]:
         """What counts and remembers requests stays in the process that has them."""
         said = self.name, self.version, self.key, self.signature, self.platform, self.config, self.batching
-        return Served, (*said, self.labels, self.queues)
+        return ServedModel, (*said, self.labels, self.queues)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """A line of the repository index; `version` is empty where the problem is the whole model's."""
 
     name: str
@@ -59,13 +59,13 @@ class Catalog:
     """What one tenant is served, by model and version. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._served: dict[str, dict[str, Served]] = {}
-        self._entries: dict[str, list[Entry]] = {}
+        self._served: dict[str, dict[str, ServedModel]] = {}
+        self._entries: dict[str, list[IndexEntry]] = {}
 
     def __repr__(self) -> str:
         return f"<Catalog {sum(map(len, self._served.values()))} ready, {len(self._entries)} known>"
 
-    def find(self, name: str, version: str | None = None) -> Served:
+    def find(self, name: str, version: str | None = None) -> ServedModel:
         """The model at a version, the highest by default. Raises NotFound, or Unavailable with the reason."""
         try:
             versions = self._served[name]
@@ -81,11 +81,11 @@ class Catalog:
         """The versions served of a model, the highest first."""
         return list(self._served.get(name, ()))
 
-    def served(self) -> list[Served]:
+    def served(self) -> list[ServedModel]:
         """Everything that is ready."""
         return [served for versions in self._served.values() for served in versions.values()]
 
-    def index(self, there: Collection[str] | None = None, expected: Collection[str] = ()) -> list[Entry]:
+    def index(self, there: Collection[str] | None = None, expected: Collection[str] = ()) -> list[IndexEntry]:
         """Every model that this tenant may call, by name, with its state.
 
         `there` are those of them that are in the repository, if that is known: what was not loaded yet is listed too, and what
@@ -96,9 +96,9 @@ class Catalog:
         present = {*there, *expected}
         known = [name for name, entries in self._entries.items() if name in present or any(map(_is_alive, entries))]
         named = sorted({*known, *there})
-        return [e for name in named for e in self._entries.get(name) or [Entry(name, "", "UNAVAILABLE", "not loaded")]]
+        return [e for name in named for e in self._entries.get(name) or [IndexEntry(name, "", "UNAVAILABLE", "not loaded")]]
 
-    def listing(self) -> list[tuple[str, list[Served], list[Entry]]]:
+    def listing(self) -> list[tuple[str, list[ServedModel], list[IndexEntry]]]:
         """What it would take to say all of this again: by model, what is ready and what is wrong; neither while it loads."""
         return [
             (name, list(self._served.get(name, {}).values()), [e for e in entries if e.state == "UNAVAILABLE"])
@@ -108,15 +108,15 @@ class Catalog:
     def announce(self, name: str) -> None:
         """This model is being loaded; a version that serves goes on."""
         if name not in self._served:
-            self._entries[name] = [Entry(name, "", "LOADING")]
+            self._entries[name] = [IndexEntry(name, "", "LOADING")]
 
-    def put(self, name: str, served: list[Served], problems: list[Entry]) -> None:
+    def put(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
         """From now on these versions of a model are served, and no others; each keeps its counts."""
         before = self._served.pop(name, {})
         kept = [_continue(item, before.get(item.version)) for item in served]
         if kept:
             self._served[name] = {item.version: item for item in sorted(kept, key=lambda i: int(i.version), reverse=True)}
-        ready = [Entry(name, item.version, "READY") for item in self._served.get(name, {}).values()]
+        ready = [IndexEntry(name, item.version, "READY") for item in self._served.get(name, {}).values()]
         self._entries[name] = ready + problems
 
     def _missing(self, name: str, version: str | None) -> NotFound | Unavailable:
@@ -127,11 +127,11 @@ class Catalog:
         return NotFound(f"Request for unknown model: {which} is not found")
 
 
-def _is_alive(entry: Entry) -> bool:
+def _is_alive(entry: IndexEntry) -> bool:
     return entry.state != "UNAVAILABLE"
 
 
-def _continue(item: Served, before: Served | None) -> Served:
+def _continue(item: ServedModel, before: ServedModel | None) -> ServedModel:
     if before is None:
         return item
     return replace(item, statistics=before.statistics)

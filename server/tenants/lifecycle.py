@@ -20,6 +20,6 @@ class Lifecycle:
         """Whether new work is welcome: every model was tried, or loaded if that is asked for, and nobody asked for the end."""
         return self.state == "serving"
 
-    def become(self, state: State) -> None:
+    def set_state(self, state: State) -> None:
         self.state = state
         self._tell(state)

@@ -14,7 +14,7 @@ it is refused there: so one that asks again and again leaves them most of it.
 """
 
 
-class Changes:
+class ModelChanges:
     """Belongs to the event loop of the process that speaks HTTP with the tenant."""
 
     def __init__(self, pause: float = PAUSE) -> None:
@@ -23,10 +23,10 @@ class Changes:
         self._lock = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<Changes {self._asked} asked for>"
+        return f"<ModelChanges {self._asked} asked for>"
 
     @contextmanager
-    def place(self) -> Iterator[None]:
+    def admitted(self) -> Iterator[None]:
         """Be one of those that wait or have their turn. Raises QueueFull if there are as many as may be."""
         if self._asked > MOST_WAITING:
             raise QueueFull(f"{MOST_WAITING} loads and unloads wait already, and no more may; ask again when one was answered")

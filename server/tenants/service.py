@@ -13,12 +13,12 @@ from ..errors import Misdirected
 from ..link import ring as links
 from ..link.ring import Descriptors, Link
 from ..protocol.request import Limits
-from ..scheduling.lane import Control, Lane
+from ..scheduling.lane import Canceller, Lane
 from ..scheduling.scheduler import Scheduler
 from .auth import Tenancy
-from .catalog import Catalog, Entry, Served
-from .frontend import Counted, DeviceSide, Report, State
-from .model_changes import Changes
+from .catalog import Catalog, IndexEntry, ServedModel
+from .frontend import Backend, ModelReport, Report, State
+from .model_changes import ModelChanges
 from .uploads import Uploads
 
 log = logging.getLogger("greenlane")
@@ -41,7 +41,7 @@ class Tenant:
     catalog: Catalog
     lane: Lane
     uploads: Uploads
-    changes: Changes = field(default_factory=Changes)
+    changes: ModelChanges = field(default_factory=ModelChanges)
 
     @property
     def name(self) -> str:
@@ -107,11 +107,11 @@ class Service:
         lanes = [tenant.lane.statistics() for tenant in self.tenants.values()]
         return sum(lane.waiting + lane.in_flight for lane in lanes)
 
-    def heard(self) -> None:
+    def heartbeat(self) -> None:
         """The device's process, which is another, turns: it says so again and again from now on."""
         self._heard = time.monotonic()
 
-    def become(self, state: State) -> None:
+    def set_state(self, state: State) -> None:
         """This is the server's state from now on."""
         self.state = state
 
@@ -127,7 +127,7 @@ class Service:
             raise Misdirected(text) from None
 
 
-def open_tenant(config: TenantConfig, link: Link, control: Control) -> Tenant:
+def open_tenant(config: TenantConfig, link: Link, control: Canceller) -> Tenant:
     """A tenant that is served nothing yet."""
     scheduler = Scheduler(config.queue, config.in_flight, HORIZON, dotted(("tenants", config.name, "queue")))
     lane = Lane(config.name, scheduler, link, control)
@@ -140,8 +140,8 @@ def slots(config: TenantConfig) -> int:
     return config.queue + SPARE
 
 
-class LocalDesk:
-    """A tenant served in the process that holds the device; see `frontend.Desk`. `only` is whether there is no other."""
+class LocalFrontend:
+    """A tenant served in the process that holds the device; see `frontend.Frontend`. `only` is whether there is no other."""
 
     def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link, only: bool = False) -> None:
         self.link = link
@@ -149,23 +149,23 @@ class LocalDesk:
         self._descriptors = descriptors
         self._only = only
         self._before: set[int] | None = None
-        self._device: DeviceSide | None = None
+        self._device: Backend | None = None
 
     def __repr__(self) -> str:
-        return f"<LocalDesk {self.tenant.lane!r}>"
+        return f"<LocalFrontend {self.tenant.lane!r}>"
 
-    def open(self, device: DeviceSide) -> None:
+    def open(self, device: Backend) -> None:
         self._device = device
         self.tenant.lane.open(asyncio.get_running_loop())
 
     def announce(self, name: str) -> None:
         self.tenant.catalog.announce(name)
 
-    async def publish(self, name: str, served: list[Served], problems: list[Entry]) -> bool:
+    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         await publish(self.tenant, name, served, problems)
         return True
 
-    def place(self, cores: frozenset[int] | None) -> None:
+    def set_cores(self, cores: frozenset[int] | None) -> None:
         """An only tenant's cores become the event loop's: two threads that take turns with one interpreter wake each other
         soonest on one core. One of several tenants would have the others' requests on its cores.
         """
@@ -185,8 +185,8 @@ class LocalDesk:
     def suspend(self, reason: str) -> None:
         self.tenant.suspend(reason)
 
-    async def empty(self) -> None:
-        await self.tenant.lane.empty()
+    async def drained(self) -> None:
+        await self.tenant.lane.drained()
 
     def close(self) -> None:
         self.tenant.lane.close(asyncio.get_running_loop())
@@ -199,25 +199,25 @@ class LocalDesk:
             self._device.cancel(self.tenant.name, slot, serial)
 
 
-def open_local(config: TenantConfig, only: bool = False) -> LocalDesk:
-    """A desk of this process, for its `only` tenant or one of several; its `close` frees what this takes.
+def open_local(config: TenantConfig, only: bool = False) -> LocalFrontend:
+    """A frontend of this process, for its `only` tenant or one of several; its `close` frees what this takes.
 
     Several are never served much at a time: the others would wait for it.
     """
     descriptors = links.create(slots(config), config.memory)
-    return LocalDesk(config, descriptors, links.join(descriptors, together=only), only)
+    return LocalFrontend(config, descriptors, links.join(descriptors, shares_interpreter=only), only)
 
 
-async def publish(tenant: Tenant, name: str, served: list[Served], problems: list[Entry]) -> None:
+async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
     """Serve these versions of a model to a tenant; return once no request is left for what they replace."""
     left = [item.key for item in tenant.catalog.served() if item.name == name]
     tenant.catalog.put(name, served, problems)
     for key in left:
-        await tenant.lane.forgotten(key)
+        await tenant.lane.model_drained(key)
 
 
 def report(tenant: Tenant) -> Report:
     """What was counted of a tenant."""
     backlog = tenant.lane.backlog()
-    served = [Counted(s.name, s.version, s.statistics, backlog[s.key]) for s in tenant.catalog.served()]
+    served = [ModelReport(s.name, s.version, s.statistics, backlog[s.key]) for s in tenant.catalog.served()]
     return Report(served, tenant.catalog.index(), tenant.lane.statistics(), tenant.lane.slots.statistics())

@@ -52,7 +52,7 @@ class Uploads:
     def __repr__(self) -> str:
         return f"<Uploads {len(self._waiting)} on their way, {self._taken} of {self._most} bytes>"
 
-    def take(self, nbytes: int, own: int = 0) -> None:
+    def reserve(self, nbytes: int, own: int = 0) -> None:
         """Count these bytes until `give` is called with as many; `own` of those that are counted are of the same body.
 
         Raises what `full` makes.
@@ -64,13 +64,13 @@ class Uploads:
         self._taken += nbytes
         self.counted += nbytes
 
-    def give(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
         """These bytes are free again."""
         self._taken -= nbytes
 
     def add(self, upload: Upload, nbytes: int) -> None:
         """This waits for a body of so many bytes. Raises as `take` does."""
-        self.take(nbytes)
+        self.reserve(nbytes)
         self._waiting[upload] = self._clock(), nbytes
         if not self._looking:
             self._looking = True
@@ -79,18 +79,18 @@ class Uploads:
     def discard(self, upload: Upload) -> None:
         """It waits no more, if it did."""
         if found := self._waiting.pop(upload, None):
-            self.give(found[1])
+            self.release(found[1])
 
     def forget(self, upload: Upload) -> None:
         """It waits no more, and gives what it took itself."""
         self._waiting.pop(upload, None)
 
-    def expect(self, nbytes: int, received: Callable[[], int] | None = None) -> "Awaited":
+    def expect(self, nbytes: int, received: Callable[[], int] | None = None) -> "AwaitedBody":
         """For a `with` around what the calling task does until it has a body and is done with it; raises as `add` does.
 
         `nbytes` is what is told of its length, or 0; `received` says how many came, where the task is not told of each part.
         """
-        return Awaited(self, nbytes, received)
+        return AwaitedBody(self, nbytes, received)
 
     def refuse(self, reason: str) -> None:
         """Tell everyone so whose body is on its way."""
@@ -111,7 +111,7 @@ class Uploads:
             asyncio.get_running_loop().call_later(LOOK, self._look)
 
 
-class Awaited:
+class AwaitedBody:
     """A body that one task waits for; see `Uploads.expect`."""
 
     def __init__(self, uploads: Uploads, nbytes: int, received: Callable[[], int] | None) -> None:
@@ -124,16 +124,16 @@ class Awaited:
         self._error: RequestError | None = None
 
     def __repr__(self) -> str:
-        return f"<Awaited {self.received()} of {self._told} bytes>"
+        return f"<AwaitedBody {self.received()} of {self._told} bytes>"
 
-    def __enter__(self) -> "Awaited":
+    def __enter__(self) -> "AwaitedBody":
         self._uploads.add(self, self._told)
         self._task = asyncio.current_task()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.whole()
-        self._uploads.give(self._told + self._more)
+        self.complete()
+        self._uploads.release(self._told + self._more)
         task, self._task = self._task, None  # The task's error knows the frames that know this, and would not be freed.
         refused, self._error = self._error, None
         try:
@@ -147,22 +147,22 @@ class Awaited:
 
     def refuse(self, error: RequestError) -> None:
         """Raise this where the task waits."""
-        self.whole()
+        self.complete()
         if self._task:
             self._error = error
             self._task.cancel()
 
-    def grow(self, nbytes: int) -> None:
+    def add_received(self, nbytes: int) -> None:
         """So much more of it came. Raises as `Uploads.take` does, if more came than was told."""
         self._parts += nbytes
         if self._parts > self._told + self._more:
-            self.swell(self._parts - self._told - self._more)
+            self.reserve_more(self._parts - self._told - self._more)
 
-    def swell(self, nbytes: int) -> None:
+    def reserve_more(self, nbytes: int) -> None:
         """It takes so much more memory. Raises as `Uploads.take` does."""
-        self._uploads.take(nbytes, self._told + self._more)
+        self._uploads.reserve(nbytes, self._told + self._more)
         self._more += nbytes
 
-    def whole(self) -> None:
+    def complete(self) -> None:
         """Nothing more of it comes; what it takes is counted until the end of the `with`."""
         self._uploads.forget(self)

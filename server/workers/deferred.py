@@ -11,11 +11,11 @@ from ..link.messages import ModelKey, Shape, Ticket
 Key = tuple[ModelKey, tuple[Shape, ...]]
 
 
-class Aside:
-    """The tickets that one worker has put aside, those of one model and equal shapes in the order they came.
+class DeferredTickets:
+    """The tickets that one worker has deferred; tickets of one model and equal shapes stay in order of arrival.
 
-    `ready` are those that may be begun; at first `left`, what another worker had put aside. `tell` is told how many there are
-    whenever that changes, and `wake` wakes the worker. One thread at a time, but for `wake`.
+    `ready` are those that can start now; at first `left`, the tickets that the worker before had deferred. `tell` is called
+    with the number of deferred tickets whenever it changes; `wake` wakes the worker. One thread at a time, except `wake`.
     """
 
     def __init__(self, left: Iterable[Ticket], tell: Callable[[int], None], wake: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class Aside:
         self.count = len(self.ready)
 
     def __repr__(self) -> str:
-        return f"<Aside {self.count} tickets of {len(self._groups)} shapes, {len(self.ready)} of them ready>"
+        return f"<DeferredTickets {self.count} tickets of {len(self._groups)} shapes, {len(self.ready)} of them ready>"
 
     def follow(self, ticket: Ticket, again: bool = False) -> bool:
         """Put a ticket aside behind those of its model and shapes, if there are any; whether there are.
@@ -83,13 +83,13 @@ class Aside:
         return dropped
 
     def wake(self) -> None:
-        """Wake the worker if anything is aside, until `close`. Any thread."""
+        """Wake the worker if anything is deferred, until `close`. Any thread."""
         with self._closing:
             if self.count and not self._closed:
                 self._wake()
 
     def close(self) -> list[Ticket]:
-        """Wake nobody any more. Returns all that are aside, as they came, for the next worker; they count as before."""
+        """Wake nobody any more. Returns all that are deferred, as they came, for the next worker; they count as before."""
         with self._closing:
             self._closed = True
         return sorted(self._all(), key=_serial)

@@ -23,7 +23,7 @@ _SMOOTHING = 3
 """A gap counts for an eighth in the average of the gaps."""
 
 
-class Place:
+class GilPriority:
     """One worker's place among those of its process. For the worker's threads; the others' look at it.
 
     A worker has something to do while a thread of its own enqueues (from `come` to `rest`) or deals with a work that ended
@@ -31,8 +31,8 @@ class Place:
     thread at a time. Times are in nanoseconds of `time.monotonic_ns`.
     """
 
-    def __init__(self, precedence: "Precedence", waiting: Callable[[], bool], sleep: Callable[[float], None]) -> None:
-        self._precedence = precedence
+    def __init__(self, priorities: "GilPriorities", waiting: Callable[[], bool], sleep: Callable[[float], None]) -> None:
+        self._priorities = priorities
         self._waiting = waiting
         self._sleep = sleep
         self._enqueuing = self._ending = self._deaf = False
@@ -40,7 +40,7 @@ class Place:
 
     def __repr__(self) -> str:
         state = "working" if self._enqueuing or self._ending else "away" if self._deaf else "resting"
-        return f"<Place {state}, an inference every {self._gap / 1e6:.3f} ms>"
+        return f"<GilPriority {state}, an inference every {self._gap / 1e6:.3f} ms>"
 
     def come(self, now: int) -> None:
         """A ticket came, at this time: there is something to do."""
@@ -62,45 +62,45 @@ class Place:
         self._ending = True
         self._deaf = False
 
-    def step_aside(self, now: int) -> None:
+    def yield_gil(self, now: int) -> None:
         """Let those go first who have something to do, and much less often. Blocks for a moment."""
         if self._gap > RARE:
             return
         for _ in range(STEPS):
-            if not self._precedence.is_wanted(self, now):
+            if not self._priorities.should_yield(self, now):
                 return
             self._sleep(STEP)
 
-    def precedes(self, other: "Place", now: int) -> bool:
+    def goes_before(self, other: "GilPriority", now: int) -> bool:
         """Whether it has something to do, and so much less often than the other that it should go first."""
         if self._gap + (now - self._came >> _SMOOTHING) < OFTEN * other._gap:
             return False
         return self._enqueuing or self._ending or (not self._deaf and self._waiting())
 
 
-class Precedence:
+class GilPriorities:
     """The places of all workers of a process. Any thread."""
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self._sleep = sleep
         self._changing = Lock()
-        self._places: tuple[Place, ...] = ()
+        self._places: tuple[GilPriority, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<Precedence of {len(self._places)} workers>"
+        return f"<GilPriorities of {len(self._places)} workers>"
 
-    def join(self, waiting: Callable[[], bool]) -> Place:
-        """A place for a worker that is about to begin; `waiting` as for `Place`."""
-        place = Place(self, waiting, self._sleep)
+    def join(self, waiting: Callable[[], bool]) -> GilPriority:
+        """A place for a worker that is about to begin; `waiting` as for `GilPriority`."""
+        place = GilPriority(self, waiting, self._sleep)
         with self._changing:
             self._places = (*self._places, place)
         return place
 
-    def part(self, place: Place) -> None:
+    def remove(self, place: GilPriority) -> None:
         """This worker is gone."""
         with self._changing:
             self._places = tuple([each for each in self._places if each is not place])
 
-    def is_wanted(self, by: Place, now: int) -> bool:
-        """Whether anybody precedes this one."""
-        return any(place is not by and place.precedes(by, now) for place in self._places)
+    def should_yield(self, by: GilPriority, now: int) -> bool:
+        """Whether anybody goes_before this one."""
+        return any(place is not by and place.goes_before(by, now) for place in self._places)

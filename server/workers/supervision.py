@@ -9,11 +9,11 @@ from ..config.schema import Config
 from ..config.tables import dotted
 from ..host.backoff import Backoff
 from ..link.messages import Failure
-from ..tenants.frontend import Desk
+from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
 from .overruns import GIVING_UP, INTERVAL, Oldest
-from .seats import Seats
 from .worker import Worker
+from .worker_control import WorkerControl
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -24,15 +24,15 @@ class Supervision:
     def __init__(
         self,
         config: Config,
-        desks: Mapping[str, Desk],
+        frontends: Mapping[str, Frontend],
         workers: Mapping[str, Worker],
-        seats: Seats,
+        worker_control: WorkerControl,
         lifecycle: Lifecycle,
     ) -> None:
         self._config = config
-        self._desks = desks
+        self._frontends = frontends
         self._workers = workers
-        self._seats = seats
+        self._worker_control = worker_control
         self._lifecycle = lifecycle
         self._mending: set[asyncio.Future[None]] = set()
         self._broken: set[str] = set()
@@ -52,13 +52,13 @@ class Supervision:
         if self._watching:
             self._watching.cancel()
 
-    async def reopen(self, name: str, free: Callable[[], None] = lambda: None) -> None:
-        """The tenant's desk has a new link: serve that one, once what is in flight over the old one has ended, and `free` that.
+    async def replace_link(self, name: str, free: Callable[[], None] = lambda: None) -> None:
+        """Serve the new link of the tenant's frontend once the work in flight from the old one has ended; then call `free`.
 
         It leads to the same memory, so the device reaches it already: pinning would stop every tenant. If that does not end
         in time this returns all the same, and the tenant is told 503 until it has.
         """
-        moving = asyncio.ensure_future(self._seats.reseat(name, free))
+        moving = asyncio.ensure_future(self._worker_control.replace_link(name, free))
         self._mending.add(moving)
         moving.add_done_callback(self._mending.discard)
         if not (await asyncio.wait({moving}, timeout=self._config.server.max_pause))[0]:
@@ -71,10 +71,10 @@ class Supervision:
             log.error("tenant %s is told 503: %s", name, reason)
         else:
             log.info("tenant %s is served again", name)
-        self._desks[name].suspend(reason)
+        self._frontends[name].suspend(reason)
 
-    def mend(self, name: str, error: Exception) -> None:
-        """A tenant's worker failed with this: tell the tenant 503, and start the worker again until it stands."""
+    def restart_worker(self, name: str, error: Exception) -> None:
+        """A tenant's worker failed with this: tell the tenant 503, and start the worker again until it wait_until_started."""
         if name not in self._broken:
             self._broken.add(name)
             self.suspend(name, f"the worker of tenant {name} failed, and is being started again: {error}")
@@ -116,7 +116,7 @@ class Supervision:
             now = time.monotonic()
             restarts.started(now)
             await asyncio.sleep(restarts.delay(now))
-            if await self._seats.restart(name):
+            if await self._worker_control.restart(name):
                 self._broken.discard(name)
                 self.suspend(name, "")
                 return

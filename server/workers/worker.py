@@ -1,9 +1,9 @@
 """The device side of a tenant: tickets in, completions out, on two threads of one partition.
 
-One waits for the oldest work in flight while the other listens for tickets and enqueues what comes, so the partition's stream
-is never empty while the HTTP side has credits left: see `server.workers.roles`. Where the partition's own cores do the work
-(`Partition.host_cores`) it is done in the thread that waits for it, and there is no other, which would only take its time.
-Nothing a model does ends the threads.
+One thread waits for the oldest work in flight while the other listens for tickets and enqueues them, so the partition's stream
+is never empty while the HTTP side may launch more (see `server.workers.thread_roles`). On CPU partitions
+(`Partition.host_cores`) the thread that waits for a work also runs it, and there is no second thread, which would only take
+its time. No error of a model ends the threads.
 """
 
 import logging
@@ -23,9 +23,9 @@ from partitions.base import Closing
 from ..errors import Outgrown
 from ..link.messages import Done, Extent, Failure, ModelKey, Ticket
 from ..link.ring import Link
-from .deferred import Aside, failed
-from .gil_priority import Place, Precedence
-from .roles import Roles
+from .deferred import DeferredTickets, failed
+from .gil_priority import GilPriorities, GilPriority
+from .thread_roles import ThreadRoles
 
 log = logging.getLogger("greenlane.worker")
 
@@ -61,7 +61,7 @@ class WorkerStatistics:
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlight:
     """One ticket on the stream."""
 
     ticket: Ticket
@@ -69,26 +69,28 @@ class Flight:
     room: Room
 
 
-class Seat(NamedTuple):
+class Endpoint(NamedTuple):
     """Where a worker works: the tenant's link, and what keeps the memory of its tensors reachable for the device."""
 
     link: Link
     pinned: Closing
 
 
-class Shift:
+class Session:
     """What the threads of a worker share from `serve` to `halt`.
 
     The one that has `enqueuing` takes tickets and enqueues them, to `flights`; the one that has `telling` writes completions;
     and one waits for the flights, as `roles` has it.
     """
 
-    def __init__(self, seat: Seat, place: Place, threads: int) -> None:
-        self.link = seat.link
+    def __init__(self, endpoint: Endpoint, place: GilPriority, threads: int) -> None:
+        self.link = endpoint.link
         self.place = place
-        self.roles = Roles(threads, seat.link.tickets.wake)
-        self.aside = Aside(seat.link.tickets.left(), seat.link.completions.put_aside, seat.link.tickets.wake)
-        self.flights: deque[Flight] = deque()
+        self.roles = ThreadRoles(threads, endpoint.link.tickets.wake)
+        self.deferred = DeferredTickets(
+            endpoint.link.tickets.left(), endpoint.link.completions.report_deferred, endpoint.link.tickets.wake
+        )
+        self.flights: deque[InFlight] = deque()
         self.enqueuing = Lock()
         self.telling = Lock()
         self.ended: Future[None] = Future()
@@ -99,7 +101,7 @@ class Shift:
         """Released by each thread once it is attached, or cannot be."""
 
     def __repr__(self) -> str:
-        return f"<Shift {self.roles!r}, {len(self.flights)} in flight, {self.aside!r}>"
+        return f"<Session {self.roles!r}, {len(self.flights)} in flight, {self.deferred!r}>"
 
 
 class Worker:
@@ -107,7 +109,7 @@ class Worker:
 
     Only tickets whose executor has to prepare itself for their shapes first are overtaken, by those of other models and shapes.
     `lost` is called, on a thread of the worker's, when the device turns out to be lost, `broke` when a thread of it ends with
-    another error: then it stops, and may `serve` again. `precedence` is that of all workers of the process.
+    another error: then it stops, and may `serve` again. `priorities` is that of all workers of the process.
     """
 
     def __init__(
@@ -115,18 +117,18 @@ class Worker:
         partition: Partition,
         executors: Mapping[ModelKey, Executor],
         lost: Callable[[DeviceLost], None],
-        precedence: Precedence,
+        priorities: GilPriorities,
         broke: Callable[[Exception], None] = _ignore,
     ) -> None:
         self.partition = partition
         self.executors = dict(executors)
         self._lost = lost
         self._broke = broke
-        self._precedence = precedence
-        self._seat: Seat | None = None
-        self._shift: Shift | None = None
+        self._priorities = priorities
+        self._endpoint: Endpoint | None = None
+        self._session: Session | None = None
         self._running: list[Thread] = []
-        self._flying: dict[int, Flight] = {}
+        self._flying: dict[int, InFlight] = {}
         self._cancelled: dict[int, int] = {}
         self._kinds: dict[type, bool] = {}
         self._last: ModelKey | None = None
@@ -146,26 +148,26 @@ class Worker:
     @property
     def idle(self) -> bool:
         """Whether no inference runs or waits here, as of now. Any thread."""
-        shift = self._shift
-        return shift is None or not (self._flying or shift.aside.count or shift.link.tickets.waiting())
+        session = self._session
+        return session is None or not (self._flying or session.deferred.count or session.link.tickets.waiting())
 
-    def serve(self, seat: Seat) -> None:
+    def serve(self, endpoint: Endpoint) -> None:
         """Run what comes over this link, from now on and on threads of its own."""
-        if seat is not self._seat:  # Another link counts its serials anew.
+        if endpoint is not self._endpoint:  # Another link counts its serials anew.
             self._cancelled = {}
-        self._seat, self._abandoned = seat, None
+        self._endpoint, self._abandoned = endpoint, None
         hosted = self.partition.host_cores is not None
-        self._patience = BUNDLE_TOGETHER if seat.link.together else BUNDLE_BESIDE if hosted else BUNDLE
+        self._patience = BUNDLE_TOGETHER if endpoint.link.shares_interpreter else BUNDLE_BESIDE if hosted else BUNDLE
         self._gathers = self._patience if hosted else BUNDLE
-        seat.link.tickets.open()
-        seat.link.completions.host(hosted)
-        shift = Shift(seat, self._precedence.join(seat.link.tickets.waiting), 1 if hosted else 2)
-        self._shift = shift
-        if shift.aside.count or seat.link.tickets.waiting():
-            seat.link.tickets.wake()  # Of what the worker before heard and did not begin, nothing else tells.
+        endpoint.link.tickets.open()
+        endpoint.link.completions.set_on_host_cores(hosted)
+        session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2)
+        self._session = session
+        if session.deferred.count or endpoint.link.tickets.waiting():
+            endpoint.link.tickets.wake()  # Of what the worker before heard and did not begin, nothing else tells.
         names = [f"worker {self.partition!r}", f"worker {self.partition!r}, second"]
         self._running = [
-            Thread(target=self._run, args=(shift, second), name=name, daemon=True)
+            Thread(target=self._run, args=(session, second), name=name, daemon=True)
             for second, name in enumerate(names[:1] if hosted else names)
         ]
         for thread in self._running:
@@ -176,8 +178,8 @@ class Worker:
         self._abandoned = reason
         for flight in list(self._flying.values()):
             flight.work.cancel()
-        if shift := self._shift:
-            shift.aside.wake()
+        if session := self._session:
+            session.deferred.wake()
 
     @property
     def oldest(self) -> int | None:
@@ -192,32 +194,32 @@ class Worker:
                 self._overrun = serial, reason
                 flight.work.cancel()
 
-    def stands(self) -> bool:
+    def wait_until_started(self) -> bool:
         """Whether every thread that `serve` started is at work. Blocks until each of them is, or has failed."""
-        shift = self._shift
-        if shift is None:
+        session = self._session
+        if session is None:
             return False
         for _ in self._running:
-            shift.begun.acquire()
-        return shift.broken is None
+            session.begun.acquire()
+        return session.broken is None
 
     def stop(self) -> "Future[None]":
         """As `halt`, which is to be called once this is done, but does not block."""
-        if shift := self._shift:
-            shift.roles.stop()
-            return shift.ended
+        if session := self._session:
+            session.roles.stop()
+            return session.ended
         ended: Future[None] = Future()
         ended.set_result(None)
         return ended
 
     def halt(self) -> None:
-        """Begin nothing more, and finish what is in flight. Blocks for that long, and not for what is put aside."""
-        if shift := self._shift:
-            shift.roles.stop()
+        """Begin nothing more, and finish what is in flight. Blocks for that long, and not for what is put deferred."""
+        if session := self._session:
+            session.roles.stop()
             for thread in self._running:
                 thread.join()
-            self._running, self._shift = [], None
-            shift.link.tickets.give_back(shift.aside.close())
+            self._running, self._session = [], None
+            session.link.tickets.give_back(session.deferred.close())
 
     def cancel(self, slot: int, serial: int) -> None:
         """Stop this ticket if it is here and can be stopped; its Done is still reported. Does not block. Any thread."""
@@ -225,8 +227,8 @@ class Worker:
         flight = self._flying.get(slot)
         if flight and flight.ticket.serial == serial:
             flight.work.cancel()
-        elif shift := self._shift:
-            shift.aside.wake()
+        elif session := self._session:
+            session.deferred.wake()
 
     def close(self) -> None:
         """Halt, then close executors and partition. Blocks."""
@@ -242,82 +244,82 @@ class Worker:
             if (trim := getattr(executor, "trim", None)) is not None:
                 trim(after, idle)
 
-    def _run(self, shift: Shift, second: int) -> None:
+    def _run(self, session: Session, second: int) -> None:
         try:
             self.partition.attach()
-            shift.begun.release()
+            session.begun.release()
             if second:
-                shift.roles.enter()
-            self._work(shift)
+                session.roles.enter()
+            self._work(session)
         except Exception as error:
-            self._break(shift, error)
+            self._break(session, error)
         finally:
-            if shift.roles.end():
-                self._precedence.part(shift.place)
-                if shift.broken:
-                    self._clear(shift)
-                shift.ended.set_result(None)
+            if session.roles.end():
+                self._priorities.remove(session.place)
+                if session.broken:
+                    self._clear(session)
+                session.ended.set_result(None)
 
-    def _break(self, shift: Shift, error: Exception) -> None:
+    def _break(self, session: Session, error: Exception) -> None:
         """A thread cannot go on, so the other is to end, too."""
         log.error("%s cannot go on: %s", self, error, exc_info=error)
-        shift.broken = error
-        shift.begun.release()
-        shift.roles.stop()
+        session.broken = error
+        session.begun.release()
+        session.roles.stop()
         if isinstance(error, DeviceLost):
             self._lost(error)
         else:
             self._broke(error)
 
-    def _clear(self, shift: Shift) -> None:
+    def _clear(self, session: Session) -> None:
         """Wait for what is in flight when no thread is left that would, so that its memory is free, and say that it failed."""
         for flight in list(self._flying.values()):
             with suppress(Exception):
                 flight.work.wait()
             with suppress(Exception):
-                self._fail(shift, flight.ticket.slot, Failure("stopped", f"the worker failed: {shift.broken}"), 0)
+                self._fail(session, flight.ticket.slot, Failure("stopped", f"the worker failed: {session.broken}"), 0)
         with suppress(Exception):
-            self._ring(shift)
+            self._ring(session)
 
-    def _work(self, shift: Shift) -> None:
-        roles = shift.roles
+    def _work(self, session: Session) -> None:
+        roles = session.roles
         while roles.listens():
-            self._enqueue(shift, shift.link.tickets.listen())
-            while shift.flights and roles.waits():
-                self._wait(shift)
+            self._enqueue(session, session.link.tickets.listen())
+            while session.flights and roles.waits():
+                self._wait(session)
                 roles.done()
-            self._ring(shift)  # Before this thread blocks, to listen or parked.
+            self._ring(session)  # Before this thread blocks, to listen or parked.
 
-    def _enqueue(self, shift: Shift, count: int) -> None:
-        """Begin what came: so many tickets, or some that were put aside."""
-        shift.enqueuing.acquire()
+    def _enqueue(self, session: Session, count: int) -> None:
+        """Begin what came: so many tickets, or some that were put deferred."""
+        session.enqueuing.acquire()
         try:
             now = time.monotonic_ns()
-            shift.link.tickets.heard(count)
+            session.link.tickets.heard(count)
             self._look_at = now + (BUNDLE if self._took < BUNDLE else FRESH)
-            self._begin_all(shift, now)
+            self._begin_all(session, now)
         finally:
-            shift.enqueuing.release()
+            session.enqueuing.release()
 
-    def _wait(self, shift: Shift) -> None:
+    def _wait(self, session: Session) -> None:
         """Until nothing is in flight."""
-        flights, aside, roles, place = shift.flights, shift.aside, shift.roles, shift.place
+        flights, deferred, roles, place = session.flights, session.deferred, session.roles, session.place
         place.go_on()
         while flights:
-            self._finish(shift, flights.popleft())
-            if aside.count or flights:
+            self._finish(session, flights.popleft())
+            if deferred.count or flights:
                 now = time.monotonic_ns()
-                place.step_aside(now)
-                if aside.ready or (roles.alone and now > self._look_at):
-                    with shift.enqueuing:
-                        self._begin_all(shift, now)
+                place.yield_gil(now)
+                if deferred.ready or (roles.alone and now > self._look_at):
+                    with session.enqueuing:
+                        self._begin_all(session, now)
         place.leave(False)
 
-    def _begin_all(self, shift: Shift, now: int) -> None:
+    def _begin_all(self, session: Session, now: int) -> None:
         """Begin those that are there; where no other thread listens, they are looked for as well, but not too often."""
-        place, roles, tickets, flights = shift.place, shift.roles, shift.link.tickets, shift.flights
-        if shift.aside.count:
-            self._resume(shift)
+        place, roles, tickets, flights = session.place, session.roles, session.link.tickets, session.flights
+        if session.deferred.count:
+            self._resume(session)
         while not roles.stopped:
             if look := roles.alone and now > self._look_at and bool(flights):
                 self._look_at = now + FRESH
@@ -325,39 +327,39 @@ class Worker:
             if ticket is None:
                 break
             place.come(now)
-            self._begin(shift, ticket)
+            self._begin(session, ticket)
             now = time.monotonic_ns()
-            place.step_aside(now)
+            place.yield_gil(now)
         place.rest()
 
-    def _resume(self, shift: Shift) -> None:
+    def _resume(self, session: Session) -> None:
         """Begin what was put aside and may go on, a few at a time, and end what need not be begun any more."""
-        aside = shift.aside
-        for ticket, error in aside.collect():
-            self._fail(shift, ticket.slot, self._failure(error), time.monotonic_ns())
-        for ticket in aside.drop(self._is_over):
-            self._begin(shift, ticket)
-        while aside.ready and len(self._flying) < RESUMED and not shift.roles.stopped:
-            self._begin(shift, aside.take(), again=True)
+        deferred = session.deferred
+        for ticket, error in deferred.collect():
+            self._fail(session, ticket.slot, self._failure(error), time.monotonic_ns())
+        for ticket in deferred.drop(self._is_over):
+            self._begin(session, ticket)
+        while deferred.ready and len(self._flying) < RESUMED and not session.roles.stopped:
+            self._begin(session, deferred.take(), again=True)
 
-    def _begin(self, shift: Shift, ticket: Ticket, again: bool = False) -> None:
-        """Enqueue a ticket, or put it aside, perhaps `again`; what may not be begun, or cannot, has failed."""
+    def _begin(self, session: Session, ticket: Ticket, again: bool = False) -> None:
+        """Enqueue a ticket, or put it deferred, perhaps `again`; what may not be begun, or cannot, has failed."""
         if refused := self._refusal(ticket):
-            self._fail(shift, ticket.slot, refused, time.monotonic_ns())
+            self._fail(session, ticket.slot, refused, time.monotonic_ns())
             return
         try:
             executor = self.executors[ticket.model]
-            if self._may_prepare(executor) and self._puts_aside(shift, ticket, executor, again):
+            if self._may_prepare(executor) and self._puts_aside(session, ticket, executor, again):
                 return
-            slot = shift.link.arena.slot(ticket.slot)
-            slot.occupy(ticket.start, ticket.capacity)
+            slot = session.link.arena.slot(ticket.slot)
+            slot.use_block(ticket.start, ticket.capacity)
             inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
-            flight = Flight(ticket, executor.enqueue(inputs, room), room)
+            flight = InFlight(ticket, executor.enqueue(inputs, room), room)
         except Exception as error:
-            self._fail(shift, ticket.slot, self._failure(error), time.monotonic_ns())
+            self._fail(session, ticket.slot, self._failure(error), time.monotonic_ns())
             return
         self._flying[ticket.slot] = flight
-        shift.flights.append(flight)
+        session.flights.append(flight)
         if self._is_cancelled(ticket):  # Since the first look, by somebody who did not find the work.
             flight.work.cancel()
 
@@ -369,10 +371,10 @@ class Worker:
             known = self._kinds[kind] = hasattr(executor, "preparing")
         return known
 
-    def _puts_aside(self, shift: Shift, ticket: Ticket, executor: Any, again: bool) -> bool:
+    def _puts_aside(self, session: Session, ticket: Ticket, executor: Any, again: bool) -> bool:
         """Whether the executor has to prepare itself for a ticket's shapes, so that the ticket waits. Raises why it cannot."""
-        aside = shift.aside
-        if not (aside.count and aside.follow(ticket, again)):
+        deferred = session.deferred
+        if not (deferred.count and deferred.follow(ticket, again)):
             prepared = executor.preparing(ticket.shapes)
             if prepared is None:
                 return False
@@ -380,9 +382,9 @@ class Worker:
                 if error := failed(prepared):
                     raise error
                 return False
-            aside.put(ticket, prepared)
-        if self._is_cancelled(ticket):  # By somebody who saw nothing aside.
-            aside.wake()
+            deferred.put(ticket, prepared)
+        if self._is_cancelled(ticket):  # By somebody who saw nothing deferred.
+            deferred.wake()
         return True
 
     def _refusal(self, ticket: Ticket) -> Failure | None:
@@ -398,48 +400,48 @@ class Worker:
     def _is_cancelled(self, ticket: Ticket) -> bool:
         return self._abandoned is not None or self._cancelled.get(ticket.slot) == ticket.serial
 
-    def _finish(self, shift: Shift, flight: Flight) -> None:
+    def _finish(self, session: Session, flight: InFlight) -> None:
         slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()
         took = self._took if model == self._last else self._patience + 1
-        if (took > BUNDLE) != shift.roles.long:
-            shift.roles.expect(took > BUNDLE)
+        if (took > BUNDLE) != session.roles.long:
+            session.roles.expect(took > BUNDLE)
         if took > BUNDLE:
-            shift.place.leave(shift.roles.alone)
+            session.place.leave(session.roles.alone)
         if took > self._gathers or began - self._rung > self._patience:
-            self._ring(shift)  # Nobody should have to wait for a long work to hear of an earlier one.
+            self._ring(session)  # Nobody should have to wait for a long work to hear of an earlier one.
             self._rung = began
         try:
             outputs = flight.work.wait()
             ended = time.monotonic_ns()
-            shift.place.go_on()
+            session.place.go_on()
             self._last, self._took = model, ended - began
-            extents = shift.link.arena.slot(slot).keep(outputs, flight.room)
+            extents = session.link.arena.slot(slot).store_outputs(outputs, flight.room)
         except Exception as error:
-            self._fail(shift, slot, self._stopped(flight.ticket, error) or self._failure(error), began)
+            self._fail(session, slot, self._stopped(flight.ticket, error) or self._failure(error), began)
         else:
-            self._end(shift, Done(slot, extents, None, began, ended))
+            self._end(session, Done(slot, extents, None, began, ended))
 
-    def _ring(self, shift: Shift) -> None:
-        shift.telling.acquire()  # In place of `with`, which takes twice the time where this is compiled.
+    def _ring(self, session: Session) -> None:
+        session.telling.acquire()  # In place of `with`, which takes twice the time where this is compiled.
         try:
-            shift.link.completions.ring()
+            session.link.completions.ring()
         finally:
-            shift.telling.release()
+            session.telling.release()
 
-    def _fail(self, shift: Shift, slot: int, failure: Failure, began: int) -> None:
-        self._end(shift, Done(slot, _NOTHING, failure, began, time.monotonic_ns()))
+    def _fail(self, session: Session, slot: int, failure: Failure, began: int) -> None:
+        self._end(session, Done(slot, _NOTHING, failure, began, time.monotonic_ns()))
 
-    def _end(self, shift: Shift, done: Done) -> None:
+    def _end(self, session: Session, done: Done) -> None:
         self._flying.pop(done.slot, None)
-        shift.telling.acquire()
+        session.telling.acquire()
         try:
             if done.failure:
                 self._failed += 1
             else:
                 self._done += 1
-            shift.link.completions.put(done)
+            session.link.completions.put(done)
         finally:
-            shift.telling.release()
+            session.telling.release()
 
     def _stopped(self, ticket: Ticket, error: Exception) -> Failure | None:
         """Why a work was told to end, where that was not its client's doing."""

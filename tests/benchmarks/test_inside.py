@@ -18,7 +18,7 @@ from benchmarks.plain import open_plain
 from benchmarks.seat import all_at_once, at_rate, back_to_back, open_seat
 from engines import load_engine
 from partitions import open_device
-from server.workers.gil_priority import Precedence
+from server.workers.gil_priority import GilPriorities
 
 
 def test_it_runs_and_leaves_the_interpreter_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,9 +51,11 @@ def test_a_seat_answers_what_the_model_says_and_is_driven_from_a_thread(tmp_path
     seat = open_seat(device, engine, partition, tensor("identity", rows=3))
 
     (samples,) = all_at_once(
-        [(seat, lambda s: at_rate(s, rate=1000, start=perf_counter(), seconds=0.02, precedence=Precedence()))]
+        [(seat, lambda s: at_rate(s, rate=1000, start=perf_counter(), seconds=0.02, priorities=GilPriorities()))]
     )
-    (count,) = all_at_once([(seat, lambda s: back_to_back(s, start=0.0, until=perf_counter() + 0.02, precedence=Precedence()))])
+    (count,) = all_at_once(
+        [(seat, lambda s: back_to_back(s, start=0.0, until=perf_counter() + 0.02, priorities=GilPriorities()))]
+    )
 
     assert samples.status == [200] * len(samples)
     assert 1 <= len(samples) <= 20

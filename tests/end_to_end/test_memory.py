@@ -19,7 +19,7 @@ from server.device import freeing
 from server.link.slots import SMALLEST
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.auth import digest
-from server.tenants.service import LocalDesk
+from server.tenants.service import LocalFrontend
 from tests.memory import anonymous
 
 from . import repository
@@ -186,9 +186,9 @@ def post_as_globex(http: httpx.Client, body: dict[str, Any]) -> bytes:
 
 def taken(served: Served, tenant: str) -> int:
     """Bytes that the system has given for a tenant's memory."""
-    desk = served.runtime.desks[tenant]
-    assert isinstance(desk, LocalDesk)
-    return os.fstat(desk._descriptors.memory).st_blocks * 512
+    frontend = served.runtime.frontends[tenant]
+    assert isinstance(frontend, LocalFrontend)
+    return os.fstat(frontend._descriptors.memory).st_blocks * 512
 
 
 def test_a_body_that_comes_slowly_holds_no_memory(served: Served, http: httpx.Client) -> None:

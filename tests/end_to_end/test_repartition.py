@@ -161,7 +161,7 @@ def test_a_thousand_repartitions_under_load_lose_nothing_and_leave_nothing(movin
 
 async def idle(served: Served) -> None:
     for tenant in served.service.tenants.values():
-        await tenant.lane.empty()
+        await tenant.lane.drained()
 
 
 def test_a_tenant_whose_share_does_not_change_keeps_its_partition_and_worker(moving: Served) -> None:

@@ -23,7 +23,7 @@ from benchmarks.inside import quiet
 from benchmarks.seat import Seat, all_at_once, at_rate, back_to_back, open_seat
 from engines import load_engine
 from partitions import Device
-from server.workers.gil_priority import Precedence
+from server.workers.gil_priority import GilPriorities
 
 pytestmark = pytest.mark.gpu
 ROUNDS, SECONDS, RATE = 5, 1.0, 400.0
@@ -69,11 +69,11 @@ class Seats:
 
 def p99(victim: Seat, aggressor: Seat | None, seconds: float) -> float:
     """Microseconds, at RATE a second, while the aggressor is never without work. Blocks."""
-    precedence, start = Precedence(), perf_counter() + 0.05
+    priorities, start = GilPriorities(), perf_counter() + 0.05
     tasks: list[tuple[Seat, Callable[[Seat], Any]]]
-    tasks = [(victim, partial(at_rate, rate=RATE, start=start, seconds=seconds, precedence=precedence))]
+    tasks = [(victim, partial(at_rate, rate=RATE, start=start, seconds=seconds, priorities=priorities))]
     if aggressor:
-        run = partial(back_to_back, start=start - 0.04, until=start + seconds, precedence=precedence)
+        run = partial(back_to_back, start=start - 0.04, until=start + seconds, priorities=priorities)
         tasks.append((aggressor, run))
     return summary(all_at_once(tasks)[0]).p99
 

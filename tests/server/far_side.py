@@ -5,8 +5,8 @@ import sys
 from engines import DATATYPES, Signature, TensorSpec
 from server.link import ring as links
 from server.link.ring import Descriptors
-from server.workers.gil_priority import Precedence
-from server.workers.worker import Seat, Worker
+from server.workers.gil_priority import GilPriorities
+from server.workers.worker import Endpoint, Worker
 from tests.fakes import FakeDevice, FakeEngine
 
 FP32 = DATATYPES["FP32"]
@@ -18,9 +18,9 @@ def serve(descriptors: Descriptors) -> None:
     device = FakeDevice()
     partition = device.carve([0])
     executors = {KEY: FakeEngine(SIGNATURE, compute=lambda given: [given[0][::-1]]).bind(partition)}
-    worker = Worker(partition, executors, lost=print, precedence=Precedence())
+    worker = Worker(partition, executors, lost=print, priorities=GilPriorities())
     link = links.attach(descriptors)
-    worker.serve(Seat(link, device.pin(link.arena.memory.address, link.arena.memory.nbytes)))
+    worker.serve(Endpoint(link, device.pin(link.arena.memory.address, link.arena.memory.nbytes)))
     sys.stdin.read()
     worker.close()
 

@@ -312,7 +312,7 @@ def test_where_http_runs_on_any_core_nothing_is_said_of_it(told: Told, key: str)
 
 def hosted(config: Config) -> Device:
     device = FakeDevice()
-    device.hosted = True
+    device.on_host_cores = True
     return device
 
 

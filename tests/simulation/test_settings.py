@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
-from server.device.model_loader import Loaded, open_library
+from server.device.model_loader import LoadedModel, open_model_loader
 from tests.engines.simulated import AFFINE, ROWS, Bench, assert_right, opened, rows
 from tests.engines.small import model
 
@@ -24,7 +24,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield bench
 
 
-def load(bench: Bench, config: str = "", **options: Any) -> Loaded:
+def load(bench: Bench, config: str = "", **options: Any) -> LoadedModel:
     """A model with this config.pbtxt and these keys of [models.m], on a device whose copies are the copy engines'."""
     folder = bench.folder / "repository" / "m"
     (folder / "1").mkdir(parents=True)
@@ -32,10 +32,10 @@ def load(bench: Bench, config: str = "", **options: Any) -> Loaded:
     (folder / "config.pbtxt").write_text(config)
     models = ModelsConfig(repository=folder.parent, options={"m": ModelOptions(**options)})
     settings = Config(device=DeviceConfig(copies="engine"), models=models, tenants={}, source="greenlane.toml")
-    return open_library(settings, bench.device).attempt("m", bench.partition)
+    return open_model_loader(settings, bench.device).attempt("m", bench.partition)
 
 
-def described(loaded: Loaded) -> Any:
+def described(loaded: LoadedModel) -> Any:
     """What its only executor says, which is closed."""
     (executor,) = loaded.executors.values()
     with closing(executor):
@@ -49,7 +49,7 @@ def test_a_model_is_moved_as_the_device_says_or_as_its_own_section_does(bench: B
 def test_a_models_own_section_overrules_the_device_and_its_files(bench: Bench) -> None:
     loaded = load(bench, "optimization { cuda { graphs: false } }", copies="sm", graphs="required")
     said = described(loaded)
-    assert (said["copies"], said["graphs"], loaded.told()) == ("sm", "captured", ())
+    assert (said["copies"], said["graphs"], loaded.messages()) == ("sm", "captured", ())
     (served,) = loaded.served
     shown = json.loads(served.config["parameters"]["greenlane.execution"]["string_value"])
     assert shown == {key: value for key, value in said.items() if key != "counts"}
@@ -101,7 +101,7 @@ def test_a_profile_that_there_is_not_is_a_problem(bench: Bench) -> None:
 
 def test_a_model_that_cannot_be_captured_says_so_where_an_operator_looks(bench: Bench) -> None:
     loaded = load(bench, strategy="lazy", copies="sm")
-    (line,) = loaded.told()
+    (line,) = loaded.messages()
     assert line.startswith("model m 1: cannot be captured as a graph (its inputs are dynamic and its kernels 'lazy'")
     assert described(loaded)["graphs"] == "native"
 

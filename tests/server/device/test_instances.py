@@ -8,7 +8,7 @@ import pytest
 
 from engines import DATATYPES, ExecutionFailed, ModelRefused, Signature, Tensor, TensorSpec
 from engines.signature import Shape
-from server.device.instances import InTurn, bind_in_turn
+from server.device.instances import RoundRobinExecutor, bind_instances
 from tests.fakes import FakeDevice, FakeEngine, FakeExecutor, FakePartition, FakeWork
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
@@ -28,7 +28,7 @@ def test_they_are_bound_together_and_described_as_one_with_the_counts_of_all(
     engine: FakeEngine, partition: FakePartition
 ) -> None:
     engine.description = {"graphs": "captured", "counts": {"captures": 2}}
-    executor = bind_in_turn(engine, partition, 3)
+    executor = bind_instances(engine, partition, 3)
     assert executor.engine is engine
     assert len(engine.executors) == 3
     assert executor.describe() == {"graphs": "captured", "instances": 3, "counts": {"captures": 6}}
@@ -37,19 +37,19 @@ def test_they_are_bound_together_and_described_as_one_with_the_counts_of_all(
 
 
 def test_one_is_itself(engine: FakeEngine, partition: FakePartition) -> None:
-    assert [bind_in_turn(engine, partition, 1)] == engine.executors
+    assert [bind_instances(engine, partition, 1)] == engine.executors
 
 
 def test_all_move_to_another_partition(engine: FakeEngine, partition: FakePartition) -> None:
     there = partition.device.carve([1])
-    here = bind_in_turn(engine, partition, 2)
+    here = bind_instances(engine, partition, 2)
     here.rebind(there).close()
     assert [each.closed for each in engine.executors] == [False, False, True, True]
     assert [each.partition for each in engine.executors] == [partition, partition, there, there]
 
 
 def test_none_moves_where_one_cannot(engine: FakeEngine, partition: FakePartition) -> None:
-    executor = bind_in_turn(engine, partition, 2)
+    executor = bind_instances(engine, partition, 2)
     engine.script.fail("bind", nth=2)
     with pytest.raises(ModelRefused):
         executor.rebind(partition.device.carve([1]))
@@ -57,7 +57,7 @@ def test_none_moves_where_one_cannot(engine: FakeEngine, partition: FakePartitio
 
 
 def test_each_inference_goes_to_the_next_and_they_end_in_order(engine: FakeEngine, partition: FakePartition) -> None:
-    executor = bind_in_turn(engine, partition, 2)
+    executor = bind_instances(engine, partition, 2)
     works = [executor.enqueue([Tensor.of(np.zeros(1, np.float32))]) for _ in range(3)]
     assert [work.executor for work in works if isinstance(work, FakeWork)] == [*engine.executors, engine.executors[0]]
     works[2].wait()
@@ -65,7 +65,7 @@ def test_each_inference_goes_to_the_next_and_they_end_in_order(engine: FakeEngin
 
 
 def test_the_others_are_closed_though_one_cannot_be(engine: FakeEngine, partition: FakePartition) -> None:
-    executor = bind_in_turn(engine, partition, 3)
+    executor = bind_instances(engine, partition, 3)
     executor.enqueue([Tensor.of(np.zeros(1, np.float32))])
     with pytest.raises(RuntimeError, match="closed with work in flight"):
         executor.close()
@@ -75,7 +75,7 @@ def test_the_others_are_closed_though_one_cannot_be(engine: FakeEngine, partitio
 def test_none_is_left_where_one_cannot_be_bound(engine: FakeEngine, partition: FakePartition) -> None:
     engine.script.fail("bind", nth=3)
     with pytest.raises(ModelRefused):
-        bind_in_turn(engine, partition, 3)
+        bind_instances(engine, partition, 3)
     assert [each.closed for each in engine.executors] == [True, True]
 
 
@@ -92,18 +92,18 @@ class Preparing(FakeExecutor):
 
 def test_shapes_are_ready_when_all_of_them_are(engine: FakeEngine, partition: FakePartition) -> None:
     first, second = Future[None](), Future[None]()
-    whole = InTurn([Preparing(engine, partition, each) for each in (first, None, second)]).preparing([(1,)])
+    whole = RoundRobinExecutor([Preparing(engine, partition, each) for each in (first, None, second)]).preparing([(1,)])
     assert whole is not None
     second.set_result(None)
     assert not whole.done()
     first.set_result(None)
     assert whole.result(0) is None
-    assert InTurn([Preparing(engine, partition, None)]).preparing([(1,)]) is None
+    assert RoundRobinExecutor([Preparing(engine, partition, None)]).preparing([(1,)]) is None
 
 
 def test_shapes_that_one_cannot_have_fail_once_the_others_ended(engine: FakeEngine, partition: FakePartition) -> None:
     first, second = Future[None](), Future[None]()
-    whole = InTurn([Preparing(engine, partition, each) for each in (first, second)]).preparing([(1,)])
+    whole = RoundRobinExecutor([Preparing(engine, partition, each) for each in (first, second)]).preparing([(1,)])
     assert whole is not None
     first.set_exception(ExecutionFailed("no"))
     assert not whole.done()
@@ -125,5 +125,5 @@ class Trimmed(FakeExecutor):
 
 def test_each_that_keeps_memory_gives_it_back(engine: FakeEngine, partition: FakePartition) -> None:
     keeping = Trimmed(engine, partition)
-    InTurn([keeping, FakeExecutor(engine, partition)]).trim(5.0, idle=True)
+    RoundRobinExecutor([keeping, FakeExecutor(engine, partition)]).trim(5.0, idle=True)
     assert keeping.told == [(5.0, True)]

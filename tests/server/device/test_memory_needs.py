@@ -6,8 +6,8 @@ from engines import DATATYPES, Signature, TensorSpec
 from engines.signature import align
 from server.config.schema import TenantConfig
 from server.device.memory_needs import fit, needed
-from server.device.model_loader import Loaded
-from server.tenants.catalog import Served
+from server.device.model_loader import LoadedModel
+from server.tenants.catalog import ServedModel
 from tests.fakes import FakeDevice, FakeEngine
 
 FP32 = DATATYPES["FP32"]
@@ -53,10 +53,10 @@ def test_no_request_of_a_limited_model_takes_less_or_more(least: int, width: int
         assert smallest[0] <= align(rows * width * 4) <= largest[0]
 
 
-def loaded(*signatures: Signature) -> Loaded:
+def loaded(*signatures: Signature) -> LoadedModel:
     partition = FakeDevice().carve([0])
-    served = [Served("m", str(place), f"m/{place}#1", each, "fake", {}) for place, each in enumerate(signatures)]
-    return Loaded("m", served, [], {each.key: FakeEngine(each.signature).bind(partition) for each in served})
+    served = [ServedModel("m", str(place), f"m/{place}#1", each, "fake", {}) for place, each in enumerate(signatures)]
+    return LoadedModel("m", served, [], {each.key: FakeEngine(each.signature).bind(partition) for each in served})
 
 
 def tenant(memory: int) -> TenantConfig:
@@ -74,7 +74,7 @@ def test_a_version_whose_smallest_request_never_fits_is_refused_with_the_arithme
     assert [each.version for each in fitting.served] == ["1"]
     assert list(fitting.executors) == ["m/1#1"]
     assert one.executors["m/0#1"].closed  # type: ignore[attr-defined]
-    assert fitting.told() == (
+    assert fitting.messages() == (
         f"model m 0 is unavailable: its smallest request takes {8 * MIB} bytes of memory (inputs {4 * MIB} + outputs "
         f"{4 * MIB}), but tenants.acme.memory of {8 * MIB} lets one take {7 * MIB}; raise it",
     )
@@ -83,7 +83,7 @@ def test_a_version_whose_smallest_request_never_fits_is_refused_with_the_arithme
 def test_a_model_whose_largest_request_does_not_fit_is_served_with_a_warning() -> None:
     fitting = fit(loaded(signature("b", MIB // 4, max_batch=4)), tenant(8 * MIB))
     assert [each.version for each in fitting.served] == ["0"]
-    assert fitting.told() == (
+    assert fitting.messages() == (
         f"model m 0: its largest request takes {8 * MIB} bytes of memory (inputs {4 * MIB} + outputs {4 * MIB}), but "
         f"tenants.acme.memory of {8 * MIB} lets one take {7 * MIB}: larger ones are answered 413",
     )

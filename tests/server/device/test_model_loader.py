@@ -10,10 +10,10 @@ from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature,
 from engines.signature import Default
 from partitions import Partition
 from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
-from server.device.model_loader import Library, Read, open_library
+from server.device.model_loader import ModelLoader, Read, open_model_loader
 from server.repository.model_repository import Repository
 from server.scheduling.batching import Batching
-from server.tenants.catalog import Entry
+from server.tenants.catalog import IndexEntry
 from tests.fakes import FakeDevice, FakeEngine, Script
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
@@ -31,8 +31,8 @@ def add(root: Path, model: str, config: str = "", version: str = "1") -> None:
     (root / model / "config.pbtxt").write_text(config)
 
 
-def library(root: Path, read: Read = lambda path, max_batch, settings: FakeEngine(SIGNATURE, Script())) -> Library:
-    return Library(Repository(root, {}), read)
+def library(root: Path, read: Read = lambda path, max_batch, settings: FakeEngine(SIGNATURE, Script())) -> ModelLoader:
+    return ModelLoader(Repository(root, {}), read)
 
 
 def configured(root: Path, copies: str = "auto", **options: ModelOptions) -> Config:
@@ -106,7 +106,7 @@ def test_an_attempt_leaves_telling_to_its_caller(
 ) -> None:
     add(tmp_path, "m", "zzz: 1")
     loaded = library(tmp_path, refuse).attempt("m", partitions[0])
-    assert loaded.told() == (
+    assert loaded.messages() == (
         "m/config.pbtxt: ignored, as they mean nothing here: zzz (there is no such field)",
         "model m 1 is unavailable: m/1/model.onnx: no good",
     )
@@ -124,7 +124,7 @@ def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: 
     models = library(tmp_path, remember)
     loaded = [models.load("m", partition) for partition in partitions]
     assert len(read) == 1
-    assert repr(models) == f"<Library <Repository {tmp_path}>, 1 engine>"
+    assert repr(models) == f"<ModelLoader <Repository {tmp_path}>, 1 engine>"
     assert {len(each.executors) for each in loaded} == {1}
 
 
@@ -180,7 +180,7 @@ def test_a_model_of_which_nothing_is_said_runs_as_the_device_says_and_is_warm_at
 ) -> None:
     add(tmp_path, "m", "max_batch_size: 0")
     read = Reader()
-    open_library(configured(tmp_path, copies), FakeDevice(), read).load("m", partitions[0])
+    open_model_loader(configured(tmp_path, copies), FakeDevice(), read).load("m", partitions[0])
     assert read.settings == [RuntimeSettings(copies=copies, warm_up="usual")]
 
 
@@ -188,9 +188,9 @@ def test_the_servers_configuration_overrules_the_models(tmp_path: Path, partitio
     for name in ("m", "n"):
         add(tmp_path, name, "max_batch_size: 8 model_warmup { batch_size: 8 } optimization { cuda { graphs: false } }")
     read = Reader()
-    models = open_library(configured(tmp_path, m=ModelOptions(warm_up=(1, 4))), FakeDevice(), read)
+    models = open_model_loader(configured(tmp_path, m=ModelOptions(warm_up=(1, 4))), FakeDevice(), read)
     for name in ("m", "n"):
-        assert models.load(name, partitions[0]).told() == ()
+        assert models.load(name, partitions[0]).messages() == ()
     assert [(each.warm_up, each.graphs) for each in read.settings] == [((1, 4), "off"), ((8,), "off")]
 
 
@@ -200,7 +200,7 @@ def test_padding_is_asked_for_where_the_configuration_says_that_rows_are_a_batch
 ) -> None:
     add(tmp_path, "m", config)
     read = Reader()
-    open_library(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
+    open_model_loader(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
     assert [each.batch_padding for each in read.settings] == [padding]
 
 
@@ -231,17 +231,17 @@ def test_everything_that_cannot_be_honoured_is_a_problem_with_its_key_and_nothin
     (tmp_path / "m2" / "1").rename(tmp_path / "m" / "2")
     (tmp_path / "m" / "2" / "model.onnx").touch()
     read = Reader()
-    models = open_library(configured(tmp_path, m=ModelOptions(strategy="lazy", graphs="off")), FakeDevice(), read)
+    models = open_model_loader(configured(tmp_path, m=ModelOptions(strategy="lazy", graphs="off")), FakeDevice(), read)
     loaded = models.load("m", partitions[0])
     assert loaded.problems == [
-        Entry(
+        IndexEntry(
             "m",
             "",
             "UNAVAILABLE",
             "m/config.pbtxt: parameters greenlane.profile: '0' cannot be honoured: ONNX Runtime on a CPU has no optimization "
             "profiles; leave it out",
         ),
-        Entry(
+        IndexEntry(
             "m",
             "",
             "UNAVAILABLE",
@@ -259,7 +259,7 @@ def test_an_error_about_a_setting_says_where_it_was_said(tmp_path: Path, partiti
         raise ModelRefused(f"{path}: a weight_streaming_budget of {settings.weight_streaming_budget} bytes has no effect")
 
     options = {"m": ModelOptions(weight_budget=5)}
-    (problem,) = Library(Repository(tmp_path, options, "greenlane.toml"), read).load("m", partitions[0]).problems
+    (problem,) = ModelLoader(Repository(tmp_path, options, "greenlane.toml"), read).load("m", partitions[0]).problems
     assert problem.reason == (
         "m/1/model.onnx: a weight_streaming_budget of 5 bytes has no effect (greenlane.toml: models.m.weight_budget)"
     )
@@ -268,8 +268,8 @@ def test_an_error_about_a_setting_says_where_it_was_said(tmp_path: Path, partiti
 def test_what_triton_asks_for_and_cannot_be_honoured_is_a_warning(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m", "instance_group { count: 2 }")
     read = Reader()
-    loaded = open_library(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
-    assert loaded.told() == (
+    loaded = open_model_loader(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
+    assert loaded.messages() == (
         "m/config.pbtxt: instance_group.count: 2 cannot be honoured: ONNX Runtime on a CPU runs one inference at a time on a "
         "partition's cores; it is ignored",
     )
@@ -281,13 +281,13 @@ def test_a_library_that_is_missing_is_a_problem_of_the_model(tmp_path: Path, par
         raise ModelRefused("no TensorRT is installed")
 
     add(tmp_path, "m")
-    loaded = Library(Repository(tmp_path, {}), Reader(), unsupported=missing).load("m", partitions[0])
+    loaded = ModelLoader(Repository(tmp_path, {}), Reader(), unsupported=missing).load("m", partitions[0])
     assert [problem.reason for problem in loaded.problems] == ["no TensorRT is installed"]
 
 
 def test_a_batch_to_be_ready_for_is_no_larger_than_the_largest(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m", "max_batch_size: 4")
-    models = open_library(configured(tmp_path, m=ModelOptions(warm_up=(4, 8))), FakeDevice(), Reader())
+    models = open_model_loader(configured(tmp_path, m=ModelOptions(warm_up=(4, 8))), FakeDevice(), Reader())
     (problem,) = models.load("m", partitions[0]).problems
     assert problem.reason == "greenlane.toml: models.m.warm_up: 8 is above the model's largest batch, which is 4"
 
@@ -306,7 +306,7 @@ def test_as_many_executors_are_bound_as_are_asked_for(tmp_path: Path, partitions
     add(tmp_path, "m")
     read = Reader()
     options = {"m": ModelOptions(instances=3)}
-    loaded = Library(Repository(tmp_path, options), read).load("m", partitions[0])
+    loaded = ModelLoader(Repository(tmp_path, options), read).load("m", partitions[0])
     (executor,) = loaded.executors.values()
     assert len(read.engines[0].executors) == 3
     assert executor.describe()["instances"] == 3
@@ -315,7 +315,7 @@ def test_as_many_executors_are_bound_as_are_asked_for(tmp_path: Path, partitions
 def test_equal_settings_share_an_engine_and_others_do_not(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m")
     read = Reader()
-    models = Library(Repository(tmp_path, {}), read)
+    models = ModelLoader(Repository(tmp_path, {}), read)
     kept = [models.load("m", partition) for partition in partitions]
     (tmp_path / "m" / "config.pbtxt").write_text("optimization { cuda { graphs: false } }")
     kept.append(models.load("m", partitions[0]))

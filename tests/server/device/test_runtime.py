@@ -22,7 +22,7 @@ from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.link.messages import Done
 from server.repository.model_config import ModelConfig, from_json
 from server.tenants.frontend import State
-from server.tenants.service import LocalDesk, Service, Tenant
+from server.tenants.service import LocalFrontend, Service, Tenant
 from server.workers.worker import Worker
 from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
 from tests.memory import MEMORY, watched
@@ -31,17 +31,17 @@ FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
 
 
-class WatchedDesk(LocalDesk):
+class WatchedFrontend(LocalFrontend):
     """Says when its worker is asked to stop, and remembers the cores it was told."""
 
-    def __init__(self, config: TenantConfig, before: "WatchedDesk | None" = None) -> None:
+    def __init__(self, config: TenantConfig, before: "WatchedFrontend | None" = None) -> None:
         """`before` is the one whose place it takes, with the same memory."""
         descriptors, link, self.tickets = watched(32, before=before and before.link)
         super().__init__(config, descriptors, link)
         self.placed: list[frozenset[int] | None] = []
 
-    def place(self, cores: frozenset[int] | None) -> None:
-        super().place(cores)
+    def set_cores(self, cores: frozenset[int] | None) -> None:
+        super().set_cores(cores)
         self.placed.append(cores)
 
     async def infer(self, key: str) -> Done:
@@ -49,7 +49,7 @@ class WatchedDesk(LocalDesk):
         lane = self.tenant.lane
         slot = lane.admit()
         try:
-            slot.place(SIGNATURE, [4])
+            slot.lay_out(SIGNATURE, [4])
             slot.view[:4] = np.float32(7).tobytes()
             done = await lane.submit(slot, key, ((1,),))
             (extent,) = done.outputs
@@ -75,10 +75,10 @@ class Site:
             tenants={tenant.name: tenant for tenant in tenants},
             source="test",
         )
-        self.desks = {tenant.name: WatchedDesk(tenant) for tenant in tenants}
-        self.service = Service(config, [desk.tenant for desk in self.desks.values()])
+        self.frontends = {tenant.name: WatchedFrontend(tenant) for tenant in tenants}
+        self.service = Service(config, [frontend.tenant for frontend in self.frontends.values()])
         self.states: list[State] = []
-        self.runtime = Runtime(config, self.device, self.desks, self.states.append, self.read)
+        self.runtime = Runtime(config, self.device, self.frontends, self.states.append, self.read)
 
     def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         self.settings.append(settings)
@@ -98,7 +98,7 @@ class Site:
 
     async def infer(self, name: str, model: str = "b") -> Done:
         """One inference of a tenant, from slot to completion."""
-        return await self.desks[name].infer(self.tenant(name).catalog.find(model).key)
+        return await self.frontends[name].infer(self.tenant(name).catalog.find(model).key)
 
     async def asked(self, count: int, name: str = "acme", model: str = "b") -> "list[asyncio.Task[Done]]":
         """So many inferences that were asked for; the first is on its way."""
@@ -245,7 +245,7 @@ async def test_a_change_that_is_given_up_while_the_movers_finish_lets_them_go_on
         asking = await site.asked(5)
         await asyncio.to_thread(gate.wait_for_arrival)
         changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
-        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_wake)
+        await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
         thread = site.runtime._workers["acme"]._running
         changing.cancel()
         for _ in range(9):
@@ -271,8 +271,8 @@ async def test_a_fault_in_the_last_step_leaves_the_old_plan_in_force_and_those_w
         another = site.runtime.manager.plan({"stranger": 1})  # So that the account is another when the plan is put in force.
         site.runtime.manager.commit(another, site.runtime.manager.carve(another))
         locating.open()
-        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_wake)
-        await asyncio.to_thread(site.desks["globex"].tickets.wait_for_wake)
+        await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
+        await asyncio.to_thread(site.frontends["globex"].tickets.wait_for_wake)
         running.open()
         with pytest.raises(RuntimeError, match="the partitions changed since"):
             await changing
@@ -287,7 +287,7 @@ async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None
         asking = await site.asked(9)
         await asyncio.to_thread(gate.wait_for_arrival)
         changing = asyncio.ensure_future(site.runtime.repartition({"acme": 5}))
-        await asyncio.to_thread(site.desks["acme"].tickets.wait_for_wake)
+        await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
         asking += await site.asked(9)
         gate.open()
         await changing
@@ -301,15 +301,15 @@ async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None
         assert statistics.failed == 0
 
 
-async def test_every_desk_is_told_its_cores_when_it_gets_a_partition(root: Path) -> None:
+async def test_every_frontend_is_told_its_cores_when_it_gets_a_partition(root: Path) -> None:
     site = Site(root)
-    site.device.hosted = True
+    site.device.on_host_cores = True
     await site.runtime.start()
     await site.runtime.loaded()
     await site.runtime.repartition({"acme": 1})
     await site.runtime.close()
-    assert site.desks["acme"].placed == [frozenset({0, 1}), frozenset({0})]
-    assert site.desks["globex"].placed == [frozenset({2, 3})]
+    assert site.frontends["acme"].placed == [frozenset({0, 1}), frozenset({0})]
+    assert site.frontends["globex"].placed == [frozenset({2, 3})]
 
 
 async def test_an_abandoned_request_is_stopped_on_the_device(root: Path) -> None:
@@ -318,7 +318,7 @@ async def test_an_abandoned_request_is_stopped_on_the_device(root: Path) -> None
         (asking,) = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
         asking.cancel()
-        await site.desks["acme"].empty()
+        await site.frontends["acme"].drained()
         assert asking.cancelled()
         assert site.engines[-1].computed == []
 
@@ -327,14 +327,14 @@ async def test_a_tenant_s_memory_is_pinned_at_the_start_and_nothing_while_it_is_
     root: Path,
 ) -> None:
     async with serving(root) as site:
-        memories = [desk.link.arena.memory for desk in site.desks.values()]
+        memories = [frontend.link.arena.memory for frontend in site.frontends.values()]
         expected = [(memory.address, memory.nbytes, False) for memory in memories]
         assert site.pins() == expected
         for nbytes in (10, 1 << 20, 30 << 20, 10):
             lane = site.tenant("acme").lane
             slot = lane.admit()
             slot.reserve(nbytes)
-            slot.place(SIGNATURE, [4])
+            slot.lay_out(SIGNATURE, [4])
             await lane.submit(slot, site.tenant("acme").catalog.find("b").key, ((1,),))
             lane.release(slot)
             await site.infer("globex")
@@ -362,17 +362,17 @@ async def test_everything_is_unpinned_in_the_end(root: Path) -> None:
     assert all(pin.closed for pin in pins)
 
 
-async def test_a_desk_with_a_new_link_is_served_over_it_once_what_was_in_flight_over_the_old_has_ended(root: Path) -> None:
+async def test_a_frontend_with_a_new_link_is_served_over_it_once_what_was_in_flight_over_the_old_has_ended(root: Path) -> None:
     async with serving(root) as site:
-        old, key = site.desks["acme"], site.tenant("acme").catalog.find("b").key
+        old, key = site.frontends["acme"], site.tenant("acme").catalog.find("b").key
         gate = site.script.hold("run")
         begun = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
         begun += await site.asked(5)  # The device side hears of one of these, and may just have begun it.
         pins = site.pins()
-        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"], old)
+        new = site.frontends["acme"] = WatchedFrontend(site.runtime.config.tenants["acme"], old)
         new.open(site.runtime)
-        reopening = asyncio.ensure_future(site.runtime.reopen("acme"))
+        reopening = asyncio.ensure_future(site.runtime.replace_link("acme"))
         await asyncio.to_thread(old.tickets.wait_for_wake)
         gate.open()
         await reopening
@@ -387,14 +387,14 @@ async def test_a_desk_with_a_new_link_is_served_over_it_once_what_was_in_flight_
         old.close()
 
 
-async def test_a_reopened_desk_serves_on_after_a_change_and_is_unpinned_in_the_end(root: Path) -> None:
+async def test_a_reopened_frontend_serves_on_after_a_change_and_is_unpinned_in_the_end(root: Path) -> None:
     async with serving(root) as site:
         key = site.tenant("acme").catalog.find("b").key
         await site.infer("acme")
-        old = site.desks["acme"]
-        new = site.desks["acme"] = WatchedDesk(site.runtime.config.tenants["acme"], old)
+        old = site.frontends["acme"]
+        new = site.frontends["acme"] = WatchedFrontend(site.runtime.config.tenants["acme"], old)
         new.open(site.runtime)
-        await site.runtime.reopen("acme")
+        await site.runtime.replace_link("acme")
         old.close()
         await new.infer(key)
         await site.runtime.repartition({"acme": 4})
@@ -411,9 +411,9 @@ async def test_a_device_that_is_lost_is_told_to_everyone_who_waits_and_to_the_pr
         for nth in range(-1, 12):
             site.script.fail("run", nth, DeviceLost("CUDA error 700: illegal address"))
             site.script.fail("enqueue", nth, DeviceLost("CUDA error 700: illegal address"))
-        assert not site.runtime.gone.is_set()
+        assert not site.runtime.device_gone.is_set()
         gate.open()
-        await asyncio.wait_for(site.runtime.gone.wait(), 30)
+        await asyncio.wait_for(site.runtime.device_gone.wait(), 30)
         answers = await asyncio.gather(*asking, return_exceptions=True)
         told = {(type(answer), str(answer)) for answer in answers if isinstance(answer, Exception)}
         assert told == {(Unavailable, "the device is lost: CUDA error 700: illegal address")}
@@ -432,8 +432,8 @@ async def test_a_device_that_is_lost_while_models_load_is_never_ready(root: Path
     gate = site.script.hold("bind")
     await site.runtime.start()
     await asyncio.to_thread(gate.wait_for_arrival)
-    site.runtime.lose(DeviceLost("gone"))
-    await site.runtime.gone.wait()
+    site.runtime.on_device_lost(DeviceLost("gone"))
+    await site.runtime.device_gone.wait()
     gate.open()
     await site.runtime.loaded()
     assert site.runtime.state == "lost"
@@ -442,7 +442,7 @@ async def test_a_device_that_is_lost_while_models_load_is_never_ready(root: Path
 
 async def test_a_runtime_that_never_started_has_nobody_to_tell() -> None:
     site = Site(Path("nowhere"))
-    site.runtime.lose(DeviceLost("gone"))
+    site.runtime.on_device_lost(DeviceLost("gone"))
     assert site.runtime.state == "starting"
     await site.runtime.close()
 
@@ -563,7 +563,7 @@ async def test_a_reload_of_which_one_version_fails_changes_nothing(root: Path, n
         made = [executor for engine in site.engines for executor in engine.executors]
         assert len(made) == bound + nth - 1
         assert sum(not executor.closed for executor in made) == bound, "what was bound in vain is closed"
-        site.runtime.library.release_unused([], quiet=True)
+        site.runtime.model_loader.release_unused([], quiet=True)
         await site.runtime.load("acme", "a")
         await site.infer("acme", "a")
 
@@ -577,7 +577,7 @@ async def test_a_version_that_has_no_model_fails_the_load_and_the_others_are_not
             await site.runtime.load("acme", "a")
         assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "a"] == ["1"]
         assert sum(len(engine.executors) for engine in site.engines) == bound
-        assert not any(site.runtime.library._engines._held.values()), "what was read for it may be freed"
+        assert not any(site.runtime.model_loader._engines._held.values()), "what was read for it may be freed"
 
 
 async def test_a_version_that_does_not_fit_the_tenants_memory_fails_the_load(root: Path) -> None:
@@ -588,7 +588,7 @@ async def test_a_version_that_does_not_fit_the_tenants_memory_fails_the_load(roo
         def mixed(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
             return FakeEngine(big, site.script) if path.parent.name == "2" else read(path, max_batch, settings)
 
-        site.runtime.library._read = mixed
+        site.runtime.model_loader._read = mixed
         add_version(root, "a", "2")
         with pytest.raises(BadRequest, match="failed to load 'a': version 2: its smallest request takes"):
             await site.runtime.load("acme", "a")
@@ -668,7 +668,7 @@ def held_builds(site: Site) -> tuple[threading.Event, threading.Event]:
         assert built.wait(PATIENCE)
         return read(path, max_batch, settings)
 
-    site.runtime.library._read = build
+    site.runtime.model_loader._read = build
     return building, built
 
 
@@ -738,7 +738,7 @@ async def test_a_load_that_is_cancelled_later_goes_on_to_its_end_and_holds_no_en
         built.set()
         await after
         assert site.tenant("acme").catalog.find("a").key != before.key, "it came before the load that was asked for later"
-        assert not any(site.runtime.library._engines._held.values())
+        assert not any(site.runtime.model_loader._engines._held.values())
 
 
 async def test_a_first_load_that_fails_stands_in_the_index_with_the_reason(root: Path) -> None:
@@ -819,7 +819,7 @@ async def test_a_tenant_is_moved_and_served_while_a_model_of_its_own_is_being_bu
             assert built.wait(PATIENCE)
             return read(path, max_batch, settings)
 
-        site.runtime.library._read = build
+        site.runtime.model_loader._read = build
         os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
         loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
         assert await asyncio.to_thread(building.wait, PATIENCE)
@@ -827,7 +827,7 @@ async def test_a_tenant_is_moved_and_served_while_a_model_of_its_own_is_being_bu
             async with asyncio.timeout(PATIENCE):
                 assert (await site.runtime.repartition({"acme": 3})).movers == ("acme",)
                 await site.infer("acme")
-                await site.runtime.reopen("acme")
+                await site.runtime.replace_link("acme")
                 unloading = asyncio.ensure_future(site.runtime.unload("acme", "a"))
         finally:
             built.set()
@@ -842,7 +842,7 @@ async def test_a_worker_that_cannot_begin_is_told_to_its_tenant_and_begun_again(
         site.script.fail("attach", 1)
         site.script.fail("attach", 2)
         lane = site.tenant("acme").lane
-        await site.runtime.reopen("acme")
+        await site.runtime.replace_link("acme")
         while not lane.suspended:
             await asyncio.sleep(0)
         with pytest.raises(Unavailable, match="the worker of tenant acme failed, and is being started again: told to fail"):
@@ -922,7 +922,7 @@ async def test_a_new_process_is_served_while_a_model_of_its_tenant_is_being_boun
         loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
         await asyncio.to_thread(gate.wait_for_arrival)
         async with asyncio.timeout(PATIENCE):
-            await site.runtime.reopen("acme")
+            await site.runtime.replace_link("acme")
             await site.infer("acme")
         gate.open()
         await loading

@@ -26,7 +26,7 @@ from server.http.inference import Inference, Outcome, Target
 from server.link import ring as links
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.protocol.request import Limits
-from server.tenants.catalog import Served
+from server.tenants.catalog import ServedModel
 from server.tenants.service import Tenant, open_tenant, slots
 
 COUNT = 40_000
@@ -36,7 +36,7 @@ VALUES = np.random.default_rng(1).normal(size=COUNT).astype(np.float32)
 
 
 class NoControl:
-    """A Control of the device side that must not be called."""
+    """A Canceller of the device side that must not be called."""
 
     def cancel(self, slot: int, serial: int) -> None:
         raise AssertionError
@@ -49,7 +49,7 @@ class Bench:
         self.far = links.attach(descriptors)
         self.far.tickets.open()
         self.tenant: Tenant = open_tenant(config, links.attach(descriptors), NoControl())
-        self.served = Served("m", "1", "m/1#1", SIGNATURE, "onnx", {})
+        self.served = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnx", {})
         self.tenant.catalog.put("m", [self.served], [])
         self.target = Target(self.tenant, "m", None, Limits(1 << 20, 1 << 20), 1 << 20)
         self.outcomes: list[Outcome] = []

@@ -23,7 +23,7 @@ def test_what_one_side_writes_the_other_reads_at_an_address_of_its_own(twice: tu
     here, there = twice
     for index in range(3):
         here.slot(index).reserve(2)
-        there.slot(index).occupy(here.slot(index).start, here.slot(index).capacity)
+        there.slot(index).use_block(here.slot(index).start, here.slot(index).capacity)
         for part in ("view", "ticket", "completion"):
             getattr(here.slot(index), part)[:2] = bytes([index, len(part)])
     here.cells(0)[2], here.cells(1)[2] = 7, 8

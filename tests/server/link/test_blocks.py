@@ -3,65 +3,69 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import MemoryFull
-from server.link.blocks import LARGE, UNIT, Blocks, most_of, rounded
+from server.link.blocks import LARGE, UNIT, BlockAllocator, block_size, largest_block
 
 MIB = 1 << 20
 
 
 def test_small_blocks_come_from_the_beginning_and_large_ones_from_the_end() -> None:
-    blocks = Blocks(64 * MIB)
-    assert [blocks.take(1), blocks.take(LARGE), blocks.take(16 * MIB)] == [(0, UNIT), (UNIT, LARGE), (48 * MIB, 16 * MIB)]
-    assert repr(blocks) == f"<Blocks, {UNIT + LARGE + 16 * MIB} of {64 * MIB} bytes in use>"
+    blocks = BlockAllocator(64 * MIB)
+    assert [blocks.allocate(1), blocks.allocate(LARGE), blocks.allocate(16 * MIB)] == [
+        (0, UNIT),
+        (UNIT, LARGE),
+        (48 * MIB, 16 * MIB),
+    ]
+    assert repr(blocks) == f"<BlockAllocator, {UNIT + LARGE + 16 * MIB} of {64 * MIB} bytes in use>"
 
 
 def test_the_block_that_was_given_back_last_is_taken_first() -> None:
-    blocks = Blocks(64 * MIB)
-    first, second, large = blocks.take(10), blocks.take(20), blocks.take(30 * MIB)
+    blocks = BlockAllocator(64 * MIB)
+    first, second, large = blocks.allocate(10), blocks.allocate(20), blocks.allocate(30 * MIB)
     for each in (first, large, second):
-        blocks.give(*each)
-    assert [blocks.take(30), blocks.take(29 * MIB), blocks.take(40)] == [second, large, first]
+        blocks.free(*each)
+    assert [blocks.allocate(30), blocks.allocate(29 * MIB), blocks.allocate(40)] == [second, large, first]
 
 
 def test_large_requests_leave_an_eighth_for_small_ones() -> None:
-    blocks = Blocks(64 * MIB)
+    blocks = BlockAllocator(64 * MIB)
     while True:
         try:
-            blocks.take(2 * MIB)
+            blocks.allocate(2 * MIB)
         except MemoryFull:
             break
     assert blocks.used == 56 * MIB
     for _ in range(8):
-        blocks.take(LARGE)
+        blocks.allocate(LARGE)
     with pytest.raises(MemoryFull, match="the largest piece left for one is 0 "):
-        blocks.take(1)
+        blocks.allocate(1)
 
 
 def test_what_small_requests_left_behind_is_there_for_a_large_one() -> None:
-    blocks = Blocks(64 * MIB)
-    small = [blocks.take(10) for _ in range(64 * MIB // UNIT)]
+    blocks = BlockAllocator(64 * MIB)
+    small = [blocks.allocate(10) for _ in range(64 * MIB // UNIT)]
     for each in small:
-        blocks.give(*each)
-    assert blocks.take(56 * MIB) == (8 * MIB, 56 * MIB)
+        blocks.free(*each)
+    assert blocks.allocate(56 * MIB) == (8 * MIB, 56 * MIB)
 
 
 def test_what_is_spare_is_given_if_it_is_there() -> None:
-    blocks = Blocks(64 * MIB)
-    assert blocks.take(MIB, 4 * MIB)[1] == 5 * MIB
-    assert blocks.take(MIB, 64 * MIB)[1] == MIB, "but not at the price of being refused"
+    blocks = BlockAllocator(64 * MIB)
+    assert blocks.allocate(MIB, 4 * MIB)[1] == 5 * MIB
+    assert blocks.allocate(MIB, 64 * MIB)[1] == MIB, "but not at the price of being refused"
 
 
 @given(st.integers(0, 1 << 40))
 def test_a_block_is_at_most_an_eighth_or_a_unit_larger_than_asked_for(nbytes: int) -> None:
-    size = rounded(nbytes)
+    size = block_size(nbytes)
     assert size % UNIT == 0
     assert nbytes <= size <= nbytes + max(UNIT, nbytes // 8 + 1)
-    assert rounded(size) == size
+    assert block_size(size) == size
 
 
 @given(st.integers(MIB, 1 << 40))
 def test_as_much_as_is_said_to_be_the_most_can_be_taken_of_fresh_memory(nbytes: int) -> None:
-    most = most_of(nbytes)
-    start, size = Blocks(nbytes).take(most)
+    most = largest_block(nbytes)
+    start, size = BlockAllocator(nbytes).allocate(most)
     assert size == most
     assert start % UNIT == 0
     assert 0 <= start <= start + size <= nbytes

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from server.errors import BadRequest
 from server.link import ring as links
 from server.link.arena import MESSAGE
-from server.link.blocks import Blocks
+from server.link.blocks import BlockAllocator
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.link.ring import Descriptors, Link
 from tests.contract import in_a_thread
@@ -146,9 +146,9 @@ class Interleavings(RuleBasedStateMachine):
         self.left_over = []
 
     @rule(count=st.integers(0, SLOTS))
-    def put_aside(self, count: int) -> None:
-        self.link.completions.put_aside(count)
-        assert self.link.completions.aside() == count
+    def report_deferred(self, count: int) -> None:
+        self.link.completions.report_deferred(count)
+        assert self.link.completions.deferred() == count
 
     def take(self, got: Ticket) -> None:
         assert got == self.tickets.popleft()
@@ -232,13 +232,13 @@ def test_tickets_that_nobody_took_are_there_for_the_next_reader(link: Link) -> N
 def test_the_other_side_is_woken_when_tickets_are_put_aside_and_not_when_they_go_on(link: Link) -> None:
     poller = select.poll()
     poller.register(link.completions.event, select.POLLIN)
-    link.completions.put_aside(2)
+    link.completions.report_deferred(2)
     assert poller.poll(PATIENCE * 1000)
     assert link.completions.take() == []
-    link.completions.put_aside(1)
+    link.completions.report_deferred(1)
     assert not poller.poll(0)
     end(link, Done(0, (), None, 1, 2))
-    link.completions.put_aside(2)
+    link.completions.report_deferred(2)
     assert [done.slot for done in link.completions.take()] == [0]
 
 
@@ -316,12 +316,12 @@ def far() -> Iterator[tuple[Link, "subprocess.Popen[bytes]"]]:
 
 def test_tensors_cross_to_another_process_and_its_answers_come_back(far: tuple[Link, Any]) -> None:
     link, _ = far
-    blocks = Blocks(MEMORY)
+    blocks = BlockAllocator(MEMORY)
     for turn in range(3 * SLOTS):
         slot = link.arena.slot(turn % SLOTS)
         slot.blocks = blocks
         data = bytes(range(turn, turn + 8))
-        assert slot.place(SIGNATURE, [8]) == [0]
+        assert slot.lay_out(SIGNATURE, [8]) == [0]
         slot.view[:8] = data
         put(link, Ticket(slot.index, turn, KEY, ((2,),), float("inf"), slot.capacity, slot.start))
         (done,) = wait(link)

@@ -11,7 +11,7 @@ from engines import DATATYPES, Room, Signature, Tensor, TensorSpec
 from engines.memory import view
 from engines.signature import ALIGNMENT
 from server.errors import MemoryFull, Outgrown, TooLarge
-from server.link.blocks import Blocks
+from server.link.blocks import BlockAllocator
 from server.link.messages import Extent
 from server.link.slots import SMALLEST, Slot
 from tests.interpreter import Watcher
@@ -66,7 +66,7 @@ def room_from(slot: Slot, offset: int) -> Room:
 def test_both_sides_find_the_same_tensors_from_signature_and_shapes_alone(tensors: list[tuple[str, int]], space: int) -> None:
     slot = slot_of()
     made, sizes, shapes = laid_out(tensors)
-    offsets = slot.place(made, sizes, space)
+    offsets = slot.lay_out(made, sizes, space)
     for seed, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
         slot.view[offset : offset + size] = pattern(size, seed)
     found, room = slot.inputs(made, shapes, slot.capacity)
@@ -81,7 +81,7 @@ def test_both_sides_find_the_same_tensors_from_signature_and_shapes_alone(tensor
 def test_tensors_are_aligned_and_none_overlaps_another(tensors: list[tuple[str, int]]) -> None:
     slot = slot_of()
     made, sizes, shapes = laid_out(tensors)
-    offsets = slot.place(made, sizes)
+    offsets = slot.lay_out(made, sizes)
     _, room = slot.inputs(made, shapes, slot.capacity)
     starts = [slot.address + offset for offset in offsets]
     assert all(start % ALIGNMENT == 0 for start in [*starts, room.address])
@@ -91,7 +91,7 @@ def test_tensors_are_aligned_and_none_overlaps_another(tensors: list[tuple[str, 
 
 def test_the_size_of_a_bytes_tensor_stands_in_a_block_before_it() -> None:
     slot = slot_of()
-    assert slot.place(signature("INT8", "BYTES"), [1, 9]) == [0, 128]
+    assert slot.lay_out(signature("INT8", "BYTES"), [1, 9]) == [0, 128]
     assert bytes(slot.view[64:72]) == (9).to_bytes(8, "little")
 
 
@@ -125,12 +125,12 @@ def test_a_slot_that_cannot_grow_that_far_stays_as_it_was(nbytes: int) -> None:
 def test_a_slot_gives_back_what_it_had_when_it_gets_more_and_in_the_end() -> None:
     arena = arena_of(2)
     blocks = arena.slot(0).blocks
-    assert isinstance(blocks, Blocks)
+    assert isinstance(blocks, BlockAllocator)
     arena.slot(0).reserve(10)
     arena.slot(0).reserve(10 * SMALLEST)
     assert blocks.used == arena.slot(0).capacity == 10 * SMALLEST
-    arena.slot(0).vacate()
-    arena.slot(0).vacate()
+    arena.slot(0).free_block()
+    arena.slot(0).free_block()
     assert (blocks.used, arena.slot(0).capacity) == (0, 0)
 
 
@@ -153,13 +153,13 @@ def test_a_slot_that_no_pool_handed_out_has_no_memory() -> None:
 @pytest.mark.parametrize(("start", "capacity"), [(-1, 1), (MEMORY, 1), (0, MEMORY + 1), (5, -1)])
 def test_the_device_side_uses_no_memory_beyond_the_tenant_s(start: int, capacity: int) -> None:
     with pytest.raises(ValueError, match=rf"slot 0: {capacity} bytes from {start} on are not in {MEMORY} of memory"):
-        slot_of().occupy(start, capacity)
+        slot_of().use_block(start, capacity)
 
 
 def test_what_was_laid_out_in_one_block_is_looked_for_in_the_next() -> None:
     slot, made = slot_of(), signature("UINT8")
     for start in (0, SMALLEST):
-        slot.occupy(start, SMALLEST)
+        slot.use_block(start, SMALLEST)
         (tensor,), room = slot.inputs(made, [(3,)], SMALLEST)
         assert (tensor.address, room.address) == (slot.address, slot.address + ALIGNMENT)
 
@@ -176,10 +176,10 @@ def test_outputs_that_do_not_fit_behind_the_inputs_say_what_they_need_and_write_
     slot = filled(SMALLEST)
     slot.view[:] = b"i" * SMALLEST
     with pytest.raises(Outgrown) as raised:
-        slot.keep([outside(b"x" * 65), outside(b"y" * 3)], Room(slot.address + SMALLEST - 128, 128))
+        slot.store_outputs([outside(b"x" * 65), outside(b"y" * 3)], Room(slot.address + SMALLEST - 128, 128))
     assert raised.value.nbytes == SMALLEST + 3
     assert bytes(slot.view) == b"i" * SMALLEST
-    extents = slot.keep([outside(b"x" * 64), outside(b"y" * 64)], Room(slot.address + SMALLEST - 128, 128))
+    extents = slot.store_outputs([outside(b"x" * 64), outside(b"y" * 64)], Room(slot.address + SMALLEST - 128, 128))
     assert content(slot, extents) == [b"x" * 64, b"y" * 64]
 
 
@@ -187,35 +187,35 @@ def test_outputs_in_the_room_stay_where_they_are() -> None:
     slot = filled()
     before = slot.address
     outputs = [inside(slot, 128, b"abc"), inside(slot, 64, b"de")]
-    assert slot.keep(outputs, room_from(slot, 64)) == (Extent((3,), 128, 3), Extent((2,), 64, 2))
+    assert slot.store_outputs(outputs, room_from(slot, 64)) == (Extent((3,), 128, 3), Extent((2,), 64, 2))
     assert slot.address == before
 
 
 def test_no_outputs_are_nowhere() -> None:
     slot = filled()
-    assert slot.keep([], room_from(slot, 64)) == ()
+    assert slot.store_outputs([], room_from(slot, 64)) == ()
 
 
 def test_outputs_elsewhere_are_brought_into_the_room_aligned() -> None:
     slot = filled()
-    extents = slot.keep([outside(b"abc"), outside(b"x" * 65), outside(b"d")], room_from(slot, 64))
+    extents = slot.store_outputs([outside(b"abc"), outside(b"x" * 65), outside(b"d")], room_from(slot, 64))
     assert extents == (Extent((3,), 64, 3), Extent((65,), 128, 65), Extent((1,), 256, 1))
     assert content(slot, extents) == [b"abc", b"x" * 65, b"d"]
 
 
 def test_outputs_that_are_empty_may_lie_anywhere() -> None:
     slot = filled()
-    extents = slot.keep([Tensor((0,), 0, 0), outside(b"a")], room_from(slot, 64))
+    extents = slot.store_outputs([Tensor((0,), 0, 0), outside(b"a")], room_from(slot, 64))
     assert content(slot, extents) == [b"", b"a"]
 
 
 def test_an_output_that_lies_over_an_input_stays_there() -> None:
     slot = slot_of()
     made = signature("UINT8")
-    slot.place(made, [200], 4 * SMALLEST)
+    slot.lay_out(made, [200], 4 * SMALLEST)
     slot.view[:200] = pattern(200, 3)
     (tensor,), room = slot.inputs(made, [(200,)], slot.capacity)
-    extents = slot.keep([outside(pattern(3 * SMALLEST, 1)), tensor], room)
+    extents = slot.store_outputs([outside(pattern(3 * SMALLEST, 1)), tensor], room)
     assert extents[1] == Extent((200,), 0, 200)
     assert content(slot, extents) == [pattern(3 * SMALLEST, 1), pattern(200, 3)]
 
@@ -233,7 +233,7 @@ def test_outputs_inside_and_elsewhere_all_come_out_whole(plan: list[tuple[bool, 
         expected.append(pattern(size, seed))
         outputs.append(inside(slot, end, expected[-1]) if here else outside(expected[-1]))
         end += (size + ALIGNMENT) // ALIGNMENT * ALIGNMENT if here else 0
-    extents = slot.keep(outputs, room_from(slot, start))
+    extents = slot.store_outputs(outputs, room_from(slot, start))
     assert content(slot, extents) == expected
     assert all(extent.offset % ALIGNMENT == 0 for extent in extents)
     taken = sorted((extent.offset, extent.nbytes) for extent in extents if extent.nbytes)
@@ -251,7 +251,7 @@ def test_large_outputs_are_brought_into_a_slot_without_the_interpreter() -> None
     output = outside(np.ones(nbytes, np.uint8).tobytes())
     with Watcher() as watcher:
         began = time.thread_time()
-        (extent,) = slot.keep([output], room_from(slot, 0))
+        (extent,) = slot.store_outputs([output], room_from(slot, 0))
         took = time.thread_time() - began
     assert watcher.longest < took / 2
     assert np.frombuffer(slot.view, np.uint8)[extent.offset : extent.offset + nbytes].all()

@@ -9,19 +9,19 @@ from engines.datatypes import DATATYPES
 from server.scheduling.batching import Batching
 from server.scheduling.lane import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
-from server.tenants.catalog import Entry, Served
-from server.tenants.frontend import Counted, Report
+from server.tenants.catalog import IndexEntry, ServedModel
+from server.tenants.frontend import ModelReport, Report
 from server.tenants.statistics import ModelStatistics, Size
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", 2)),), (), 3)
-COUNTED = Counted("m", "1", ModelStatistics(sizes={1: Size(2, 3)}, failures={"OTHER": 1}), 4)
+COUNTED = ModelReport("m", "1", ModelStatistics(sizes={1: Size(2, 3)}, failures={"OTHER": 1}), 4)
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Report((COUNTED,), (Entry("m", "1", "READY"),), LaneStatistics(1, 2, 3, 4, 5), SlotStatistics(1, 2, 3)),
-        Served("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", {}, Batching(SIGNATURE, 3, 0.1, (2,))),
+        Report((COUNTED,), (IndexEntry("m", "1", "READY"),), LaneStatistics(1, 2, 3, 4, 5), SlotStatistics(1, 2, 3)),
+        ServedModel("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", {}, Batching(SIGNATURE, 3, 0.1, (2,))),
     ],
     ids=lambda message: type(message).__name__,
 )

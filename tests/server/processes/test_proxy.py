@@ -159,7 +159,7 @@ async def test_a_tenants_changes_come_one_at_a_time_and_more_than_may_wait_are_4
     far = Far()
     async with near(far, "127.0.0.1", acme) as http:
         posts = [asyncio.ensure_future(http.post(path, headers=AS_ACME)) for path in (LOAD, UNLOAD, LOAD, LOAD, UNLOAD)]
-        while repr(acme.changes) != "<Changes 5 asked for>" or not far.asked:
+        while repr(acme.changes) != "<ModelChanges 5 asked for>" or not far.asked:
             await asyncio.sleep(0)
         for path in (LOAD, UNLOAD):
             refused = await asyncio.wait_for(http.post(path, headers=AS_ACME), 10)
@@ -169,7 +169,7 @@ async def test_a_tenants_changes_come_one_at_a_time_and_more_than_may_wait_are_4
         far.gate.set()
         assert [told.status_code for told in await asyncio.gather(*posts)] == [200] * 5
     assert len(far.asked) == 5
-    assert repr(acme.changes) == "<Changes 0 asked for>"
+    assert repr(acme.changes) == "<ModelChanges 0 asked for>"
 
 
 async def test_a_disconnect_cancels_the_change_and_the_next_one_runs(acme: Tenant) -> None:
@@ -179,7 +179,7 @@ async def test_a_disconnect_cancels_the_change_and_the_next_one_runs(acme: Tenan
         while not far.asked:  # The framework calls dependencies on threads, so requests sent together come in any order.
             await asyncio.sleep(0)
         posts += [asyncio.ensure_future(http.post(LOAD, headers=AS_ACME)) for _ in range(2)]
-        while repr(acme.changes) != "<Changes 3 asked for>":
+        while repr(acme.changes) != "<ModelChanges 3 asked for>":
             await asyncio.sleep(0)
         for post in posts[:2]:
             post.cancel()

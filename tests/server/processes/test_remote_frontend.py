@@ -14,10 +14,10 @@ from server.processes.remote_frontend import RemoteFrontend, open_remote
 from server.processes.rpc import Channel
 from server.scheduling.lane import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
-from server.tenants.catalog import Entry
+from server.tenants.catalog import IndexEntry
 from server.tenants.frontend import Report
 
-PROBLEM = Entry("broken", "1", "UNAVAILABLE", "no such file")
+PROBLEM = IndexEntry("broken", "1", "UNAVAILABLE", "no such file")
 
 
 class Process:
@@ -67,7 +67,7 @@ async def frontend() -> AsyncIterator[RemoteFrontend]:
 async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: RemoteFrontend) -> None:
     frontend.announce("slow")
     await frontend.publish("broken", [], [PROBLEM])
-    frontend.place(frozenset({0}))
+    frontend.set_cores(frozenset({0}))
     frontend.become("serving")
     frontend.refuse("draining")
     process = Process()
@@ -82,7 +82,7 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     process.heard.clear()
     frontend.become("draining")
     await frontend.publish("slow", [], [PROBLEM])
-    await frontend.empty()
+    await frontend.drained()
     assert process.heard == [("become", "draining"), ("publish", "slow", [], [PROBLEM]), ("empty",)]
     channel.close()
     process.channel.close()
@@ -90,7 +90,7 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
 
 async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend) -> None:
     assert (await frontend.report()).index == ()
-    await frontend.empty()
+    await frontend.drained()
     process = Process()
     channel = await process.meet(frontend)
     process.answers["report"] = counted = Report((), (PROBLEM,), LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
@@ -152,10 +152,10 @@ async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFron
     channel = await process.meet(frontend)
     for told in (frozenset({2}), frozenset({3})):
         frontend.assign(told)
-    frontend.place(None)
-    frontend.place(frozenset({5}))
+    frontend.set_cores(None)
+    frontend.set_cores(frozenset({5}))
     frontend.assign(frozenset({4}))
-    await frontend.empty()
+    await frontend.drained()
     assert [heard[1] for heard in process.heard if heard[0] == "place"] == [{2}, {3}, {3}, {5}, {5}]
     channel.close()
     process.channel.close()
@@ -164,7 +164,7 @@ async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFron
 async def test_configured_front_cores_override_those_of_the_partition() -> None:
     frontend = open_remote(TenantConfig(name="acme", granules=1, models=("*",), front_cores=(0,)))
     process = Process()
-    frontend.place(frozenset({5}))
+    frontend.set_cores(frozenset({5}))
     channel = await process.meet(frontend)
     assert ("place", frozenset({0})) in process.heard
     assert repr(frontend).startswith("<RemoteFrontend acme, <Channel")

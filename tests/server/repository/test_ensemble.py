@@ -9,7 +9,7 @@ from engines.signature import Form
 from server.repository.ensemble import EnsembleStep, StepModel, chain_steps, step_warnings
 from server.repository.model_config import ConfigRefused, ModelConfig, from_json, parse
 from server.scheduling.batching import Batching
-from server.tenants.catalog import Served
+from server.tenants.catalog import ServedModel
 from tests.fakes import FakeEngine, Script
 
 OUTPUT = 'platform: "ensemble" output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 3 ] } ]\n'
@@ -98,7 +98,7 @@ def served(max_batch: int, **batching: object) -> StepModel:
     specs = [TensorSpec(name, DATATYPES["FP32"], (dim, 3)) for name, dim in (("x", ""), ("y", "k"))]
     signature = Signature((specs[0],), (specs[1],), max_batch)
     how = Batching(signature, max_batch, **batching) if batching else None  # type: ignore[arg-type]
-    return StepModel(Served("a", "1", "a/1#1", signature, "", {}, how), FakeEngine(signature, Script()))
+    return StepModel(ServedModel("a", "1", "a/1#1", signature, "", {}, how), FakeEngine(signature, Script()))
 
 
 def test_step_with_smaller_batches_than_the_ensemble_is_refused() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engines import DATATYPES, Signature, TensorSpec
 from engines.signature import obstacle
 from server.link.messages import Ticket
-from server.scheduling.batching import NOTHING, Batching, Choice, Waiting, choose, most_rows
+from server.scheduling.batching import NOTHING, Batching, Choice, Queued, choose, largest_batch
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("b", "n")),), (TensorSpec("y", FP32, ("b", "n")),), 8)
@@ -20,12 +20,12 @@ LATE = 99.0
 ENOUGH = 2
 
 
-def queue(*rows: int, batching: Batching | None = PLAIN) -> list[Waiting]:
+def queue(*rows: int, batching: Batching | None = PLAIN) -> list[Queued]:
     """Requests of so many rows for one model, which came at 0, 1, 2 ..."""
     return [entry(place, count, batching) for place, count in enumerate(rows)]
 
 
-def entry(place: int, rows: int = 1, batching: Batching | None = PLAIN, model: str = "m", width: int = 3) -> Waiting:
+def entry(place: int, rows: int = 1, batching: Batching | None = PLAIN, model: str = "m", width: int = 3) -> Queued:
     ticket = Ticket(place, place, model, ((rows, width),), float("inf"), 64)
     return 0, place, ticket, batching.part(ticket, float(place)) if batching else None
 
@@ -34,7 +34,7 @@ def slots(choice: Choice) -> list[int]:
     return [ticket.slot for _, _, ticket, _ in choice.members]
 
 
-def chosen(waiting: Sequence[Waiting], running: int = 0, now: float = LATE) -> list[int]:
+def chosen(waiting: Sequence[Queued], running: int = 0, now: float = LATE) -> list[int]:
     return slots(choose(waiting, running, ENOUGH, now))
 
 
@@ -105,9 +105,9 @@ def test_a_batch_that_passes_every_preferred_size_is_all_there_is() -> None:
 
 
 def test_a_run_takes_no_more_rows_than_the_engine_was_built_for() -> None:
-    assert most_rows(SIGNATURE) == 8
+    assert largest_batch(SIGNATURE) == 8
     limited = TensorSpec("x", FP32, ("b",), limits=((1, 4),))
-    assert most_rows(Signature((limited,), (), 8)) == 4
+    assert largest_batch(Signature((limited,), (), 8)) == 4
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ REQUESTS = st.tuples(st.integers(1, 8), st.sampled_from("ab"), st.integers(3, 4)
 
 
 @st.composite
-def queues(draw: st.DrawFn) -> list[Waiting]:
+def queues(draw: st.DrawFn) -> list[Queued]:
     how = {model: draw(st.sampled_from(KINDS)) for model in "ab"}
     drawn = draw(st.lists(REQUESTS, min_size=1, max_size=12))
     made = [
@@ -146,7 +146,7 @@ def queues(draw: st.DrawFn) -> list[Waiting]:
 
 @given(queues(), st.integers(0, ENOUGH + 1), st.floats(0, 14))
 def test_what_is_chosen_is_the_head_and_its_kin_in_order_and_never_more_than_fit(
-    waiting: list[Waiting], running: int, now: float
+    waiting: list[Queued], running: int, now: float
 ) -> None:
     members = list(choose(waiting, running, ENOUGH, now).members)
     places = [waiting.index(each) for each in members]
@@ -163,9 +163,9 @@ def test_what_is_chosen_is_the_head_and_its_kin_in_order_and_never_more_than_fit
 
 @given(queues(), st.integers(0, ENOUGH - 1), st.floats(0, 14))
 def test_everybody_goes_once_and_nobody_waits_for_longer_than_a_delay_behind_few_works(
-    waiting: list[Waiting], running: int, now: float
+    waiting: list[Queued], running: int, now: float
 ) -> None:
-    left, gone = list(waiting), list[Waiting]()
+    left, gone = list(waiting), list[Queued]()
     while left:
         choice = choose(left, running, ENOUGH, now)
         if not choice.members:
@@ -180,7 +180,7 @@ def test_everybody_goes_once_and_nobody_waits_for_longer_than_a_delay_behind_few
 
 @given(queues(), st.integers(ENOUGH, ENOUGH + 2))
 def test_whoever_is_held_back_behind_work_in_flight_has_nobody_of_another_kind_behind(
-    waiting: list[Waiting], running: int
+    waiting: list[Queued], running: int
 ) -> None:
     if not choose(waiting, running, ENOUGH, LATE).members:
         assert len({part.kind for _, _, _, part in waiting if part}) == 1
@@ -188,5 +188,5 @@ def test_whoever_is_held_back_behind_work_in_flight_has_nobody_of_another_kind_b
 
 
 @given(queues(), st.integers(0, ENOUGH - 1))
-def test_behind_few_works_and_with_every_delay_over_something_is_launched(waiting: list[Waiting], running: int) -> None:
+def test_behind_few_works_and_with_every_delay_over_something_is_launched(waiting: list[Queued], running: int) -> None:
     assert choose(waiting, running, ENOUGH, LATE).members

@@ -22,7 +22,7 @@ MIXED = Signature((TEXT, X), (TEXT, TensorSpec("y", FP32, ("b",))), 64)
 
 def filled(slot: Slot, signature: Signature, rows: int, data: Sequence[bytes]) -> tuple[Slot, Shapes]:
     """A request as decoding leaves it."""
-    for offset, each in zip(slot.place(signature, list(map(len, data))), data, strict=True):
+    for offset, each in zip(slot.lay_out(signature, list(map(len, data))), data, strict=True):
         slot.view[offset : offset + len(each)] = each
     return slot, tuple((rows, *(dim for dim in spec.dims[1:] if isinstance(dim, int))) for spec in signature.inputs)
 

@@ -86,7 +86,7 @@ async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
 
 
 @pytest.fixture
-async def joining(link: Link, hand: Hand) -> AsyncIterator[Lane]:
+async def batchable(link: Link, hand: Hand) -> AsyncIterator[Lane]:
     """With one credit and room for eight to wait."""
     with opened(link, hand, Scheduler(8, 1)) as lane:
         yield lane
@@ -94,7 +94,7 @@ async def joining(link: Link, hand: Hand) -> AsyncIterator[Lane]:
 
 @pytest.fixture
 async def ahead(link: Link, hand: Hand) -> AsyncIterator[Lane]:
-    """With two credits and room for eight to wait."""
+    """With two in_flight_limit and room for eight to wait."""
     with opened(link, hand, Scheduler(8, 2)) as lane:
         yield lane
 
@@ -278,9 +278,9 @@ async def test_a_lane_that_is_closed_hears_no_more_and_what_was_said_meanwhile_w
 
 async def test_empty_waits_for_every_request_and_forgotten_for_those_of_one_model(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane)
-    other = asyncio.ensure_future(lane.forgotten("other/1#1"))
-    mine = asyncio.ensure_future(lane.forgotten("m/1#1"))
-    empty = asyncio.ensure_future(lane.empty())
+    other = asyncio.ensure_future(lane.model_drained("other/1#1"))
+    mine = asyncio.ensure_future(lane.model_drained("m/1#1"))
+    empty = asyncio.ensure_future(lane.drained())
     await asyncio.sleep(0)
     assert (other.done(), mine.done(), empty.done()) == (True, False, False)
     await hand.end()
@@ -293,7 +293,7 @@ async def test_empty_waits_for_every_request_and_forgotten_for_those_of_one_mode
 
 async def test_whoever_waits_for_a_lane_may_give_up(lane: Lane, hand: Hand) -> None:
     slot, _ = ask(lane)
-    empty = asyncio.ensure_future(lane.empty())
+    empty = asyncio.ensure_future(lane.drained())
     await asyncio.sleep(0)
     empty.cancel()
     await asyncio.sleep(0)
@@ -318,7 +318,7 @@ def give(
 ) -> tuple[Slot, "asyncio.Future[Done]"]:
     """A request for a model whose requests are joined; its numbers are that of its slot."""
     slot, shape = lane.admit(), (rows, 2)
-    (offset,) = slot.place(ROWS, [rows * 8])
+    (offset,) = slot.lay_out(ROWS, [rows * 8])
     slot.view[offset : offset + rows * 8] = np.full(shape, slot.index, np.float32).tobytes()
     return slot, lane.submit(slot, model, (shape,), priority, timeout, batching)
 
@@ -336,8 +336,8 @@ def rows_out(count: int) -> tuple[Extent, ...]:
 
 
 async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING) -> list[tuple[Slot, "asyncio.Future[Done]"]]:
-    """Requests that are held back behind as many in flight as there are credits, which alone are over there."""
-    others = ["other"] * lane._scheduler.credits
+    """Requests that are held back behind as many in flight as there are in_flight_limit, which alone are over there."""
+    others = ["other"] * lane._scheduler.in_flight_limit
     for other in others:
         lane.submit(lane.admit(), other, SHAPES)
     made = [give(lane, count, batching) for count in rows]
@@ -346,40 +346,40 @@ async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING
     return made
 
 
-async def test_a_request_to_an_idle_tenant_goes_at_once_in_its_own_slot(joining: Lane, hand: Hand) -> None:
-    slot, answer = give(joining)
+async def test_a_request_to_an_idle_tenant_goes_at_once_in_its_own_slot(batchable: Lane, hand: Hand) -> None:
+    slot, answer = give(batchable)
     assert hand.tickets == [Ticket(slot.index, 1, "m", ((1, 2),), float("inf"), SMALLEST, slot.start)]
     await hand.end(outputs=rows_out(1))
     assert (await answer) == Done(slot.index, rows_out(1), None, 1, 2)
 
 
 async def test_what_came_behind_work_in_flight_goes_together_and_each_gets_its_rows(
-    joining: Lane, hand: Hand, link: Link
+    batchable: Lane, hand: Hand, link: Link
 ) -> None:
-    (one, first), (two, second) = await held(joining, hand, 1, 2)
+    (one, first), (two, second) = await held(batchable, hand, 1, 2)
     await hand.end()
     (ticket,) = hand.tickets
     assert ticket.slot not in (one.index, two.index)
     assert (ticket.model, ticket.shapes) == ("m", ((3, 2),))
     assert given(link, ticket) == [one.index, two.index, two.index]
-    assert joining.statistics().in_flight == 1
-    assert joining.backlog() == {}
+    assert batchable.statistics().in_flight == 1
+    assert batchable.backlog() == {}
     await hand.end(outputs=rows_out(3))
     assert await first == Done(ticket.slot, (Extent((1,), 256, 4),), None, 1, 2, 3)
     assert await second == Done(ticket.slot, (Extent((2,), 260, 8),), None, 1, 2, 3)
 
 
-async def test_the_slot_of_a_batch_is_free_when_the_last_of_it_was_released(joining: Lane, hand: Hand) -> None:
-    (one, _), (two, _) = await held(joining, hand, 1, 1)
+async def test_the_slot_of_a_batch_is_free_when_the_last_of_it_was_released(batchable: Lane, hand: Hand) -> None:
+    (one, _), (two, _) = await held(batchable, hand, 1, 1)
     await hand.end()
     shared = hand.tickets[0].slot
     await hand.end(outputs=rows_out(2))
-    used = joining.slots.statistics().used
-    joining.release(one)
-    assert joining.slots.statistics().used == used - 1
-    joining.release(two)
-    assert joining.slots.statistics().used == used - 3
-    assert joining.slots.at(shared).index == shared
+    used = batchable.slots.statistics().used
+    batchable.release(one)
+    assert batchable.slots.statistics().used == used - 1
+    batchable.release(two)
+    assert batchable.slots.statistics().used == used - 3
+    assert batchable.slots.at(shared).index == shared
     assert hand.cancelled == []
 
 
@@ -409,7 +409,7 @@ async def test_a_batch_that_could_grow_is_launched_behind_one_in_flight_while_a_
 async def test_nothing_that_could_grow_is_launched_ahead_on_cores_that_answer_requests_too(
     ahead: Lane, hand: Hand, link: Link
 ) -> None:
-    link.completions.host(True)
+    link.completions.set_on_host_cores(True)
     ahead.submit(slot := ahead.admit(), "other", SHAPES)
     await hand.end()
     ahead.release(slot)
@@ -429,55 +429,57 @@ async def test_other_shapes_and_models_go_by_themselves(ahead: Lane, hand: Hand)
     assert [(ticket.model, ticket.shapes) for ticket in hand.tickets] == [("n", ((1, 2),))]
 
 
-async def test_the_highest_priority_is_first_in_its_batch(joining: Lane, hand: Hand, link: Link) -> None:
-    ((usual, _),) = await held(joining, hand, 1)
-    urgent, _ = give(joining, priority=1)
+async def test_the_highest_priority_is_first_in_its_batch(batchable: Lane, hand: Hand, link: Link) -> None:
+    ((usual, _),) = await held(batchable, hand, 1)
+    urgent, _ = give(batchable, priority=1)
     await hand.end()
     assert given(link, hand.tickets[0]) == [urgent.index, usual.index]
 
 
 async def test_one_that_is_withdrawn_before_is_not_in_the_batch_and_one_after_ends_nothing(
-    joining: Lane, hand: Hand, link: Link
+    batchable: Lane, hand: Hand, link: Link
 ) -> None:
-    (one, _), (two, second), (three, _) = await held(joining, hand, 1, 1, 1)
-    joining.release(three)
+    (one, _), (two, second), (three, _) = await held(batchable, hand, 1, 1, 1)
+    batchable.release(three)
     await hand.end()
     (ticket,) = hand.tickets
     assert given(link, ticket) == [one.index, two.index]
-    joining.release(one)
-    assert joining.statistics().abandoned == 1
+    batchable.release(one)
+    assert batchable.statistics().abandoned == 1
     assert hand.cancelled == []
-    give(joining)  # In the memory of the one that left.
+    give(batchable)  # In the memory of the one that left.
     await hand.end(outputs=rows_out(2))
     assert (await second).outputs == (Extent((1,), 260, 4),)
 
 
-async def test_work_is_stopped_when_all_of_a_batch_left_and_its_slot_is_kept_until_it_ended(joining: Lane, hand: Hand) -> None:
-    (one, _), (two, _) = await held(joining, hand, 1, 1)
+async def test_work_is_stopped_when_all_of_a_batch_left_and_its_slot_is_kept_until_it_ended(
+    batchable: Lane, hand: Hand
+) -> None:
+    (one, _), (two, _) = await held(batchable, hand, 1, 1)
     await hand.end()
     (ticket,) = hand.tickets
-    forgotten = asyncio.ensure_future(joining.forgotten("m"))
-    joining.release(one)
-    joining.release(two)
+    forgotten = asyncio.ensure_future(batchable.model_drained("m"))
+    batchable.release(one)
+    batchable.release(two)
     await settle()
     assert hand.cancelled == [(ticket.slot, ticket.serial)]
     assert not forgotten.done()
-    used = joining.slots.statistics().used
+    used = batchable.slots.statistics().used
     await hand.end(Failure("cancelled", ""))
-    assert joining.slots.statistics().used == used - 1
+    assert batchable.slots.statistics().used == used - 1
     await forgotten
 
 
-async def test_each_is_told_at_its_own_deadline_and_the_batch_has_the_latest(joining: Lane, hand: Hand) -> None:
-    await held(joining, hand)
-    early, missed = give(joining, timeout=0.001)
-    _, late = give(joining, timeout=60.0)
+async def test_each_is_told_at_its_own_deadline_and_the_batch_has_the_latest(batchable: Lane, hand: Hand) -> None:
+    await held(batchable, hand)
+    early, missed = give(batchable, timeout=0.001)
+    _, late = give(batchable, timeout=60.0)
     await hand.end()
     (ticket,) = hand.tickets
     assert ticket.deadline > time.monotonic() + 30
     with pytest.raises(DeadlineExceeded):
         await missed
-    joining.release(early)
+    batchable.release(early)
     await hand.end(outputs=rows_out(2))
     assert (await late).rows == 2
 
@@ -496,8 +498,8 @@ async def test_what_raised_together_is_tried_once_more_alone(ahead: Lane, hand: 
         await second
 
 
-async def test_what_has_no_room_for_its_outputs_together_is_tried_alone(joining: Lane, hand: Hand) -> None:
-    answers = [answer for _, answer in await held(joining, hand, 1, 1)]
+async def test_what_has_no_room_for_its_outputs_together_is_tried_alone(batchable: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(batchable, hand, 1, 1)]
     await hand.end()
     await hand.end(Failure("outgrown", "1000000"))
     for _ in answers:
@@ -506,8 +508,8 @@ async def test_what_has_no_room_for_its_outputs_together_is_tried_alone(joining:
     assert [(await answer).failure for answer in answers] == [None, None]
 
 
-async def test_a_lost_device_is_told_to_all_of_a_batch(joining: Lane, hand: Hand) -> None:
-    answers = [answer for _, answer in await held(joining, hand, 1, 1)]
+async def test_a_lost_device_is_told_to_all_of_a_batch(batchable: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(batchable, hand, 1, 1)]
     await hand.end()
     await hand.end(Failure("lost", "gone"))
     for answer in answers:
@@ -542,20 +544,20 @@ async def test_without_a_slot_to_join_them_in_requests_go_alone(lane: Lane, hand
     lane.release(first)
 
 
-async def test_requests_that_would_not_fit_together_go_alone(joining: Lane, hand: Hand) -> None:
+async def test_requests_that_would_not_fit_together_go_alone(batchable: Lane, hand: Hand) -> None:
     more = Batching(ROWS, 6)  # Than the signature lets through.
-    made = await held(joining, hand, 3, 2, batching=more)
-    used = joining.slots.statistics().used
+    made = await held(batchable, hand, 3, 2, batching=more)
+    used = batchable.slots.statistics().used
     await hand.end()
     assert [ticket.slot for ticket in hand.tickets] == [made[0][0].index]
-    assert joining.slots.statistics().used == used
+    assert batchable.slots.statistics().used == used
 
 
-async def test_several_on_an_idle_partition_wait_for_their_delay(joining: Lane, hand: Hand) -> None:
-    answers = [answer for _, answer in await held(joining, hand, 1, 1, batching=Batching(ROWS, 4, WAITED))]
+async def test_several_on_an_idle_partition_wait_for_their_delay(batchable: Lane, hand: Hand) -> None:
+    answers = [answer for _, answer in await held(batchable, hand, 1, 1, batching=Batching(ROWS, 4, WAITED))]
     await hand.end()
     if not hand.tickets:  # Else this machine took longer than the delay.
-        give(joining, batching=Batching(ROWS, 4, WAITED))
+        give(batchable, batching=Batching(ROWS, 4, WAITED))
     while not hand.tickets:
         await asyncio.sleep(0)
     assert hand.tickets[0].shapes[0][0] in (2, 3)
@@ -563,26 +565,26 @@ async def test_several_on_an_idle_partition_wait_for_their_delay(joining: Lane, 
     assert all(answer.done() for answer in answers)
 
 
-async def test_a_lane_that_is_closed_launches_no_more(joining: Lane, hand: Hand) -> None:
-    await held(joining, hand, 1, 1, batching=Batching(ROWS, 4, 60.0))
+async def test_a_lane_that_is_closed_launches_no_more(batchable: Lane, hand: Hand) -> None:
+    await held(batchable, hand, 1, 1, batching=Batching(ROWS, 4, 60.0))
     await hand.end()
-    assert joining._alarm is not None
-    joining.close(asyncio.get_running_loop())
-    assert joining._alarm is None
+    assert batchable._alarm is not None
+    batchable.close(asyncio.get_running_loop())
+    assert batchable._alarm is None
 
 
 async def test_what_the_worker_has_put_aside_uses_no_credit_and_waits(lane: Lane, hand: Hand, link: Link) -> None:
     """One credit, and room for two."""
     asked = [ask(lane) for _ in range(2)]
     assert len(hand.tickets) == 1
-    link.completions.put_aside(1)  # The first, whose shapes are being prepared.
+    link.completions.report_deferred(1)  # The first, whose shapes are being prepared.
     await settle()
     assert [ticket.slot for ticket in hand.tickets] == [slot.index for slot, _ in asked]
     assert lane.statistics()[:2] == (1, 1)
     asked.append(ask(lane))
     with pytest.raises(QueueFull):
         lane.admit()
-    link.completions.put_aside(0)  # It is begun.
+    link.completions.report_deferred(0)  # It is begun.
     for _, answer in asked:
         await hand.end()
         assert answer.done()

@@ -60,7 +60,7 @@ class Asked:
         self.told: list[Done | RequestError] = []
         shapes = ((1, 2),) if batching else SHAPES
         if batching:
-            self.slot.place(ROWS, [8])
+            self.slot.lay_out(ROWS, [8])
         try:
             lane.begin(self.slot, model, shapes, self.hear, priority, timeout, batching, queues)
         except RequestError as error:

@@ -21,7 +21,7 @@ def test_a_pool_makes_slots_when_they_are_needed_and_numbers_them() -> None:
     assert pool.statistics() == SlotStatistics(used=0, slots=0, nbytes=0)
     assert [pool.acquire().index for _ in range(3)] == [0, 1, 2]
     assert pool.statistics() == SlotStatistics(used=3, slots=3, nbytes=0)
-    assert repr(pool) == f"<SlotPool 3 of 3 in use, <Blocks, 0 of {16 * MIB} bytes in use>>"
+    assert repr(pool) == f"<SlotPool 3 of 3 in use, <BlockAllocator, 0 of {16 * MIB} bytes in use>>"
 
 
 def test_the_slot_that_was_given_back_last_is_used_first() -> None:

@@ -7,24 +7,24 @@ from server.errors import NotFound, Unavailable
 from server.protocol.classification import Labels
 from server.scheduling.batching import Batching
 from server.scheduling.queue_policy import QueueLimits, QueuePolicy
-from server.tenants.catalog import Catalog, Entry, Served
+from server.tenants.catalog import Catalog, IndexEntry, ServedModel
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
 
 
-def served(name: str, version: str, load: int = 1) -> Served:
-    return Served(name, version, f"{name}/{version}#{load}", SIGNATURE, "onnxruntime_onnx", {})
+def served(name: str, version: str, load: int = 1) -> ServedModel:
+    return ServedModel(name, version, f"{name}/{version}#{load}", SIGNATURE, "onnxruntime_onnx", {})
 
 
-def catalog(*models: Served) -> Catalog:
+def catalog(*models: ServedModel) -> Catalog:
     made = Catalog()
     for name in dict.fromkeys(model.name for model in models):
         made.put(name, [model for model in models if model.name == name], [])
     return made
 
 
-def unavailable(name: str, version: str = "", reason: str = "broken") -> Entry:
-    return Entry(name, version, "UNAVAILABLE", reason)
+def unavailable(name: str, version: str = "", reason: str = "broken") -> IndexEntry:
+    return IndexEntry(name, version, "UNAVAILABLE", reason)
 
 
 def test_a_model_is_found_at_the_highest_version_or_the_one_asked_for() -> None:
@@ -62,7 +62,7 @@ def test_a_model_that_is_being_loaded_is_known_but_not_ready() -> None:
     made = Catalog()
     made.announce("m")
     assert made.knows("m")
-    assert made.index() == [Entry("m", "", "LOADING")]
+    assert made.index() == [IndexEntry("m", "", "LOADING")]
     with pytest.raises(Unavailable, match=r"^model 'm' is loading: try again soon$"):
         made.find("m")
     with pytest.raises(Unavailable):
@@ -73,7 +73,7 @@ def test_a_model_that_serves_goes_on_while_it_is_loaded_again() -> None:
     made = catalog(served("m", "1"))
     made.announce("m")
     assert made.find("m").version == "1"
-    assert made.index() == [Entry("m", "1", "READY")]
+    assert made.index() == [IndexEntry("m", "1", "READY")]
 
 
 def test_a_model_that_failed_to_load_says_why() -> None:
@@ -138,7 +138,7 @@ def test_what_is_in_the_repository_and_was_never_loaded_is_listed_and_not_found(
     made = catalog(served("m", "1"))
     assert made.index(["k", "m", "z"]) == [
         unavailable("k", reason="not loaded"),
-        Entry("m", "1", "READY"),
+        IndexEntry("m", "1", "READY"),
         unavailable("z", reason="not loaded"),
     ]
     with pytest.raises(NotFound):
@@ -167,7 +167,7 @@ def test_everything_that_is_ready_is_listed() -> None:
 
 
 def test_an_entry_says_only_what_there_is_to_say() -> None:
-    assert Entry("m", "1", "READY").as_json() == {"name": "m", "version": "1", "state": "READY"}
+    assert IndexEntry("m", "1", "READY").as_json() == {"name": "m", "version": "1", "state": "READY"}
     assert unavailable("m").as_json() == {"name": "m", "state": "UNAVAILABLE", "reason": "broken"}
 
 
@@ -180,7 +180,7 @@ def test_a_catalog_shows_how_much_is_ready() -> None:
 def test_another_process_is_told_what_is_served_and_nothing_of_what_was_counted() -> None:
     queues = QueuePolicy(QueueLimits(1, 0.5, "k"), 2, 1, {2: QueueLimits(0, 0, "l")})
     joined = Batching(SIGNATURE, 4, 0.5, (2,))
-    model = Served("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", {}, joined, Labels({"y": b"a"}), queues)
+    model = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", {}, joined, Labels({"y": b"a"}), queues)
     model.statistics.failed(1, "OTHER")
     there = pickle.loads(pickle.dumps(model))
     assert there == model

@@ -1,4 +1,4 @@
-"""What the HTTP side knows of its tenants, and a desk of this process over a device side that the test plays."""
+"""What the HTTP side knows of its tenants, and a frontend of this process over a device side that the test plays."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfi
 from server.errors import Misdirected, QueueFull, Unauthorized, Unavailable, answer
 from server.link.messages import Done
 from server.tenants.auth import digest
-from server.tenants.catalog import Entry, Served
-from server.tenants.service import SPARE, LocalDesk, Service, open_local, open_tenant, slots
+from server.tenants.catalog import IndexEntry, ServedModel
+from server.tenants.service import SPARE, LocalFrontend, Service, open_local, open_tenant, slots
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
 ACME = TenantConfig(name="acme", granules=1, models=("*",), queue=3, in_flight=1)
@@ -40,19 +40,19 @@ class Device:
 
 
 @pytest.fixture
-def desks() -> Iterator[dict[str, LocalDesk]]:
+def frontends() -> Iterator[dict[str, LocalFrontend]]:
     """Of both tenants, not open yet."""
     made = {tenant.name: open_local(tenant) for tenant in (ACME, GLOBEX)}
     yield made
-    for desk in made.values():
-        desk._descriptors.close()
+    for frontend in made.values():
+        frontend._descriptors.close()
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[LocalDesk]:
-    desk = open_local(ACME)
-    yield desk
-    desk.close()
+async def frontend() -> AsyncIterator[LocalFrontend]:
+    frontend = open_local(ACME)
+    yield frontend
+    frontend.close()
 
 
 async def settle() -> None:
@@ -60,34 +60,34 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def served(name: str, version: str = "1", load: int = 1) -> Served:
-    return Served(name, version, f"{name}/{version}#{load}", SIGNATURE, "fake", {})
+def served(name: str, version: str = "1", load: int = 1) -> ServedModel:
+    return ServedModel(name, version, f"{name}/{version}#{load}", SIGNATURE, "fake", {})
 
 
-def test_a_request_s_tenant_is_found_with_its_catalog_and_lane(desks: dict[str, LocalDesk]) -> None:
-    service = Service(CONFIG, [desk.tenant for desk in desks.values()])
-    assert service.tenant(None, None) is desks["acme"].tenant
-    assert service.tenant("Bearer globex-key", None) is desks["globex"].tenant
+def test_a_request_s_tenant_is_found_with_its_catalog_and_lane(frontends: dict[str, LocalFrontend]) -> None:
+    service = Service(CONFIG, [frontend.tenant for frontend in frontends.values()])
+    assert service.tenant(None, None) is frontends["acme"].tenant
+    assert service.tenant("Bearer globex-key", None) is frontends["globex"].tenant
     assert service.tenant(None, "acme").name == "acme"
     assert repr(service) == "<Service starting, of acme, globex>"
 
 
-def test_a_tenant_that_is_not_served_here_is_sent_elsewhere(desks: dict[str, LocalDesk]) -> None:
-    service = Service(CONFIG, [desks["acme"].tenant])
+def test_a_tenant_that_is_not_served_here_is_sent_elsewhere(frontends: dict[str, LocalFrontend]) -> None:
+    service = Service(CONFIG, [frontends["acme"].tenant])
     with pytest.raises(Misdirected, match=ELSEWHERE.format("tenant 'acme'", "globex")) as caught:
         service.tenant("Bearer globex-key", None)
     assert answer(caught.value, "-").status == 421
     assert service.tenant(None, None).name == "acme"
 
 
-def test_a_tenant_with_a_port_of_its_own_is_sent_there_or_to_the_common_one(desks: dict[str, LocalDesk]) -> None:
+def test_a_tenant_with_a_port_of_its_own_is_sent_there_or_to_the_common_one(frontends: dict[str, LocalFrontend]) -> None:
     tenants = {**CONFIG.tenants, "globex": replace(GLOBEX, port=8001)}
     with pytest.raises(Misdirected, match=r"send requests of 'globex' to the server's common port, or to 8001, its own, on"):
-        Service(replace(CONFIG, tenants=tenants), [desks["acme"].tenant]).tenant("Bearer globex-key", None)
+        Service(replace(CONFIG, tenants=tenants), [frontends["acme"].tenant]).tenant("Bearer globex-key", None)
 
 
-def test_a_full_queue_is_told_by_the_setting_that_limits_it(desks: dict[str, LocalDesk]) -> None:
-    lane = open_tenant(replace(CONFIG.tenants["acme"], queue=0, in_flight=0), desks["acme"].link, desks["acme"]).lane
+def test_a_full_queue_is_told_by_the_setting_that_limits_it(frontends: dict[str, LocalFrontend]) -> None:
+    lane = open_tenant(replace(CONFIG.tenants["acme"], queue=0, in_flight=0), frontends["acme"].link, frontends["acme"]).lane
     with pytest.raises(QueueFull, match=r"0 requests may wait, and as many do \(tenants\.acme\.queue\)$"):
         lane.check()
 
@@ -110,110 +110,112 @@ def test_a_service_is_ready_in_one_state_only() -> None:
     service = Service(CONFIG, [])
     ready = {}
     for state in ("starting", "serving", "draining", "lost", "closed"):
-        service.become(state)
+        service.set_state(state)
         ready[state] = service.ready
     assert [state for state, is_ready in ready.items() if is_ready] == ["serving"]
 
 
-def test_a_link_has_slots_for_a_full_queue_and_to_spare(desks: dict[str, LocalDesk]) -> None:
+def test_a_link_has_slots_for_a_full_queue_and_to_spare(frontends: dict[str, LocalFrontend]) -> None:
     assert slots(ACME) == 3 + SPARE
-    assert desks["acme"].link.arena.count == 3 + SPARE
-    assert desks["acme"].link.arena.memory.nbytes == ACME.memory == 512 << 20
+    assert frontends["acme"].link.arena.count == 3 + SPARE
+    assert frontends["acme"].link.arena.memory.nbytes == ACME.memory == 512 << 20
 
 
-async def test_a_desk_tells_the_device_what_to_stop_and_hears_what_came_of_it(desk: LocalDesk) -> None:
-    device, lane = Device(), desk.tenant.lane
-    desk.open(device)
+async def test_a_frontend_tells_the_device_what_to_stop_and_hears_what_came_of_it(frontend: LocalFrontend) -> None:
+    device, lane = Device(), frontend.tenant.lane
+    frontend.open(device)
     slot = lane.admit()
     lane.submit(slot, "m/1#1", ((1,),))
     lane.release(slot)
     assert device.cancelled == [("acme", slot.index, 1)]
-    emptied = asyncio.ensure_future(desk.empty())
+    emptied = asyncio.ensure_future(frontend.drained())
     await settle()
     assert not emptied.done()
-    desk.link.completions.put(Done(slot.index, (), None, 1, 2))
-    desk.link.completions.ring()
+    frontend.link.completions.put(Done(slot.index, (), None, 1, 2))
+    frontend.link.completions.ring()
     await emptied
 
 
-async def test_a_desk_without_a_device_asks_nobody(desk: LocalDesk) -> None:
-    lane = desk.tenant.lane
+async def test_a_frontend_without_a_device_asks_nobody(frontend: LocalFrontend) -> None:
+    lane = frontend.tenant.lane
     slot = lane.admit()
     lane.submit(slot, "m/1#1", ((1,),))
     lane.release(slot)
-    desk.cancel(slot.index, 1)
+    frontend.cancel(slot.index, 1)
     assert lane.admit()
 
 
-async def test_what_is_published_is_served_and_what_it_replaces_is_waited_for(desk: LocalDesk) -> None:
-    desk.open(Device())
-    catalog, lane = desk.tenant.catalog, desk.tenant.lane
-    desk.announce("m")
+async def test_what_is_published_is_served_and_what_it_replaces_is_waited_for(frontend: LocalFrontend) -> None:
+    frontend.open(Device())
+    catalog, lane = frontend.tenant.catalog, frontend.tenant.lane
+    frontend.announce("m")
     assert [entry.state for entry in catalog.index()] == ["LOADING"]
-    await desk.publish("m", [served("m"), served("m", "2")], [])
+    await frontend.publish("m", [served("m"), served("m", "2")], [])
     slot = lane.admit()
     lane.submit(slot, "m/1#1", ((1,),))
-    publishing = asyncio.ensure_future(desk.publish("m", [served("m", load=2)], [Entry("m", "2", "UNAVAILABLE", "broken")]))
+    publishing = asyncio.ensure_future(
+        frontend.publish("m", [served("m", load=2)], [IndexEntry("m", "2", "UNAVAILABLE", "broken")])
+    )
     await settle()
     assert catalog.find("m").key == "m/1#2"
     assert not publishing.done(), "a request for what was replaced is in flight"
-    desk.link.completions.put(Done(slot.index, (), None, 1, 2))
-    desk.link.completions.ring()
+    frontend.link.completions.put(Done(slot.index, (), None, 1, 2))
+    frontend.link.completions.ring()
     await settle()
     assert not publishing.done(), "its answer is still being read"
     lane.release(slot)
     await publishing
 
 
-async def test_a_report_says_what_is_served_and_what_waits(desk: LocalDesk) -> None:
-    desk.open(Device())
-    lane = desk.tenant.lane
-    await desk.publish("m", [served("m")], [])
+async def test_a_report_says_what_is_served_and_what_waits(frontend: LocalFrontend) -> None:
+    frontend.open(Device())
+    lane = frontend.tenant.lane
+    await frontend.publish("m", [served("m")], [])
     for _ in range(3):
         lane.submit(lane.admit(), "m/1#1", ((1,),))
-    report = await desk.report()
+    report = await frontend.report()
     assert [(item.name, item.version, item.pending) for item in report.served] == [("m", "1", 2)]
     assert (report.lane.waiting, report.lane.in_flight, report.slots.used) == (2, 1, 3)
     assert [entry.state for entry in report.index] == ["READY"]
 
 
-async def test_a_desk_that_refuses_says_why(desk: LocalDesk) -> None:
-    desk.refuse("the server is draining")
-    desk.place(frozenset({0}))
+async def test_a_frontend_that_refuses_says_why(frontend: LocalFrontend) -> None:
+    frontend.refuse("the server is draining")
+    frontend.set_cores(frozenset({0}))
     with pytest.raises(Unavailable, match=r"^the server is draining$"):
-        desk.tenant.lane.admit()
-    assert repr(desk).startswith("<LocalDesk <Lane acme ")
+        frontend.tenant.lane.admit()
+    assert repr(frontend).startswith("<LocalFrontend <Lane acme ")
 
 
-async def test_an_only_tenant_s_cores_are_the_event_loop_s_until_its_desk_is_closed() -> None:
+async def test_an_only_tenant_s_cores_are_the_event_loop_s_until_its_frontend_is_closed() -> None:
     before = os.sched_getaffinity(0)
-    desk = open_local(ACME, only=True)
+    frontend = open_local(ACME, only=True)
     for core in (min(before), max(before)):
-        desk.place(frozenset({core}))
+        frontend.set_cores(frozenset({core}))
         assert os.sched_getaffinity(0) == {core}
-    desk.place(None)
-    desk.close()
+    frontend.set_cores(None)
+    frontend.close()
     assert os.sched_getaffinity(0) == before
 
 
 async def test_cores_that_the_event_loop_may_not_use_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    desk = open_local(ACME, only=True)
-    desk.place(frozenset({100_000}))
-    desk.close()
+    frontend = open_local(ACME, only=True)
+    frontend.set_cores(frozenset({100_000}))
+    frontend.close()
     assert caplog.messages == ["the event loop cannot run on cores [100000]: Invalid argument"]
 
 
-async def test_one_of_several_tenants_never_shares_its_cores_with_the_event_loop(desk: LocalDesk) -> None:
+async def test_one_of_several_tenants_never_shares_its_cores_with_the_event_loop(frontend: LocalFrontend) -> None:
     before = os.sched_getaffinity(0)
-    desk.place(frozenset({min(before)}))
+    frontend.set_cores(frozenset({min(before)}))
     assert os.sched_getaffinity(0) == before
 
 
-async def test_a_desk_that_is_closed_hears_no_more_and_holds_no_descriptors() -> None:
-    desk = open_local(ACME)
-    desk.open(Device())
-    event = desk.link.completions.event
-    desk.close()
+async def test_a_frontend_that_is_closed_hears_no_more_and_holds_no_descriptors() -> None:
+    frontend = open_local(ACME)
+    frontend.open(Device())
+    event = frontend.link.completions.event
+    frontend.close()
     assert not asyncio.get_running_loop().remove_reader(event)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(event)
@@ -226,17 +228,17 @@ def test_a_server_whose_device_is_another_process_is_ready_only_while_that_is_he
     config = replace(CONFIG, server=ServerConfig(watchdog=20.0))
     services = [Service(replace(CONFIG, server=ServerConfig(watchdog=seconds)), []) for seconds in (20.0, 0.0)]
     for service in (*services, alone := Service(config, [])):
-        service.become("serving")
+        service.set_state("serving")
     for service in services:
-        service.heard()
+        service.heartbeat()
     now = 105.0
     assert [service.ready for service in (*services, alone)] == [True, True, True]
     now = 106.0
     assert [service.unready for service in (*services, alone)] == ["the device's process has been silent for 6 s", None, None]
-    services[0].heard()
+    services[0].heartbeat()
     assert services[0].ready
-    services[0].become("incomplete")
+    services[0].set_state("incomplete")
     reason = "not every model could be loaded, and server.strict_readiness asks for all of them; "
     assert services[0].unready == reason + "POST /v2/repository/index says which of a tenant's, the log which of all"
-    services[0].become("draining")
+    services[0].set_state("draining")
     assert services[0].unready == "the server is draining"

@@ -61,7 +61,7 @@ async def test_who_is_cancelled_while_it_waits_is_cancelled(also: bool) -> None:
 async def test_a_body_that_came_is_refused_no_more_and_counts_until_it_was_used() -> None:
     uploads = Uploads(10)
     with uploads.expect(7) as upload:
-        upload.whole()
+        upload.complete()
         uploads.refuse("the server is draining")
         await asyncio.sleep(0)
         assert repr(uploads) == "<Uploads 0 on their way, 7 of 10 bytes>"
@@ -86,7 +86,7 @@ async def test_bodies_that_do_not_fit_together_are_refused_and_one_alone_is_not(
     with uploads.expect(12), pytest.raises(QueueFull, match=r"1 bytes while 12 bytes of others are on their way; .* have 10"):
         uploads.add(Connection(), 1)
     with uploads.expect(5), uploads.expect(5), pytest.raises(QueueFull):
-        uploads.take(1)
+        uploads.reserve(1)
     assert repr(uploads) == "<Uploads 0 on their way, 0 of 10 bytes>"
 
 
@@ -94,15 +94,15 @@ async def test_what_is_not_told_counts_as_it_comes_and_what_it_unpacks_to() -> N
     uploads = Uploads(10, QueueFull)
     with uploads.expect(0) as alone:
         for _ in range(4):
-            alone.grow(3)
+            alone.add_received(3)
         assert repr(uploads) == "<Uploads 1 on their way, 12 of 10 bytes>"
-        assert repr(alone) == "<Awaited 12 of 0 bytes>"
+        assert repr(alone) == "<AwaitedBody 12 of 0 bytes>"
     with uploads.expect(2) as told, uploads.expect(3):
-        told.grow(1)
-        told.grow(1)
-        told.swell(5)
+        told.add_received(1)
+        told.add_received(1)
+        told.reserve_more(5)
         with pytest.raises(QueueFull, match="a body of 8 bytes while 3 bytes of others"):
-            told.swell(1)
+            told.reserve_more(1)
     assert repr(uploads) == "<Uploads 0 on their way, 0 of 10 bytes>"
 
 
@@ -112,7 +112,7 @@ async def test_a_body_that_comes_too_slowly_is_refused_and_one_that_comes_as_it_
     monkeypatch.setattr(uploads_module, "LOOK", 0)
     now = 0.0
     uploads = Uploads(100, clock=lambda: now)
-    silent, steady, whole = Connection(), Connection(came=LEAST * 10), asyncio.ensure_future(expecting(uploads))
+    silent, steady, complete = Connection(), Connection(came=LEAST * 10), asyncio.ensure_future(expecting(uploads))
     await asyncio.sleep(0)
     uploads.add(silent, 10)
     uploads.add(steady, 20)
@@ -122,7 +122,7 @@ async def test_a_body_that_comes_too_slowly_is_refused_and_one_that_comes_as_it_
     now = GRACE + 9
     uploads.add(late := Connection(), 1)
     with pytest.raises(TooSlow, match="0 bytes of the body came in 39 s; expected 16384 a second after the first 30 s"):
-        await asyncio.wait_for(whole, 10)
+        await asyncio.wait_for(complete, 10)
     assert isinstance(silent.told[0], TooSlow)
     assert steady.told == late.told == []
     for each in (silent, steady, late):

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.workers.gil_priority import OFTEN, RARE, STEPS, Place, Precedence
+from server.workers.gil_priority import OFTEN, RARE, STEPS, GilPriorities, GilPriority
 
 SECOND = 1_000_000_000
 SETTLED = 200
@@ -19,23 +19,23 @@ class Bench:
         self.sleeps = 0
         self.waiting = False
         self.after = lambda: None
-        self.precedence = Precedence(self.sleep)
+        self.priorities = GilPriorities(self.sleep)
 
     def sleep(self, _: float) -> None:
         self.sleeps += 1
         self.after()
 
-    def place(self, gap: int, until: int = SECOND) -> Place:
+    def place(self, gap: int, until: int = SECOND) -> GilPriority:
         """One whose inferences came with this gap between them until then, of which the last one is being worked on."""
-        place = self.precedence.join(lambda: self.waiting)
+        place = self.priorities.join(lambda: self.waiting)
         for nth in range(SETTLED):
             place.come(until - (SETTLED - nth) * gap)
         return place
 
-    def slept(self, place: Place, now: int = SECOND) -> int:
-        """How often it slept in order to step aside."""
+    def slept(self, place: GilPriority, now: int = SECOND) -> int:
+        """How often it slept in order to step deferred."""
         before = self.sleeps
-        place.step_aside(now)
+        place.yield_gil(now)
         return self.sleeps - before
 
 
@@ -123,10 +123,10 @@ def test_a_long_rest_makes_a_busy_worker_one_that_goes_first_for_a_while() -> No
 def test_who_is_gone_precedes_nobody() -> None:
     bench = Bench()
     greedy, modest = bench.place(30_000), bench.place(5_000_000)
-    bench.precedence.part(modest)
+    bench.priorities.remove(modest)
     assert bench.slept(greedy) == 0
-    assert "1 workers" in repr(bench.precedence)
-    assert repr(greedy) == "<Place working, an inference every 0.030 ms>"
+    assert "1 workers" in repr(bench.priorities)
+    assert repr(greedy) == "<GilPriority working, an inference every 0.030 ms>"
 
 
 @given(st.lists(st.integers(1_000, 10_000_000), min_size=2, max_size=6))
@@ -134,6 +134,6 @@ def test_of_two_at_work_at_most_one_steps_aside_and_it_is_the_busier(gaps: list[
     bench = Bench()
     places = [bench.place(gap) for gap in sorted(gaps)]
     for busier, other in pairwise(places):
-        assert not busier.precedes(other, SECOND)
+        assert not busier.goes_before(other, SECOND)
     assert bench.slept(places[-1]) == 0
     assert all(bench.slept(place) in (0, STEPS) for place in places)

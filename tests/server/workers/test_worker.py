@@ -15,8 +15,8 @@ from partitions import DeviceLost
 from server.link.messages import Done, Ticket
 from server.link.ring import Link
 from server.link.slots import SMALLEST
-from server.workers.gil_priority import Precedence
-from server.workers.worker import BUNDLE, RESUMED, Seat, Worker
+from server.workers.gil_priority import GilPriorities
+from server.workers.worker import BUNDLE, RESUMED, Endpoint, Worker
 from tests.contract import in_a_thread
 from tests.fakes import FakeDevice, FakeEngine, FakePartition, Script
 from tests.memory import Watched, watched
@@ -42,18 +42,18 @@ class Interrupted(Script):
 
 
 class Bench:
-    """A worker with one model on a fake partition, its seat, and what it reports."""
+    """A worker with one model on a fake partition, its endpoint, and what it reports."""
 
-    def __init__(self, link: Link, tickets: Watched, precedence: Precedence | None = None) -> None:
+    def __init__(self, link: Link, tickets: Watched, priorities: GilPriorities | None = None) -> None:
         self.script = Interrupted()
         self.device = FakeDevice()
         self.engine = FakeEngine(SIGNATURE, self.script)
         self.link = link
         self.tickets = tickets
-        self.seat = Seat(link, self.device.pin(0, 0))
+        self.endpoint = Endpoint(link, self.device.pin(0, 0))
         self.lost: list[DeviceLost] = []
         self.naps: list[float] = []
-        self.precedence = precedence or Precedence(self.naps.append)
+        self.priorities = priorities or GilPriorities(self.naps.append)
         self.worker = self.another(0)
         self._serials = count(1)
         self._reported: list[Done] = []
@@ -61,7 +61,7 @@ class Bench:
     def another(self, granule: int) -> Worker:
         """One more worker, on a partition of its own."""
         partition = self.device.carve([granule])
-        return Worker(partition, {"m/1#1": self.engine.bind(partition)}, self.lost.append, self.precedence)
+        return Worker(partition, {"m/1#1": self.engine.bind(partition)}, self.lost.append, self.priorities)
 
     @property
     def partition(self) -> FakePartition:
@@ -70,8 +70,8 @@ class Bench:
     def ticket(self, slot: int, *numbers: float, model: str = "m/1#1", deadline: float = NEVER) -> Ticket:
         """A ticket, with these numbers as the input in its slot."""
         memory, data = self.link.arena.slot(slot), np.array(numbers, np.float32).tobytes()
-        memory.vacate()
-        (offset,) = memory.place(SIGNATURE, [len(data)])
+        memory.free_block()
+        (offset,) = memory.lay_out(SIGNATURE, [len(data)])
         memory.view[offset : offset + len(data)] = data
         return Ticket(slot, next(self._serials), model, ((len(numbers),),), deadline, memory.capacity, memory.start)
 
@@ -113,10 +113,10 @@ class Bench:
 
 
 @contextmanager
-def benched(precedence: Precedence | None = None) -> Iterator[Bench]:
+def benched(priorities: GilPriorities | None = None) -> Iterator[Bench]:
     """A bench whose worker does not serve yet."""
     descriptors, link, tickets = watched(SLOTS)
-    bench = Bench(link, tickets, precedence)
+    bench = Bench(link, tickets, priorities)
     yield bench
     bench.worker.close()
     assert bench.partition.closed
@@ -126,7 +126,7 @@ def benched(precedence: Precedence | None = None) -> Iterator[Bench]:
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     with benched() as bench:
-        bench.worker.serve(bench.seat)
+        bench.worker.serve(bench.endpoint)
         yield bench
 
 
@@ -145,13 +145,13 @@ def test_its_threads_are_attached_to_the_partition_and_there_is_one_where_its_co
     hosted: bool, threads: int
 ) -> None:
     with benched() as bench:
-        bench.device.hosted = hosted
-        bench.worker.serve(bench.seat)
+        bench.device.on_host_cores = hosted
+        bench.worker.serve(bench.endpoint)
         bench.put(bench.ticket(0, 1))
         bench.next()
         bench.worker.halt()
         assert len(bench.partition.threads) == threads
-        assert bench.link.completions.hosted() == hosted
+        assert bench.link.completions.on_host_cores() == hosted
         assert all(thread.name.startswith(f"worker {bench.partition!r}") for thread in bench.partition.threads)
 
 
@@ -204,8 +204,8 @@ def test_an_end_is_told_though_the_next_work_takes_long(bench: Bench) -> None:
 @pytest.mark.parametrize("hosted", [False, True])
 def test_what_came_meanwhile_is_enqueued_before_anything_is_waited_for(hosted: bool) -> None:
     with benched() as bench:
-        bench.device.hosted = hosted
-        bench.worker.serve(bench.seat)
+        bench.device.on_host_cores = hosted
+        bench.worker.serve(bench.endpoint)
         gate, second = bench.script.hold("run"), bench.ticket(1, 2)
 
         def meanwhile() -> None:  # While the first is being begun, which takes long enough for another look.
@@ -326,7 +326,7 @@ def test_what_was_cancelled_over_another_link_cancels_nothing_here(bench: Bench)
     ticket = bench.ticket(0, 1)
     bench.worker.cancel(ticket.slot, ticket.serial)
     bench.worker.halt()
-    bench.worker.serve(bench.seat._replace())
+    bench.worker.serve(bench.endpoint._replace())
     bench.put(ticket)
     assert bench.answer(bench.next()) == [1]
 
@@ -336,7 +336,7 @@ def test_what_was_cancelled_stays_so_when_the_same_worker_goes_on(bench: Bench) 
     bench.worker.cancel(ticket.slot, ticket.serial)
     bench.worker.halt()
     bench.put(ticket)
-    bench.worker.serve(bench.seat)
+    bench.worker.serve(bench.endpoint)
     assert bench.kind() == "cancelled"
 
 
@@ -356,7 +356,7 @@ def test_halting_waits_for_what_is_in_flight_and_leaves_the_rest_to_the_next_wor
     with ExitStack() as stack:
         following = bench.another(1)
         stack.callback(following.close)
-        following.serve(bench.seat)
+        following.serve(bench.endpoint)
         assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
         assert following.statistics().done == 2
 
@@ -367,7 +367,7 @@ def test_a_worker_that_was_halted_serves_again(bench: Bench) -> None:
         bench.worker.halt()
         bench.put(bench.ticket(0, number))
         assert bench.link.completions.take() == []
-        bench.worker.serve(bench.seat)
+        bench.worker.serve(bench.endpoint)
         assert bench.answer(bench.next()) == [number]
     assert len(bench.partition.threads) == 8
 
@@ -376,7 +376,7 @@ def test_a_worker_that_was_halted_serves_again(bench: Bench) -> None:
 def test_workers_that_follow_one_another_run_every_ticket_once_and_in_order(hosted: bool) -> None:
     """With works that are short and long in turn, so that the second thread is parked now and then."""
     with benched() as bench, ExitStack() as stack:
-        bench.device.hosted = hosted
+        bench.device.on_host_cores = hosted
         short, bench.engine.script.reach = bench.script.reach, bench.tarry  # type: ignore[method-assign]
         workers = cycle([bench.worker, bench.another(1)])
         stack.callback(next(workers).close)
@@ -384,14 +384,14 @@ def test_workers_that_follow_one_another_run_every_ticket_once_and_in_order(host
         for turn in range(60):
             bench.engine.script.reach = (short, bench.tarry)[turn // 3 % 2]  # type: ignore[method-assign]
             worker = next(workers)
-            worker.serve(bench.seat)
+            worker.serve(bench.endpoint)
             bench.put(*[bench.ticket(slot, turn * 4 + slot) for slot in range(4)])
             if turn % 2:
                 answers += [bench.answer(bench.next()) for _ in range(4)]
                 worker.halt()
             else:
                 worker.halt()
-                worker.serve(bench.seat)
+                worker.serve(bench.endpoint)
                 answers += [bench.answer(bench.next()) for _ in range(4)]
                 worker.halt()
         assert answers == [[number] for number in range(240)]
@@ -420,7 +420,7 @@ def test_a_worker_that_never_served_can_be_closed() -> None:
 def test_a_busy_worker_steps_aside_for_one_that_has_something_to_do_and_only_then(bench: Bench) -> None:
     """They share an interpreter, and the other may not have got it yet."""
     waiting: list[bool] = []
-    bench.precedence.join(lambda: bool(waiting))
+    bench.priorities.join(lambda: bool(waiting))
     for _ in range(100):
         bench.rush()
     assert bench.naps == []
@@ -436,8 +436,8 @@ def test_nobody_steps_aside_for_a_worker_whose_work_takes_long(bench: Bench) -> 
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 1))
     gate.wait_for_arrival()
-    with benched(bench.precedence) as busy:
-        busy.worker.serve(busy.seat)
+    with benched(bench.priorities) as busy:
+        busy.worker.serve(busy.endpoint)
         for _ in range(100):
             busy.rush()
         assert busy.naps == bench.naps == []
@@ -445,16 +445,16 @@ def test_nobody_steps_aside_for_a_worker_whose_work_takes_long(bench: Bench) -> 
     assert bench.answer(bench.next()) == [1]
 
 
-@pytest.mark.parametrize(("hosted", "together"), [(False, False), (True, False), (True, True), (False, True)])
+@pytest.mark.parametrize(("hosted", "shares_interpreter"), [(False, False), (True, False), (True, True), (False, True)])
 def test_completions_of_short_works_are_told_together_where_telling_takes_the_workers_own_core(
-    monkeypatch: pytest.MonkeyPatch, hosted: bool, together: bool
+    monkeypatch: pytest.MonkeyPatch, hosted: bool, shares_interpreter: bool
 ) -> None:
     told: list[int] = []
     write = os.eventfd_write
     with benched() as bench:
-        bench.device.hosted = hosted
+        bench.device.on_host_cores = hosted
         bench.engine.script.reach = bench.tarry  # type: ignore[method-assign]
-        bench.worker.serve(bench.seat._replace(link=bench.link._replace(together=together)))
+        bench.worker.serve(bench.endpoint._replace(link=bench.link._replace(shares_interpreter=shares_interpreter)))
         bench.rush()
         monkeypatch.setattr(os, "eventfd_write", lambda event, count: (told.append(event), write(event, count)))
         for _ in range(20):
@@ -468,19 +468,19 @@ def test_completions_of_short_works_are_told_together_where_telling_takes_the_wo
 def test_nobody_steps_aside_for_a_worker_whose_thread_has_ended() -> None:
     with benched() as bench:
         bench.device.script.fail("attach")
-        bench.worker.serve(bench.seat)
+        bench.worker.serve(bench.endpoint)
         bench.worker.halt()
-        assert repr(bench.precedence) == "<Precedence of 0 workers>"
+        assert repr(bench.priorities) == "<GilPriorities of 0 workers>"
 
 
 def test_what_has_to_be_prepared_is_put_aside_and_others_go_past(bench: Bench) -> None:
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3), bench.ticket(2, 4, 5), bench.ticket(3, 6))
     assert [bench.answer(bench.next()) for _ in range(2)] == [[3], [6]]
-    assert bench.link.completions.aside() == 2
+    assert bench.link.completions.deferred() == 2
     prepared.set_result(None)  # The worker listens; it hears of this as well.
     assert [bench.answer(bench.next()) for _ in range(2)] == [[1, 2], [4, 5]]
-    assert bench.link.completions.aside() == 0
+    assert bench.link.completions.deferred() == 0
     bench.put(bench.ticket(0, 7, 8))
     assert bench.answer(bench.next()) == [7, 8]
 
@@ -506,7 +506,7 @@ def test_what_was_prepared_is_begun_a_few_at_a_time(bench: Bench) -> None:
     gate.wait_for_arrival()
     bench.script.wait_for("enqueue", 1 + RESUMED)
     assert len(bench.partition.stream.works) == RESUMED
-    assert bench.link.completions.aside() == 6 - RESUMED
+    assert bench.link.completions.deferred() == 6 - RESUMED
     gate.open()
     assert [bench.answer(bench.next()) for _ in range(6)] == [[slot, slot] for slot in range(6)]
 
@@ -519,7 +519,7 @@ def test_what_cannot_be_prepared_fails_with_the_reason_and_so_does_what_comes_th
     assert [bench.next().failure for _ in range(2)] == [("raised", "no kernel for this")] * 2
     bench.put(bench.ticket(0, 1, 2))
     assert bench.next().failure == ("raised", "no kernel for this")
-    assert bench.link.completions.aside() == 0
+    assert bench.link.completions.deferred() == 0
 
 
 def test_a_device_that_is_lost_while_it_prepares_is_told(bench: Bench) -> None:
@@ -546,7 +546,7 @@ def test_one_that_is_put_aside_can_be_cancelled_and_the_others_stay(bench: Bench
     bench.worker.cancel(ticket.slot, ticket.serial)
     done = bench.next()
     assert (done.slot, done.failure) == (0, ("cancelled", "withdrawn before it began"))
-    assert bench.link.completions.aside() == 1
+    assert bench.link.completions.deferred() == 1
     prepared.set_result(None)
     assert bench.answer(bench.next()) == [3, 4]
 
@@ -579,9 +579,9 @@ def test_halting_does_not_wait_for_what_is_put_aside_and_the_next_worker_begins_
     with ExitStack() as stack:
         following = bench.another(1)
         stack.callback(following.close)
-        following.serve(bench.seat)
+        following.serve(bench.endpoint)
         assert bench.answer(bench.next()) == [6]
-        assert bench.link.completions.aside() == 2
+        assert bench.link.completions.deferred() == 2
         prepared.set_result(None)
         assert [bench.answer(bench.next()) for _ in range(2)] == [[1, 2], [3, 4]]
         following.halt()
@@ -595,7 +595,7 @@ def test_what_was_prepared_while_no_worker_served_is_begun_by_the_next(bench: Be
     assert bench.answer(bench.next()) == [5]
     bench.worker.halt()
     prepared.set_result(None)
-    bench.worker.serve(bench.seat)
+    bench.worker.serve(bench.endpoint)
     assert bench.answer(bench.next()) == [1, 2]
 
 
@@ -614,8 +614,8 @@ def test_nothing_writes_to_the_link_once_the_worker_was_halted(bench: Bench, mon
 
 def test_a_worker_with_one_thread_puts_aside_as_well() -> None:
     with benched() as bench:
-        bench.device.hosted = True
-        bench.worker.serve(bench.seat)
+        bench.device.on_host_cores = True
+        bench.worker.serve(bench.endpoint)
         prepared = bench.engine.prepares((2,))
         bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
         assert bench.answer(bench.next()) == [5]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 
 from ..workers.worker import Worker
-from .model_loader import Library
+from .model_loader import ModelLoader
 
 KEPT = 5.0
 """Seconds after a large inference for which what it took of the process's memory is kept for the next."""
@@ -12,7 +12,7 @@ LOOK = 1.0
 """Seconds between two looks for engines that can be freed."""
 
 
-async def free_engines(library: Library, workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock]) -> None:
+async def free_engines(model_loader: ModelLoader, workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock]) -> None:
     """Free what was unloaded, an engine at a time, when no inference has run or waited for two looks in a row.
 
     Runs on the event loop until it is cancelled. `changing` are the locks of those who change a tenant's models.
@@ -21,7 +21,7 @@ async def free_engines(library: Library, workers: Mapping[str, Worker], changing
     while True:
         await asyncio.sleep(LOOK)
         quiet = all(worker.idle for worker in workers.values())
-        await asyncio.to_thread(_release_unused, library, workers, quiet and before)
+        await asyncio.to_thread(_release_unused, model_loader, workers, quiet and before)
         before = quiet
         await _trim(workers, changing)
 
@@ -35,7 +35,7 @@ async def _trim(workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lo
                     await asyncio.to_thread(worker.trim, KEPT)
 
 
-def _release_unused(library: Library, workers: Mapping[str, Worker], quiet: bool) -> None:
+def _release_unused(model_loader: ModelLoader, workers: Mapping[str, Worker], quiet: bool) -> None:
     """Blocks."""
     executors = [executor for worker in list(workers.values()) for executor in list(worker.executors.values())]
-    library.release_unused(executors, quiet)
+    model_loader.release_unused(executors, quiet)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..config.schema import Config
 from ..tenants.frontend import State
 from ..workers.worker import Worker
-from .model_loader import Loaded
+from .model_loader import LoadedModel
 
 UNLOADED = "unloaded"
 """Why a model is not there that was asked to go: that makes no server unready, however strict it is."""
@@ -22,7 +22,7 @@ class Execution(NamedTuple):
     description: Mapping[str, object]
 
 
-class ServedModels:
+class LoadedModels:
     """Every tenant's models that were tried, by name, those that failed or were unloaded included.
 
     Changed on the event loop only. The executors are not here: those of now are the worker's.
@@ -30,16 +30,16 @@ class ServedModels:
 
     def __init__(self, config: Config) -> None:
         self._strict = config.server.strict_readiness
-        self._models: dict[str, dict[str, Loaded]] = {name: {} for name in config.tenants}
+        self._models: dict[str, dict[str, LoadedModel]] = {name: {} for name in config.tenants}
 
     def __repr__(self) -> str:
-        return f"<ServedModels {'; '.join(f'{tenant}: {self.shown(tenant)}' for tenant in self._models)}>"
+        return f"<LoadedModels {'; '.join(f'{tenant}: {self.shown(tenant)}' for tenant in self._models)}>"
 
-    def of(self, tenant: str) -> Mapping[str, Loaded]:
+    def of(self, tenant: str) -> Mapping[str, LoadedModel]:
         """A tenant's models by name, as they are whenever they are looked at. Any thread may look."""
         return self._models[tenant]
 
-    def put(self, tenant: str, loaded: Loaded) -> Loaded | None:
+    def put(self, tenant: str, loaded: LoadedModel) -> LoadedModel | None:
         """A tenant's model is this from now on. Returns what it was before, if it was tried before."""
         models = self._models[tenant]
         before = models.get(loaded.name)
@@ -51,7 +51,7 @@ class ServedModels:
         loaded = self._models[tenant].get(name)
         return bool(loaded and loaded.served)
 
-    def ensembles(self, tenant: str, models: Collection[str]) -> list[Loaded]:
+    def ensembles(self, tenant: str, models: Collection[str]) -> list[LoadedModel]:
         """Those that run one of these models, or would if it were served."""
         return [loaded for loaded in self._models[tenant].values() if not set(loaded.steps).isdisjoint(models)]
 
@@ -77,6 +77,6 @@ class ServedModels:
         return " and ".join(versions(loaded) for loaded in self._models[tenant].values() if loaded.served) or "nothing"
 
 
-def versions(loaded: Loaded) -> str:
+def versions(loaded: LoadedModel) -> str:
     """A model and its versions that are served, in words."""
     return f"{loaded.name} {', '.join(served.version for served in loaded.served)}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from threading import Lock, Semaphore
 
 
-class Roles:
+class ThreadRoles:
     """What the threads of a worker, one or two, do now. Any of them calls any method, unless it says otherwise.
 
     The second of two is parked from the start. `wake` makes one thread that listens go on. `stopped` is whether all should end
@@ -32,7 +32,7 @@ class Roles:
 
     def __repr__(self) -> str:
         state = "stopped" if self.stopped else "one waits" if self._waiting.locked() else "none waits"
-        return f"<Roles of {self._threads} threads, {state}{', one is parked' if self._parked else ''}>"
+        return f"<ThreadRoles of {self._threads} threads, {state}{', one is parked' if self._parked else ''}>"
 
     def enter(self) -> None:
         """For the second thread, before anything else: blocks while it is parked."""

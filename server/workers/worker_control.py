@@ -12,37 +12,41 @@ from partitions.base import Closing
 from ..config.schema import Config, ConfigError
 from ..config.tables import dotted
 from ..errors import Conflict
-from ..tenants.frontend import Desk
+from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
-from .worker import Seat, Worker
+from .worker import Endpoint, Worker
 
 TOGETHER = 0.01
 """Seconds for which one who moves may be kept waiting by another's inference."""
 _UNCHANGED = "; nothing was changed, and everyone is served as before"
 
 
-class Seats:
-    """The link and the memory that each tenant's worker serves (`worker.Seat`). Every method belongs to the event loop.
+class WorkerControl:
+    """The link and the memory that each tenant's worker serves (`worker.Endpoint`). Every method belongs to the event loop.
 
     `workers` are those of now, by tenant. Who replaces one in there does so while it is `halted`.
     """
 
-    def __init__(self, config: Config, desks: Mapping[str, Desk], workers: Mapping[str, Worker], lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, config: Config, frontends: Mapping[str, Frontend], workers: Mapping[str, Worker], lifecycle: Lifecycle
+    ) -> None:
         self._config = config
-        self._desks = desks
+        self._frontends = frontends
         self.locks = {name: asyncio.Lock() for name in config.tenants}
         """Of those who halt a tenant's worker and have one serve again: taken last, and for as long as that takes."""
         self._workers = workers
         self._lifecycle = lifecycle
-        self._seats: dict[str, Seat] = {}
+        self._endpoints: dict[str, Endpoint] = {}
 
     def __repr__(self) -> str:
         halting = [name for name, lock in self.locks.items() if lock.locked()]
-        return f"<Seats of {', '.join(self._seats) or 'no tenant'}; being changed: {', '.join(halting) or 'none'}>"
+        return f"<WorkerControl of {', '.join(self._endpoints) or 'no tenant'}; being changed: {', '.join(halting) or 'none'}>"
 
     async def pin(self, device: Device, name: str) -> None:
         """Make a tenant's memory reachable for the device, before its worker serves. Raises ConfigError if it cannot be."""
-        self._seats[name] = Seat(self._desks[name].link, await asyncio.to_thread(self._pin, device, name, self._desks[name]))
+        self._endpoints[name] = Endpoint(
+            self._frontends[name].link, await asyncio.to_thread(self._pin, device, name, self._frontends[name])
+        )
 
     @asynccontextmanager
     async def halted(self, workers: Mapping[str, Worker]) -> AsyncIterator[None]:
@@ -97,8 +101,8 @@ class Seats:
         if self._lifecycle.state != "closed":
             self.serve(name)
 
-    async def reseat(self, name: str, free: Callable[[], None]) -> None:
-        """Stop a tenant's work in flight, have its worker serve the desk's new link once that has ended, and call `free`.
+    async def replace_link(self, name: str, free: Callable[[], None]) -> None:
+        """Stop a tenant's work in flight, have its worker serve the frontend's new link once that has ended, and call `free`.
 
         Does nothing after the server was closed.
         """
@@ -109,7 +113,7 @@ class Seats:
             worker = self._workers[name]
             worker.abandon()
             await _ended(worker)
-            self._seats[name] = self._seats[name]._replace(link=self._desks[name].link)
+            self._endpoints[name] = self._endpoints[name]._replace(link=self._frontends[name].link)
             self.serve(name)
             free()
 
@@ -134,22 +138,22 @@ class Seats:
             worker = self._workers[name]
             await _ended(worker)
             self.serve(name)
-            return await asyncio.to_thread(worker.stands)
+            return await asyncio.to_thread(worker.wait_until_started)
 
     def serve(self, name: str) -> None:
-        """Have a tenant's worker of now, which is halted or new, serve, and tell its desk the cores of its partition."""
+        """Have a tenant's worker of now, which is halted or new, serve, and tell its frontend the cores of its partition."""
         worker = self._workers[name]
-        worker.serve(self._seats[name])
-        self._desks[name].place(worker.partition.host_cores)
+        worker.serve(self._endpoints[name])
+        self._frontends[name].set_cores(worker.partition.host_cores)
 
     def close(self) -> None:
         """Give up the pinned memory; no worker may be serving."""
-        for seat in self._seats.values():
-            seat.pinned.close()
+        for endpoint in self._endpoints.values():
+            endpoint.pinned.close()
 
-    def _pin(self, device: Device, name: str, desk: Desk) -> Closing:
+    def _pin(self, device: Device, name: str, frontend: Frontend) -> Closing:
         """Blocks. Raises ConfigError."""
-        memory = desk.link.arena.memory
+        memory = frontend.link.arena.memory
         try:
             return device.pin(memory.address, memory.nbytes)
         except PartitionError as error:

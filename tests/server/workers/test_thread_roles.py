@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.workers.roles import Roles
+from server.workers.thread_roles import ThreadRoles
 from tests.contract import in_a_thread
 
 PATIENCE = 30
@@ -26,18 +26,18 @@ def wakes() -> Wakes:
 
 
 @pytest.fixture
-def roles(wakes: Wakes) -> Iterator[Roles]:
+def roles(wakes: Wakes) -> Iterator[ThreadRoles]:
     """Of two threads; the test plays the first."""
-    roles = Roles(2, wakes)
+    roles = ThreadRoles(2, wakes)
     yield roles
     roles.stop()
 
 
-def parked(roles: Roles) -> bool:
+def parked(roles: ThreadRoles) -> bool:
     return "one is parked" in repr(roles)
 
 
-def test_one_thread_waits_at_a_time(roles: Roles) -> None:
+def test_one_thread_waits_at_a_time(roles: ThreadRoles) -> None:
     assert roles.waits()
     assert not roles.waits()
     assert "one waits" in repr(roles)
@@ -45,7 +45,7 @@ def test_one_thread_waits_at_a_time(roles: Roles) -> None:
     assert roles.waits()
 
 
-def test_the_second_thread_is_parked_until_a_work_takes_long(roles: Roles) -> None:
+def test_the_second_thread_is_parked_until_a_work_takes_long(roles: ThreadRoles) -> None:
     _, entered = in_a_thread(roles.enter)
     assert parked(roles)
     assert roles.alone
@@ -57,14 +57,14 @@ def test_the_second_thread_is_parked_until_a_work_takes_long(roles: Roles) -> No
     assert not parked(roles)
 
 
-def test_while_works_take_long_both_listen(roles: Roles) -> None:
+def test_while_works_take_long_both_listen(roles: ThreadRoles) -> None:
     roles.expect(True)
     assert roles.listens()
     assert roles.listens()
     assert not parked(roles)
 
 
-def test_once_they_are_short_the_first_with_nothing_to_do_is_parked_and_the_other_listens(roles: Roles) -> None:
+def test_once_they_are_short_the_first_with_nothing_to_do_is_parked_and_the_other_listens(roles: ThreadRoles) -> None:
     roles.expect(True)
     roles.enter()
     assert roles.waits()
@@ -79,7 +79,7 @@ def test_once_they_are_short_the_first_with_nothing_to_do_is_parked_and_the_othe
     assert listens.result(PATIENCE)
 
 
-def test_stopping_wakes_who_listens_and_who_is_parked_and_nobody_listens_any_more(roles: Roles, wakes: Wakes) -> None:
+def test_stopping_wakes_who_listens_and_who_is_parked_and_nobody_listens_any_more(roles: ThreadRoles, wakes: Wakes) -> None:
     _, entered = in_a_thread(roles.enter)
     roles.stop()
     entered.result(PATIENCE)
@@ -88,7 +88,7 @@ def test_stopping_wakes_who_listens_and_who_is_parked_and_nobody_listens_any_mor
     assert "stopped" in repr(roles)
 
 
-def test_a_thread_that_ends_wakes_the_other_and_the_last_says_so(roles: Roles, wakes: Wakes) -> None:
+def test_a_thread_that_ends_wakes_the_other_and_the_last_says_so(roles: ThreadRoles, wakes: Wakes) -> None:
     roles.stop()
     assert not roles.end()
     assert wakes.count == 2
@@ -96,7 +96,7 @@ def test_a_thread_that_ends_wakes_the_other_and_the_last_says_so(roles: Roles, w
     assert wakes.count == 2
 
 
-def test_a_second_thread_serves_alone_where_the_first_could_not_begin(roles: Roles) -> None:
+def test_a_second_thread_serves_alone_where_the_first_could_not_begin(roles: ThreadRoles) -> None:
     _, entered = in_a_thread(roles.enter)
     assert not roles.end()  # The first could not be attached to its partition.
     entered.result(PATIENCE)
@@ -105,7 +105,7 @@ def test_a_second_thread_serves_alone_where_the_first_could_not_begin(roles: Rol
 
 
 def test_one_thread_is_never_parked(wakes: Wakes) -> None:
-    roles = Roles(1, wakes)
+    roles = ThreadRoles(1, wakes)
     for long in (True, False, True):
         roles.expect(long)
         assert roles.alone

@@ -3,19 +3,19 @@
 from pathlib import Path
 
 from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfig
-from server.device.model_loader import Loaded
-from server.device.served import UNLOADED, ServedModels
-from server.tenants.catalog import Entry
+from server.device.loaded_models import UNLOADED, LoadedModels
+from server.device.model_loader import LoadedModel
+from server.tenants.catalog import IndexEntry
 
 
-def table(strict: bool) -> ServedModels:
+def table(strict: bool) -> LoadedModels:
     tenants = {name: TenantConfig(name=name, granules=1, models=("*",)) for name in ("acme", "globex")}
     server = ServerConfig(strict_readiness=strict)
-    return ServedModels(Config(server=server, models=ModelsConfig(repository=Path()), tenants=tenants, source="test"))
+    return LoadedModels(Config(server=server, models=ModelsConfig(repository=Path()), tenants=tenants, source="test"))
 
 
-def failed(name: str, reason: str = "no such file") -> Loaded:
-    return Loaded(name, [], [Entry(name, "1", "UNAVAILABLE", reason)], {})
+def failed(name: str, reason: str = "no such file") -> LoadedModel:
+    return LoadedModel(name, [], [IndexEntry(name, "1", "UNAVAILABLE", reason)], {})
 
 
 def test_a_model_of_one_tenant_that_failed_makes_a_strict_server_incomplete_and_no_other() -> None:
@@ -41,8 +41,8 @@ def test_what_a_model_was_before_is_given_back_when_another_takes_its_place() ->
 
 
 def test_ensembles_of_a_model_are_found_also_while_they_cannot_be_served() -> None:
-    models, reason = table(strict=False), [Entry("both", "1", "UNAVAILABLE", "its step is unavailable")]
-    models.put("acme", Loaded("both", [], reason, {}, steps=("a", "b")))
+    models, reason = table(strict=False), [IndexEntry("both", "1", "UNAVAILABLE", "its step is unavailable")]
+    models.put("acme", LoadedModel("both", [], reason, {}, steps=("a", "b")))
     models.put("acme", failed("a"))
     assert [each.name for each in models.ensembles("acme", ["b", "c"])] == ["both"]
     assert models.ensembles("acme", ["c"]) == []
@@ -53,4 +53,4 @@ def test_a_tenant_whose_models_all_failed_is_shown_as_served_nothing() -> None:
     models = table(strict=False)
     models.put("acme", failed("a"))
     assert models.shown("acme") == "nothing"
-    assert repr(models) == "<ServedModels acme: nothing; globex: nothing>"
+    assert repr(models) == "<LoadedModels acme: nothing; globex: nothing>"
