@@ -6,7 +6,7 @@ counter's name. So they are passed to it as untyped, and their type is corrected
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from fastapi import APIRouter, Response
@@ -40,6 +40,59 @@ COUNTED = {
     "fallbacks": ("greenlane_graph_fallbacks", "Times a faster way to run was abandoned"),
 }
 """Name and meaning of the metrics for executors' counts, by their names in `engines.base.COUNTS`."""
+_BY_TENANT: tuple[
+    tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[[TenantConfig, Report], float]], ...
+] = (
+    (
+        GaugeMetricFamily,
+        "greenlane_waiting_requests",
+        "Requests waiting until in_flight lets them run",
+        lambda _, report: report.lane.waiting,
+    ),
+    (
+        GaugeMetricFamily,
+        "greenlane_in_flight_requests",
+        "Inferences handed to the worker and not completed",
+        lambda _, report: report.lane.in_flight,
+    ),
+    (
+        CounterMetricFamily,
+        "greenlane_rejected_requests",
+        "Requests refused for a full queue or memory",
+        lambda _, report: report.lane.rejected,
+    ),
+    (
+        CounterMetricFamily,
+        "greenlane_expired_requests",
+        "Requests whose timeout passed",
+        lambda _, report: report.lane.expired,
+    ),
+    (
+        CounterMetricFamily,
+        "greenlane_invalid_requests",
+        "Requests refused because they were wrong",
+        lambda _, report: report.lane.invalid,
+    ),
+    (
+        GaugeMetricFamily,
+        "greenlane_slot_bytes",
+        "Bytes of the tenant's memory that its requests hold",
+        lambda _, report: report.slots.nbytes,
+    ),
+    (
+        GaugeMetricFamily,
+        "greenlane_memory_bytes",
+        "Bytes that the tenant's requests may hold",
+        lambda tenant, _: tenant.memory,
+    ),
+    (
+        GaugeMetricFamily,
+        "greenlane_report_age_seconds",
+        "Age of the tenant's report: above 0 while its process does not answer",
+        lambda _, report: report.age,
+    ),
+)
+"""Metrics of a tenant's requests: type, name, meaning, and the value in a tenant's report."""
 _UNTYPED = re.compile(rb"^(# TYPE nv_\w+) untyped$", re.MULTILINE)
 """The type lines of Triton's counters. Its gauges have their type already."""
 _DURATIONS = {
@@ -80,7 +133,7 @@ class RuntimeCollector(Collector):
         yield from _failures(served)
         yield _pending(served)
         yield from self._executions()
-        yield from self._lanes()
+        yield from self._requests()
         yield from self._granules()
 
     def _labels(self, tenant: str, item: ModelReport) -> list[str]:
@@ -92,53 +145,25 @@ class RuntimeCollector(Collector):
 
     def _executions(self) -> Iterator[Metric]:
         """Executors' counts. They begin at 0 again when a model is loaded or moved, as Prometheus allows."""
-        ways = GaugeMetricFamily(
+        graphs = GaugeMetricFamily(
             "greenlane_model_graphs", "1 for the kind of CUDA graph that the model runs by", labels=[*_MODEL_LABELS, "graphs"]
         )
         families = {name: CounterMetricFamily(*about, labels=_MODEL_LABELS) for name, about in COUNTED.items()}
         for execution in self._runtime.executions():
             labels = [execution.name, execution.version, execution.tenant]
-            ways.add_metric([*labels, str(execution.description["graphs"])], 1)
+            graphs.add_metric([*labels, str(execution.description["graphs"])], 1)
             counts = execution.description.get("counts")
             for name, count in counts.items() if isinstance(counts, dict) else ():
                 if name in families:
                     families[name].add_metric(labels, count)
-        yield from (ways, *families.values())
+        yield from (graphs, *families.values())
 
-    def _lanes(self) -> Iterator[Metric]:
-        waiting = GaugeMetricFamily(
-            "greenlane_waiting_requests", "Requests waiting until in_flight lets them run", labels=["tenant"]
-        )
-        in_flight = GaugeMetricFamily(
-            "greenlane_in_flight_requests", "Inferences handed to the worker and not completed", labels=["tenant"]
-        )
-        rejected = CounterMetricFamily(
-            "greenlane_rejected_requests", "Requests refused for a full queue or memory", labels=["tenant"]
-        )
-        expired = CounterMetricFamily("greenlane_expired_requests", "Requests whose timeout passed", labels=["tenant"])
-        invalid = CounterMetricFamily(
-            "greenlane_invalid_requests", "Requests refused because they were wrong", labels=["tenant"]
-        )
-        memory = GaugeMetricFamily(
-            "greenlane_slot_bytes", "Bytes of the tenant's memory that its requests hold", labels=["tenant"]
-        )
-        limit = GaugeMetricFamily("greenlane_memory_bytes", "Bytes that requests may hold", labels=["tenant"])
-        ages = GaugeMetricFamily(
-            "greenlane_report_age_seconds",
-            "Age of the tenant's report: above 0 while its process does not answer",
-            labels=["tenant"],
-        )
-        for tenant, report in self._reports:
-            counts = report.lane
-            ages.add_metric([tenant.name], report.age)
-            waiting.add_metric([tenant.name], counts.waiting)
-            in_flight.add_metric([tenant.name], counts.in_flight)
-            rejected.add_metric([tenant.name], counts.rejected)
-            expired.add_metric([tenant.name], counts.expired)
-            invalid.add_metric([tenant.name], counts.invalid)
-            memory.add_metric([tenant.name], report.slots.nbytes)
-            limit.add_metric([tenant.name], tenant.memory)
-        yield from (waiting, in_flight, rejected, expired, invalid, memory, limit, ages)
+    def _requests(self) -> Iterator[Metric]:
+        for kind, name, about, value in _BY_TENANT:
+            family = kind(name, about, labels=["tenant"])
+            for tenant, report in self._reports:
+                family.add_metric([tenant.name], value(tenant, report))
+            yield family
 
     def _granules(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])

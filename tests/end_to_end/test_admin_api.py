@@ -1,4 +1,4 @@
-"""Administration over HTTP: who may, what it shows, what it refuses, and draining."""
+"""Administration over HTTP: authorization, answers, errors, and draining."""
 
 import hashlib
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def locked(standard: Path) -> Iterator[httpx.Client]:
 
 @pytest.fixture(params=[False, True], ids=["asgi", "direct"])
 def draining(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server that one may drain, one request at a time."""
+    """A server for a test to drain; it runs one request at a time."""
     one_by_one = TenantConfig(name="acme", granules=1, models=("identity", "spin"), in_flight=1)
     with serving(configuration(standard, one_by_one), direct=request.param) as served:
         yield served

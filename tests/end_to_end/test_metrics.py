@@ -1,4 +1,4 @@
-"""The metrics as Prometheus reads them, next to what the protocol's own statistics say."""
+"""/metrics as Prometheus reads it, compared with the statistics of the protocol."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ LABELS = {
     "greenlane_ready": set(),
     "greenlane_repartitions_total": set(),
 }
-"""Every series there is, and its labels."""
+"""All series and their labels."""
 TRITONS_COUNTERS, GAUGES = {*COUNTERS, *DURATIONS, FAILURE}, {PENDING, "greenlane_ready", "greenlane_waiting_requests"}
 
 Scraped = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -70,12 +70,12 @@ def scrape(http: httpx.Client) -> Scraped:
 
 
 def _name(read: str) -> str:
-    """As it stands in the text: the reader adds an end to Triton's counters that they do not have."""
+    """The name of a series in the text; the parser appends `_total` to Triton's counters, which lack it."""
     return read.removesuffix("_total") if read.startswith("nv_") else read
 
 
 def value(scraped: Scraped, name: str, **labels: str) -> float:
-    """Of the one series that has these labels, whatever else it has."""
+    """The value of the only series that has these labels, among others."""
     (found,) = [v for (series, has), v in scraped.items() if series == name and labels.items() <= has]
     return found
 
@@ -117,7 +117,7 @@ def pick(at: int) -> Document:
 
 
 def work(served: Served, http: httpx.Client) -> None:
-    """One of every outcome: a full queue and a client that left first, while nothing has shown to be quick."""
+    """One request of every outcome. The full queue and the disconnect come first, while no model is known to be quick."""
     with busy(served, http), Connection(served) as one, Connection(served) as two:
         for waiting, connection in enumerate((one, two), 1):
             connection.send(posted("identity", SMALL))

@@ -1,4 +1,4 @@
-"""Models that come, change and go while others are served."""
+"""Models that are loaded, changed and unloaded while others are served."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from .wire import SMALL, Connection, busy, infer, lane, post, posted, tensor, un
 from .wire import request as asked
 
 ONE = asked(tensor("x", "FP32", [1], [1]))
-"""For `scaled`, which answers its factor."""
+"""A request for `scaled`, which answers its factor."""
 
 
 both_ways = pytest.mark.parametrize("changing", [False, True], ids=["asgi", "direct"], indirect=True)
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def changing(root: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server of its own, one request at a time."""
+    """A server with a changeable repository; it runs one request at a time."""
     one_by_one = TenantConfig(name="acme", granules=1, models=("*",), in_flight=1)
     with serving(configuration(root, one_by_one), direct=getattr(request, "param", False)) as served:
         yield served
@@ -194,7 +194,7 @@ def test_misspelt_key_in_load_is_refused_with_a_suggestion(mine: httpx.Client) -
 
 @pytest.fixture
 def overruling(root: Path) -> Iterator[httpx.Client]:
-    """A server whose own configuration says how requests for `rows` and `scaled` are joined."""
+    """A server whose configuration sets the batching of `rows` and `scaled`."""
     options = {
         "rows": ModelOptions(max_batch=3, batch_delay=0.001, preferred_batches=(2, 3)),
         "scaled": ModelOptions(max_batch=0),

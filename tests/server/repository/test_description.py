@@ -32,7 +32,7 @@ def shown(text: str, signature: Signature = BATCHED, **other: Any) -> dict[str, 
 
 
 def put_in(name: str, kind: str, dims: list[int]) -> dict[str, Any]:
-    """An input of which nothing is said."""
+    """An input without any field set."""
     flags = {"is_shape_tensor": False, "allow_ragged_batch": False, "optional": False, "is_non_linear_format_io": False}
     return {"name": name, "data_type": kind, "format": "FORMAT_NONE", "dims": dims, **flags}
 
@@ -43,7 +43,7 @@ def put_out(name: str, kind: str, dims: list[int]) -> dict[str, Any]:
 
 
 def test_a_model_without_configuration_is_described_from_itself() -> None:
-    """As of Triton's own QA (L0_model_config, autofill), but for the batch, which nothing in a model says."""
+    """As in Triton's QA (L0_model_config, autofill), except for the batch, which no model states."""
     assert describe("m", ModelConfig(), MODEL, "onnxruntime_onnx") == {
         "name": "m",
         "platform": "onnxruntime_onnx",

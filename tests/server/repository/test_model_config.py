@@ -1,4 +1,4 @@
-"""Triton's model configuration: what is read, what is refused and how, and whether the model agrees."""
+"""Model configurations: reading, refusing with good errors, and applying to a signature."""
 
 import json
 from contextlib import suppress
@@ -122,7 +122,7 @@ def test_a_field_with_the_value_that_it_has_anyway_is_not_named():
 
 
 def test_every_field_of_triton_is_known_in_either_form():
-    """Those of its documentation that nest deepest, or have an odd type."""
+    """Fields from Triton's documentation that nest deepest or have unusual types."""
     text = """
       cc_model_filenames { key: "7.5" value: "m.onnx" }
       optimization { execution_accelerators { gpu_execution_accelerator : [ {

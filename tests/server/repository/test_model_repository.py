@@ -1,4 +1,4 @@
-"""Repositories on a real disk: what is served from them, and what is said about the rest."""
+"""Repositories on a real disk: which versions are served, problems and warnings."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""How a model is to run: who says so, who overrules whom, and what cannot be honoured."""
+"""Settings of how a model runs: their sources, which overrules which, and those that cannot be honoured."""
 
 from collections.abc import Mapping
 
@@ -50,7 +50,7 @@ EVERY_SETTING = RuntimeSettings(
     copies="engine",
     warm_up=(1, 4, 32),
 )
-"""The same three times: in the server's configuration, in a model's, and as an engine has it."""
+"""The same settings in the server's configuration, in a model's parameters, and as RuntimeSettings."""
 
 
 def honoured(asked: Mapping[str, object]) -> dict[str, str]:
