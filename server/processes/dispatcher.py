@@ -5,6 +5,7 @@ cost is bounded, whatever is sent: the constants below limit for how long, for h
 connections at a time it waits for headers. Connections for a process that died wait for its replacement.
 """
 
+import logging
 import resource
 import select
 import socket
@@ -22,6 +23,8 @@ from .handoff import Handoff
 from .process_setup import set_up
 from .routing import DISPATCHER, MAX_HEAD, SHARED, UNAUTHENTICATED, destination
 
+log = logging.getLogger("greenlane.processes")
+
 HEADER_TIMEOUT = 30.0
 """Seconds until a connection's first headers have to be complete."""
 MAX_PIECES = 8
@@ -33,12 +36,16 @@ MAX_WAITING = 4096
 MAX_QUEUED = 1024
 """Connections that may wait for one process to take them; one more is closed."""
 HEARTBEAT, HEARTBEAT_ANSWER = b"?", b"!"
-"""The supervisor's question over `control` and the answer, which show that the dispatcher does not hang; no process's name."""
+"""The supervisor's question over `control` and the answer, which show that the dispatcher does not hang; no process's name.
+
+The other message to the supervisor is the name of an HTTP process that sent a malformed handoff.
+"""
 _PAUSE = 0.1
 """Seconds for which no connections are accepted once there are no descriptors or no memory left for them."""
 _MAX_ACCEPTS = 64
 """Connections accepted at a time from one listening socket."""
-_MAX_NAME = 4096
+MAX_NAME = 4096
+"""Bytes of the longest message over `control`."""
 
 
 class HandoffQueue:
@@ -165,7 +172,7 @@ class Dispatcher:
     def _on_control(self, _: int) -> None:
         """The supervisor sent the socket to a new process, sent a heartbeat, or closed the control socket to end this one."""
         try:
-            name, descriptors, _flags, _address = socket.recv_fds(self._control, _MAX_NAME, 1)
+            name, descriptors, _flags, _address = socket.recv_fds(self._control, MAX_NAME, 1)
         except ConnectionError:  # The supervisor was killed before it read what was sent to it.
             name, descriptors = b"", []
         if not name:
@@ -190,13 +197,25 @@ class Dispatcher:
         self._flush(queue)
 
     def _take_back(self, queue: HandoffQueue) -> None:
-        """Pass on a connection whose next request is for another process."""
+        """Pass on a connection whose next request is for another process.
+
+        A process that sends one for an unknown process is no longer trusted: it is reported, and the supervisor replaces it.
+        """
         assert queue.end
-        with suppress(BlockingIOError):
-            if received := handoff.receive(queue.end):
-                self._hand_over(received)
-            else:
-                self._disconnect(queue)
+        try:
+            received = handoff.receive(queue.end)
+        except BlockingIOError:
+            return
+        if received and received.name in self._queues:
+            self._hand_over(received)
+            return
+        self._disconnect(queue)
+        if received:
+            received.close()
+            name = next(name for name, each in self._queues.items() if each is queue)
+            log.error("malformed handoff from the HTTP process of %s; closing its socket", name)
+            with suppress(OSError):
+                self._control.send(name.encode())
 
     def _disconnect(self, queue: HandoffQueue) -> None:
         if queue.end:

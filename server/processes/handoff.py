@@ -72,6 +72,6 @@ def receive(end: socket.socket) -> Handoff | None:
             return None
         descriptors = [number for _, _, data in extras for (number,) in struct.iter_unpack("i", data)]
         if descriptors and not flags & socket.MSG_CTRUNC:
-            return Handoff(name.decode(), socket.socket(fileno=descriptors[0]), *descriptors[1:])
+            return Handoff(name.decode(errors="replace"), socket.socket(fileno=descriptors[0]), *descriptors[1:])
         for descriptor in descriptors:
             os.close(descriptor)

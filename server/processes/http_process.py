@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,13 +26,10 @@ from ..http.infer import Infer
 from ..http.paths import is_infer
 from ..link import ring as links
 from ..link.ring import Descriptors
-from ..tenants.catalog import IndexEntry, ServedModel
-from ..tenants.frontend import Report, State
 from ..tenants.service import Service, Tenant, open_tenant, publish, report
-from . import handoff, proxy
+from . import handoff, messages, proxy
 from .handoff import Handoff
 from .process_setup import set_up
-from .proxy import ForwardedRequest
 from .routing import SHARED, UNAUTHENTICATED, process_for
 from .rpc import Channel
 
@@ -100,20 +97,19 @@ class HttpProcess:
 
     def __init__(self, arguments: ProcessArguments) -> None:
         self._arguments = arguments
-        self._channel = Channel(
-            {
-                "announce": self._announce,
-                "publish": self._publish,
-                "place": self._place,
-                "become": self._become,
-                "beat": self._beat,
-                "refuse": self._refuse,
-                "suspend": self._suspend,
-                "report": self._report,
-                "empty": self._empty,
-                "leave": self._leave,
-            }
-        )
+        handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
+            messages.Announce: self._announce,
+            messages.Publish: self._publish,
+            messages.SetAffinity: self._set_affinity,
+            messages.SetState: self._set_state,
+            messages.Heartbeat: self._on_heartbeat,
+            messages.Refuse: self._refuse,
+            messages.Suspend: self._suspend,
+            messages.GetReport: self._report,
+            messages.WaitUntilIdle: self._wait_until_idle,
+            messages.Exit: self._exit,
+        }
+        self._channel = Channel("the device process", handlers)
         self._tenant: Tenant | None = None
         self._service = Service(arguments.config, [])
         self._tasks: set[asyncio.Task[None]] = set()
@@ -140,7 +136,7 @@ class HttpProcess:
 
     def cancel(self, slot: int, serial: int) -> None:
         """Ask the worker to stop a ticket; see `Control`."""
-        self._channel.notify("cancel", slot, serial)
+        self._channel.notify(messages.CancelTicket(slot, serial))
 
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
@@ -171,8 +167,9 @@ class HttpProcess:
         seconds = ceil(self._arguments.config.server.keep_alive)
         return min(seconds, _SHORT_KEEP_ALIVE) if self._arguments.name in (SHARED, UNAUTHENTICATED) else seconds
 
-    async def _forward(self, request: ForwardedRequest) -> Any:
-        return await self._channel.call("forward", request)
+    async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:
+        answer: messages.ForwardedAnswer = await self._channel.call(request, messages.ForwardedAnswer)
+        return answer
 
     async def _exit_with_device_process(self) -> None:
         await self._channel.closed.wait()
@@ -248,49 +245,49 @@ class HttpProcess:
         if not task.cancelled() and (error := task.exception()):
             log.error("a connection could not be taken: %s", error, exc_info=error)
 
-    def _announce(self, name: str) -> None:
+    def _announce(self, message: messages.Announce) -> None:
         if self._tenant:
-            self._tenant.catalog.announce(name)
+            self._tenant.catalog.announce(message.name)
 
-    async def _publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+    async def _publish(self, message: messages.Publish) -> bool:
         if self._tenant:
-            await publish(self._tenant, name, served, problems)
+            await publish(self._tenant, message.name, [each.served() for each in message.served], message.problems)
         return True
 
-    def _place(self, cores: frozenset[int]) -> None:
+    def _set_affinity(self, message: messages.SetAffinity) -> None:
         try:
-            os.sched_setaffinity(0, cores)
+            os.sched_setaffinity(0, message.cores)
         except OSError as error:
-            log.warning("the HTTP process cannot run on cores %s: %s", sorted(cores), error.strerror)
+            log.warning("the HTTP process cannot run on cores %s: %s", sorted(message.cores), error.strerror)
 
-    def _become(self, state: State) -> None:
-        loaded = self._service.state == "starting" and state in ("serving", "incomplete")
-        self._service.set_state(state)
+    def _set_state(self, message: messages.SetState) -> None:
+        loaded = self._service.state == "starting" and message.state in ("serving", "incomplete")
+        self._service.set_state(message.state)
         if loaded:
             gc.collect()
             gc.freeze()
 
-    def _beat(self) -> None:
+    def _on_heartbeat(self, _: messages.Heartbeat) -> None:
         self._service.heartbeat()
-        self._channel.notify("alive")
+        self._channel.notify(messages.Alive())
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, message: messages.Refuse) -> None:
         if self._tenant:
-            self._tenant.refuse(reason)
+            self._tenant.refuse(message.reason)
 
-    def _suspend(self, reason: str) -> None:
+    def _suspend(self, message: messages.Suspend) -> None:
         if self._tenant:
-            self._tenant.suspend(reason)
+            self._tenant.suspend(message.reason)
 
-    def _report(self) -> Report:
+    def _report(self, _: messages.GetReport) -> messages.ReportFields:
         assert self._tenant, "only tenants are asked for reports"
-        return report(self._tenant)
+        return messages.ReportFields.of(report(self._tenant))
 
-    async def _empty(self) -> None:
+    async def _wait_until_idle(self, _: messages.WaitUntilIdle) -> None:
         if self._tenant:
             await self._tenant.lane.drained()
 
-    def _leave(self) -> None:
+    def _exit(self, _: messages.Exit) -> None:
         """Exit once all requests are answered, those on connections that were already handed over as well."""
         with suppress(BlockingIOError):
             while self._receive_next():

@@ -1,7 +1,7 @@
 """Requests that an HTTP process forwards to the device process: administration, metrics, and loading of models."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
@@ -10,7 +10,8 @@ from ..api.body import read_body
 from ..api.dependencies import RequireAdmin
 from ..api.framework import cancel_on_disconnect
 from ..http import asgi
-from ..http.exchange import Call, Headers, Reply
+from ..http.exchange import Call
+from .messages import ForwardedAnswer, ForwardedRequest
 
 router = APIRouter(include_in_schema=False)
 
@@ -18,18 +19,7 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """All of them: the device process decides which are allowed for a path."""
 
 
-class ForwardedRequest(NamedTuple):
-    """A whole request; the body holds only what the HTTP process has checked."""
-
-    method: str
-    raw_path: bytes
-    query: bytes
-    headers: Headers
-    body: bytes
-    client: tuple[str, int] | None
-
-
-Forward = Callable[[ForwardedRequest], Awaitable[Reply]]
+Forward = Callable[[ForwardedRequest], Awaitable[ForwardedAnswer]]
 """Sends a request to the device process and returns its answer. Raises Unavailable if that process is gone."""
 
 
@@ -75,7 +65,7 @@ async def _forwarded(forward: Forward, request: Request, body: bytes) -> Respons
     return response
 
 
-async def answer(application: asgi.Application, request: ForwardedRequest) -> Reply:
+async def answer(application: asgi.Application, request: ForwardedRequest) -> ForwardedAnswer:
     """The answer of the device process's application to a forwarded request."""
 
     async def body(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
@@ -83,4 +73,4 @@ async def answer(application: asgi.Application, request: ForwardedRequest) -> Re
 
     call = Call(request.method, request.raw_path, request.query, request.headers, body, None, request.client)
     reply: Any = await asgi.respond(application, call)
-    return Reply(*reply)
+    return ForwardedAnswer(*reply)

@@ -19,7 +19,9 @@ from ..scheduling.slot_pool import SlotStatistics
 from ..tenants.catalog import Catalog, IndexEntry, ServedModel
 from ..tenants.frontend import Backend, Report, State
 from ..tenants.service import slots
-from .rpc import Channel
+from . import messages
+from .messages import CancelTicket, ReportFields
+from .rpc import Channel, Malformed
 
 REPORT_TIMEOUT = 1.0
 """Seconds to wait for a report, which is asked of every tenant's process."""
@@ -45,9 +47,9 @@ class RemoteFrontend:
     def __repr__(self) -> str:
         return f"<RemoteFrontend {self._config.name}, {self._channel!r}>"
 
-    def handlers(self) -> dict[str, Any]:
+    def handlers(self) -> dict[type[messages.Message], Any]:
         """The handlers of what the process may send."""
-        return {"cancel": self._cancel}
+        return {CancelTicket: self._cancel}
 
     async def connect(self, channel: Channel) -> None:
         """Use this process from now on, and send it what its predecessors were sent."""
@@ -57,18 +59,18 @@ class RemoteFrontend:
         with suppress(Unavailable):
             await asyncio.gather(*published)
         if channel is self._channel:
-            channel.notify("become", self._state)
+            channel.notify(messages.SetState(self._state))
 
     def _repeat(self, channel: Channel) -> "Iterator[asyncio.Future[Any]]":
         for name, served, problems in self._catalog.listing():
             if served or problems:
-                yield channel.call("publish", name, served, problems)
+                yield channel.call(messages.Publish.of(name, served, problems), bool)
             else:
-                channel.notify("announce", name)
+                channel.notify(messages.Announce(name))
         if self._suspended:
-            channel.notify("suspend", self._suspended)
+            channel.notify(messages.Suspend(self._suspended))
         if self._refusing:
-            channel.notify("refuse", self._refusing)
+            channel.notify(messages.Refuse(self._refusing))
 
     def renew(self) -> Descriptors:
         """Make a new link to the same memory. Returns the old link's descriptors, to be closed once the worker has left it.
@@ -87,15 +89,15 @@ class RemoteFrontend:
     def become(self, state: State) -> None:
         """Send the process the server's state."""
         self._state = state
-        self._notify("become", state)
+        self._notify(messages.SetState(state))
 
     def announce(self, name: str) -> None:
         self._catalog.announce(name)
-        self._notify("announce", name)
+        self._notify(messages.Announce(name))
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         self._catalog.put(name, served, problems)
-        return bool(await self._call("publish", name, served, problems))
+        return bool(await self._call(messages.Publish.of(name, served, problems), bool))
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         self._cores = cores
@@ -110,23 +112,23 @@ class RemoteFrontend:
         found = None
         with suppress(TimeoutError):
             async with asyncio.timeout(REPORT_TIMEOUT):
-                found = await self._call("report")
+                found = await self._call(messages.GetReport(), ReportFields)
         now = time.monotonic()
         if found is None:  # The process hangs, is busy, or is being replaced.
             return replace(self._reported, age=now - self._reported_at)
-        self._reported, self._reported_at = found, now
+        self._reported, self._reported_at = found.report(), now
         return self._reported
 
     def refuse(self, reason: str) -> None:
         self._refusing = reason
-        self._notify("refuse", reason)
+        self._notify(messages.Refuse(reason))
 
     def suspend(self, reason: str) -> None:
         self._suspended = reason
-        self._notify("suspend", reason)
+        self._notify(messages.Suspend(reason))
 
     async def drained(self) -> None:
-        await self._call("empty")
+        await self._call(messages.WaitUntilIdle())
 
     def close(self) -> None:
         self.descriptors.close()
@@ -135,22 +137,24 @@ class RemoteFrontend:
         """Restrict the process to the cores in the configuration, or else of its partition, or else those assigned."""
         cores: Iterable[int] | None = self._config.front_cores or self._cores or self._assigned
         if cores:
-            self._notify("place", frozenset(cores))
+            self._notify(messages.SetAffinity(frozenset(cores)))
 
-    def _notify(self, name: str, *arguments: Any) -> None:
+    def _notify(self, message: messages.Message) -> None:
         if self._channel:
-            self._channel.notify(name, *arguments)
+            self._channel.notify(message)
 
-    async def _call(self, name: str, *arguments: Any) -> Any:
+    async def _call(self, message: messages.Message, result: Any = None) -> Any:
         """The answer; None if there is no process, or it dies before it answers."""
         if self._channel:
             with suppress(Unavailable):
-                return await self._channel.call(name, *arguments)
+                return await self._channel.call(message, result)
         return None
 
-    def _cancel(self, slot: int, serial: int) -> None:
+    def _cancel(self, message: CancelTicket) -> None:
+        if message.slot >= self.descriptors.slots:
+            raise Malformed(f"slot {message.slot} of {self.descriptors.slots}")
         if self._device:
-            self._device.cancel(self._config.name, slot, serial)
+            self._device.cancel(self._config.name, message.slot, message.serial)
 
 
 def open_remote(config: TenantConfig) -> RemoteFrontend:

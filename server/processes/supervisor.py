@@ -14,11 +14,11 @@ from ..config.schema import Config
 from ..host.backoff import Backoff
 from ..host.watch import interval
 from ..tenants.frontend import State
-from . import dispatcher, handoff, http_process, spawn
+from . import dispatcher, handoff, http_process, messages, spawn
 from .affinity import Affinity
 from .heartbeat import INTERVAL, Heartbeat, observe
 from .http_process import ProcessArguments
-from .proxy import ForwardedRequest, answer
+from .proxy import answer
 from .remote_frontend import RemoteFrontend
 from .routing import SHARED, UNAUTHENTICATED
 from .rpc import Channel
@@ -43,7 +43,7 @@ class SupervisedProcess:
         self.name = name
         self.frontend = frontend
         self.listeners = list(listeners)
-        self.channel = Channel({})
+        self.channel = Channel(self.label, {})
         self.process: BaseProcess | None = None
         self.handoff: socket.socket | None = None
         self.backoff = Backoff()
@@ -115,7 +115,7 @@ class Supervisor:
             if each.frontend:
                 each.frontend.become(state)
             else:
-                each.channel.notify("become", state)
+                each.channel.notify(messages.SetState(state))
 
     def set_affinity(self, affinity: Affinity) -> None:
         """Restrict these processes, and their later replacements, to these cores."""
@@ -138,7 +138,7 @@ class Supervisor:
         if self._dispatcher:  # Before the others: connections that it has handed over are still to be answered.
             await asyncio.to_thread(spawn.join, self._dispatcher, EXIT_TIMEOUT)
         for each in self._http.values():
-            each.channel.notify("leave")
+            each.channel.notify(messages.Exit())
         if self._watching:
             await asyncio.wait(self._watching, timeout=EXIT_TIMEOUT)
         self.kill()
@@ -170,9 +170,12 @@ class Supervisor:
         ours, theirs = socket.socketpair()
         link = spawn.inherited(each.frontend.descriptors) if each.frontend else None
         arguments = ProcessArguments(each.name, self._config, their_handoff, theirs, link, each.listeners)
-        each.heartbeat = Heartbeat()
-        handlers: dict[str, Callable[..., Any]] = {"forward": self._forward, "alive": each.heartbeat.on_answer}
-        each.channel = Channel({**handlers, **(each.frontend.handlers() if each.frontend else {})})
+        heartbeat = each.heartbeat = Heartbeat()
+        handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
+            messages.ForwardedRequest: self._forward,
+            messages.Alive: lambda _: heartbeat.on_answer(),
+        }
+        each.channel = Channel(each.label, {**handlers, **(each.frontend.handlers() if each.frontend else {})})
         each.backoff.started(time.monotonic())
         try:
             each.process = await spawn.start(http_process.main, arguments)
@@ -184,10 +187,10 @@ class Supervisor:
             await each.frontend.connect(each.channel)
         else:
             self._restrict(each.process)
-            each.channel.notify("become", self._state)
+            each.channel.notify(messages.SetState(self._state))
         self._announce(each)  # Only now that it knows its models: it would answer that there are none.
         if self._closing.is_set():
-            each.channel.notify("leave")
+            each.channel.notify(messages.Exit())
 
     async def _start_dispatcher(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -230,13 +233,20 @@ class Supervisor:
         while not self._closing.is_set():
             assert self._control
             with suppress(OSError):
-                while await asyncio.get_running_loop().sock_recv(self._control, len(dispatcher.HEARTBEAT_ANSWER)):
-                    self._dispatcher_heartbeat.on_answer()
+                while message := await asyncio.get_running_loop().sock_recv(self._control, dispatcher.MAX_NAME):
+                    self._on_dispatcher(message)
             if self._closing.is_set():
                 return
             self._control.close()
             await self._wait_for_end(self._dispatcher, "the dispatcher", self._dispatcher_backoff)
             await self._retry(self._start_dispatcher)
+
+    def _on_dispatcher(self, message: bytes) -> None:
+        if message == dispatcher.HEARTBEAT_ANSWER:
+            self._dispatcher_heartbeat.on_answer()
+        elif (each := self._http.get(message.decode(errors="replace"))) and each.process:
+            log.error("%s sent the dispatcher a malformed handoff; killing it", each.label)
+            spawn.kill(each.process)
 
     async def _check_heartbeats(self) -> None:
         """Send every process heartbeats, and kill one that does not answer them for too long; it is then replaced.
@@ -247,7 +257,7 @@ class Supervisor:
         while not self._closing.is_set() and self._config.server.watchdog:
             now = time.monotonic()
             for each in self._http.values():
-                each.channel.notify("beat")
+                each.channel.notify(messages.Heartbeat())
                 if each.process and not each.channel.closed.is_set():
                     self._check(each.label, each.process, each.heartbeat, now)
             forkserver.check(now)
@@ -297,7 +307,7 @@ class Supervisor:
         self._watching.add(task)
         task.add_done_callback(_log_failure)
 
-    async def _forward(self, request: ForwardedRequest) -> Any:
+    async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:
         return await answer(self._application, request)
 
 

@@ -6,7 +6,7 @@ batch dimension, each row is classified separately.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,25 +37,22 @@ class Classes(NamedTuple):
 class Labels:
     """The names of classes by output: the contents of label files in UTF-8, one line per class.
 
-    A file is split on its first use; only the files are pickled.
+    A file is split on its first use.
     """
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = files
+        self.files = files
         self._lines: dict[str, list[bytes]] = {}
 
     def __repr__(self) -> str:
-        return f"<Labels of {', '.join(self._files) or 'nothing'}>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Labels, (self._files,)
+        return f"<Labels of {', '.join(self.files) or 'nothing'}>"
 
     def of(self, output: str) -> Sequence[bytes]:
         """The label of each class, empty for a class without one; may be shorter than the output."""
-        if output not in self._files:
+        if output not in self.files:
             return ()
         if output not in self._lines:
-            self._lines[output] = [line.removesuffix(b"\r") for line in self._files[output].split(b"\n")]
+            self._lines[output] = [line.removesuffix(b"\r") for line in self.files[output].split(b"\n")]
         return self._lines[output]
 
 

@@ -35,11 +35,6 @@ class ServedModel:
     statistics: ModelStatistics = field(default_factory=ModelStatistics, compare=False)
     request_cache: RequestCache = field(default_factory=RequestCache, compare=False)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """What counts and remembers requests stays in the process that has them."""
-        said = self.name, self.version, self.key, self.signature, self.platform, self.config, self.batching
-        return ServedModel, (*said, self.labels, self.queues)
-
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:

@@ -85,6 +85,11 @@ class Bench:
         self._stack.callback(theirs.close)
         return theirs
 
+    def reports(self) -> bytes:
+        """The next message to the supervisor."""
+        self._control.settimeout(PATIENCE)
+        return self._control.recv(4096)
+
     def connect(self, data: bytes = b"") -> socket.socket:
         connection = self.listener.connect()
         self._stack.callback(connection.close)
@@ -249,6 +254,21 @@ def test_a_connection_that_is_given_back_is_passed_on_with_its_read_ahead(bench:
         handoff.send(shared, Handoff("acme", ours, handoff.memory_file(b"read already, ")))
         theirs.sendall(b"not yet")
         assert taken(acme) == (b"read already, ", b"not yet")
+
+
+@pytest.mark.parametrize("name", ["nobody", "acme\\0", "?"])
+def test_a_malformed_handoff_disconnects_its_sender_and_reports_it(bench: Bench, name: str) -> None:
+    acme, globex = bench.process("acme"), bench.process("globex")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        handoff.send(acme, Handoff(name, ours))
+        assert bench.reports() == b"acme"
+        ours.close()
+        assert hung_up(theirs)
+        bench.connect(GLOBEX)
+        assert taken(globex) == (b"", GLOBEX)
+        bench.connect(ACME)
+        assert taken(bench.process("acme")) == (b"", ACME), "its replacement takes connections"
 
 
 def test_unauthenticated_connections_go_to_a_process_of_their_own(bench: Bench) -> None:

@@ -10,6 +10,18 @@ import pytest
 
 from server.config.schema import TenantConfig
 from server.link import ring as links
+from server.processes.messages import (
+    Announce,
+    CancelTicket,
+    GetReport,
+    Message,
+    Publish,
+    Refuse,
+    ReportFields,
+    SetAffinity,
+    SetState,
+    WaitUntilIdle,
+)
 from server.processes.remote_frontend import RemoteFrontend, open_remote
 from server.processes.rpc import Channel
 from server.scheduling.lane import LaneStatistics
@@ -21,32 +33,29 @@ PROBLEM = IndexEntry("broken", "1", "UNAVAILABLE", "no such file")
 
 
 class Process:
-    """What a tenant's process hears; it answers every question with None, or with what `answers` says."""
+    """The other end of a tenant's channel: keeps what it receives, and answers calls with None or what `answers` holds."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        self.answers: dict[str, Any] = {}
-        self.channel = Channel({name: self._hear(name) for name in NAMES})
+        self.answers: dict[type[Message], Any] = {}
+        self.channel = Channel("the device process", dict.fromkeys(MESSAGES, self._receive))
 
-    def _hear(self, name: str) -> Any:
-        def handler(*arguments: Any) -> Any:
-            self.heard.append((name, *arguments))
-            return self.answers.get(name)
-
-        return handler
+    def _receive(self, message: Message) -> Any:
+        self.heard.append(message)
+        return self.answers.get(type(message), True if isinstance(message, Publish) else None)
 
     async def meet(self, frontend: RemoteFrontend) -> Channel:
         """Connect it to a frontend."""
         ours, theirs = socket.socketpair()
-        channel = Channel(frontend.handlers())
+        channel = Channel("the HTTP process of acme", frontend.handlers())
         await channel.open(ours)
         await self.channel.open(theirs)
         await frontend.connect(channel)
-        await channel.call("empty")
+        await channel.call(WaitUntilIdle())
         return channel
 
 
-NAMES = ("announce", "publish", "place", "become", "refuse", "report", "empty")
+MESSAGES = (Announce, Publish, SetAffinity, SetState, Refuse, GetReport, WaitUntilIdle)
 
 
 class Device:
@@ -73,17 +82,17 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     process = Process()
     channel = await process.meet(frontend)
     assert process.heard[:-1] == [
-        ("place", frozenset({0})),
-        ("announce", "slow"),
-        ("refuse", "draining"),
-        ("publish", "broken", [], [PROBLEM]),
-        ("become", "serving"),
+        SetAffinity(frozenset({0})),
+        Announce("slow"),
+        Refuse("draining"),
+        Publish("broken", [], [PROBLEM]),
+        SetState("serving"),
     ]
     process.heard.clear()
     frontend.become("draining")
     await frontend.publish("slow", [], [PROBLEM])
     await frontend.drained()
-    assert process.heard == [("become", "draining"), ("publish", "slow", [], [PROBLEM]), ("empty",)]
+    assert process.heard == [SetState("draining"), Publish("slow", [], [PROBLEM]), WaitUntilIdle()]
     channel.close()
     process.channel.close()
 
@@ -93,7 +102,8 @@ async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend) 
     await frontend.drained()
     process = Process()
     channel = await process.meet(frontend)
-    process.answers["report"] = counted = Report((), (PROBLEM,), LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
+    counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
+    process.answers[GetReport] = ReportFields.of(counted)
     assert await frontend.report() == counted
     process.channel.close()
     assert isinstance(await frontend.report(), Report)
@@ -105,10 +115,11 @@ async def test_the_last_report_is_returned_when_the_process_does_not_answer(
 ) -> None:
     process = Process()
     channel = await process.meet(frontend)
-    process.answers["report"] = counted = Report((), (PROBLEM,), LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
+    counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
+    process.answers[GetReport] = ReportFields.of(counted)
     assert (await frontend.report()).age == 0
     monkeypatch.setattr("server.processes.remote_frontend.REPORT_TIMEOUT", 0.01)
-    process.answers["report"] = never = asyncio.sleep(600)
+    process.answers[GetReport] = never = asyncio.sleep(600)
     stale = await frontend.report()
     assert (stale.index, stale.lane, stale.age > 0) == (counted.index, counted.lane, True)
     process.channel.close()
@@ -121,7 +132,7 @@ async def test_cancel_reaches_the_device(frontend: RemoteFrontend) -> None:
     device, process = Device(), Process()
     frontend.open(device)
     channel = await process.meet(frontend)
-    process.channel.notify("cancel", 3, 14)
+    process.channel.notify(CancelTicket(3, 14))
     while not device.asked:
         await asyncio.sleep(0)
     assert device.asked == [("acme", 3, 14)]
@@ -156,7 +167,7 @@ async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFron
     frontend.set_cores(frozenset({5}))
     frontend.assign(frozenset({4}))
     await frontend.drained()
-    assert [heard[1] for heard in process.heard if heard[0] == "place"] == [{2}, {3}, {3}, {5}, {5}]
+    assert [heard.cores for heard in process.heard if isinstance(heard, SetAffinity)] == [{2}, {3}, {3}, {5}, {5}]
     channel.close()
     process.channel.close()
 
@@ -166,8 +177,21 @@ async def test_configured_front_cores_override_those_of_the_partition() -> None:
     process = Process()
     frontend.set_cores(frozenset({5}))
     channel = await process.meet(frontend)
-    assert ("place", frozenset({0})) in process.heard
+    assert SetAffinity(frozenset({0})) in process.heard
     assert repr(frontend).startswith("<RemoteFrontend acme, <Channel")
     channel.close()
     process.channel.close()
     frontend.close()
+
+
+async def test_cancelling_a_slot_that_the_link_does_not_have_closes_the_channel(
+    frontend: RemoteFrontend, caplog: pytest.LogCaptureFixture
+) -> None:
+    device, process = Device(), Process()
+    frontend.open(device)
+    channel = await process.meet(frontend)
+    process.channel.notify(CancelTicket(frontend.descriptors.slots, 1))
+    await asyncio.wait_for(channel.closed.wait(), 10)
+    assert device.asked == []
+    assert f"slot {frontend.descriptors.slots} of {frontend.descriptors.slots}" in caplog.text
+    process.channel.close()

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from server.config.schema import Config, ModelsConfig, TenantConfig
 from server.host.backoff import Backoff
 from server.processes.remote_frontend import open_remote
@@ -94,4 +96,18 @@ async def test_a_server_ends_in_order_though_its_dispatcher_has_just_died() -> N
         end.close()
     await supervisor.close()
     await asyncio.wait_for(supervisor._keep_dispatcher(), 10)
+    supervisor.frontend.close()
+
+
+def test_a_process_that_sent_the_dispatcher_a_malformed_handoff_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Staged(TenantConfig(name="acme", granules=1, models=("*",)))
+    killed: list[object] = []
+    monkeypatch.setattr("server.processes.spawn.kill", killed.append)
+    process: Any = object()
+    supervisor._http["acme"].process = process
+    for message in (b"!", b"nobody", b"\xff", b"(shared)"):  # The last one has not started.
+        supervisor._on_dispatcher(message)
+    assert killed == []
+    supervisor._on_dispatcher(b"acme")
+    assert killed == [process]
     supervisor.frontend.close()

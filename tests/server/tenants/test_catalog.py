@@ -1,12 +1,7 @@
-import pickle
-
 import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
 from server.errors import NotFound, Unavailable
-from server.protocol.classification import Labels
-from server.scheduling.batching import Batching
-from server.scheduling.queue_policy import QueueLimits, QueuePolicy
 from server.tenants.catalog import Catalog, IndexEntry, ServedModel
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
@@ -175,15 +170,3 @@ def test_a_catalog_shows_how_much_is_ready() -> None:
     made = catalog(served("m", "1"), served("m", "2"))
     made.announce("k")
     assert repr(made) == "<Catalog 2 ready, 2 known>"
-
-
-def test_another_process_is_told_what_is_served_and_nothing_of_what_was_counted() -> None:
-    queues = QueuePolicy(QueueLimits(1, 0.5, "k"), 2, 1, {2: QueueLimits(0, 0, "l")})
-    joined = Batching(SIGNATURE, 4, 0.5, (2,))
-    model = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", {}, joined, Labels({"y": b"a"}), queues)
-    model.statistics.failed(1, "OTHER")
-    there = pickle.loads(pickle.dumps(model))
-    assert there == model
-    assert list(there.labels.of("y")) == [b"a"]
-    assert there.batching == model.batching
-    assert there.statistics.failures == {}

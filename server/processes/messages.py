@@ -1,0 +1,276 @@
+"""The messages between the device process and the HTTP processes. `rpc` carries them as MessagePack.
+
+Only plain types, and classes that are never compiled, are fields: msgspec checks what arrives by their annotations, which
+classes compiled by mypyc do not keep.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+from msgspec.structs import asdict
+
+from engines import Signature
+
+from ..protocol.classification import Labels
+from ..scheduling.batching import Batching
+from ..scheduling.lane import LaneStatistics
+from ..scheduling.queue_policy import QueueLimits, QueuePolicy
+from ..scheduling.slot_pool import SlotStatistics
+from ..tenants.catalog import IndexEntry, ServedModel
+from ..tenants.frontend import ModelReport, Report, State
+from ..tenants.statistics import BOUNDS, ModelStatistics, Size
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Message(Struct, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages; on the wire an array of the class's name and its fields."""
+
+
+class Fields(Struct, array_like=True, forbid_unknown_fields=True):
+    """Base of parts of messages that mirror a class of ours, with the same fields."""
+
+
+_F = TypeVar("_F", bound=Fields)
+
+
+def _mirror(kind: type[_F], value: Any) -> _F:
+    return kind(*(getattr(value, name) for name in kind.__struct_fields__))
+
+
+class BatchingFields(Fields):
+    """A `Batching`."""
+
+    signature: Signature
+    most: int
+    delay: float
+    preferred: tuple[int, ...]
+
+
+class QueueLimitsFields(Fields):
+    """A `QueueLimits`."""
+
+    size: int
+    timeout: float
+    key: str
+
+
+class QueuePolicyFields(Fields):
+    """A `QueuePolicy`."""
+
+    limits: QueueLimitsFields
+    levels: int
+    usual: int
+    own: dict[int, QueueLimitsFields]
+
+    @classmethod
+    def of(cls, policy: QueuePolicy) -> "QueuePolicyFields":
+        own = {level: _mirror(QueueLimitsFields, limits) for level, limits in policy.own.items()}
+        return cls(_mirror(QueueLimitsFields, policy.limits), policy.levels, policy.usual, own)
+
+    def policy(self) -> QueuePolicy:
+        own = {level: QueueLimits(**asdict(limits)) for level, limits in self.own.items()}
+        return QueuePolicy(QueueLimits(**asdict(self.limits)), self.levels, self.usual, own)
+
+
+class ServedModelFields(Fields):
+    """A `ServedModel`, without the counters and caches, which stay in the process that has them."""
+
+    name: str
+    version: str
+    key: str
+    signature: Signature
+    platform: str
+    config: dict[str, Any]
+    batching: BatchingFields | None
+    labels: dict[str, bytes]
+    queues: QueuePolicyFields | None
+
+    @classmethod
+    def of(cls, served: ServedModel) -> "ServedModelFields":
+        batching = _mirror(BatchingFields, served.batching) if served.batching else None
+        queues = QueuePolicyFields.of(served.queues) if served.queues else None
+        plain = served.name, served.version, served.key, served.signature, served.platform, served.config
+        return cls(*plain, batching, dict(served.labels.files), queues)
+
+    def served(self) -> ServedModel:
+        batching = Batching(**asdict(self.batching)) if self.batching else None
+        queues = self.queues.policy() if self.queues else None
+        plain = self.name, self.version, self.key, self.signature, self.platform, self.config
+        return ServedModel(*plain, batching, Labels(self.labels), queues)
+
+
+# From the device process to an HTTP process. `tenants.frontend` says what most of them are for.
+
+
+class Announce(Message):
+    """A model of this name is being loaded."""
+
+    name: str
+
+
+class Publish(Message):
+    """Serve these versions of a model from now on. A call: answered with True when no request for older ones is left."""
+
+    name: str
+    served: list[ServedModelFields]
+    problems: list[IndexEntry]
+
+    @classmethod
+    def of(cls, name: str, served: Sequence[ServedModel], problems: Sequence[IndexEntry]) -> "Publish":
+        return cls(name, [ServedModelFields.of(each) for each in served], list(problems))
+
+
+class SetAffinity(Message):
+    """Run on these of the host's cores only."""
+
+    cores: frozenset[int]
+
+
+class SetState(Message):
+    """The state of the server."""
+
+    state: State
+
+
+class Heartbeat(Message):
+    """The device process does not hang. Answered with `Alive`."""
+
+
+class Refuse(Message):
+    """Take no more requests."""
+
+    reason: str
+
+
+class Suspend(Message):
+    """Take no requests for now; with an empty reason take them again."""
+
+    reason: str
+
+
+class GetReport(Message):
+    """A call: answered with `ReportFields`."""
+
+
+class WaitUntilIdle(Message):
+    """A call: answered when every request that was taken has been answered."""
+
+
+class Exit(Message):
+    """Exit once the requests on all connections, those that were handed over included, are answered."""
+
+
+# From an HTTP process to the device process.
+
+
+class CancelTicket(Message):
+    """Stop a ticket that was sent over the link, if it can be stopped."""
+
+    slot: Count
+    serial: Count
+
+
+class ForwardedRequest(Message):
+    """A whole request; its body holds only what the HTTP process has checked. A call: answered with `ForwardedAnswer`."""
+
+    method: str
+    raw_path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    client: tuple[str, int] | None
+
+
+class ForwardedAnswer(Fields):
+    """A whole answer; `fields` are its headers without Content-Length."""
+
+    status: int
+    fields: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Alive(Message):
+    """The answer to a `Heartbeat`."""
+
+
+class SizeFields(Fields):
+    """A `Size`."""
+
+    count: int
+    total: int
+    queue: int
+    compute_input: int
+    compute_infer: int
+    compute_output: int
+
+
+class StatisticsFields(Fields):
+    """A `ModelStatistics`."""
+
+    sizes: dict[int, SizeFields]
+    joined: SizeFields
+    joined_rows: int
+    runs: dict[int, SizeFields]
+    last_run: int
+    buckets: Annotated[list[int], Meta(min_length=len(BOUNDS) + 1, max_length=len(BOUNDS) + 1)]
+    failures: dict[str, int]
+    failed_ns: int
+    last: int
+
+    @classmethod
+    def of(cls, statistics: ModelStatistics) -> "StatisticsFields":
+        found = _mirror(cls, statistics)
+        sizes, runs = ({rows: _mirror(SizeFields, size) for rows, size in each.items()} for each in (found.sizes, found.runs))
+        return msgspec.structs.replace(found, sizes=sizes, joined=_mirror(SizeFields, found.joined), runs=runs)
+
+    def statistics(self) -> ModelStatistics:
+        sizes, runs = ({rows: Size(**asdict(size)) for rows, size in each.items()} for each in (self.sizes, self.runs))
+        return ModelStatistics(**{**asdict(self), "sizes": sizes, "joined": Size(**asdict(self.joined)), "runs": runs})
+
+
+class ModelReportFields(Fields):
+    """A `ModelReport`."""
+
+    name: str
+    version: str
+    statistics: StatisticsFields
+    pending: int
+
+
+class ReportFields(Fields):
+    """A `Report`."""
+
+    served: list[ModelReportFields]
+    index: list[IndexEntry]
+    lane: tuple[int, int, int, int, int, int]
+    slots: tuple[int, int, int]
+
+    @classmethod
+    def of(cls, report: Report) -> "ReportFields":
+        served = [
+            ModelReportFields(each.name, each.version, StatisticsFields.of(each.statistics), each.pending)
+            for each in report.served
+        ]
+        lane: Any = tuple(report.lane)
+        slots: Any = tuple(report.slots)
+        return cls(served, list(report.index), lane, slots)
+
+    def report(self) -> Report:
+        served = [ModelReport(each.name, each.version, each.statistics.statistics(), each.pending) for each in self.served]
+        return Report(served, self.index, LaneStatistics(*self.lane), SlotStatistics(*self.slots))
+
+
+def encode_hook(value: Any) -> Any:
+    """Encode the types that msgspec does not know: data types of numpy, in signatures."""
+    if isinstance(value, np.dtype):
+        return value.str
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent to another process")
+
+
+def decode_hook(_: Any, value: Any) -> Any:
+    """Decode them again. Raises TypeError or ValueError."""
+    return np.dtype(value)

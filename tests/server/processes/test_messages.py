@@ -1,0 +1,96 @@
+"""Messages arrive with all that was in them, and what an HTTP process may not say is refused."""
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import pytest
+
+from engines import Signature, TensorSpec
+from engines.datatypes import DATATYPES
+from engines.signature import Default, Form
+from server.processes import messages
+from server.processes.messages import Publish, ReportFields, decode_hook, encode_hook
+from server.protocol.classification import Labels
+from server.scheduling.batching import Batching
+from server.scheduling.lane import LaneStatistics
+from server.scheduling.queue_policy import QueueLimits, QueuePolicy
+from server.scheduling.slot_pool import SlotStatistics
+from server.tenants.catalog import IndexEntry, ServedModel
+from server.tenants.frontend import ModelReport, Report
+from server.tenants.statistics import ModelStatistics, Size
+
+SPECS = tuple(TensorSpec(name, datatype, ("n", 2)) for name, datatype in DATATYPES.items())
+FORMED = TensorSpec("f", DATATYPES["FP32"], ("n", 4), ((1, 9), (4, 4)), Form((-1, 2, 2), (-1, 4)), Default((1, 4), b"\0" * 16))
+SIGNATURE = Signature((*SPECS, FORMED), SPECS, 3)
+LIMITS = QueueLimits(3, 0.5, "models.m")
+POLICY = QueuePolicy(LIMITS, 2, 1, {2: QueueLimits(9, 0.0, "models.m")})
+CONFIG = {"name": "m", "nested": [{"dims": [-1, 2.5]}, None, True]}
+BATCHING, LABELS = Batching(SIGNATURE, 3, 0.1, (2,)), Labels({"y": b"a\nb"})
+SERVED = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnxruntime_onnx", CONFIG, BATCHING, LABELS, POLICY)
+STATISTICS = ModelStatistics({1: Size(1, 2, 3, 4, 5, 6)}, Size(7), 8, {2: Size(9)}, 10, list(range(17)), {"OTHER": 1}, 11, 12)
+REPORT = Report(
+    [ModelReport("m", "1", STATISTICS, 4)],
+    [IndexEntry("m", "1", "READY"), IndexEntry("b", "", "UNAVAILABLE", "why")],
+    LaneStatistics(1, 2, 3, 4, 5, 6),
+    SlotStatistics(1, 2, 3),
+)
+
+
+def names(kind: Any, *without: str) -> list[str]:
+    return [field.name for field in fields(kind) if field.name not in without]
+
+
+def sent(value: Any, kind: Any) -> Any:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value, enc_hook=encode_hook), type=kind, dec_hook=decode_hook)
+
+
+@pytest.mark.parametrize(
+    "served", [SERVED, ServedModel("m", "2", "m/2#1", SIGNATURE, "tensorrt_plan", {})], ids=["all", "least"]
+)
+def test_a_published_model_arrives_as_it_was(served: ServedModel) -> None:
+    served.statistics.failed(1, "OTHER")
+    problems = [IndexEntry("m", "3", "UNAVAILABLE", "broken")]
+    received = sent(Publish.of("m", [served], problems), Publish)
+    (found,) = [each.served() for each in received.served]
+    assert (received.name, found, received.problems) == ("m", served, problems)
+    assert found.statistics == ModelStatistics(), "counters stay in the process that has them"
+    assert (found.labels.files, found.queues) == (served.labels.files, served.queues), "which == does not compare"
+    assert found.signature.inputs[0].datatype == served.signature.inputs[0].datatype
+
+
+def test_a_report_arrives_as_it_was() -> None:
+    assert sent(ReportFields.of(REPORT), ReportFields).report() == REPORT
+
+
+@pytest.mark.parametrize(
+    ("mirror", "mirrored"),
+    [
+        (messages.BatchingFields, names(Batching)),
+        (messages.QueueLimitsFields, QueueLimits._fields),
+        (messages.QueuePolicyFields, names(QueuePolicy)),
+        (messages.SizeFields, names(Size)),
+        (messages.StatisticsFields, names(ModelStatistics)),
+        (messages.ModelReportFields, names(ModelReport)),
+        (
+            messages.ServedModelFields,
+            names(ServedModel, "statistics", "request_cache"),
+        ),
+        (messages.ReportFields, names(Report, "age")),
+    ],
+)
+def test_no_field_of_a_mirrored_class_is_forgotten(mirror: type[messages.Fields], mirrored: Any) -> None:
+    assert mirror.__struct_fields__ == tuple(mirrored)
+
+
+def test_statistics_with_another_number_of_buckets_are_refused() -> None:
+    """They would break the metrics of all tenants."""
+    report = msgspec.to_builtins(ReportFields.of(REPORT))
+    report[0][0][2][5].append(0)
+    with pytest.raises(msgspec.ValidationError, match="length <= 17"):
+        sent(report, ReportFields)
+
+
+def test_what_cannot_be_sent_is_named() -> None:
+    with pytest.raises(NotImplementedError, match="object cannot be sent to another process"):
+        msgspec.msgpack.encode([object()], enc_hook=encode_hook)
