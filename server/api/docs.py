@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Annotated
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Header, Path
 from fastapi.params import Depends
 
 from . import metadata, model_control, schemas
@@ -31,31 +31,39 @@ inference = APIRouter(generate_unique_id_function=operation_id)
 """Describes inference, which `server.http` answers outside of the framework. No application includes it."""
 
 
-@inference.post(
-    "/v2/models/{name}/infer",
-    tags=["Inference"],
-    dependencies=[Depends(tenant)],
-    responses=errors(400, 401, 404, 408, 413, 415, 421, 429, 500, 503, 504),
-)
-@inference.post(
-    "/v2/models/{name}/versions/{version}/infer",
-    tags=["Inference"],
-    dependencies=[Depends(tenant)],
-    responses=errors(400, 401, 404, 408, 413, 415, 421, 429, 500, 503, 504),
-)
+HeaderLength = Annotated[
+    int | None, Header(description="Bytes of JSON at the beginning of the body; binary tensors follow. 0: a raw body.")
+]
+ContentEncoding = Annotated[str | None, Header(description="`gzip`, `deflate` or `identity`, of the whole body.")]
+_ERRORS = errors(400, 401, 404, 408, 413, 415, 421, 429, 500, 503, 504)
+
+
+@inference.post("/v2/models/{name}/infer", tags=["Inference"], dependencies=[Depends(tenant)], responses=_ERRORS)
 async def infer(
     name: ModelName,
     body: schemas.InferRequest,
-    inference_header_content_length: Annotated[
-        int | None, Header(description="Bytes of JSON at the beginning of the body; binary tensors follow. 0: a raw body.")
-    ] = None,
-    content_encoding: Annotated[str | None, Header(description="`gzip`, `deflate` or `identity`, of the whole body.")] = None,
+    inference_header_content_length: HeaderLength = None,
+    content_encoding: ContentEncoding = None,
 ) -> schemas.InferResponse:
-    """Run a model.
+    """Run the highest version of a model.
 
     The answer has `Server-Timing` (milliseconds in the queue and in execution), and `Inference-Header-Content-Length` if binary
     tensors follow its JSON. Closing the connection withdraws the request.
     """
+    raise AssertionError("this route describes; it is not served")
+
+
+@inference.post(
+    "/v2/models/{name}/versions/{version}/infer", tags=["Inference"], dependencies=[Depends(tenant)], responses=_ERRORS
+)
+async def infer_of_version(
+    name: ModelName,
+    version: Annotated[str, Path(description="The version.")],
+    body: schemas.InferRequest,
+    inference_header_content_length: HeaderLength = None,
+    content_encoding: ContentEncoding = None,
+) -> schemas.InferResponse:
+    """Run a version of a model, as `infer`."""
     raise AssertionError("this route describes; it is not served")
 
 

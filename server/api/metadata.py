@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from fastapi.params import Path as PathParameter
 from fastapi.responses import HTMLResponse
+from pydantic import Field
 
 from engines import TensorSpec
 
@@ -41,6 +42,7 @@ _REPOSITORY: list[str | Enum] = ["Repository"]
 _MODEL_ERRORS = errors(400, 401, 404, 421, 503)
 
 ModelName = Annotated[str, PathParameter(description="The model, percent-encoded.")]
+ModelVersion = Annotated[str | None, Field(description="The version; the highest that is served if it is left out.")]
 
 router = APIRouter(generate_unique_id_function=operation_id)
 
@@ -99,7 +101,7 @@ async def all_statistics(tenant: TenantDep) -> Response:
 
 @router.get("/v2/models/{name}", tags=_MODELS, response_model=schemas.ModelMetadata, responses=_MODEL_ERRORS)
 @router.get("/v2/models/{name}/versions/{version}", tags=_MODELS, response_model=schemas.ModelMetadata, responses=_MODEL_ERRORS)
-async def metadata(tenant: TenantDep, name: ModelName, version: str | None = None) -> Response:
+async def metadata(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
     """A model's inputs, outputs, versions and platform."""
     served = _find(tenant, name, version)
     return json_response(
@@ -117,7 +119,7 @@ async def metadata(tenant: TenantDep, name: ModelName, version: str | None = Non
 @get_or_head(
     "/v2/models/{name}/versions/{version}/ready", tags=_MODELS, response_model=schemas.ModelReady, responses=_MODEL_ERRORS
 )
-async def model_ready(tenant: TenantDep, name: ModelName, version: str | None = None) -> Response:
+async def model_ready(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
     """Whether a model can be called."""
     return json_response({"name": _find(tenant, name, version).name, "ready": True})
 
@@ -129,7 +131,7 @@ async def model_ready(tenant: TenantDep, name: ModelName, version: str | None = 
     response_model=schemas.ModelConfiguration,
     responses=_MODEL_ERRORS,
 )
-async def config(tenant: TenantDep, name: ModelName, version: str | None = None) -> Response:
+async def config(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
     """A model's whole configuration, in Triton's form.
 
     `parameters` has `greenlane.execution`: which way the model ran when it was loaded, as JSON in a text.
@@ -141,7 +143,7 @@ async def config(tenant: TenantDep, name: ModelName, version: str | None = None)
 @router.get(
     "/v2/models/{name}/versions/{version}/stats", tags=_MODELS, response_model=schemas.Statistics, responses=_MODEL_ERRORS
 )
-async def statistics(tenant: TenantDep, name: ModelName, version: str | None = None) -> Response:
+async def statistics(tenant: TenantDep, name: ModelName, version: ModelVersion = None) -> Response:
     """Counts and times of a model, of all its versions unless one is named."""
     first = _find(tenant, name, version)
     found = [first] if version else [s for s in tenant.catalog.served() if s.name == name]

@@ -57,7 +57,8 @@ def request_body(model: type[BaseModel], example: Any, required: bool = False) -
 
 def operation_id(route: APIRoute) -> str:
     """The name of a route's function, which is unique but for the routes of a model and of a version of it."""
-    return f"{route.name}_of_version" if "{version}" in route.path_format else route.name
+    suffix = "_of_version"
+    return f"{route.name.removesuffix(suffix)}{suffix}" if "{version}" in route.path_format else route.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """/openapi.json and /docs are the same from every way to serve, and the server answers as they describe."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,11 @@ def test_documents_are_complete(document: Document) -> None:
         assert "422" not in operation["responses"], name
         assert operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].endswith("/Error")
         assert operation["summary"].split()[0] in document.page.decode()
+    for path, methods in content["paths"].items():
+        for operation in methods.values():
+            parameters = {each["name"]: each for each in operation.get("parameters", ())}
+            assert {name for name, each in parameters.items() if each["in"] == "path"} == set(re.findall(r"\{(\w+)\}", path))
+            assert all(each["description"] for each in parameters.values()), path
     assert len(operations(document)) == sum(len(methods) for methods in content["paths"].values())
 
 
