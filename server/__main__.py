@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from math import ceil
 from signal import SIGINT
@@ -99,7 +98,8 @@ def _serve_fronts(config: Config, device: Device) -> int:
 
 def _override(config: Config, options: Options) -> Config:
     given: dict[str, Any] = {"host": options.host, "port": options.port, "log_level": options.log_level}
-    return replace(config, server=replace(config.server, **{key: value for key, value in given.items() if value is not None}))
+    server = config.server.model_copy(update={key: value for key, value in given.items() if value is not None})
+    return config.model_copy(update={"server": server})
 
 
 def _uvicorn(config: Config, application: Application) -> uvicorn.Config:

@@ -66,9 +66,9 @@ def configuration() -> Iterator[Config]:
 
 def config(root: Path, granules: int) -> Config:
     """acme may call both models, globex only `identity`; each has half of the granules, if there are at least two."""
-    acme = TenantConfig(name="acme", granules=max(1, granules - granules // 2), models=("*",))
-    globex = TenantConfig(name="globex", granules=granules // 2, models=("identity",))
-    tenants = (acme, globex) if granules > 1 else (acme,)
+    tenants = [TenantConfig(name="acme", granules=max(1, granules - granules // 2), models=("*",))]
+    if granules > 1:
+        tenants.append(TenantConfig(name="globex", granules=granules // 2, models=("identity",)))
     return Config(
         server=ServerConfig(default_tenant="acme"),
         device=DeviceConfig(backend="cpu"),

@@ -1,82 +1,68 @@
-"""The TOML file that a configuration comes from, and everything that can be wrong with it.
-
-Every problem of a file is told at once, those between keys too. Files speak in units ("64MiB", "1.5s"). What reads a file
-blocks.
-"""
+"""Reads a configuration from its TOML file, and reports every problem of the file at once. Everything here blocks."""
 
 import os
-import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from .schema import Config, ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig, share_faults
-from .tables import Fault, KeyPath, as_meant, build, dotted, faults, keys, nearest, not_a_table, unknown
-from .values import DIGEST, shown
+from pydantic import ValidationError
 
-_SECTIONS = ("server", "device", "models", "tenants")
-_NO_FRONT = "with server.fronts = 'inline' the tenant has no HTTP process of its own; use 'per-tenant', or leave it out"
+from .rules import Problem, problems_between, problems_within
+from .schema import Config, ConfigError, DeviceConfig, ModelOptions, ModelsConfig, Section, ServerConfig, TenantConfig
+from .tables import KeyPath, dotted, near_to, nearest
+from .values import form_of, shown
+
+Table = Mapping[str, Any]
 
 
 def load(path: Path) -> Config:
-    """Read a configuration file; reads files, so it blocks. Raises ConfigError with every problem there is."""
+    """The configuration in a file. Raises ConfigError with every problem of it."""
     document, folder = _parse(path), path.absolute().parent
-    found = (*_faults(document), *_repository_faults(document, folder))
-    problems = [f"{path.name}: {dotted(key)}: {text}" for key, text in found]
-    if problems:
-        raise ConfigError(problems)
-    return _build(document, folder, path.name)
+    sections, corrected, found = _examine(document, folder)
+    repository = corrected["models"].get("repository") if isinstance(corrected["models"], dict) else None
+    if isinstance(repository, str) and repository and not os.path.isdir(folder / repository):
+        text = f"{shown(repository)} is not an existing directory: {folder / repository}"
+        found.append((("models", "repository"), text))
+    if found:
+        raise ConfigError([f"{path.name}: {dotted(key)}: {text}" for key, text in found])
+    return _assembled(sections, path.name)
 
 
 def salvage(path: Path) -> tuple[Config, frozenset[KeyPath]] | None:
-    """What is left of a file that `load` refuses, so that more can be said about it, and the paths of what was left out.
+    """What remains of a file that `load` refuses, so that `check` can say more about it, and the paths that were removed.
 
-    Keys are read as they seem to be meant. Blocks. None where too little is left; the repository may not be there. Raises
-    ConfigError where the file is no TOML.
+    Mistyped keys count as the ones they are near to, and the repository need not exist. None if no repository or no tenant
+    remains. Raises ConfigError if the file is not TOML.
     """
-    document, folder = _as_meant(_parse(path)), path.absolute().parent
+    folder = path.absolute().parent
+    _, document, _ = _examine(_parse(path), folder)
     dropped: set[KeyPath] = set()
-    while fault := next(_faults(document), None):
-        if not _drop(document, fault[0]):
+    while True:
+        sections, _, found = _examine(document, folder)
+        if not found:
+            return _assembled(sections, path.name), frozenset(dropped)
+        key, _ = found[0]
+        if not _drop(document, key):
             return None
-        dropped.add(fault[0])
-    return _build(document, folder, path.name), frozenset(dropped)
+        dropped.add(key)
 
 
-def _as_meant(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with its mistyped keys under the names that they are near to."""
-    meant = as_meant(document, _SECTIONS)
-    for section, known in (("server", keys(ServerConfig)), ("device", keys(DeviceConfig)), ("models", keys(ModelsConfig))):
-        if isinstance(table := meant.get(section), dict):
-            meant[section] = as_meant(table, known)
-    for section, known in (("models", keys(ModelOptions)), ("tenants", keys(TenantConfig))):
-        if isinstance(table := meant.get(section), dict):
-            meant[section] = {name: as_meant(one, known) if isinstance(one, dict) else one for name, one in table.items()}
-    return meant
+def keys(model: type[Section]) -> list[str]:
+    """The keys that a table of this model may have in a file."""
+    return [name for name, field in model.model_fields.items() if not field.exclude]
 
 
-def _drop(document: dict[str, Any], path: KeyPath) -> bool:
-    """Remove the key at fault, or the table that lacks it; whether there was any."""
-    first, *rest = path
-    if first not in document:
-        return False
-    inner = document[first]
-    if not (rest and isinstance(inner, dict) and _drop(inner, tuple(rest))):
-        del document[first]
-    return True
+def read(model: type[Section], key: str, value: object) -> Any:
+    """The value of one key as the program has it; the model's other keys need defaults.
 
-
-def _build(document: Mapping[str, Any], folder: Path, source: str) -> Config:
-    return Config(
-        server=build(ServerConfig, document.get("server", {})),
-        device=build(DeviceConfig, document.get("device", {})),
-        models=_models(document["models"], folder),
-        tenants=MappingProxyType({name: build(TenantConfig, t, name=name) for name, t in document["tenants"].items()}),
-        source=source,
-    )
+    Raises ValueError with what came and what was expected.
+    """
+    try:
+        return getattr(model.model_validate({key: value}, context=Path()), key)
+    except ValidationError:
+        raise ValueError(_problem(model, key, {key: value})) from None
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -94,112 +80,92 @@ def _parse(path: Path) -> dict[str, Any]:
         raise ConfigError([f"{path.name}: not TOML: nested too deeply"]) from error
 
 
-def _models(table: Mapping[str, Any], folder: Path) -> ModelsConfig:
-    """Of a table without faults, where only models are tables: one may be called `cache`."""
-    options = {name: build(ModelOptions, value) for name, value in table.items() if isinstance(value, dict)}
-    plain = build(ModelsConfig, {name: value for name, value in table.items() if name not in options})
-    cache = folder / plain.cache if plain.cache else None
-    return replace(plain, repository=folder / plain.repository, cache=cache, options=MappingProxyType(options))
-
-
-def _faults(document: Mapping[str, Any]) -> Iterator[Fault]:
-    yield from unknown(document, _SECTIONS, ())
-    document = as_meant(document, _SECTIONS)  # What follows from a mistyped name is no mistake of its own.
-    yield from faults(ServerConfig, document.get("server", {}), "server")
-    yield from faults(DeviceConfig, document.get("device", {}), "device")
-    yield from _models_faults(document.get("models", {}))
-    yield from _tenants_faults(document.get("tenants", {}))
-    for between in (_default_tenant_faults, _key_faults, _front_faults):
-        yield from between(_table(document, "server"), _table(document, "tenants"))
-
-
-def _models_faults(table: object) -> Iterator[Fault]:
-    if not isinstance(table, dict):
-        yield not_a_table(table, ("models",))
-        return
-    options = {name: value for name, value in table.items() if isinstance(value, dict) and name != "repository"}
-    yield from faults(ModelsConfig, {name: value for name, value in table.items() if name not in options}, "models")
-    for name, value in options.items():
-        yield from faults(ModelOptions, value, "models", name)
-        yield from _batch_faults(name, value)
-
-
-def _repository_faults(document: Mapping[str, Any], folder: Path) -> Iterator[Fault]:
-    repository = _table(document, "models").get("repository")
-    if isinstance(repository, str) and repository and not os.path.isdir(folder / repository):
-        yield ("models", "repository"), f"{shown(repository)} is not an existing directory: {folder / repository}"
-
-
-def _batch_faults(name: str, model: Mapping[str, Any]) -> Iterator[Fault]:
-    """Sizes that no batch reaches. Where the file sets no largest batch, the model's own does, which is not known here."""
-    most = model.get("max_batch")
-    if type(most) is not int:
-        return
-    for key in ("preferred_batches", "warm_up") if most else ("preferred_batches",):
-        sizes = model.get(key)
-        above = [size for size in sizes if type(size) is int and size > most] if type(sizes) is list else []
-        if above:
-            yield ("models", name, key), f"{above[0]} is above max_batch, which is {most}"
-
-
-def _tenants_faults(table: object) -> Iterator[Fault]:
-    if not isinstance(table, dict):
-        yield not_a_table(table, ("tenants",))
-        return
-    if not table:
-        yield ("tenants",), "missing; at least one tenant is needed, as in [tenants.acme]"
-    for name, tenant in table.items():
-        yield from _name_faults(name)
-        yield from faults(TenantConfig, tenant, "tenants", name)
-        if isinstance(tenant, dict):
-            yield from share_faults(name, tenant)
-
-
-def _name_faults(name: str) -> Iterator[Fault]:
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
-        yield ("tenants", name), "not a tenant's name; it travels in headers: use letters, digits, '.', '_' and '-'"
-
-
-def _default_tenant_faults(server: Mapping[str, object], tenants: Mapping[str, object]) -> Iterator[Fault]:
-    default = server.get("default_tenant")
-    if isinstance(default, str) and default and default not in tenants:
-        hint = nearest(default, tenants) if tenants else "there is none"
-        yield ("server", "default_tenant"), f"{shown(default)} is not a configured tenant; {hint}"
-
-
-def _key_faults(server: Mapping[str, object], tenants: Mapping[str, object]) -> Iterator[Fault]:
-    """Who a key speaks for has to be clear, so nobody's key is another's."""
-    admin: KeyPath = ("server", "admin_key_sha256")
-    owners = dict.fromkeys(_digests([server.get("admin_key_sha256")]), admin)
-    for name in tenants:
-        path = ("tenants", name, "keys_sha256")
-        for digest in _digests(_table(tenants, name).get("keys_sha256")):
-            if (owner := owners.setdefault(digest, path)) != path:
-                yield path, f"the key {digest[:8]}... is also in {dotted(owner)}; a key belongs to one of them"
-
-
-def _front_faults(server: Mapping[str, object], tenants: Mapping[str, object]) -> Iterator[Fault]:
-    """Every socket is one's own, and cores are given only to HTTP processes that there are."""
-    owners: dict[object, KeyPath] = {server.get("port", ServerConfig().port): ("server", "port")}
-    for name in tenants:
-        tenant, path = _table(tenants, name), ("tenants", name, "port")
-        port = tenant.get("port")
-        if type(port) is int and (owner := owners.setdefault(port, path)) != path:
-            yield path, f"{port} is also {dotted(owner)}; each listens on a port of its own"
-        for key in ("port", "front_cores") if server.get("fronts") == "inline" else ():
-            if key in tenant:
-                yield ("tenants", name, key), _NO_FRONT
-
-
-def _digests(value: object) -> Iterator[str]:
-    """The good ones of a list that may hold anything."""
-    for item in value if isinstance(value, list) else ():
-        try:
-            yield DIGEST.read(item)
-        except ValueError:
+def _examine(document: Table, folder: Path) -> tuple[dict[KeyPath, Any], dict[str, Any], list[Problem]]:
+    """The tables of a document that are valid, as models; the document with mistyped keys corrected; and every problem."""
+    valid: dict[KeyPath, Any] = {}
+    found: list[Problem] = []
+    document = _renamed(document, ("server", "device", "models", "tenants"), (), found)
+    corrected: dict[str, Any] = {**document, "models": {}, "tenants": {}}
+    for path, model, table in _tables(document):
+        *parents, name = path
+        parent = corrected[parents[0]] if parents else corrected
+        if not isinstance(table, dict):
+            found.append((path, f"{shown(table)} is not a table; write [{dotted(path)}]"))
+            parent[name] = table
             continue
+        parent[name] = known = _renamed(table, keys(model), path, found)
+        try:
+            given = {"name": name} if model is TenantConfig else {}
+            valid[path] = model.model_validate({**known, **given}, context=folder)
+        except ValidationError as error:
+            wrong = dict.fromkeys(str(each["loc"][0]) for each in error.errors(include_url=False, include_input=False))
+            found += [((*path, key), _problem(model, key, known)) for key in wrong]
+        found += problems_within(path, known)
+    found += problems_between(corrected)
+    return valid, corrected, found
 
 
-def _table(parent: Mapping[str, object], key: str) -> Mapping[str, Any]:
-    value = parent.get(key)
-    return value if isinstance(value, dict) else {}
+def _tables(document: Table) -> Iterator[tuple[KeyPath, type[Section], object]]:
+    """Every table that a file has or needs, with its path and model. A model may be called `cache`, like a key."""
+    yield ("server",), ServerConfig, document.get("server", {})
+    yield ("device",), DeviceConfig, document.get("device", {})
+    models, tenants = document.get("models", {}), document.get("tenants", {})
+    options = {}
+    if isinstance(models, dict):
+        options = {name: each for name, each in models.items() if isinstance(each, dict) and name != "repository"}
+        models = {name: each for name, each in models.items() if name not in options}
+    yield ("models",), ModelsConfig, models
+    yield from ((("models", name), ModelOptions, each) for name, each in options.items())
+    if not isinstance(tenants, dict):
+        yield ("tenants",), TenantConfig, tenants
+        return
+    yield from ((("tenants", name), TenantConfig, each) for name, each in tenants.items())
+
+
+def _renamed(table: Table, known: Iterable[str], path: KeyPath, found: list[Problem]) -> dict[str, Any]:
+    """A table with mistyped keys under the names they are near to, and without other unknown ones; these are problems.
+
+    Of two tables that come under one name, both remain.
+    """
+    known = list(known)
+    renamed = {key: value for key, value in table.items() if key in known}
+    for key, value in table.items():
+        if key in known:
+            continue
+        found.append(((*path, key), f"unknown key; {nearest(key, known)}"))
+        if name := near_to(key, known):
+            both = isinstance(value, dict) and isinstance(renamed.get(name), dict)
+            renamed[name] = {**value, **renamed[name]} if both else renamed.get(name, value)
+    return renamed
+
+
+def _problem(model: type[Section], key: str, table: Table) -> str:
+    """The problem with a key that validation refused."""
+    form = form_of(model.model_fields[key])
+    return f"{shown(table[key], form.secret)} is not {form.expected}" if key in table else f"missing; expected {form.expected}"
+
+
+def _assembled(valid: Mapping[KeyPath, Any], source: str) -> Config:
+    """The configuration of tables that are all valid."""
+    options, tenants = (
+        {path[1]: each for path, each in valid.items() if path[0] == section and len(path) == 2}
+        for section in ("models", "tenants")
+    )
+    return Config(
+        server=valid["server",],
+        device=valid["device",],
+        models=valid["models",].model_copy(update={"options": MappingProxyType(options)}),
+        tenants=tenants,
+        source=source,
+    )
+
+
+def _drop(table: dict[str, Any], path: KeyPath) -> bool:
+    """Remove a key, or the table that lacks it; whether there was any."""
+    first, *rest = path
+    if first not in table:
+        return False
+    inner = table[first]
+    if not (rest and isinstance(inner, dict) and _drop(inner, tuple(rest))):
+        del table[first]
+    return True

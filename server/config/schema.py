@@ -1,43 +1,46 @@
-"""What may be configured, as frozen objects; `server.config.file` reads them from a TOML file.
+"""What may be configured, as frozen pydantic models; `server.config.file` reads them from a TOML file.
 
-Only keys that do something exist. Sizes are bytes and durations seconds; objects made in code are not checked.
+Sizes are bytes, durations seconds and paths absolute. `python -m server.config.reference` makes docs/configuration.md,
+deploy/greenlane.toml and a JSON Schema of the descriptions; `examples` are for keys without a default in these.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
 
-from .tables import Fault, as_meant, dotted, keys
+from pydantic import BaseModel, Field
+
+from .tables import dotted
 from .values import (
-    BATCHES,
-    CORES,
-    DIGEST,
-    DIGESTS,
-    DURATION,
-    FLAG,
-    HOSTS,
-    NAMES,
-    ORIGINS,
-    PROFILES,
-    SIZE,
-    TEXT,
-    WARM_UP,
-    duration_from,
-    one_of,
-    size_from,
-    whole,
+    Batches,
+    ByName,
+    Cores,
+    Digest,
+    Digests,
+    Duration,
+    Hosts,
+    KeepAlive,
+    Location,
+    Memory,
+    Names,
+    Origins,
+    Profiles,
+    Size,
+    Text,
+    WarmUp,
 )
 
 MOST_INSTANCES = 16
 """Executors that a tenant may bind of one model: each has memory of its own on the device and on the host."""
 
-_SHARES = ("granules", "cores", "sms")
+SHARES = ("granules", "cores", "sms")
+"""The keys of a tenant's share of the device."""
+
 _SHARE_OF_UNIT = {"core": "cores", "SM": "sms"}
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be served; `problems` are its lines, each naming a key and what was expected."""
+    """A configuration that cannot be served. `problems` are lines that name a key, its value and what was expected."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -47,176 +50,321 @@ class ConfigError(Exception):
         return "\n".join(self.problems)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """The HTTP side. `max_body` and `max_json_tensor` are bytes.
+class Section(BaseModel, frozen=True, extra="forbid", strict=True, hide_input_in_errors=True):
+    """A table of the file. Fields with `exclude` are not keys of it."""
 
-    `max_string_elements` is how many elements all BYTES tensors of one request may have: on a core ONNX Runtime takes a
-    microsecond and 100 bytes or more for each, however short it is.
-    `nonfinite_json` is what JSON has for NaN and infinity that a model computed: the words that Triton writes, or null.
-    `allowed_hosts` are names, without a port, under which the server is asked for what needs no key but is for this machine,
-    besides this machine's own. `fronts` is where HTTP is spoken: in a process of each tenant's own, or inline, in the one that
-    holds the device.
-    `front_cores` is whether such processes get cores of their own where the device has none for tenants, or run on any.
-    `keep_alive` is the seconds for which a connection may say nothing between two requests; one that showed no tenant is kept
-    5 s at most. `cors_origins` are those whose web pages may call the models' API, or "*" for any.
-    `strict_readiness` is whether the server is ready only while no model is unavailable, but for those that were unloaded.
-    `drain_grace` is the seconds between readiness turning 503 and the refusal of new work, `drain_timeout` those after that in
-    which the process ends, whatever still runs. `max_execution` is the seconds for which an inference may run, 0 for ever.
-    `max_pause` is the seconds for which a repartition may keep a tenant from being served. `watchdog` is the seconds for
-    which the event loop of the device's process may not turn before that process is ended, 0 for ever; after a quarter of
-    them the server is not ready.
+
+class ServerConfig(Section, frozen=True):
+    """HTTP: addresses, limits, processes and how the server ends."""
+
+    host: Text = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 takes any that is free.")
+    max_body: Size = Field(
+        default=64 * 2**20,
+        description="Largest request body, also after gzip or deflate is unpacked. Larger ones are refused with 413.",
+    )
+    max_json_tensor: Size = Field(
+        default=2**20,
+        description="Most JSON in one request; more is refused with 413. Send large tensors in binary form.",
+    )
+    max_string_elements: int = Field(
+        default=2**18,
+        ge=1,
+        description="Most elements of all BYTES tensors of one request; more are refused with 413. However short, each takes a "
+        "microsecond and 100 bytes or more on a CPU, and a little of the interpreter (GIL) that all tenants' workers share.",
+    )
+    nonfinite_json: Literal["literal", "null"] = Field(
+        default="literal",
+        description='NaN and infinity in JSON answers: "literal" writes NaN, Infinity and -Infinity as Triton does, which JSON '
+        'does not have and strict parsers refuse; "null" writes null. Binary tensors keep them as they are.',
+    )
+    admin_key_sha256: Digest | None = Field(
+        default=None,
+        repr=False,
+        examples=["0" * 64],
+        description="Digest of the admin key: `printf %s KEY | sha256sum`. Without it the admin API answers on the loopback "
+        "interface only, and refuses web pages and requests that show that they came through a proxy. Not every proxy shows "
+        "that, so set a key behind one.",
+    )
+    allowed_hosts: Hosts = Field(
+        default=(),
+        description="More names under which the admin API answers without a key. Addresses, localhost and the machine's own "
+        "name always work.",
+    )
+    default_tenant: Text | None = Field(
+        default=None, examples=["acme"], description="Tenant of requests that name none. Without it they are refused with 401."
+    )
+    fronts: Literal["per-tenant", "inline"] = Field(
+        default="per-tenant",
+        description='Where HTTP is handled: "per-tenant" in one process for each tenant, "inline" in the device\'s process.',
+    )
+    front_cores: Literal["auto", "any"] = Field(
+        default="auto",
+        description='On a GPU, "auto" pins each HTTP process to up to two cores, the device\'s process to others; "any" none.',
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="Format of log lines.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe level to log.")
+    keep_alive: KeepAlive = Field(
+        default=75.0,
+        description="How long an idle connection is kept; 5 s at most if no request on it named a tenant. Set it above the "
+        "idle timeout of clients' pools and proxies, or they send requests into closed connections.",
+    )
+    cors_origins: Origins = Field(
+        default=(),
+        description='Origins of web pages that may call /v2, such as `["https://app.example"]`, or `["*"]`. Never /admin, '
+        "/metrics, or loading and unloading of models.",
+    )
+    strict_readiness: bool = Field(
+        default=False,
+        description="With true the server is not ready while any model of any tenant could not be loaded, as Triton's default "
+        "is. One tenant's broken model then takes the whole server out of a load balancer.",
+    )
+    drain_grace: Duration = Field(
+        default=1.0,
+        description="Time between not ready and refusing new requests at shutdown: what the load balancer needs to notice.",
+    )
+    drain_timeout: Duration = Field(
+        default=10.0,
+        description="Time after `drain_grace` by which the process ends. Half of it is for requests in flight, which are then "
+        "stopped with 503.",
+    )
+    max_execution: Duration = Field(
+        default=300.0,
+        description='Longest run of one inference on the device, for tenants that set no other; "0s": no limit. On a CPU it '
+        "is stopped with 504. On a GPU it cannot be stopped: its tenant is refused with 503 until it ends.",
+    )
+    max_pause: Duration = Field(
+        default=5.0,
+        description="Longest time for which a repartition may keep the tenants it moves waiting. If an inference takes longer, "
+        "the repartition is refused with 409 and the tenant's name, and nothing changes.",
+    )
+    watchdog: Duration = Field(
+        default=20.0,
+        description="Longest time for which the event loop of the device's process may be blocked, not counting time in which "
+        'the process or the machine is stopped; "0s": no limit. Then the process logs its stacks and exits with status 70, to '
+        "be restarted; after a quarter of the time it is not ready. An HTTP process that does not answer for 3 s, even if "
+        'stopped, is killed and replaced, not counting waits for a core or a disk; "0s" turns this off too. The watchdog '
+        "reserves SIGUSR1.",
+    )
+
+
+class DeviceConfig(Section, frozen=True):
+    """The hardware that is shared out among tenants."""
+
+    backend: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto",
+        description='"auto" is a GPU where there is one and TensorRT is installed, else the CPU, with a warning if TensorRT is '
+        'installed. "cuda" refuses to start without a GPU.',
+    )
+    index: int = Field(default=0, ge=0, description="Which GPU.")
+    cores: Cores | None = Field(
+        default=None, examples=["0-7"], description="CPU only: cores to share out. Without it all that the process may use."
+    )
+    copies: Literal["auto", "sm", "engine"] = Field(
+        default="auto",
+        description='GPU only: what moves tensors to and from the GPU, the partition\'s own SMs ("sm"), the copy engines that '
+        'all tenants share ("engine"), or the better of both for this GPU ("auto").',
+    )
+
+
+class ModelOptions(Section, frozen=True):
+    """What the files of one model do not say.
+
+    `graphs` and the keys after it, except `warm_up`, are for GPUs. A key that the installed library, or ONNX Runtime on a CPU,
+    cannot honour makes the model unavailable, with the reason. Each key from `graphs` on may also be a parameter of
+    config.pbtxt, as in `parameters { key: "greenlane.graphs" value { string_value: "off" } }`.
     """
 
-    host: Annotated[str, TEXT] = "127.0.0.1"
-    port: Annotated[int, whole(0, 65535)] = 8000
-    max_body: Annotated[int, SIZE] = 64 * 2**20
-    max_json_tensor: Annotated[int, SIZE] = 2**20
-    max_string_elements: Annotated[int, whole(1)] = 2**18
-    nonfinite_json: Annotated[str, one_of("literal", "null")] = "literal"
-    admin_key_sha256: Annotated[str | None, DIGEST] = None
-    allowed_hosts: Annotated[tuple[str, ...], HOSTS] = ()
-    default_tenant: Annotated[str | None, TEXT] = None
-    fronts: Annotated[str, one_of("per-tenant", "inline")] = "per-tenant"
-    front_cores: Annotated[str, one_of("auto", "any")] = "auto"
-    log_format: Annotated[str, one_of("text", "json")] = "text"
-    log_level: Annotated[str, one_of("debug", "info", "warning", "error")] = "info"
-    keep_alive: Annotated[float, duration_from(1)] = 75.0
-    cors_origins: Annotated[tuple[str, ...], ORIGINS] = ()
-    strict_readiness: Annotated[bool, FLAG] = False
-    drain_grace: Annotated[float, DURATION] = 1.0
-    drain_timeout: Annotated[float, DURATION] = 10.0
-    max_execution: Annotated[float, DURATION] = 300.0
-    max_pause: Annotated[float, DURATION] = 5.0
-    watchdog: Annotated[float, DURATION] = 20.0
+    max_batch: int | None = Field(
+        default=None,
+        ge=0,
+        examples=[8],
+        description="Most rows in one run; requests are joined up to it. 0: the model takes no batches, and requests are never "
+        "joined. Without it config.pbtxt decides.",
+    )
+    batch_delay: Duration | None = Field(
+        default=None,
+        examples=["0s"],
+        description='How long requests that could run may wait for more to share their batch, such as "500us". A single one '
+        "never waits on an idle partition. Without it config.pbtxt decides.",
+    )
+    preferred_batches: Batches | None = Field(
+        default=None,
+        examples=[[4, 8]],
+        description="Ascending sizes at which a batch stops waiting for more requests. Without it config.pbtxt decides.",
+    )
+    graphs: Literal["on", "off", "required"] | None = Field(
+        default=None,
+        examples=["on"],
+        description='"on", the default: each inference is one CUDA graph where possible; "off": none is; "required": the model '
+        "is refused where it is not possible.",
+    )
+    strategy: Literal["lazy", "eager", "none"] | None = Field(
+        default=None,
+        examples=["eager"],
+        description='Kernels for a new shape: compiled before it runs ("eager", the default), in the background ("lazy") or '
+        'never ("none").',
+    )
+    cuda_graphs: Literal["on", "off"] | None = Field(
+        default=None,
+        examples=["off"],
+        description="The library's own CUDA graphs, of the engine alone, where `graphs` are off or impossible. Off by default.",
+    )
+    allocation: Literal["static", "on_profile_change", "user_managed"] | None = Field(
+        default=None, examples=["static"], description='How an execution context gets its memory; "static" by default.'
+    )
+    profile: int | None = Field(
+        default=None,
+        ge=0,
+        examples=[0],
+        description="The one optimization profile to run with. Without it each request runs with one that fits.",
+    )
+    profiles: Profiles | None = Field(
+        default=None,
+        examples=[[{"x": {"min": [1, 3, 224, 224], "opt": [8, 3, 224, 224], "max": [32, 3, 224, 224]}}]],
+        description="Optimization profiles that an ONNX file is built with: shapes by input. Without it batches of 1 to "
+        "`max_batch`, or to 8. Refused for a .plan, which is built already.",
+    )
+    instances: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_INSTANCES,
+        examples=[1],
+        description="Executors that each tenant binds, which take turns; 1 by default. Each has memory and graphs of its own.",
+    )
+    weight_budget: Size | None = Field(
+        default=None,
+        examples=["1GiB"],
+        description="Weights to keep on the GPU; the rest is streamed. ONNX files are built for that; a .plan that was not is "
+        "refused.",
+    )
+    copies: Literal["auto", "sm", "engine"] | None = Field(
+        default=None, examples=["auto"], description="Replaces `device.copies` for this model."
+    )
+    warm_up: WarmUp | None = Field(
+        default=None,
+        examples=["usual"],
+        description='Batch sizes to run before the model is served, so that no request waits for kernels: "opt", a list, or '
+        '"usual", the default: the smallest, the largest and the powers of two.',
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
-    """The hardware to carve; `cores` are core numbers, ascending, or None for all that the process may use.
+class ModelsConfig(Section, frozen=True):
+    """The model repository, and the cache of what is built of it."""
 
-    `copies` is what moves tensors to and from a GPU: the partition's own SMs, the copy engines that all tenants share, or
-    the better of both for the GPU at hand.
-    """
-
-    backend: Annotated[str, one_of("auto", "cpu", "cuda")] = "auto"
-    index: Annotated[int, whole(0)] = 0
-    cores: Annotated[tuple[int, ...] | None, CORES] = None
-    copies: Annotated[str, one_of("auto", "sm", "engine")] = "auto"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    """What the files of one model do not say; None where they decide.
-
-    `batch_delay` is the seconds that requests may wait for others to share their batch though the partition is idle,
-    `preferred_batches` are the sizes, ascending, at which a batch waits for no more.
-
-    The rest says how the model runs, see `engines.RuntimeSettings`: `strategy` is when kernels for new shapes are compiled,
-    `cuda_graphs` whether the library's own graphs are used, `allocation` who gives an execution context its memory,
-    `profiles` the optimization profiles that an ONNX file is built with, as `RuntimeSettings.build_profiles` has them,
-    `weight_budget` the bytes of weights to keep on the GPU. `instances` is how many executors each tenant binds, which
-    take turns.
-    """
-
-    max_batch: Annotated[int | None, whole(0)] = None
-    batch_delay: Annotated[float | None, DURATION] = None
-    preferred_batches: Annotated[tuple[int, ...] | None, BATCHES] = None
-    graphs: Annotated[str | None, one_of("on", "off", "required")] = None
-    strategy: Annotated[str | None, one_of("lazy", "eager", "none")] = None
-    cuda_graphs: Annotated[str | None, one_of("on", "off")] = None
-    allocation: Annotated[str | None, one_of("static", "on_profile_change", "user_managed")] = None
-    profile: Annotated[int | None, whole(0)] = None
-    profiles: Annotated[tuple[Any, ...] | None, PROFILES] = None
-    instances: Annotated[int | None, whole(1, MOST_INSTANCES)] = None
-    weight_budget: Annotated[int | None, SIZE] = None
-    copies: Annotated[str | None, one_of("auto", "sm", "engine")] = None
-    warm_up: Annotated[str | tuple[int, ...] | None, WARM_UP] = None
+    repository: Location = Field(description="Directory of models in Triton's layout, relative to the configuration file.")
+    cache: Location | None = Field(
+        default=None,
+        examples=["cache"],
+        description="GPU only: directory of built plans and compiled kernels, relative to the configuration file. Without it "
+        ".greenlane in the repository or, where that cannot be written, greenlane in $XDG_CACHE_HOME or ~/.cache; the log says "
+        "which. Where neither can be written, kernels are compiled at every start, and an ONNX file without a plan is refused. "
+        "Keep the driver's cache too: ~/.nv/ComputeCache or $CUDA_CACHE_PATH.",
+    )
+    build_timeout: Duration = Field(
+        default=900.0,
+        description='GPU only: longest build of one ONNX file, in a process at idle priority; "0s": no limit. Then the model '
+        "is refused, with how far the build was. Compiling a model's kernels has the same limit; after it the server compiles "
+        "them itself.",
+    )
+    options: ByName[ModelOptions] = Field(default_factory=lambda: MappingProxyType({}), exclude=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelsConfig:
-    """The model repository, an absolute path, and the options of models by their names.
+class TenantConfig(Section, frozen=True):
+    """A tenant: its share of the device (one of `granules`, `cores` and `sms`), limits and rights."""
 
-    `cache` is the directory of built plans and compiled kernels, absolute, or None for what `server.device.cache_paths` says.
-    `build_timeout` is the seconds that the build of one ONNX file may take on a GPU, 0 for as many as it takes.
-    """
-
-    repository: Annotated[Path, TEXT]
-    cache: Annotated[Path | None, TEXT] = None
-    build_timeout: Annotated[float, DURATION] = 900.0
-    options: Mapping[str, ModelOptions] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantConfig:
-    """A tenant: its share of the device as exactly one of `granules`, `cores` and `sms`, its limits and its rights.
-
-    `memory` is the bytes that its requests and their answers may take at a time where they wait and run, which on a GPU are
-    pinned from the start. `port` is a socket of its own, besides the server's; `front_cores` are the core numbers, ascending,
-    that its HTTP process runs on, None for what `ServerConfig.front_cores` says; as much is None for `max_execution`.
-    """
-
-    name: str
-    port: Annotated[int | None, whole(1, 65535)] = None
-    front_cores: Annotated[tuple[int, ...] | None, CORES] = None
-    granules: Annotated[int | None, whole(1)] = None
-    cores: Annotated[int | None, whole(1)] = None
-    sms: Annotated[int | None, whole(1)] = None
-    max_execution: Annotated[float | None, DURATION] = None
-    queue: Annotated[int, whole(1)] = 64
-    in_flight: Annotated[int, whole(1)] = 2
-    memory: Annotated[int, size_from(2**20)] = 512 * 2**20
-    models: Annotated[tuple[str, ...], NAMES]
-    keys_sha256: Annotated[tuple[str, ...], DIGESTS] = ()
+    name: str = Field(exclude=True)
+    granules: int | None = Field(
+        default=None, ge=1, examples=[6], description="Share of the device in the granules of GET /admin/device."
+    )
+    cores: int | None = Field(default=None, ge=1, examples=[2], description="Share of a CPU in cores.")
+    sms: int | None = Field(
+        default=None, ge=1, examples=[16], description="Share of a GPU in SMs, a multiple of its granules'."
+    )
+    models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
+    queue: int = Field(default=64, ge=1, description="Requests that may wait; more are refused with 429.")
+    in_flight: int = Field(
+        default=2,
+        ge=1,
+        description="Runs handed to the partition at a time: one runs, the others follow on its stream. The server hands over "
+        "more while runs take well under 0.1 ms, but then no batch ahead of another. On a CPU nothing is handed over ahead.",
+    )
+    max_execution: Duration | None = Field(
+        default=None, examples=["5min"], description="Replaces `server.max_execution` for this tenant."
+    )
+    memory: Memory = Field(
+        default=512 * 2**20,
+        description="Shared memory for tensors of requests and answers, from when a body is complete until its answer is "
+        "written; bodies that are still arriving may take as much again. On a GPU all of it is page-locked at the start. A "
+        "request that can never fit is refused with 413, one that does not fit now with 429; an eighth is kept for requests of "
+        "up to 1 MiB.",
+    )
+    keys_sha256: Digests = Field(
+        default=(),
+        repr=False,
+        description="Digests of the tenant's keys. Without any, every request that names the tenant is served.",
+    )
+    port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        examples=[8001],
+        description="A second port, which leads straight to this tenant's HTTP process, for firewalls. Requests there name "
+        "the tenant by key, X-Tenant or `default_tenant`; those of other tenants are refused with 421.",
+    )
+    front_cores: Cores | None = Field(
+        default=None,
+        examples=["0-1"],
+        description="Cores of the tenant's HTTP process. Without it `server.front_cores` decides, and on a CPU it runs on the "
+        "tenant's own cores. Cores of another tenant's partition delay that tenant: `check` and the log warn of it.",
+    )
 
     def may_call(self, model: str) -> bool:
         """Whether this tenant sees the model of this name."""
         return model in self.models or "*" in self.models
 
     def share(self, unit: str, sizes: Sequence[int]) -> int:
-        """Return how many granules this is on a device whose granules have these sizes in `unit`s (`core` or `SM`).
+        """How many granules this tenant gets on a device whose granules have these sizes in `unit`s (`core` or `SM`).
 
-        Raises ConfigError when the device counts in other units, or the share is no whole number of granules.
+        Raises ConfigError if the device counts in other units, or the share is no whole number of granules.
         """
         key, asked = self._asked()
         if key == "granules":
             return asked
         if key != _SHARE_OF_UNIT.get(unit):
             instead = _SHARE_OF_UNIT.get(unit, "granules")
-            raise self._problem(key, f"this device is shared out in {unit}s; use '{instead}' instead")
+            raise self._problem(f"this device is shared out in {unit}s; use '{instead}' instead", key)
         if asked % sizes[0]:
             multiples = ", ".join(str(sizes[0] * count) for count in range(1, len(sizes) + 1))
-            raise self._problem(key, f"{asked} is not in whole granules of {sizes[0]}; expected one of {multiples}")
+            raise self._problem(f"{asked} is not in whole granules of {sizes[0]}; expected one of {multiples}", key)
         return asked // sizes[0]
 
     def term(self, count: int) -> str:
-        """The share as the file says it, and how many granules that is where it says another number."""
+        """The share as the file gives it, followed by its granules where that is another number."""
         key, asked = self._asked()
         return f"{dotted(('tenants', self.name, key))} {asked}{f' ({count} granules)' if count != asked else ''}"
 
     def _asked(self) -> tuple[str, int]:
-        shares = {key: value for key in _SHARES if (value := getattr(self, key)) is not None}
-        if problems := [f"{dotted(path)}: {text}" for path, text in share_faults(self.name, shares)]:
-            raise ConfigError(problems)
+        shares = {key: value for key in SHARES if (value := getattr(self, key)) is not None}
+        if problem := share_problem(shares):
+            raise self._problem(problem)
         return next(iter(shares.items()))
 
-    def _problem(self, key: str, text: str) -> ConfigError:
-        return ConfigError([f"{dotted(('tenants', self.name, key))}: {text}"])
+    def _problem(self, text: str, *key: str) -> ConfigError:
+        return ConfigError([f"{dotted(('tenants', self.name, *key))}: {text}"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Everything configured; `tenants` by name in the file's order, `source` names the file for people."""
+class Config(Section, frozen=True):
+    """Everything that is configured; `source` names the file in messages."""
 
-    server: ServerConfig = field(default_factory=ServerConfig)
-    device: DeviceConfig = field(default_factory=DeviceConfig)
+    server: ServerConfig = ServerConfig()
+    device: DeviceConfig = DeviceConfig()
     models: ModelsConfig
-    tenants: Mapping[str, TenantConfig]
-    source: str
+    tenants: ByName[TenantConfig]
+    source: str = Field(exclude=True)
 
     def counts(self, unit: str, sizes: Sequence[int]) -> tuple[dict[str, int], list[str]]:
-        """Granules by tenant on such a device, see `TenantConfig.share`, and what is wrong with shares, alone and together."""
+        """Granules by tenant on such a device (see `TenantConfig.share`), and the problems of shares, alone and together."""
         counts: dict[str, int] = {}
         problems: list[str] = []
         for name, tenant in self.tenants.items():
@@ -229,7 +377,7 @@ class Config:
         return counts, [f"{self.source}: {text}" for text in problems]
 
     def fit(self, unit: str, sizes: Sequence[int]) -> None:
-        """Raise ConfigError with all that is wrong with the shares on such a device."""
+        """Raise ConfigError with every problem of the shares on such a device."""
         _, problems = self.counts(unit, sizes)
         if problems:
             raise ConfigError(problems)
@@ -242,10 +390,9 @@ class Config:
         return f"{terms} = {wanted} {of}, but the device has {there}: {lower}"
 
 
-def share_faults(name: str, tenant: Mapping[str, object]) -> Iterator[Fault]:
-    """What is wrong with the share that a tenant's table or object asks for: it has to be exactly one."""
-    shares = [key for key in _SHARES if key in tenant]
-    if not shares and not set(_SHARES) & set(as_meant(tenant, keys(TenantConfig))):
-        yield ("tenants", name), f"no share of the device; expected one of {', '.join(_SHARES)}"
+def share_problem(given: Iterable[str]) -> str | None:
+    """The problem with a tenant that has these keys, which should hold exactly one of SHARES."""
+    shares = [key for key in SHARES if key in given]
     if len(shares) > 1:
-        yield ("tenants", name), f"{' and '.join(shares)} given; a share is only one of them"
+        return f"{' and '.join(shares)} given; a share is only one of them"
+    return None if shares else f"no share of the device; expected one of {', '.join(SHARES)}"

@@ -1,59 +1,87 @@
-"""The kinds of value a configuration file holds: sizes, durations, core ranges, digests, names.
+"""The types of configuration values: how each is checked, how a TOML file writes it, and how an error shows it.
 
-A kind turns what TOML delivered into what the program uses, and says in one phrase what it expects, so that every
-refusal reads alike: what came, "is not", what was expected.
+A validation context (the folder of the file, which paths are relative to) says that values come from a file. Objects made
+in code have none, and give paths, durations and core numbers as the program has them.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-T = TypeVar("T")
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationInfo
+from pydantic.fields import FieldInfo
 
 MOST_WARM = 64
-"""Shapes to be ready for: each is run before its model is served, and compiled first where that is what a GPU needs."""
+"""Shapes to be ready for: each is run before its model is served, and compiled first where a GPU needs that."""
 
 MOST_PROFILES = 16
 """Optimization profiles that a model is built with: an executor has a context for each."""
 
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # as fractions, so that 500us is 0.0005
-_MOST_CORES = 2**16  # so that a slip such as "0-99999999999" is a message and not a full memory
-_MOST_SHOWN = 60  # characters of a value, so that a file pasted into it does not bury what was expected
+_SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # As fractions, so that 500us is exactly 0.0005.
+_SIZE = r"^([0-9]{1,15})(B|[KMG]i?B)$"
+_DURATION = r"^([0-9]{1,15}(?:\.[0-9]{1,9})?)(us|ms|s|min)$"
+_RANGE = r"([0-9]{1,9})(?:-([0-9]{1,9}))?"
+_MOST_CORES = 2**16  # So that a typo such as "0-99999999999" gives an error instead of filling the memory.
+_MOST_SHOWN = 60  # Characters of a value in an error, so that a pasted file does not hide what was expected.
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[T]):
-    """How to read one kind of value; `secret` ones are never shown, for somebody may have pasted the key itself."""
+class Form:
+    """How a file writes a type: its name in the reference, what an error expects, and the inverse of reading it.
 
+    Values of `secret` types are never shown: the key itself may have been pasted in place of its digest.
+    """
+
+    name: str
     expected: str
-    parse: Callable[[object], T]
+    write: Callable[[Any], object] = lambda value: value
     secret: bool = False
 
-    def read(self, value: object) -> T:
-        """Return the value in the program's form. Raises ValueError: what came, and what was expected."""
-        try:
-            return self.parse(value)
-        except ValueError:
-            raise ValueError(f"{shown(value, self.secret)} is not {self.expected}") from None
+
+def form_of(field: FieldInfo) -> Form:
+    """The form of a model's field: the last one of its annotations, or that of a plain Python type and its bounds."""
+    notes = list(_notes(field))
+    if forms := [note for note in notes if isinstance(note, Form)]:
+        return forms[-1]
+    types = [note for note in notes if isinstance(note, type)]
+    if bool in types:
+        return Form("true or false", "true or false")
+    if int in types:
+        least, most = (next((getattr(note, key) for note in notes if hasattr(note, key)), None) for key in ("ge", "le"))
+        bounds = f"from {least} to {most}" if most is not None else f"of {least} or more"
+        return Form(f"whole number {bounds}", f"a whole number {bounds}")
+    choices = [note for note in notes if isinstance(note, str)]
+    return Form(" or ".join(f'`"{choice}"`' for choice in choices), " or ".join(map(repr, choices)))
+
+
+def _notes(field: FieldInfo) -> Iterable[object]:
+    """The types, literals and annotations that a field is declared with, the outermost last."""
+
+    def walk(annotation: object) -> Iterable[object]:
+        yield annotation
+        for argument in get_args(annotation):
+            yield from walk(argument)
+
+    yield from walk(field.annotation)
+    yield from field.metadata
 
 
 def shown(value: object, secret: bool = False) -> str:
-    """Return a value as the file's author knows it, or how it begins where it is long."""
+    """A value as a TOML file writes it, cut off where it is long."""
     if isinstance(value, str):
         return f"<{len(value)} character{'s' * (len(value) != 1)}>" if secret else _cut(repr(value))
     if isinstance(value, list):
         return _cut(f"[{', '.join(shown(item, secret) for item in value)}]")
     if isinstance(value, dict):
         return "a table"
-    return str(value).lower() if isinstance(value, bool) else _cut(_number(value))
-
-
-def _number(value: object) -> str:
     try:
-        return str(value)
-    except ValueError:  # Python writes no number of more than 4300 digits, but reads one that is in hexadecimal.
+        return str(value).lower() if isinstance(value, bool) else _cut(str(value))
+    except ValueError:  # Python writes no integer of more than 4300 digits, but reads one written in hexadecimal.
         return "a number of thousands of digits"
 
 
@@ -61,190 +89,186 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def whole(least: int, most: int | None = None) -> Kind[int]:
-    """Whole numbers from `least` to `most`, both included; true and false are none."""
-
-    def parse(value: object) -> int:
-        number = _whole(value)
-        if number < least or (most is not None and number > most):
-            raise ValueError
-        return number
-
-    return Kind(f"a whole number{f' of {least} or more' if most is None else f' from {least} to {most}'}", parse)
-
-
-def one_of(*choices: str, why: str = "") -> Kind[str]:
-    """One of these texts; `why` is added to the refusal of anything else."""
-
-    def parse(value: object) -> str:
-        if value not in choices:
-            raise ValueError
-        return _text(value)
-
-    return Kind(" or ".join(map(repr, choices)) + why, parse)
-
-
-def _whole(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError
-    return value
-
-
-def _match(pattern: str, value: object) -> re.Match[str]:
-    found = re.fullmatch(pattern, _text(value))
-    if found is None:
-        raise ValueError
-    return found
-
-
-def size_from(least: int) -> Kind[int]:
-    """Sizes of at least so many bytes."""
-
-    def parse(value: object) -> int:
-        if (number := _size(value)) < least:
-            raise ValueError
-        return number
-
-    return Kind(f"a size of at least {least} bytes: a whole number of bytes, or a text such as '64MiB' or '10MB'", parse)
-
-
-def _size(value: object) -> int:
+def _size(value: object) -> object:
     if not isinstance(value, str):
-        return whole(0).parse(value)
-    found = _match(r"([0-9]{1,15})(B|[KMG]i?B)", value)
+        return value
+    if not (found := re.fullmatch(_SIZE, value)):
+        raise ValueError
     return int(found[1]) * _BYTES[found[2]]
 
 
-def _duration(value: object) -> float:
-    found = _match(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(us|ms|s|min)", value)
+def _duration(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, str):
+        if info.context is None:
+            return value
+        raise ValueError  # A file has to name the unit.
+    if not (found := re.fullmatch(_DURATION, value)):
+        raise ValueError
     times, over = _SECONDS[found[2]]
     return float(found[1]) * times / over
 
 
-def duration_from(least: int) -> Kind[float]:
-    """Durations of at least so many seconds."""
-
-    def parse(value: object) -> float:
-        if (seconds := _duration(value)) < least:
-            raise ValueError
-        return seconds
-
-    return Kind(f"a duration of at least {least} s: a text such as '1.5s' or '15min'", parse)
-
-
-def _origins(value: object) -> tuple[str, ...]:
-    return tuple(_match(r"\*|https?://[^/\s*]+", item)[0] for item in _list(value))
-
-
-def _cores(value: object) -> tuple[int, ...]:
-    cores = [core for part in _text(value).split(",") for core in _core_range(part.strip())]
+def _cores(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    cores = [core for part in value.split(",") for core in _core_range(part.strip())]
     if len(set(cores)) < len(cores):
         raise ValueError
     return tuple(sorted(cores))
 
 
 def _core_range(part: str) -> range:
-    found = _match(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+    if not (found := re.fullmatch(_RANGE, part)):
+        raise ValueError
     first, last = int(found[1]), int(found[2] or found[1])
     if not first <= last < _MOST_CORES:
         raise ValueError
     return range(first, last + 1)
 
 
-def _digest(value: object) -> str:
-    return _match(r"[0-9A-Fa-f]{64}", value)[0].lower()
+def _location(value: object, info: ValidationInfo) -> object:
+    if info.context is None:
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return Path(info.context, value)
 
 
-def _digests(value: object) -> tuple[str, ...]:
-    return tuple(map(_digest, _list(value)))
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if any(first >= second for first, second in pairwise(sizes)):
+        raise ValueError
+    return sizes
 
 
-def _names(value: object) -> tuple[str, ...]:
-    names = tuple(map(_text, _list(value)))
-    if not names or ("*" in names and len(names) > 1):
+def _star_alone(names: tuple[str, ...]) -> tuple[str, ...]:
+    if "*" in names and len(names) > 1:
         raise ValueError
     return names
 
 
-def _hosts(value: object) -> tuple[str, ...]:
-    return tuple(_match(r"[0-9A-Za-z_](?:[0-9A-Za-z_.-]*[0-9A-Za-z_])?", each)[0].lower() for each in _list(value))
+_Shapes = dict[Literal["min", "opt", "max"], list[Annotated[int, Field(ge=0)]]]
+_ProfileList = Annotated[
+    list[Annotated[dict[str, _Shapes], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROFILES)
+]
+_PROFILES: TypeAdapter[list[dict[str, _Shapes]]] = TypeAdapter(_ProfileList, config=ConfigDict(defer_build=True))
 
 
-def _batches(value: object) -> tuple[int, ...]:
-    sizes = tuple(map(whole(1).parse, _list(value)))
-    if sizes != tuple(sorted(set(sizes))):
-        raise ValueError
-    return sizes
-
-
-def _warm_up(value: object) -> str | tuple[int, ...]:
-    if isinstance(value, str) and value in ("opt", "usual"):
+def _profiles(value: object) -> tuple[Any, ...]:
+    if isinstance(value, tuple):
         return value
-    if not 0 < len(sizes := _batches(value)) <= MOST_WARM:
-        raise ValueError
-    return sizes
+    profiles = _PROFILES.validate_python(value, strict=True)
+    return tuple(tuple((name, _range(shapes)) for name, shapes in profile.items()) for profile in profiles)
 
 
-def _profiles(value: object) -> tuple[object, ...]:
-    if not 0 < len(profiles := _list(value)) <= MOST_PROFILES:
-        raise ValueError
-    return tuple(tuple((name, _range(sizes)) for name, sizes in _table(profile).items()) for profile in profiles)
-
-
-def _range(value: object) -> tuple[tuple[int, ...], ...]:
-    """The smallest, the usual and the largest shape; what is not said is the next larger one that is, or the largest."""
-    said = {name: tuple(map(whole(0).parse, _list(shape))) for name, shape in _table(value).items()}
-    best = said.get("opt") or said.get("max") or said.get("min") or ()
-    shapes = said.get("min", best), best, said.get("max", best)
+def _range(said: _Shapes) -> tuple[tuple[int, ...], ...]:
+    """The smallest, the usual and the largest shape; an absent one is the next larger that is given, or the largest."""
+    best = said.get("opt") or said.get("max") or said.get("min") or []
+    shapes = tuple(map(tuple, (said.get("min", best), best, said.get("max", best))))
     least, _, most = shapes
-    fits = len({len(shape) for shape in shapes}) == 1 and all(
+    fits = len(set(map(len, shapes))) == 1 and all(
         low <= size <= high and high for low, size, high in zip(*shapes, strict=True)
     )
-    if not set(said) <= {"min", "opt", "max"} or not (least and most and fits):
+    if not (least and most and fits):
         raise ValueError
     return shapes
 
 
-def _table(value: object) -> dict[str, object]:
-    if not isinstance(value, dict) or not value:
-        raise ValueError
-    return value
+def write_size(count: int) -> str | int:
+    """Bytes in the largest binary unit that needs no fraction."""
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if count and count % _BYTES[unit] == 0), None)
+    return f"{count // _BYTES[unit]}{unit}" if unit else count
 
 
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise ValueError
-    return value
+def write_duration(seconds: float) -> str:
+    """Seconds as a file has them, in minutes where these are whole ones."""
+    return f"{seconds / 60:g}min" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:g}s"
 
 
-FLAG = Kind("true or false", _flag)
-TEXT = Kind("a text of at least one character", _text)
-SIZE = Kind("a size: bytes as a whole number, or a text such as '64MiB' or '10MB'", _size)
-DURATION = Kind("a duration: a text such as '500us', '10ms', '1.5s' or '15min'", _duration)
-CORES = Kind("core numbers, each once and ascending, as a text such as '0-7' or '0,2-3'", _cores)
-DIGEST = Kind("a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", _digest, secret=True)
-DIGESTS = Kind("a list of SHA-256 digests: each the 64 hexadecimal digits that sha256sum prints", _digests, secret=True)
-BATCHES = Kind("a list of batch sizes, each 1 or more and above the one before it, as in [4, 8]", _batches)
-WARM_UP = Kind(
-    "'opt', 'usual', or a list of batch sizes, each 1 or more and above the one before it, as in [1, 4, 32]", _warm_up
-)
-ORIGINS = Kind("a list of origins of web pages, as in ['https://app.example'], or ['*'] for any", _origins)
-HOSTS = Kind("a list of host names, each without a port, as in ['gpu1.example.com']", _hosts)
-PROFILES = Kind(
-    f"a list of 1 to {MOST_PROFILES} optimization profiles, each a table with shapes for inputs by name, none smaller than the "
-    "one before it, as in [{ x = { min = [1, 16], opt = [8, 16], max = [32, 16] } }]",
-    _profiles,
-)
-NAMES = Kind("a list of one or more model names, or ['*'] alone for all", _names)
+T = TypeVar("T")
+ByName = Annotated[Mapping[str, T], Field(strict=False), AfterValidator(MappingProxyType)]
+"""A mapping that cannot be changed, in the file's order."""
+
+_LEAST_MEMORY = 2**20
+
+Text = Annotated[str, Field(min_length=1), Form("text", "a text of at least one character")]
+Location = Annotated[
+    Path,
+    BeforeValidator(_location, json_schema_input_type=Annotated[str, Field(min_length=1)]),
+    Form("path", "a text of at least one character", str),
+]
+Size = Annotated[
+    int,
+    Field(ge=0),
+    BeforeValidator(_size, json_schema_input_type=Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=_SIZE)]),
+    Form("size", "a size: bytes as a whole number, or a text such as '64MiB' or '10MB'", write_size),
+]
+Memory = Annotated[
+    Size,
+    Field(ge=_LEAST_MEMORY),
+    Form(
+        f"size from {write_size(_LEAST_MEMORY)}",
+        f"a size of at least {_LEAST_MEMORY} bytes: a whole number of bytes, or a text such as '64MiB' or '10MB'",
+        write_size,
+    ),
+]
+Duration = Annotated[
+    float,
+    Field(ge=0),
+    BeforeValidator(_duration, json_schema_input_type=Annotated[str, Field(pattern=_DURATION)]),
+    Form("duration", "a duration: a text such as '500us', '10ms', '1.5s' or '15min'", write_duration),
+]
+KeepAlive = Annotated[
+    Duration,
+    Field(ge=1),
+    Form("duration from 1s", "a duration of at least 1 s: a text such as '1.5s' or '15min'", write_duration),
+]
+Cores = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_cores, json_schema_input_type=Annotated[str, Field(pattern=rf"^ *{_RANGE} *(, *{_RANGE} *)*$")]),
+    Form("core numbers", "core numbers, each once and ascending, as a text such as '0-7' or '0,2-3'"),
+]
+_DIGIT64 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
+Digest = Annotated[_DIGIT64, Form("digest", "a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", secret=True)]
+Digests = Annotated[
+    tuple[_DIGIT64, ...],
+    Field(strict=False),
+    Form(
+        "list of digests", "a list of SHA-256 digests: each the 64 hexadecimal digits that sha256sum prints", list, secret=True
+    ),
+]
+Names = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    Field(strict=False, min_length=1),
+    AfterValidator(_star_alone),
+    Form("list of model names", "a list of one or more model names, or ['*'] alone for all", list),
+]
+Hosts = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[0-9A-Za-z_]([0-9A-Za-z_.-]*[0-9A-Za-z_])?$"), AfterValidator(str.lower)], ...],
+    Field(strict=False),
+    Form("list of host names", "a list of host names, each without a port, as in ['gpu1.example.com']", list),
+]
+Origins = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s*]+)$")], ...],
+    Field(strict=False),
+    Form("list of origins", "a list of origins of web pages, as in ['https://app.example'], or ['*'] for any", list),
+]
+_BATCHES = "a list of batch sizes, each 1 or more and above the one before it, as in"
+Batches = Annotated[
+    tuple[Annotated[int, Field(ge=1)], ...],
+    Field(strict=False),
+    AfterValidator(_ascending),
+    Form("list of batch sizes", f"{_BATCHES} [4, 8]", list),
+]
+WarmUp = Annotated[
+    Literal["opt", "usual"] | Annotated[Batches, Field(min_length=1, max_length=MOST_WARM)],
+    Form('`"opt"`, `"usual"` or list of batch sizes', f"'opt', 'usual', or {_BATCHES} [1, 4, 32]"),
+]
+Profiles = Annotated[
+    tuple[Any, ...],
+    BeforeValidator(_profiles, json_schema_input_type=_ProfileList),
+    Form(
+        "list of profiles",
+        f"a list of 1 to {MOST_PROFILES} optimization profiles, each a table with shapes for inputs by name, none smaller than "
+        "the one before it, as in [{ x = { min = [1, 16], opt = [8, 16], max = [32, 16] } }]",
+    ),
+]

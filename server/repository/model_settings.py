@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from engines import RuntimeSettings
 
+from ..config.file import read
 from ..config.schema import MOST_INSTANCES, DeviceConfig, ModelOptions
-from ..config.tables import dotted, kind, nearest
-from ..config.values import shown
+from ..config.tables import dotted, nearest
+from ..config.values import form_of, shown
 
 __all__ = [
     "EXECUTION",
@@ -142,13 +143,10 @@ def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[st
 
 def _of_text(name: str, key: str, text: str) -> Any:
     """A setting written as a string: `4` may be a number, and `1, 4, 32` a list."""
-    accepts = kind(ModelOptions, key)
     for candidate in _readings(text):
-        try:
-            return accepts.read(candidate)
-        except ValueError:
-            continue
-    raise ValueError(f"parameters {shown(name)}: {shown(text)} is not {accepts.expected}")
+        with suppress(ValueError):
+            return read(ModelOptions, key, candidate)
+    raise ValueError(f"parameters {shown(name)}: {shown(text)} is not {form_of(ModelOptions.model_fields[key]).expected}")
 
 
 def _readings(text: str) -> Iterator[object]:

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +199,7 @@ def overruling(root: Path) -> Iterator[httpx.Client]:
         "scaled": ModelOptions(max_batch=0),
     }
     config = configuration(root, TenantConfig(name="acme", granules=1, models=("rows", "identity")))
-    config = replace(config, models=replace(config.models, options=options))
+    config = config.model_copy(update={"models": config.models.model_copy(update={"options": options})})
     with serving(config) as served, httpx.Client(base_url=served.url, timeout=30) as client:
         yield client
 

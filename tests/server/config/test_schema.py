@@ -1,10 +1,13 @@
-from dataclasses import FrozenInstanceError
+import pickle
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from server.config.file import load, salvage
 from server.config.schema import Config, ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
+from server.processes import spawn
 
 KEY_A, KEY_B = "aa" * 32, "bb" * 32
 ACME = 'granules = 6\nmodels = ["*"]\n'
@@ -153,12 +156,47 @@ def test_an_absolute_repository_is_taken_as_it_is(folder: Path) -> None:
 
 def test_a_configuration_cannot_be_changed(folder: Path) -> None:
     config = load(write(folder, COMPLETE))
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(ValidationError, match="Instance is frozen"):
         config.server.port = 1  # type: ignore[misc]
     with pytest.raises(TypeError):
         config.tenants["new"] = config.tenants["acme"]  # type: ignore[index]
     with pytest.raises(TypeError):
         config.models.options["new"] = ModelOptions()  # type: ignore[index]
+
+
+def test_a_configuration_reaches_another_process_unchanged(folder: Path) -> None:
+    config = load(write(folder, COMPLETE))
+    assert spawn, "which says how read-only mappings are pickled"
+    copied = pickle.loads(ForkingPickler.dumps(config))
+    assert copied == config
+    with pytest.raises(TypeError):
+        copied.tenants["new"] = config.tenants["acme"]
+
+
+def test_digests_of_keys_are_not_printed(folder: Path) -> None:
+    config = load(write(folder, COMPLETE))
+    assert config.server.admin_key_sha256 == "ab" * 32
+    for text in (repr(config), str(config), repr(config.server), repr(config.tenants)):
+        assert "abab" not in text
+        assert KEY_A not in text
+
+
+def test_an_object_made_in_code_is_checked_without_its_values_in_the_error() -> None:
+    with pytest.raises(ValidationError) as refused:
+        TenantConfig(name="a", models=("*",), keys_sha256=("pasted",), queue=0, quota=1)  # type: ignore[call-arg]
+    assert {error["loc"][0] for error in refused.value.errors()} == {"keys_sha256", "queue", "quota"}
+    assert "pasted" not in str(refused.value)
+
+
+def test_of_two_keys_that_mean_one_the_known_one_counts_and_of_two_tables_both(folder: Path) -> None:
+    text = sections(server="prot = 1\nport = 2") + "[tenant.acme]\nqueue = 1\n[tenant.globex]\nqueue = 0"
+    assert problems(folder, text) == [
+        "tenant: unknown key; did you mean 'tenants'?",
+        "server.prot: unknown key; did you mean 'port'?",
+        "tenants.globex.models: missing; expected a list of one or more model names, or ['*'] alone for all",
+        "tenants.globex.queue: 0 is not a whole number of 1 or more",
+        "tenants.globex: no share of the device; expected one of granules, cores, sms",
+    ]
 
 
 def test_a_configuration_can_be_made_without_a_file() -> None:
@@ -447,8 +485,8 @@ def test_every_problem_is_told_at_once_those_between_keys_too(folder: Path) -> N
         "tenants.acme.models",
         "tenants.acme.keys_sha256",
         "tenants.acme",
-        "tenants.globex.queue",
         "tenants.globex.models",
+        "tenants.globex.queue",
         "tenants.globex",
         "server.default_tenant",
         "tenants.acme.keys_sha256",

@@ -1,43 +1,68 @@
+from functools import cache
+from typing import Annotated, Any, Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field, create_model
 
+from server.config.file import read
+from server.config.schema import Section
 from server.config.values import (
-    BATCHES,
-    CORES,
-    DIGEST,
-    DIGESTS,
-    DURATION,
-    HOSTS,
-    NAMES,
-    SIZE,
-    TEXT,
-    Kind,
-    one_of,
+    Batches,
+    Cores,
+    Digest,
+    Digests,
+    Duration,
+    Hosts,
+    KeepAlive,
+    Memory,
+    Names,
+    Origins,
+    Profiles,
+    Size,
+    Text,
+    WarmUp,
+    form_of,
     shown,
-    size_from,
-    whole,
+    write_duration,
+    write_size,
 )
 
-ANY_KIND = [
-    BATCHES,
-    CORES,
-    DIGEST,
-    DIGESTS,
-    DURATION,
-    HOSTS,
-    NAMES,
-    SIZE,
-    TEXT,
-    one_of("a", "b"),
-    size_from(2),
-    whole(0),
-    whole(1, 9),
+ONE_TO_NINE = Annotated[int, Field(ge=1, le=9)]
+ANY_TYPE = [
+    Batches,
+    Cores,
+    Digest,
+    Digests,
+    Duration,
+    Hosts,
+    KeepAlive,
+    Literal["a", "b"],
+    Memory,
+    Names,
+    ONE_TO_NINE,
+    Origins,
+    Profiles,
+    Size,
+    Text,
+    WarmUp,
+    bool,
 ]
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
+
+
+@cache
+def model(annotation: Any) -> type[Section]:
+    return create_model("One", __base__=Section, key=(annotation, ...))
+
+
+def one(annotation: Any, value: object) -> Any:
+    """A value of this type as a file gives it. Raises ValueError."""
+    return read(model(annotation), "key", value)
 
 
 @pytest.mark.parametrize(
@@ -53,23 +78,23 @@ ANYTHING = st.recursive(
     ],
 )
 def test_a_size_is_read_in_decimal_and_binary_units(text: str, count: int) -> None:
-    assert SIZE.read(text) == count
+    assert one(Size, text) == count
 
 
 @given(st.integers(min_value=0))
 def test_a_whole_number_is_a_size_in_bytes(count: int) -> None:
-    assert SIZE.read(count) == count
+    assert one(Size, count) == count
 
 
 @given(st.integers(0, 10**15 - 1))
 def test_a_size_in_mebibytes_is_exact_however_large(count: int) -> None:
-    assert SIZE.read(f"{count}MiB") == count * 1024 * 1024
+    assert one(Size, f"{count}MiB") == count * 1024 * 1024
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "64", "64mib", "1.5GiB", "-1MB", "64 MiB", "MiB", "1KiB\n", "٣MB"])
-def test_what_is_no_size_is_refused_with_what_came(value: object) -> None:
+def test_a_wrong_size_is_refused_with_what_came(value: object) -> None:
     with pytest.raises(ValueError, match="is not a size") as refusal:
-        SIZE.read(value)
+        one(Size, value)
     assert str(refusal.value).startswith(shown(value))
 
 
@@ -78,31 +103,31 @@ def test_what_is_no_size_is_refused_with_what_came(value: object) -> None:
     [("500us", 0.0005), ("10ms", 0.01), ("1s", 1.0), ("1.5s", 1.5), ("0s", 0.0), ("0.25ms", 0.00025), ("15min", 900.0)],
 )
 def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
-    assert DURATION.read(text) == seconds
+    assert one(Duration, text) == seconds
 
 
 @given(st.integers(0, 10**9))
 def test_a_millisecond_is_a_thousand_microseconds(count: int) -> None:
-    assert DURATION.read(f"{count}ms") == DURATION.read(f"{count}000us")
+    assert one(Duration, f"{count}ms") == one(Duration, f"{count}000us")
 
 
 @pytest.mark.parametrize("value", [1, 1.5, True, "1", "1m", "-1s", "s", "1.s", ".5s", "inf s", "1e3s", "1s "])
 def test_a_duration_without_a_known_unit_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="is not a duration: a text such as '500us'"):
-        DURATION.read(value)
+        one(Duration, value)
 
 
 @pytest.mark.parametrize(
     ("text", "cores"),
     [("0-7", tuple(range(8))), ("0,2-3", (0, 2, 3)), ("5", (5,)), ("4-4", (4,)), ("3, 0-1", (0, 1, 3))],
 )
-def test_core_ranges_are_read_as_ascending_core_numbers(text: str, cores: tuple[int, ...]) -> None:
-    assert CORES.read(text) == cores
+def test_core_ranges_become_ascending_core_numbers(text: str, cores: tuple[int, ...]) -> None:
+    assert one(Cores, text) == cores
 
 
 @given(st.sets(st.integers(0, 2**16 - 1), min_size=1))
 def test_every_set_of_cores_can_be_written_one_by_one(cores: set[int]) -> None:
-    assert CORES.read(",".join(map(str, cores))) == tuple(sorted(cores))
+    assert one(Cores, ",".join(map(str, cores))) == tuple(sorted(cores))
 
 
 @pytest.mark.parametrize(
@@ -110,74 +135,75 @@ def test_every_set_of_cores_can_be_written_one_by_one(cores: set[int]) -> None:
 )
 def test_core_numbers_that_are_backwards_repeated_or_absurd_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="is not core numbers"):
-        CORES.read(value)
+        one(Cores, value)
 
 
 @pytest.mark.parametrize("value", [0, 10, True, 1.0, "1", None])
-def test_a_whole_number_out_of_range_or_of_another_kind_is_refused_with_the_range(value: object) -> None:
+def test_a_wrong_whole_number_is_refused_with_the_range(value: object) -> None:
     with pytest.raises(ValueError, match="is not a whole number from 1 to 9"):
-        whole(1, 9).read(value)
+        one(ONE_TO_NINE, value)
 
 
 def test_a_whole_number_may_have_no_upper_bound() -> None:
-    assert whole(1).read(10**9) == 10**9
+    at_least_one = Annotated[int, Field(ge=1)]
+    assert one(at_least_one, 10**9) == 10**9
     with pytest.raises(ValueError, match=r"^0 is not a whole number of 1 or more$"):
-        whole(1).read(0)
+        one(at_least_one, 0)
 
 
 def test_the_bounds_of_a_whole_number_are_included() -> None:
-    assert [whole(1, 9).read(1), whole(1, 9).read(9)] == [1, 9]
+    assert [one(ONE_TO_NINE, 1), one(ONE_TO_NINE, 9)] == [1, 9]
 
 
-def test_a_choice_is_taken_as_it_is_and_anything_else_is_refused_with_the_choices() -> None:
-    assert one_of("text", "json").read("json") == "json"
-    with pytest.raises(ValueError, match=r"^'xml' is not 'text' or 'json', sorry$"):
-        one_of("text", "json", why=", sorry").read("xml")
+def test_a_choice_is_accepted_as_it_is_and_anything_else_refused_with_the_choices() -> None:
+    assert one(Literal["text", "json"], "json") == "json"
+    with pytest.raises(ValueError, match=r"^'xml' is not 'text' or 'json'$"):
+        one(Literal["text", "json"], "xml")
 
 
 def test_a_digest_is_lower_cased() -> None:
-    assert DIGEST.read("AB" * 32) == "ab" * 32
-    assert DIGESTS.read(["AB" * 32, "00" * 32]) == ("ab" * 32, "00" * 32)
+    assert one(Digest, "AB" * 32) == "ab" * 32
+    assert one(Digests, ["AB" * 32, "00" * 32]) == ("ab" * 32, "00" * 32)
 
 
 def test_a_key_pasted_where_its_digest_belongs_is_not_shown() -> None:
     with pytest.raises(ValueError, match=r"^<7 characters> is not a SHA-256 digest"):
-        DIGEST.read("hunter2")
+        one(Digest, "hunter2")
     with pytest.raises(ValueError, match=r"^\[<7 characters>, <1 character>, 3\] is not a list of SHA-256 digests"):
-        DIGESTS.read(["hunter2", "x", 3])
+        one(Digests, ["hunter2", "x", 3])
 
 
 def test_hosts_are_a_list_of_names_without_ports() -> None:
-    assert HOSTS.read(["GPU1.example.com", "gpu2", "10.0.0.1"]) == ("gpu1.example.com", "gpu2", "10.0.0.1")
-    assert HOSTS.read([]) == ()
+    assert one(Hosts, ["GPU1.example.com", "gpu2", "10.0.0.1"]) == ("gpu1.example.com", "gpu2", "10.0.0.1")
+    assert one(Hosts, []) == ()
 
 
 @pytest.mark.parametrize("value", ["gpu1", [""], ["gpu1:8000"], ["http://gpu1"], ["a b"], ["gpu1."], ["*"], [1]])
-def test_hosts_that_are_no_names_are_refused(value: object) -> None:
+def test_wrong_host_names_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="a list of host names"):
-        HOSTS.read(value)
+        one(Hosts, value)
 
 
 def test_names_are_a_list_of_names_or_a_star_alone() -> None:
-    assert NAMES.read(["a", "b"]) == ("a", "b")
-    assert NAMES.read(["*"]) == ("*",)
+    assert one(Names, ["a", "b"]) == ("a", "b")
+    assert one(Names, ["*"]) == ("*",)
 
 
 @pytest.mark.parametrize("value", ["resnet50", [], ["a", "*"], [""], [1], {"a": 1}])
-def test_names_that_are_no_list_or_hold_a_star_among_others_are_refused(value: object) -> None:
+def test_wrong_model_names_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="is not a list of one or more model names"):
-        NAMES.read(value)
+        one(Names, value)
 
 
 def test_batch_sizes_ascend() -> None:
-    assert BATCHES.read([4, 8]) == (4, 8)
-    assert BATCHES.read([]) == ()
+    assert one(Batches, [4, 8]) == (4, 8)
+    assert one(Batches, []) == ()
 
 
 @pytest.mark.parametrize("value", [4, [8, 4], [4, 4], [0], [True], [1.0], ["4"], "4"])
-def test_batch_sizes_that_descend_repeat_or_are_no_sizes_are_refused(value: object) -> None:
+def test_wrong_batch_sizes_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="is not a list of batch sizes, each 1 or more and above the one before it"):
-        BATCHES.read(value)
+        one(Batches, value)
 
 
 @pytest.mark.parametrize("value", ["x" * 1000, ["x"] * 1000, 16**300])
@@ -190,15 +216,31 @@ def test_values_are_shown_as_the_file_has_them() -> None:
     assert shown(["a", True, 3, {"b": 1}]) == "['a', true, 3, a table]"
 
 
-@given(kind=st.sampled_from(ANY_KIND), value=ANYTHING)
-def test_any_value_is_read_or_refused_with_what_was_expected(kind: Kind[object], value: object) -> None:
-    refusal = _refusal(kind, value)
-    assert refusal is None or refusal.endswith(f" is not {kind.expected}")
+@given(annotation=st.sampled_from(ANY_TYPE), value=ANYTHING)
+def test_any_value_is_read_or_refused_with_what_was_expected(annotation: Any, value: object) -> None:
+    refusal = _refusal(annotation, value)
+    assert refusal is None or refusal.endswith(f" is not {form_of(model(annotation).model_fields['key']).expected}")
 
 
-def _refusal(kind: Kind[object], value: object) -> str | None:
+def _refusal(annotation: Any, value: object) -> str | None:
     try:
-        kind.read(value)
+        one(annotation, value)
     except ValueError as error:
         return str(error)
     return None
+
+
+@given(st.integers(0, 10**15 - 1))
+def test_a_size_is_written_as_it_is_read(count: int) -> None:
+    assert one(Size, write_size(count)) == count
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (0.0005, "0.0005s"), (1.5, "1.5s"), (75, "75s"), (900, "15min")])
+def test_a_duration_is_written_as_it_is_read(seconds: float, text: str) -> None:
+    assert write_duration(seconds) == text
+    assert one(Duration, text) == seconds
+
+
+def test_code_gives_durations_cores_and_paths_as_the_program_has_them() -> None:
+    made = model(Duration | Cores)
+    assert [made(key=value).key for value in (1.5, (0, 2))] == [1.5, (0, 2)]  # type: ignore[attr-defined]

@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,13 +80,14 @@ def test_a_tenant_that_is_not_served_here_is_sent_elsewhere(frontends: dict[str,
 
 
 def test_a_tenant_with_a_port_of_its_own_is_sent_there_or_to_the_common_one(frontends: dict[str, LocalFrontend]) -> None:
-    tenants = {**CONFIG.tenants, "globex": replace(GLOBEX, port=8001)}
+    tenants = {**CONFIG.tenants, "globex": GLOBEX.model_copy(update={"port": 8001})}
     with pytest.raises(Misdirected, match=r"send requests of 'globex' to the server's common port, or to 8001, its own, on"):
-        Service(replace(CONFIG, tenants=tenants), [frontends["acme"].tenant]).tenant("Bearer globex-key", None)
+        Service(CONFIG.model_copy(update={"tenants": tenants}), [frontends["acme"].tenant]).tenant("Bearer globex-key", None)
 
 
 def test_a_full_queue_is_told_by_the_setting_that_limits_it(frontends: dict[str, LocalFrontend]) -> None:
-    lane = open_tenant(replace(CONFIG.tenants["acme"], queue=0, in_flight=0), frontends["acme"].link, frontends["acme"]).lane
+    full = CONFIG.tenants["acme"].model_copy(update={"queue": 0, "in_flight": 0})
+    lane = open_tenant(full, frontends["acme"].link, frontends["acme"]).lane
     with pytest.raises(QueueFull, match=r"0 requests may wait, and as many do \(tenants\.acme\.queue\)$"):
         lane.check()
 
@@ -225,8 +225,8 @@ def test_a_server_whose_device_is_another_process_is_ready_only_while_that_is_he
     """For a quarter of `server.watchdog`; one in which both are one process hears of nobody."""
     now = 100.0
     monkeypatch.setattr("server.tenants.service.time.monotonic", lambda: now)
-    config = replace(CONFIG, server=ServerConfig(watchdog=20.0))
-    services = [Service(replace(CONFIG, server=ServerConfig(watchdog=seconds)), []) for seconds in (20.0, 0.0)]
+    config = CONFIG.model_copy(update={"server": ServerConfig(watchdog=20.0)})
+    services = [Service(CONFIG.model_copy(update={"server": ServerConfig(watchdog=seconds)}), []) for seconds in (20.0, 0.0)]
     for service in (*services, alone := Service(config, [])):
         service.set_state("serving")
     for service in services:
