@@ -12,6 +12,7 @@ from .base import Engine, Executor, Preparing, Room, Tensor, Work
 from .chain import chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
+from .memo import Memo
 from .model_files.cache_folder import CacheFolder
 from .settings import ONNX_RUNTIMES, RuntimeSettings, lacking, lacking_on_cpu
 from .signature import Signature, TensorSpec
@@ -30,6 +31,7 @@ __all__ = [
     "EngineError",
     "ExecutionFailed",
     "Executor",
+    "Memo",
     "ModelRefused",
     "Preparing",
     "Room",

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from engines import Memo
+
 from ..errors import BadRequest
 from . import arena
 from .arena import Arena, TensorMemory
@@ -232,28 +234,24 @@ class _Words:
 
     def __init__(self, understand: Callable[[Any], Any]) -> None:
         self._understand = understand
-        self._spelt: dict[object, bytes] = {}
-        self._read: dict[bytes, Any] = {}
+        self._spelt: Memo[object, bytes] = Memo(_REMEMBERED)
+        self._read: Memo[bytes, Any] = Memo(_REMEMBERED)
 
     def spell(self, said: tuple[Any, ...]) -> bytes:
-        data = self._spelt.get(said)
-        if data is None:
+        try:
+            return self._spelt[said]
+        except KeyError:
             data = marshal.dumps(_plain(said))
-            _note(self._spelt, said, data)
-        return data
+            self._spelt.remember(said, data)
+            return data
 
     def read(self, data: bytes) -> Any:
-        said = self._read.get(data)
-        if said is None:
+        try:
+            return self._read[data]
+        except KeyError:
             said = self._understand(marshal.loads(data))
-            _note(self._read, data, said)
-        return said
-
-
-def _note(known: dict[Any, Any], key: Any, value: Any) -> None:
-    if len(known) >= _REMEMBERED:
-        known.clear()
-    known[key] = value
+            self._read.remember(data, said)
+            return said
 
 
 def _plain(said: Any) -> Any:

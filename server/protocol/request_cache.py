@@ -8,7 +8,7 @@ the exact bytes of the JSON.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engines import Signature
+from engines import Memo, Signature
 
 from ..link.blocks import block_size
 from ..link.messages import Extent
@@ -59,7 +59,7 @@ class RequestCache:
     def __init__(self) -> None:
         self.time_slices = TimeSlices()
         self.output_reserve = 0
-        self._cached: dict[bytes, CachedRequest] = {}
+        self._cached: Memo[bytes, CachedRequest] = Memo(_MAX_ENTRIES)
         self._last: LastAnswer | None = None
 
     def __repr__(self) -> str:
@@ -121,9 +121,7 @@ class RequestCache:
     def _add(self, head: bytes, body: bytes, request: InferRequest, signature: Signature, slot: Slot) -> None:
         entries = parse(head)["inputs"]
         if len(entries) == len(signature.inputs) and all(entry.get("data") is None for entry in entries):
-            if len(self._cached) >= _MAX_ENTRIES:
-                del self._cached[next(iter(self._cached))]
-            self._cached[head] = _cached_request(entries, len(head), body, request, signature, slot)
+            self._cached.remember(head, _cached_request(entries, len(head), body, request, signature, slot))
 
 
 def _moved(last: LastAnswer, extents: Sequence[Extent]) -> list[Extent] | None:
