@@ -1,6 +1,6 @@
 """A partition's CUDA stream used by PyTorch: its kernels run on the partition's SMs, in order with a TensorRT engine.
 
-Needs an NVIDIA GPU, `scripts/install cpu,rtx` and PyTorch with CUDA, and a plan (`python -m engines.build`) whose only
+Needs an NVIDIA GPU, `scripts/install cpu,rtx` and PyTorch with CUDA, and a plan (`greenlane build`) whose only
 input and only output are FP32:
 
     .venv/bin/python examples/partition_stream.py model.plan
