@@ -1,4 +1,4 @@
-"""Who shares what with whom: the deployments that the experiment compares, from what the device has. Pure."""
+"""The deployments that the experiment compares: which tenants share which granules of the device. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ MOST_CORES = 4
 
 
 class Impossible(Exception):
-    """What was asked for cannot be tried, on this device or at all."""
+    """The requested experiment is not possible, on this device or at all."""
 
 
 @dataclass(frozen=True, slots=True)

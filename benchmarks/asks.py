@@ -58,16 +58,16 @@ def invalid(tenant: str) -> tuple[Ask, ...]:
     ]
     broken = [b"{", b"[" * 20_000, b'{"inputs": ' + b"\xff" * 1000 + b"}", b""]
     asks = [post(path, headers, orjson.dumps(body)) for body in bodies] + [post(path, headers, body) for body in broken]
-    asks.append(post("/v2/models/nobody/infer", headers, b"{}"))
+    asks.append(post("/v2/models/unknown/infer", headers, b"{}"))
     asks.append(post(path, headers | {"Inference-Header-Content-Length": "999"}, b"{}"))
     return tuple(map(Ask, asks))
 
 
-def strangers() -> tuple[Ask, ...]:
+def unauthenticated() -> tuple[Ask, ...]:
     """Requests that show no valid tenant, some of them no valid HTTP: those end the connection."""
     path = "/v2/models/identity/infer"
     return (
-        Ask(post(path, {"X-Tenant": "nobody"}, b"{}")),
+        Ask(post(path, {"X-Tenant": "unknown"}, b"{}")),
         Ask(post(path, {"Authorization": "Bearer nothing"}, b"{}")),
         Ask(post(path, {}, b"{}")),
         Ask(post(path, {"X-Tenant": "x" * 2000}, b"{}" * 500)),
@@ -77,7 +77,7 @@ def strangers() -> tuple[Ask, ...]:
 
 
 def truth(model: str) -> Array:
-    """What ONNX Runtime on the CPU makes of the row that is sent."""
+    """The outputs for the row that is sent, computed by ONNX Runtime on the CPU."""
     return expected(SUBJECTS[model].network(), tensor(model))
 
 

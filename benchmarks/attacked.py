@@ -66,11 +66,11 @@ class Attacked:
     def open(self) -> None:
         """Keep the victim's right answer. Raises RuntimeError."""
         caller = Caller(self.port)
-        told = caller.ask(self._ask)
+        answer = caller.ask(self._ask)
         caller.close()
-        if told.status != 200:
-            raise RuntimeError(f"the victim is answered {told.status}: {told.body!r:.300}")
-        self._right = told.body
+        if answer.status != 200:
+            raise RuntimeError(f"the victim is answered {answer.status}: {answer.body!r:.300}")
+        self._right = answer.body
 
     def beside(self, name: str, crowds: Sequence[Crowd], new: bool) -> tuple[list[Felt], list[Tally]]:
         """Time the victim in a quiet phase and then beside this attack; `new` is whether on new connections, too. Blocks."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.attacks`: what a tenant feels of another, or of strangers, who attack the server, on two cores.
+"""`python -m benchmarks.attacks`: a tenant's latency while other clients attack the server, on two cores.
 
 For each attack of benchmarks/hostile.py a server of its own: rounds of a quiet phase and a phase of the attack, in which
 another tenant asks 100 times a second; then SIGTERM in the middle of it. And a process of the server is stopped, as by a
@@ -25,13 +25,13 @@ from .options import count, named, positive
 from .outcomes import Outcome, as_json, failed, judge_all, progress, table
 
 STOPPED = {f"stopped-{name.strip('()')}": name for name in (ATTACKER, SHARED, DISPATCHER)}
-"""What is stopped by SIGSTOP: the names of processes."""
+"""Names of the processes that are stopped by SIGSTOP."""
 PHASES = (*ATTACKS, *STOPPED)
 ROUNDS = 3
 
 
 def goals(phase: str) -> tuple[Goal, ...]:
-    """What is asked of this phase."""
+    """The goals of this phase."""
     found = (
         Goal(phase, "ratio", "p99 over alone, median of the rounds", 1.5, ""),
         Goal(phase, "over", "slowest answer over the quiet phase's, median of the rounds", 20),
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status: 0 where every goal that was tried was met, 1 where one was missed."""
     options = _parser().parse_args(arguments)
     outcomes: dict[str, Outcome] = {}
-    told, began = machine.describe(machine.command("benchmarks.attacks")) | machine.load(), perf_counter()
+    facts, began = machine.describe(machine.command("benchmarks.attacks")) | machine.load(), perf_counter()
     with tempfile.TemporaryDirectory(prefix="greenlane-attacks-") as folder:
         repository = Path(folder, "models")
         build(repository)
@@ -59,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress(f"{name}: {perf_counter() - began:.0f} s so far{''.join(f'; {flaw}' for flaw in outcome.flaws)}")
             if options.output:  # After every phase, as whatever ends this process leaves those that were done.
                 options.output.write_text(
-                    json.dumps(as_json(told, outcomes, judged(outcomes)), indent=2) + "\n", encoding="utf-8"
+                    json.dumps(as_json(facts, outcomes, judged(outcomes)), indent=2) + "\n", encoding="utf-8"
                 )
     rows = judged(outcomes)
-    print(table(told, outcomes, rows))
+    print(table(facts, outcomes, rows))
     return int(any(row.verdict == MISSED for row in rows))
 
 
@@ -72,7 +72,7 @@ def judged(outcomes: dict[str, Outcome]) -> list[Row]:
 
 
 def tried(name: str, folder: Path, repository: Path, seconds: float, rounds: int) -> Outcome:
-    """What came of this phase; whatever goes wrong is its flaw. Blocks."""
+    """Run this phase; anything that goes wrong is one of its flaws. Blocks."""
     try:
         if name in STOPPED:
             return hung(STOPPED[name], folder, repository, seconds, rounds)
@@ -84,21 +84,21 @@ def tried(name: str, folder: Path, repository: Path, seconds: float, rounds: int
 def attack(name: str, folder: Path, repository: Path, seconds: float, rounds: int) -> Outcome:
     """This attack, beside another tenant, and then at the server's end. Blocks. Raises NotServed, RuntimeError."""
     crowds, outcome = ATTACKS[name](), Outcome()
-    told: list[list[Tally]] = []
+    per_round: list[list[Tally]] = []
     with opened(folder, repository, seconds, name in MOVING) as attacked:
         for _ in range(rounds):
             found, tallies = attacked.beside(name, crowds, name in DOOR)
             outcome.felt += found
-            told.append(tallies)
+            per_round.append(tallies)
         _note_end(outcome, attacked, crowds)
     _note_felt(outcome)
-    outcome.flaws += [flaw for tallies in told for flaw in unreached(crowds, tallies)]
+    outcome.flaws += [flaw for tallies in per_round for flaw in unreached(crowds, tallies)]
     statuses = Counter[int]()
-    for tally in (tally for tallies in told for tally in tallies):
+    for tally in (tally for tallies in per_round for tally in tallies):
         statuses.update(tally.statuses)
     outcome.figures = {
         "answers by status, 0 for closed connections": dict(sorted(statuses.items())),
-        "connections": sum(tally.opened for tallies in told for tally in tallies),
+        "connections": sum(tally.opened for tallies in per_round for tally in tallies),
     }
     return outcome
 
@@ -119,7 +119,7 @@ def hung(process: str, folder: Path, repository: Path, seconds: float, rounds: i
 
 
 def unreached(crowds: Sequence[Crowd], tallies: Sequence[Tally]) -> list[str]:
-    """What of an attack did not happen: then nothing is shown by what was not felt of it."""
+    """Flaws: parts of an attack that did not happen, so that low latency beside it proves nothing."""
     return [
         f"the attack did not do what it is about: {tally.opened} connections, answers by status {tally.statuses}"
         for crowd, tally in zip(crowds, tallies, strict=True)

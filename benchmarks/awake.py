@@ -18,7 +18,7 @@ print("awake", flush=True)
 while os.getppid() == int(sys.argv[2]):
     pass
 """
-"""In the class of the least priority (sched(7)): whatever else wants the core has it at once. Ends with whoever began it."""
+"""In the class of the least priority (sched(7)): any other thread gets the core at once. Ends with its parent."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The least that can serve these models on the wire: the measure of what Greenlane costs beyond it.
 
-One coroutine from body to session to answer: nothing is checked, nobody is told apart, no thread is crossed. It must stay
+One coroutine from body to session to answer: nothing is checked, there are no tenants and no other threads. It must stay
 as fast as it can honestly be made, or the ratio flatters Greenlane.
 """
 

@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with experiment(options.max_batch, options.delay, options.device) as both:
         print(f"load by {client()}\n{heading('joined', 'alone')}   rows for each run")
         how = options.rounds, options.seconds, TF32 if options.device == "cuda" else 1e-5
-        results = [_tell(compare(both, clients, *how)) for clients in options.clients]
+        results = [_report(compare(both, clients, *how)) for clients in options.clients]
     if options.json:
         Path(options.json).write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
     return 0
@@ -108,7 +108,7 @@ def _counted(server: Server) -> tuple[int, int]:
     return entry["inference_count"], entry["execution_count"]
 
 
-def _tell(result: Joined) -> Joined:
+def _report(result: Joined) -> Joined:
     print(result, flush=True)
     return result
 

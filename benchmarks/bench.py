@@ -36,7 +36,7 @@ WATCHER, MOVERS = "tiny", ("mob", "enc")
 FRESH = tuple(f"fresh{number}" for number in range(4))
 """Models of one tenant that are written, and built, while another is timed."""
 EXTRA = {"mob": ("mean", "tiny"), "enc": ("mob", "tiny")}
-"""What movers may call besides their own; loaded at the start, so that it is compiled, and then unloaded."""
+"""Further models of the tenants that move; loaded at the start, so that they are compiled, and then unloaded."""
 RATES = {"cuda": {"tiny": 500.0, "mob": 100.0, "enc": 100.0}, "cpu": {"tiny": 100.0, "mob": 20.0, "enc": 20.0}}
 """Requests a second by device and tenant, modest for each."""
 KEEP = {"tiny": 3, "mob": 15, "enc": 63}
@@ -52,7 +52,7 @@ _PATIENCE = 120.0
 _EXECUTE = re.compile(r"execute;dur=([0-9.]+)")
 
 
-class Told(NamedTuple):
+class TimedAnswer(NamedTuple):
     """An answer: status, milliseconds until it was there, how many of them in the worker, body, and bytes of JSON in that."""
 
     status: int
@@ -74,7 +74,7 @@ class Caller:
         self._socket = socket.create_connection(("127.0.0.1", port), _PATIENCE)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def ask(self, request: Ask) -> Told:
+    def ask(self, request: Ask) -> TimedAnswer:
         """Send it and wait for the answer. Raises OSError, HTTPException."""
         began = perf_counter()
         self._socket.sendall(request.data)
@@ -83,7 +83,7 @@ class Caller:
         body = response.read()
         found = _EXECUTE.search(response.headers.get("server-timing", ""))
         took, header = (perf_counter() - began) * 1e3, int(response.headers.get("inference-header-content-length", 0))
-        return Told(response.status, took, float(found[1]) if found else 0.0, body, header)
+        return TimedAnswer(response.status, took, float(found[1]) if found else 0.0, body, header)
 
     def close(self) -> None:
         """Hang up."""
@@ -131,11 +131,11 @@ class Bench:
                 self.order("unload", model, tenant)
         for name, requests in self._asks.items():
             caller = Caller(self.port)
-            told = [caller.ask(request) for request in requests]
+            answers = [caller.ask(request) for request in requests]
             caller.close()
-            if bad := [each for each in told if each.status != 200]:
+            if bad := [each for each in answers if each.status != 200]:
                 raise RuntimeError(f"{name} answers {bad[0].status}: {bad[0].body!r:.300}")
-            self._first[name] = firsts = [each.output for each in told]
+            self._first[name] = firsts = [each.output for each in answers]
             if np.abs(firsts[0] - firsts[1]).max() <= 2 * TOLERANCE * np.abs(firsts[0]).max():
                 raise RuntimeError(f"{name} answers different requests alike, so that a wrong answer would not be seen")
 

@@ -1,4 +1,4 @@
-"""What is asked of both servers, and what they must answer."""
+"""The requests that both servers get, and the answers that they must give."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     began = perf_counter()
     outcomes: dict[str, Outcome] = {}
-    told = machine.describe(machine.command("benchmarks.change"))
+    facts = machine.describe(machine.command("benchmarks.change"))
     with _folder(options.repository) as repository, tempfile.TemporaryDirectory(prefix="greenlane-change-") as folder:
         runs = Runs(options, repository, Path(folder), began + options.within)
         for name, outcome in runs.all():
@@ -44,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows = judged(outcomes, runs.quiet_worst)
             progress(f"{name}: {perf_counter() - began:.0f} s so far{''.join(f'; {flaw}' for flaw in outcome.flaws)}")
             if options.output:  # After every phase, as whatever ends this process leaves those that were done.
-                options.output.write_text(json.dumps(as_json(told, outcomes, rows), indent=2) + "\n", encoding="utf-8")
+                options.output.write_text(json.dumps(as_json(facts, outcomes, rows), indent=2) + "\n", encoding="utf-8")
     rows = judged(outcomes, runs.quiet_worst)
-    print(table(told, outcomes, rows))
+    print(table(facts, outcomes, rows))
     return int(any(row.verdict == MISSED for row in rows))
 
 
@@ -61,7 +61,7 @@ class Runs:
         self._until = until
 
     def all(self) -> Iterator[tuple[str, Outcome]]:
-        """What came of each. Blocks."""
+        """The outcome of each phase. Blocks."""
         asked = [name for name in PHASES if name in self._options.only]
         changes = [name for name in asked if name in CHANGES]
         if changes:

@@ -1,4 +1,4 @@
-"""What changes, a function each: it does it on a bench while neighbours are timed, and says what was felt.
+"""The changes, a function each: it makes the change on a bench while neighbours are timed, and returns their latency.
 
 What only one of them needs is loaded before and unloaded after it, when nothing is timed.
 """
@@ -180,7 +180,7 @@ def _ratios(found: list[Felt]) -> Outcome:
 
 def _ask_rows(bench: Bench, caller: Caller, model: str) -> Callable[[int], tuple[int, float]]:
     def ask(count: int) -> tuple[int, float]:
-        told = caller.ask(bench.request(model, count, seed=count))
-        return told.status, told.took
+        answer = caller.ask(bench.request(model, count, seed=count))
+        return answer.status, answer.took
 
     return ask

@@ -18,7 +18,7 @@ from .wire import post
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a client saw: answers, the seconds they took in all, and their latency in microseconds."""
+    """Result of a client: answers, the seconds they took in all, and their latency in microseconds."""
 
     requests: int
     seconds: float
@@ -36,7 +36,7 @@ class LoadFailed(Exception):
 
 
 def client() -> str:
-    """Who sends the requests, for whoever compares figures."""
+    """The name of the client, to be printed beside the figures."""
     return f"wrk ({path})" if (path := shutil.which("wrk")) else "the built-in client, as wrk is not installed"
 
 
@@ -65,10 +65,12 @@ def _wrk(port: int, request: Request, connections: int, seconds: float) -> Load:
         body.write_bytes(request.body)
         headers = "\n".join(f"wrk.headers[{json.dumps(k)}] = {json.dumps(v)}" for k, v in request.headers.items())
         script.write_text(_SCRIPT % (json.dumps(str(body)), json.dumps(request.path), headers))
-        told = _interrupted(["wrk", "-t1", f"-c{connections}", "-d1h", "-s", str(script), f"http://127.0.0.1:{port}"], seconds)
-    if not told.startswith("{"):
-        raise LoadFailed(f"wrk: {told}")
-    summary = json.loads(told)
+        written = _interrupted(
+            ["wrk", "-t1", f"-c{connections}", "-d1h", "-s", str(script), f"http://127.0.0.1:{port}"], seconds
+        )
+    if not written.startswith("{"):
+        raise LoadFailed(f"wrk: {written}")
+    summary = json.loads(written)
     if summary["errors"] or not summary["requests"]:
         raise LoadFailed(f"wrk counted {summary['errors']} errors in {summary['requests']} requests to {request.path}")
     return Load(summary["requests"], summary["microseconds"] / 1e6, summary["p50"], summary["p99"])

@@ -1,7 +1,7 @@
 """On which cores the load processes run. Pure.
 
 Where there are cores enough, on some that no server uses. On a few CPU cores that is a waste: there a client runs on a core of
-its own tenant, as if a neighbour brought its noise along to its own share, and nobody's client on another tenant's.
+its own tenant, as if a neighbour brought its noise along to its own share, and no client on another tenant's.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from .arrangement import Impossible, halves
 
 ANY, TENANTS = "any", "tenants"
 ENOUGH = 8
-"""Cores of a machine that leaves some of them to the load processes alone, unless it is told otherwise."""
+"""Cores of a machine that leaves some of them to the load processes alone, unless other cores are given."""
 Asked = tuple[int, ...] | str | None
 """Cores for load processes only; TENANTS, each on its tenant's; ANY; None is whatever suits the machine."""
 

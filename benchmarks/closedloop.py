@@ -30,7 +30,7 @@ class Flood:
         self.tally = Tally(job.name, job.seconds)
 
     def open(self) -> None:
-        """Nothing yet: whoever floods connects when it begins."""
+        """Nothing yet: a flood connects when it begins."""
 
     def run(self, start: float) -> Tally:
         """Begin `ahead` seconds before `start` (by `time.perf_counter`), end `seconds` after it. Blocks."""
@@ -224,7 +224,7 @@ class Knockers:
 
 
 def closed_loop(job: ClosedLoop) -> Flood | SlowReaders | Drippers | Knockers:
-    """What behaves as the job says."""
+    """The behaviour that the job names."""
     match job.behaviour:
         case "slow":
             return SlowReaders(job)

@@ -30,7 +30,9 @@ class Start:
     why: str = ""
 
 
-def cold_starts(device: str, folder: Path, count: int, until: float, cores: Cores, tell: Callable[[str], None]) -> list[Start]:
+def cold_starts(
+    device: str, folder: Path, count: int, until: float, cores: Cores, report: Callable[[str], None]
+) -> list[Start]:
     """So many starts, or as many as begin before `until` by `perf_counter`. Blocks. Raises NotServed, CalledProcessError."""
     original = folder / "original"
     found: list[Start] = []
@@ -40,7 +42,7 @@ def cold_starts(device: str, folder: Path, count: int, until: float, cores: Core
         attempt = folder / f"start{len(found)}"
         shutil.copytree(original, attempt / "models")
         found.append(_start(deployment(device, total, cores), attempt))
-        tell(f"cold start {len(found)} of {count}: {found[-1]}")
+        report(f"cold start {len(found)} of {count}: {found[-1]}")
         if found[-1].ready:
             shutil.rmtree(attempt)
     return found

@@ -46,7 +46,7 @@ class Row:
     p99: float
 
     def __str__(self) -> str:
-        case = f"{self.sms:4} {self.nbytes:12,} {self.way:>7} {self.beside or 'nobody':>9}"
+        case = f"{self.sms:4} {self.nbytes:12,} {self.way:>7} {self.beside or 'none':>9}"
         return f"{case} {self.p50:10,.0f} {self.p99:10,.0f} {self.nbytes / self.p50 / 1e3:6.1f}"
 
 

@@ -42,7 +42,7 @@ class Worker:
             raise self._failure()
 
     def go(self, start: float) -> None:
-        """Tell it when to begin, by `time.perf_counter`, which is one clock for all processes."""
+        """Report it when to begin, by `time.perf_counter`, which is one clock for all processes."""
         assert self._process.stdin is not None
         self._process.stdin.write(repr(start).encode() + b"\n")
         self._process.stdin.close()

@@ -34,7 +34,7 @@ TARGET = 5e3
 EARLY = 1e3
 """Microseconds before its deadline that an answer may come: event loops count in whole milliseconds."""
 FULL = replace(KINDS["compute"], connections=32)
-"""What fills the queue: batches that a partition needs many deadlines for."""
+"""The load that fills the queue: batches that a partition needs many deadlines for."""
 NEIGHBOURS = ("compute", "transfer", "small", "json", "churn", "invalid")
 OWN = ("small", "json", "churn", "invalid")
 LOADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -43,7 +43,7 @@ LOADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "and its own tenant's noise": (OWN, ()),
     "and both": (OWN, NEIGHBOURS),
 }
-"""What else the tenant itself is sent, and its neighbour."""
+"""Further requests for the tenant itself, and for its neighbour."""
 
 
 @dataclass(frozen=True, slots=True)

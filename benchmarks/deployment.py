@@ -1,4 +1,4 @@
-"""The servers of the isolation experiment: real ones, each a process of its own, told what to do by a TOML file."""
+"""The servers of the isolation experiment: real ones, each in its own process, configured by a TOML file."""
 
 import os
 import subprocess
@@ -131,7 +131,7 @@ def launched(deployment: Deployment, folder: Path, repository: Path) -> Iterator
 
 @contextmanager
 def restricted(cores: Sequence[int]) -> Iterator[None]:
-    """What is started in this block may use these cores only."""
+    """Processes that are started in this block may use these cores only."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

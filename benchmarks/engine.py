@@ -53,7 +53,7 @@ Ask = Callable[[], Work]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a row is of, but for network and batch."""
+    """The configuration of a row, besides network and batch."""
 
     sms: int
     graphs: str
@@ -235,11 +235,11 @@ def prefix(granules: Sequence[int], sms: int) -> range:
 class Experiment:
     """Networks built into `folder`; remembers how long each engine takes alone. Call `rows` once."""
 
-    def __init__(self, device: Device, folder: Path, seconds: float, tell: Callable[[str], None]) -> None:
+    def __init__(self, device: Device, folder: Path, seconds: float, report: Callable[[str], None]) -> None:
         self._device = device
         self._folder = folder
         self._seconds = seconds
-        self._tell = tell
+        self._report = report
         self._alone: dict[tuple[str, int, int], float | None] = {}
 
     def rows(self, networks: Sequence[str], sms: Sequence[int], ends: float) -> Iterator[Row]:
@@ -251,24 +251,24 @@ class Experiment:
                 for count in sms:
                     case = Case(sum(self._device.granules[g] for g in prefix(self._device.granules, count)), graphs, copies)
                     if time.monotonic() > ends:
-                        self._tell(f"no time left for {name} {case}\n")
+                        self._report(f"no time left for {name} {case}\n")
                         continue
                     yield from self._case(engine, name, case, prefix(self._device.granules, count))
 
     def _build(self, name: str) -> Path:
-        self._tell(f"building {name}")
+        self._report(f"building {name}")
         folder = self._folder / name
         folder.mkdir()
         return plan(folder, NETWORKS[name]())
 
     def _case(self, engine: Any, name: str, case: Case, granules: Sequence[int]) -> Iterator[Row]:
-        self._tell(f"binding {name} to {case.sms} SMs, graphs {case.graphs}, copies {case.copies}")
+        self._report(f"binding {name} to {case.sms} SMs, graphs {case.graphs}, copies {case.copies}")
         network = NETWORKS[name]()
         with closing(self._device.carve(granules)) as partition:
             try:
                 executor = engine.bind(partition)
             except EngineError as error:
-                self._tell(f"{name} {case}: {error}\n")
+                self._report(f"{name} {case}: {error}\n")
                 return
             with closing(executor):
                 for batch in BATCHES:
@@ -278,7 +278,7 @@ class Experiment:
     def _row(
         self, executor: Executor, partition: Partition, network: Network, name: str, batch: int, case: Case, shapes: Shapes
     ) -> Row:
-        self._tell(f"measuring {name} {batch} on {case.sms} SMs, graphs {case.graphs}, copies {case.copies}")
+        self._report(f"measuring {name} {batch} on {case.sms} SMs, graphs {case.graphs}, copies {case.copies}")
         with asking(self._device, executor, feed(network, shapes, 0)) as ask:
             times = measure(executor, partition, ask, self._seconds)
             key = (name, batch, case.sms)

@@ -24,7 +24,7 @@ BETWEEN = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is measured, and how: `victims` with their requests a second, `rows` the batch of the compute-heavy aggressor."""
+    """Settings of an experiment: `victims` with their requests a second, `rows` the batch of the compute-heavy aggressor."""
 
     victims: dict[str, float]
     kinds: tuple[str, ...]
@@ -71,10 +71,10 @@ class Step:
 class Experiment:
     """Servers that are ready, by their names, and the settings. `run` does it all."""
 
-    def __init__(self, settings: Settings, ports: dict[str, int], tell: Callable[[int, int, str], None]) -> None:
+    def __init__(self, settings: Settings, ports: dict[str, int], report: Callable[[int, int, str], None]) -> None:
         self._settings = settings
         self._ports = ports
-        self._tell = tell
+        self._report = report
         self._done: list[tuple[Step, Phase]] = []
         self._bodies: list[tuple[str, Phase, list[bytes]]] = []
 
@@ -82,7 +82,7 @@ class Experiment:
         """Every phase of every round. Blocks. Raises LoadProcessFailed."""
         plan, began = self._settings.steps(), perf_counter()
         for number, step in enumerate(plan):
-            self._tell(number, len(plan), str(step))
+            self._report(number, len(plan), str(step))
             self._done.append((step, self._phase(step, began)))
             sleep(SETTLE)
         self._check()
@@ -137,7 +137,7 @@ def _server(step: Step) -> str:
 
 
 def _busy(tallies: Sequence[Tally]) -> list[dict[str, object]]:
-    """What the aggressors of one kind did together: answers a second, by status, and megabytes a second."""
+    """Throughput of the aggressors of one kind together: answers a second, by status, and megabytes a second."""
     names = dict.fromkeys(tally.name for tally in tallies)
     return [_sum(name, [tally for tally in tallies if tally.name == name]) for name in names]
 

@@ -1,4 +1,4 @@
-"""What an experiment came to, as the text table and the JSON document; the page and the plots are made from it as well."""
+"""The findings of an experiment, as the text table and the JSON document; the page and the plots are made from it as well."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Throughput:
 
     @property
     def ratio(self) -> float:
-        """What of the throughput is left with partitions."""
+        """Throughput with partitions over throughput without."""
         return self.partitions / self.plain
 
 
@@ -115,7 +115,7 @@ def times(ratio: float) -> str:
 
 
 def busiest(combination: Combination, kind: str) -> list[dict[str, Any]]:
-    """What the aggressors did in the phases of a kind, summed up by name: the mean rate and megabytes a second."""
+    """Throughput of the aggressors in the phases of a kind, by name: the mean rate and megabytes a second."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for phase in combination.of(kind):
         for row in phase.busy:
@@ -139,7 +139,7 @@ def _phase(phase: Phase) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say."""
+    """The value, or None where JSON has no number for it."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

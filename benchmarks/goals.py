@@ -1,4 +1,4 @@
-"""What may be felt while something changes, in one place, and whether it was kept to. Pure.
+"""The limits on latency while something changes, in one place, and whether they were met. Pure.
 
 Times are in milliseconds. "Over" is the slowest answer during the change less the slowest of all quiet phases of the same
 tenant; a ratio is of two p99s, during the change and in the quiet phase just before it.
@@ -52,7 +52,7 @@ GOALS = (
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """What one tenant felt of one change. Milliseconds; `wrong` are answers that are not the first of the same request."""
+    """The latency of one tenant during one change. Milliseconds; `wrong` are answers that differ from the first to a request."""
 
     tenant: str
     count: int
@@ -65,7 +65,7 @@ class Felt:
     errors: int
     wrong: int
     failures: tuple[str, ...] = ()
-    """What the first requests that failed got, from the quiet phase and the change and what was between."""
+    """Answers to the first requests that failed, from the quiet phase and the change and what was between."""
 
     @property
     def ratio(self) -> float:

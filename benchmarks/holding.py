@@ -57,7 +57,7 @@ class Ask(NamedTuple):
 
 
 def asks() -> dict[str, Ask]:
-    """What the other tenant does, by what it is called here."""
+    """The requests of the other tenant, by name."""
     mib = 1 << 18  # Floats.
     return {
         "64 MB, output of another name": infer("open", b"\0" * 62_000_000, _input("x", "FP32", 15_500_000, 62_000_000)),
@@ -117,13 +117,13 @@ def watch(port: int, seconds: float) -> list[float]:
     return took
 
 
-def attack(port: int, ask: Ask, told: "multiprocessing.SimpleQueue[int]") -> None:
-    """Send this again and again, and tell each status."""
+def attack(port: int, ask: Ask, statuses: "multiprocessing.SimpleQueue[int]") -> None:
+    """Send this again and again, and put each status into the queue."""
     while True:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         with suppress(OSError, http.client.HTTPException):
             while True:
-                told.put(_send(connection, "other", ask))
+                statuses.put(_send(connection, "other", ask))
 
 
 def _send(connection: http.client.HTTPConnection, tenant: str, ask: Ask) -> int:
@@ -138,14 +138,14 @@ def _send(connection: http.client.HTTPConnection, tenant: str, ask: Ask) -> int:
 def beside(port: int, ask: Ask) -> Iterator[Callable[[], str]]:
     """Another tenant at it, from its first answer on; what is given says how often, with which statuses."""
     context = multiprocessing.get_context("spawn")
-    told = context.SimpleQueue()
-    process = context.Process(target=attack, args=(port, ask, told), daemon=True)
+    received = context.SimpleQueue()
+    process = context.Process(target=attack, args=(port, ask, received), daemon=True)
     process.start()
-    statuses = [told.get()]
+    statuses = [received.get()]
 
     def count() -> str:
-        while not told.empty():
-            statuses.append(told.get())
+        while not received.empty():
+            statuses.append(received.get())
         return ", ".join(f"{statuses.count(status)} of {status}" for status in sorted(set(statuses)))
 
     try:

@@ -1,4 +1,4 @@
-"""What a hostile tenant or stranger sends, a function for each attack: it makes what is sent, and says what has to come of it.
+"""Attacks of a hostile tenant or of unauthenticated clients, a function each: the requests, and the expected answers.
 
 All are clients that anybody could write. `holding` has the requests that keep the interpreter.
 """
@@ -24,19 +24,19 @@ NOBODY = {"Authorization": "Bearer nothing"}
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Some connections that do the same. `told` are statuses of which one has to be among the answers; with none, nothing is
+    """Some connections that do the same. `expected` are statuses, one of which has to be among the answers; without any, nothing is
     answered, and all connections have to have been made."""
 
     asks: tuple[Ask, ...]
     connections: int
-    told: frozenset[int] = frozenset()
+    expected: frozenset[int] = frozenset()
     behaviour: Behaviour = "flood"
     every: float = 0.0
     after: float = 0.0
     """Seconds after the others."""
 
     def job(self, name: str, port: int, ahead: float, seconds: float, cores: tuple[int, ...] | None) -> ClosedLoop:
-        """What a load process is told."""
+        """The job of a load process."""
         return ClosedLoop(
             name=name,
             port=port,
@@ -51,7 +51,7 @@ class Crowd:
 
     def reached(self, statuses: Sequence[int], opened: int) -> bool:
         """Whether that did what it is about."""
-        return bool(self.told.intersection(statuses)) if self.told else opened >= self.connections
+        return bool(self.expected.intersection(statuses)) if self.expected else opened >= self.connections
 
 
 def _of(ask: holding.Ask, **headers: str) -> Ask:
@@ -60,8 +60,8 @@ def _of(ask: holding.Ask, **headers: str) -> Ask:
     return Ask(post(ask.path, given | ask.headers, ask.body))
 
 
-def _flood(ask: Ask, connections: int, *told: int) -> tuple[Crowd, ...]:
-    return (Crowd((ask,), connections, frozenset(told)),)
+def _flood(ask: Ask, connections: int, *expected: int) -> tuple[Crowd, ...]:
+    return (Crowd((ask,), connections, frozenset(expected)),)
 
 
 def _held(name: str) -> Ask:
@@ -86,8 +86,8 @@ def upgrade() -> tuple[Crowd, ...]:
     return (Crowd((right, smuggled), 16, frozenset({200})),)
 
 
-def strangers_bodies() -> tuple[Crowd, ...]:
-    """Bodies of strangers that end one byte early, for the house and for those who show no key."""
+def unauthenticated_bodies() -> tuple[Crowd, ...]:
+    """Bodies without a key that end one byte early, for the shared and the unauthenticated HTTP process."""
     index = post("/v2/repository/index", NOBODY, bytes(MIB))[:-1]
     plan = post("/admin/partitions", {"Authorization": "Bearer nothing"}, bytes(MIB))[:-1]
     return (Crowd((Ask(index), Ask(plan)), 200, frozenset({401, 404, 405}), "churn"),)
@@ -194,7 +194,7 @@ def garbage() -> tuple[Crowd, ...]:
 
 
 def wrong_keys() -> tuple[Crowd, ...]:
-    """Requests with keys that nobody has."""
+    """Requests with keys of no tenant."""
     return _flood(Ask(post("/v2/models/open/infer", NOBODY, b"{}")), 16, 401)
 
 
@@ -258,15 +258,23 @@ def endless() -> Ask:
 ATTACKS: dict[str, Callable[[], tuple[Crowd, ...]]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        upgrade, strangers_bodies, tenants_bodies, gzip_bombs, large_bodies, large_outputs, texts_100000, texts_250000,
+        upgrade, unauthenticated_bodies, tenants_bodies, gzip_bombs, large_bodies, large_outputs, texts_100000, texts_250000,
         texts_1000000, many_texts_out, large_configurations, most_configurations, heavy_loads, waiting_loads, empty_lines,
         byte_at_a_time, slow_headers, idle_connections, empty_connections, garbage, wrong_keys, wrong_requests, small_chunks,
         failing_models, full_queue, slow_readers, endless_inferences, endless_and_repartition,
     )
 }  # fmt: skip
 DOOR = frozenset(
-    {"empty-lines", "byte-at-a-time", "slow-headers", "idle-connections", "empty-connections", "garbage", "strangers-bodies"}
+    {
+        "empty-lines",
+        "byte-at-a-time",
+        "slow-headers",
+        "idle-connections",
+        "empty-connections",
+        "garbage",
+        "unauthenticated-bodies",
+    }
 )
-"""What the process that accepts connections is attacked by: the victim makes a new connection for each of its requests, too."""
+"""Attacks on the process that accepts connections: the victim makes a new connection for each of its requests, too."""
 MOVING = frozenset({"endless-and-repartition"})
-"""What needs more granules than two cores are."""
+"""Attacks that need more granules than two cores have."""

@@ -49,7 +49,7 @@ BUSY = "resnet"
 BATCH = 8
 SWITCH_INTERVAL = 0.001
 """The server's."""
-Tell = Callable[[int, int, str], None]
+Report = Callable[[int, int, str], None]
 
 
 class Arena:
@@ -82,7 +82,7 @@ class Arena:
         return self._engines[model]
 
 
-def experiment(options: argparse.Namespace, tell: Tell) -> Findings:
+def experiment(options: argparse.Namespace, report: Report) -> Findings:
     """All of it, on the device that the options name. Blocks. Raises Impossible, DeviceUnavailable, ModelRefused."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="greenlane-inside-")))
@@ -90,18 +90,18 @@ def experiment(options: argparse.Namespace, tell: Tell) -> Findings:
         cases = chosen(options.only, len(device.granules))
         victims = tuple(options.victim or ("resnet", "mlp"))
         models = {model for case in cases for model in CASES[case]} | {*victims, BUSY}
-        tell(0, 1, "building engines")
+        report(0, 1, "building engines")
         subjects.write(root, models, device.kind == "cuda")
         arena = Arena(device, root, stack)
         groups = arrange(arena, any(map(is_crowd, cases)))
-        trial = Trial(arena, options.rate or RATE, options.seconds, options.rounds, victims, cases, tell)
+        trial = Trial(arena, options.rate or RATE, options.seconds, options.rounds, victims, cases, report)
         trial.bind()
         with quiet():
             combinations, cost = trial.run(), tuple(trial.cost(groups))
         asked = _settings(options, trial.rate, device)
-        told = machine.describe(machine.command("benchmarks.isolation"))
+        facts = machine.describe(machine.command("benchmarks.isolation"))
         title = f"Isolation inside the process: {device.describe().partition(',')[0]}"
-        return Findings(title, asked, told, tuple(combinations), WHAT, tuple(_notes(device, groups)), cost)
+        return Findings(title, asked, facts, tuple(combinations), WHAT, tuple(_notes(device, groups)), cost)
 
 
 def chosen(only: Sequence[str] | None, granules: int) -> tuple[str, ...]:
@@ -132,7 +132,14 @@ class Trial:
     """Victims and cases in turns on the seats of an arena."""
 
     def __init__(
-        self, arena: Arena, rate: float, seconds: float, rounds: int, victims: Sequence[str], cases: Sequence[str], tell: Tell
+        self,
+        arena: Arena,
+        rate: float,
+        seconds: float,
+        rounds: int,
+        victims: Sequence[str],
+        cases: Sequence[str],
+        report: Report,
     ) -> None:
         self.rate = rate
         self._arena = arena
@@ -140,7 +147,7 @@ class Trial:
         self._rounds = rounds
         self._victims = victims
         self._cases = cases
-        self._tell = tell
+        self._report = report
         self._rows = subjects.ROWS if arena.device.kind == "cuda" else BATCH
         self._priorities = GilPriorities()
         self._began = perf_counter()
@@ -150,7 +157,7 @@ class Trial:
         """Bind everything, so that nothing is compiled while something else is measured. Blocks."""
         plan = dict.fromkeys((victim, case, kind) for victim, case, kind, _ in self._plan() if case)
         for number, (victim, case, kind) in enumerate(plan):
-            self._tell(number, len(plan), f"binding {victim} and {case}, {kind}")
+            self._report(number, len(plan), f"binding {victim} and {case}, {kind}")
             self._victim(victim, case, kind)
             self._aggressors(case, kind)
 
@@ -158,7 +165,7 @@ class Trial:
         """Every phase of every round."""
         plan, done = list(self._plan()), []
         for number, (victim, case, kind, turn) in enumerate(plan):
-            self._tell(number, len(plan), f"round {turn + 1}: {victim} / {case or 'nobody'}: {kind}")
+            self._report(number, len(plan), f"round {turn + 1}: {victim} / {case or 'no neighbour'}: {kind}")
             done.append((victim, case, self._phase(victim, case, kind, turn)))
         return [
             Combination(victim, case, tuple(p for v, c, p in done if v == victim and c in (case, "")), bound(victim, case))
@@ -167,11 +174,11 @@ class Trial:
         ]
 
     def cost(self, groups: dict[str, list[int]]) -> Iterator[Throughput]:
-        """What all tenants get done together when all are busy, on partitions and on plain streams, in turns."""
+        """Throughput of all tenants together when all are busy, on partitions and on plain streams, in turns."""
         for group, sizes in groups.items():
             seats = [self._arena.seat(BUSY, f"{group} {index}", BATCH) for index in range(len(sizes))]
             plain = [self._arena.seat(BUSY, f"plain {index}", BATCH) for index in range(len(sizes))]
-            self._tell(0, 1, f"what isolation costs {group} tenants")
+            self._report(0, 1, f"what isolation costs {group} tenants")
             pairs = [(self._rate_of(seats), self._rate_of(plain)) for _ in range(self._rounds)]
             ours, theirs = (median(values) for values in zip(*pairs, strict=True))
             unit = self._arena.device.unit
@@ -225,7 +232,7 @@ def is_crowd(case: str) -> bool:
 
 
 def bound(victim: str, case: str) -> float:
-    """What the p99 may grow by: an engine of half a millisecond 1.1, with three neighbours 1.2; one of 30 us, 1.5."""
+    """The factor by which p99 may grow: an engine of half a millisecond 1.1, with three neighbours 1.2; one of 30 us, 1.5."""
     if victim == "mlp":
         return 1.5
     return 1.2 if is_crowd(case) else 1.1

@@ -27,14 +27,14 @@ from .overhttp import WHAT, over_http
 
 
 class Progress:
-    """One line that is written over on a terminal; elsewhere, a line every tenth of the way. `tell` may be given away."""
+    """One line that is written over on a terminal; elsewhere, a line every tenth of the way. `report` may be passed on."""
 
     def __init__(self) -> None:
         self._began = perf_counter()
         self._said = -1
 
-    def tell(self, done: int, total: int, what: str) -> None:
-        """Say what comes next and how long the rest may take; a count that begins anew is timed anew."""
+    def report(self, done: int, total: int, what: str) -> None:
+        """Say what comes next and how long the rest may take; a count that restarts is timed again."""
         self._began = self._began if done else perf_counter()
         left = (perf_counter() - self._began) / done * (total - done) if done else 0.0
         text = f"[{done + 1}/{total}] {what}{f', {left:.0f} s left' if done else ''}"
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         with awake(os.sched_getaffinity(0) if options.awake else ()):
-            findings = _inside(options) if options.inside else over_http(options, Progress().tell)
+            findings = _inside(options) if options.inside else over_http(options, Progress().report)
     except (Impossible, NotServed, DeviceUnavailable) as error:
         print(f"isolation: {error}", file=sys.stderr)
         return 2
@@ -84,7 +84,7 @@ def _inside(options: argparse.Namespace) -> Findings:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # Before the driver is there: a queue for each stream.
     from .inside import experiment
 
-    return experiment(options, Progress().tell)
+    return experiment(options, Progress().report)
 
 
 def _cores(text: str) -> tuple[int, ...] | str:

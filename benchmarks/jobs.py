@@ -1,4 +1,4 @@
-"""What a load process is told, and what it tells back; it crosses between processes, so it is data and nothing else."""
+"""The jobs of load processes and their results: plain data, as it crosses between processes."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,7 +22,7 @@ class OpenLoop:
 
     `connections` are opened beforehand and `first` (None: `ask`) is answered with 200 on each; `most` is how many there may
     be: an arrival that finds none free waits for one, and its latency counts from when it was due. `spin` is to burn
-    the core instead of sleeping: for a core that is nobody else's. `grace` is the seconds that the last answers are waited
+    the core instead of sleeping: for a core that no other process uses. `grace` is the seconds that the last answers are waited
     for. Every `keep`th answer is brought back whole. `ask` and `others` take turns. With `fresh` each request has a new
     connection, which is made when it is due.
     """
@@ -65,7 +65,7 @@ class ClosedLoop:
 
 @dataclass(slots=True)
 class Seen:
-    """What an open loop saw. `late` is when each request was sent after it was due, in microseconds, by the client's own
+    """Result of an open loop. `late` is when each request was sent after it was due, in microseconds, by the client's own
     fault: arrivals that had to wait for a connection are counted in `waited` instead. `asked` says for each of `bodies` which
     request it answers: 0 is `ask`, 1 the first of `others`. `failures` says of the first that failed when and how."""
 
@@ -81,7 +81,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Tally:
-    """What a closed loop did: answers by status (0: the connection ended without one), connections, and bytes both ways."""
+    """Result of a closed loop: answers by status (0: the connection ended without one), connections, and bytes both ways."""
 
     name: str
     seconds: float

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .asks import as_json, binary, invalid, strangers
+from .asks import as_json, binary, invalid, unauthenticated
 from .jobs import Ask, Behaviour, ClosedLoop
 from .subjects import ROWS
 
@@ -48,7 +48,7 @@ KINDS = {
         Kind("slow", "8 MB answers, read by a few bytes", "wide", 16, lambda t, _: (binary("wide", t),), "slow"),
         Kind("churn", "a new connection for each request", "identity", 16, lambda t, _: (binary("identity", t),), "churn"),
         Kind("invalid", "nothing but wrong requests of its own", "identity", 16, lambda t, _: invalid(t)),
-        Kind("strangers", "requests of no tenant, some not even HTTP", "identity", 16, lambda _, __: strangers()),
+        Kind("unauthenticated", "requests of no tenant, some not even HTTP", "identity", 16, lambda _, __: unauthenticated()),
     )
 }
 TRIO = "trio"

@@ -17,7 +17,7 @@ LIBRARIES = (
 
 
 def describe(command: str) -> dict[str, str]:
-    """What there is to know of this machine, this program and today, by headings for people."""
+    """Facts of this machine, this program and today, by headings for people."""
     return {
         "command": command,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -37,7 +37,7 @@ def load() -> dict[str, str]:
 
 
 def command(module: str) -> str:
-    """The command line of this process, as somebody else would write it."""
+    """The command line of this process, as one would type it."""
     return " ".join(["python", "-m", module, *sys.argv[1:]])
 
 

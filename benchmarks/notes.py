@@ -1,4 +1,4 @@
-"""What a reader of the findings over HTTP has to know to trust them no more than they deserve. Pure."""
+"""Notes for readers of the findings over HTTP: conditions and limits of the measurement. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
@@ -28,12 +28,12 @@ def notes(settings: Settings, servers: Mapping[str, Deployment], found: Sequence
     split = {tenant.name: tenant.granules for tenant in servers[SPLIT].tenants}
     if servers[SPLIT].device == "cpu":
         cores = f"{_count(split[VICTIM])} for the {VICTIM}, {_count(split[AGGRESSOR])} for the {AGGRESSOR}"
-        yield f"Partitions: {cores}. A tenant's HTTP process runs on its partition's cores, unless it is told otherwise."
+        yield f"Partitions: {cores}. A tenant's HTTP process runs on its partition's cores, unless configured otherwise."
     yield _placed(settings.clients)
     yield _late(found)
     if QUARTERS not in servers:
         yield "Four tenants at a time need four granules, so that they were left out."
-    yield f"Where the median of the victim's p99 alone is over {STEADY:g} times its least, the machine was too noisy to tell."
+    yield f"Where the median of the victim's p99 alone is over {STEADY:g} times its least, the machine was too noisy to judge."
     yield "The client checks the status and size of every answer, and the numbers of every 64th against ONNX Runtime."
 
 
@@ -51,7 +51,7 @@ def _placed(clients: Clients) -> str:
         return (
             "The load processes run where their tenants do, on every server: the victim's on the first core of its partition, "
             "the aggressors' on those of theirs. So a neighbour's client burns the neighbour's share and not the victim's; "
-            "what they have in common is the kernel, memory and caches, and the processes of the server that are nobody's."
+            "what they have in common is the kernel, memory and caches, and the server's processes that belong to no tenant."
         )
     return (
         "The load processes run on the same cores as the server: an aggressor's client and its HTTP take time from the "

@@ -141,7 +141,7 @@ class Generator:
         self.seen.samples.add(due, (now - self._start - due) * 1e6, status)
 
     def _give_up(self) -> None:
-        """What was not answered counts as waited for until now."""
+        """Requests without an answer count as waiting until now."""
         now = perf_counter()
         for index in [*(index for _, index in self._busy.values()), *self._waiting]:
             self._note(index, now, 0, "no answer until the end")

@@ -7,7 +7,7 @@ from math import isfinite
 
 
 def checked(read: Callable[[str], object]) -> Callable[[str], object]:
-    """As argparse wants it: what is wrong is told in the words of the error."""
+    """For argparse: an ArgumentTypeError with the text of the error."""
 
     def convert(text: str) -> object:
         try:
@@ -29,7 +29,7 @@ def whole(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """A port of TCP's, but for 0, which is none that somebody listens on."""
+    """A TCP port, except 0, on which no server listens."""
     return _whole(text, 1, 65535, "a port from 1 to 65535")
 
 

@@ -1,4 +1,4 @@
-"""What came of the phases of an experiment: what its clients felt, figures for people, flaws; as a table and for a file."""
+"""The outcome of an experiment's phases: latency of its clients, figures for people, flaws; as a table and as JSON."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from .goals import Felt, Goal, Row, judge
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a phase: what each tenant felt, values by goal and whom they are about, figures for people, and flaws.
+    """Outcome of a phase: the latency of each tenant, values by goal and whom they are about, figures for people, and flaws.
 
     A value that depends on all quiet phases (`over`) is filled in at the end. `unexercised` says why nothing is judged.
     """
@@ -65,9 +65,9 @@ def judge_all(
     return judge(goals, measured, flaws, idle)
 
 
-def table(told: Mapping[str, str], outcomes: Mapping[str, Outcome], rows: Sequence[Row]) -> str:
+def table(facts: Mapping[str, str], outcomes: Mapping[str, Outcome], rows: Sequence[Row]) -> str:
     """For people: the machine, what was felt, the figures, the verdicts."""
-    lines = [*(f"{name}: {value}" for name, value in told.items()), ""]
+    lines = [*(f"{name}: {value}" for name, value in facts.items()), ""]
     lines.append(
         f"{'phase':12} {'tenant':6} {'n':>7} {'p50':>8} {'p99':>8} {'worst':>8}   "
         f"{'quiet n':>7} {'p99':>8} {'worst':>8}  {'p99 ratio':>9} {'worst over':>10} {'errors':>6} {'wrong':>5}"
@@ -92,7 +92,7 @@ def table(told: Mapping[str, str], outcomes: Mapping[str, Outcome], rows: Sequen
     return "\n".join(lines)
 
 
-def as_json(told: Mapping[str, str], outcomes: Mapping[str, Outcome], rows: Sequence[Row]) -> dict[str, Any]:
+def as_json(facts: Mapping[str, str], outcomes: Mapping[str, Outcome], rows: Sequence[Row]) -> dict[str, Any]:
     """For a file; None where there is no number."""
     verdicts = [
         {"phase": row.goal.phase, "what": row.goal.what, "about": row.about, "limit": str(row.goal), "why": row.why}
@@ -100,11 +100,11 @@ def as_json(told: Mapping[str, str], outcomes: Mapping[str, Outcome], rows: Sequ
         for row in rows
     ]
     phases = {name: outcome.as_json() for name, outcome in outcomes.items()}
-    return _finite({"machine": dict(told), "verdicts": verdicts, "phases": phases})  # type: ignore[no-any-return]
+    return _finite({"machine": dict(facts), "verdicts": verdicts, "phases": phases})  # type: ignore[no-any-return]
 
 
 def failed() -> Outcome:
-    """What came of a phase that raised what is being handled."""
+    """Outcome of a phase that raised the exception that is being handled."""
     return Outcome(flaws=[traceback.format_exc()[-3000:]])
 
 

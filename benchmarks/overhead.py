@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     beside = Server("beside", options.pid, options.beside) if options.beside else None
     with experiment(options.in_flight, options.asgi, beside) as both:
         print(f"load by {client()}\n{heading('greenlane', both.second.name)}")
-        results = [_tell(both.compare(case, options.rounds, options.seconds, _progress)) for case in options.only]
+        results = [_report(both.compare(case, options.rounds, options.seconds, _progress)) for case in options.only]
         images = [result for result in results if result.case.model == "image"]
         model = model_microseconds(both.root, "image")
         for result in images:
@@ -99,7 +99,7 @@ def _progress(text: str) -> None:
         print(f"\r{text:60}\r", end="", file=sys.stderr, flush=True)
 
 
-def _tell(result: Comparison) -> Comparison:
+def _report(result: Comparison) -> Comparison:
     print(result, flush=True)
     return result
 

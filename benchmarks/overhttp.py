@@ -22,20 +22,20 @@ RATE = 200.0
 WHAT = {name: kind.what for name, kind in KINDS.items()} | {TRIO: f"{', '.join(TRIO_OF)} at once, on four partitions"}
 
 
-def over_http(options: argparse.Namespace, tell: Callable[[int, int, str], None]) -> Findings:
+def over_http(options: argparse.Namespace, report: Callable[[int, int, str], None]) -> Findings:
     """Start the servers, run the experiment, end them. Blocks. Raises Impossible, NotServed, LoadProcessFailed."""
     settings, servers = plan(options)
     count, minutes = len(settings.steps()), settings.duration / 60
-    tell(0, count, f"starting servers; then {count} phases of {settings.seconds:g} s, some {minutes:.1f} minutes")
+    report(0, count, f"starting servers; then {count} phases of {settings.seconds:g} s, some {minutes:.1f} minutes")
     with running(servers, options.device == "cuda") as started:
         ports = {server.deployment.name: server.port for server in started}
-        combinations = Experiment(settings, ports, tell).run()
+        combinations = Experiment(settings, ports, report).run()
     title = f"Isolation over HTTP: {' and '.join(settings.victims)} on {'a GPU' if options.device == 'cuda' else 'CPU cores'}"
-    told = machine.describe(machine.command("benchmarks.isolation"))
+    facts = machine.describe(machine.command("benchmarks.isolation"))
     return Findings(
         title,
         _asked(options, settings, servers),
-        told,
+        facts,
         tuple(combinations),
         WHAT,
         tuple(notes(settings, servers, combinations)),
@@ -43,7 +43,7 @@ def over_http(options: argparse.Namespace, tell: Callable[[int, int, str], None]
 
 
 def plan(options: argparse.Namespace) -> tuple[Settings, dict[str, Deployment]]:
-    """What to measure and on which servers. Asks the device how it divides. Raises Impossible, NotServed."""
+    """The settings of the experiment and its servers. Asks the device how it divides. Raises Impossible, NotServed."""
     victims = options.victim or ["resnet" if options.device == "cuda" else "mlp"]
     every = sorted(os.sched_getaffinity(0))
     kinds = tuple(options.only or KINDS)

@@ -12,7 +12,7 @@ from .verdicts import CONTROL, UNDER, Combination, Verdict
 _STYLE = Path(__file__).parent / "page.css"
 _TONES = {"isolated": "good", "proves nothing": "mute", "no control": "mute", "too noisy": "mute"}
 _CAPTIONS = {
-    "bars": "The victim's p99 by aggressor. Grey is what it has when nobody else is there.",
+    "bars": "The victim's p99 by aggressor. Grey: alone.",
     "distributions": "How many requests took longer than that, all rounds together. The dotted line is the p99.",
     "timeline": "Every request of the victim in one round, by when it was due: what a partition keeps away is only seen below.",
 }

@@ -32,5 +32,5 @@ def arrivals(kind: str, rate: float, seconds: float, seed: int) -> list[float]:
 
 
 def share(schedule: Sequence[float], index: int, count: int) -> list[float]:
-    """What process `index` of `count` sends of it: every count-th arrival."""
+    """The share of process `index` of `count`: every count-th arrival."""
     return list(schedule[index::count])

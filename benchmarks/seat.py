@@ -56,7 +56,7 @@ class Seat:
         return self._executor.enqueue(*self._asks[self._turn])
 
     def answer(self) -> Array:
-        """What comes out, as an array of its own. Blocks."""
+        """Wait for the output; a new array. Blocks."""
         (tensor,) = self.on_thread(lambda: self.enqueue().wait())
         return np.array(tensor.array(self._executor.engine.signature.outputs[0].datatype), np.float32)
 
@@ -167,7 +167,7 @@ class _Run(Thread):
         try:
             self._seat.partition.attach()
             self.result = self._task(self._seat)
-        except BaseException as error:  # Told to whoever waits for the thread.
+        except BaseException as error:  # Raised again where the thread is joined.
             self.error = error
 
 

@@ -11,7 +11,7 @@ from threading import Condition, Thread
 from typing import NamedTuple
 
 READY = (" on http://", "ready: ")
-"""What the log of a server that serves contains: where it listens, and that every model was tried."""
+"""Texts in the log of a server that is ready: where it listens, and that every model was tried."""
 PATIENCE = 120.0
 """Seconds for which a line of the log is waited for: a GPU's engines are built and compiled meanwhile."""
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -52,7 +52,7 @@ class SideBySide:
     first: Server
     second: Server
 
-    def compare(self, case: Case, rounds: int, seconds: float, tell: Callable[[str], None] = lambda _: None) -> Comparison:
+    def compare(self, case: Case, rounds: int, seconds: float, report: Callable[[str], None] = lambda _: None) -> Comparison:
         """Check the answers of both, then drive them in turns. Blocks. Raises ValueError for a wrong answer, or LoadFailed."""
         both = (self.first, self.second)
         for server in both:
@@ -60,7 +60,7 @@ class SideBySide:
             drive(server.port, request(case), case.connections, WARM_UP)
         pairs: list[tuple[Figures, Figures]] = []
         for turn in range(rounds):
-            tell(f"{case}: round {turn + 1} of {rounds}")
+            report(f"{case}: round {turn + 1} of {rounds}")
             found = {server.port: _round(server, case, seconds) for server in (both if turn % 2 else both[::-1])}
             pairs.append((found[self.first.port], found[self.second.port]))
         first, second = zip(*pairs, strict=True)
@@ -68,7 +68,7 @@ class SideBySide:
 
 
 def heading(first: str, second: str) -> str:
-    """What stands above a table of comparisons."""
+    """The heading of a table of comparisons."""
     return f"{'':19} {first:^34}   {second:^34}\n{'case-connections':19} {COLUMNS}   {COLUMNS}   ratio"
 
 

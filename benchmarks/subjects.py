@@ -19,7 +19,7 @@ ROWS = 64
 
 
 def identity() -> Network:
-    """What it is given."""
+    """Its input."""
     draft = Draft()
     draft.named("y", "x")
     return Network(draft.finish({"x": ("b", 16)}, {"y": ("b", 16)}), _rows(16), ())
@@ -111,7 +111,7 @@ def plan(network: Network) -> bytes:
 
 
 def expected(network: Network, x: Array) -> Array:
-    """What the model makes of it, by ONNX Runtime on the CPU."""
+    """The output of the model, computed by ONNX Runtime on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(network.onnx, providers=["CPUExecutionProvider"])

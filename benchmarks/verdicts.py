@@ -1,4 +1,4 @@
-"""What the rounds of one combination say: did the partition hold, and was there anything for it to hold against? Pure."""
+"""The verdict of one combination's rounds: did the partition isolate, and was there any noise to isolate from? Pure."""
 
 import math
 from collections.abc import Mapping, Sequence

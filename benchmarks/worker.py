@@ -18,7 +18,7 @@ _PR_SET_TIMERSLACK = 29
 
 
 def _urgent() -> None:
-    """Before all else on its core, where that is allowed: a real client is on another machine, and waits for nobody here."""
+    """Before all else on its core, where that is allowed: a real client is on another machine."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     except PermissionError:

@@ -22,7 +22,7 @@ from benchmarks.arrangement import (
     halves,
     share_cores,
 )
-from benchmarks.asks import as_json, binary, invalid, strangers, tensor, truth, wrong
+from benchmarks.asks import as_json, binary, invalid, tensor, truth, unauthenticated, wrong
 from benchmarks.clients import ANY, TENANTS, Clients, apart, place
 from benchmarks.experiment import BETWEEN, Settings
 from benchmarks.figures import Samples
@@ -223,9 +223,9 @@ def test_an_aggressor_s_connections_are_shared_by_its_processes(kind: kinds.Kind
     assert all(job.asks[0].data for job in jobs)
 
 
-def test_only_strangers_do_without_the_name_of_the_tenant() -> None:
+def test_only_unauthenticated_requests_name_no_tenant() -> None:
     assert all(b"X-Tenant: acme\r\n" in ask.data for ask in invalid("acme"))
-    assert not any(b"acme" in ask.data for ask in strangers())
+    assert not any(b"acme" in ask.data for ask in unauthenticated())
     assert len({ask.data for ask in invalid("acme")}) == len(invalid("acme")) > 10
 
 
