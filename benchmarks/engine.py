@@ -182,11 +182,11 @@ def alone(executor: Any, partition: Any, ask: Ask, seconds: float) -> float | No
     partition.stream.sync()
     with ExitStack() as after:
         launch = context.execute  # With a graph of the library's own it is a launch, and must not be captured.
-        if executor.instance.way.capture:
+        if executor.instance.graph_mode.capture:
             launch = after.enter_context(
                 closing(capture(partition, lambda side: context.execute(side.stream, captured=True)))
             ).launch
-        elif not executor.instance.way.native:
+        elif not executor.instance.graph_mode.native:
             return None
         return median([_replay(launch, partition.stream) for _ in _turns(seconds)])
 

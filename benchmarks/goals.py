@@ -52,7 +52,7 @@ GOALS = (
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """The latency of one tenant during one change. Milliseconds; `wrong` are answers that differ from the first to a request."""
+    """The latency of one tenant during one change. Milliseconds; `wrong` answers differ from the first one to a request."""
 
     tenant: str
     count: int

@@ -24,8 +24,11 @@ NOBODY = {"Authorization": "Bearer nothing"}
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Some connections that do the same. `expected` are statuses, one of which has to be among the answers; without any, nothing is
-    answered, and all connections have to have been made."""
+    """Some connections that do the same.
+
+    `expected` are statuses, one of which has to be among the answers; without any, nothing is answered, and all connections
+    have to have been made.
+    """
 
     asks: tuple[Ask, ...]
     connections: int

@@ -30,7 +30,7 @@ def test_every_size_is_copied_in_both_ways_and_written_down(
         (size, way) for size in (100, 70_000) for way in copies.WAYS
     ]
     assert all(0 < row["p50"] <= row["p99"] for row in found["rows"])
-    assert capsys.readouterr().out.count("nobody") == 4
+    assert capsys.readouterr().out.count("none") == 4
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
