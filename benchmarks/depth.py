@@ -52,7 +52,7 @@ class Clients:
         self._worker = Worker(partition, {KEY: self._executor}, self._lost, GilPriorities())
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
-        """What a frontend asks of the device's side when a client goes away: none does here."""
+        """Called when a client disconnects: none does here."""
 
     def open(self) -> None:
         """Begin to serve, on the running event loop."""
