@@ -1,4 +1,4 @@
-"""What model: engines loaded once, and executors bound to partitions. Knows no tenants and no HTTP."""
+"""Models: engines that are loaded once, and executors that are bound to partitions. Knows neither tenants nor HTTP."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
 from .memo import Memo
 from .model_files.cache_folder import CacheFolder
-from .settings import ONNX_RUNTIMES, RuntimeSettings, lacking, lacking_on_cpu
+from .settings import ONNX_RUNTIMES, RuntimeSettings, unsupported_by, unsupported_on_cpu
 from .signature import Signature, TensorSpec
 from .streams import on_stream
 from .tensorrt.api import LIBRARIES, find_tensorrt
@@ -60,12 +60,13 @@ def load_engine(
 ) -> Engine:
     """Load a model file for a device, by default the CPU. Blocks. Raises ModelRefused.
 
-    `.onnx` runs on ONNX Runtime on a CPU, and is built for TensorRT on a GPU, once and in a child process, for batches of up
-    to `max_batch` rows, or of as many as `engines.build` takes; `builds` says where that is kept, by default beside the
-    model, and raises Cancelled once it is closed. `.plan` is
-    what `engines.build` makes, or a bare TensorRT plan, and needs a GPU. What of `settings` a library cannot honour is a
-    UserWarning, but for what is refused: a cache of kernels that it lacks, weights that cannot be streamed, profiles for what
-    is not built here, and graphs that are `required` where there are none.
+    - `.onnx` runs on ONNX Runtime on a CPU. On a GPU it is built for TensorRT, once and in a child process, for batches of up
+      to `max_batch` rows, or of the default of `engines.build`. `builds` says where plans are kept, by default in the model's
+      folder, and raises Cancelled once it is closed.
+    - `.plan` is what `engines.build` makes, or a bare TensorRT plan, and needs a GPU.
+
+    A setting that the library does not have is a UserWarning. Refused are a kernel cache and a budget for weights that would
+    have no effect, profiles for a model that is not built here, and `required` graphs where there are none.
     """
     path = Path(path)
     if path.suffix not in (".onnx", ".plan"):
@@ -78,32 +79,32 @@ def load_engine(
 
 
 def unsupported(device: Device | None, asked: Mapping[str, object]) -> dict[str, str]:
-    """Which of these settings, fields of RuntimeSettings, the library that serves from this device cannot honour, and why.
+    """Which of these settings, fields of RuntimeSettings, the library that serves from this device does not have, and why.
 
-    `instances` counts among them: how many executors of one engine are to be bound to a partition. What only the model
-    itself can show, such as how many profiles it has, is not known here. May import TensorRT, so it may block. Raises
-    ModelRefused where that is missing.
+    `instances` is one of them too: how many executors of one engine are to be bound to a partition. What depends on the model,
+    such as how many profiles it has, is not checked. May import TensorRT, so it may block. Raises ModelRefused where that is
+    missing.
     """
     if device is not None and device.kind == "cuda":
         api = find_tensorrt()
-        return lacking(str(api), api.features, asked)
-    return lacking_on_cpu(asked)
+        return unsupported_by(str(api), api.features, asked)
+    return unsupported_on_cpu(asked)
 
 
 def has_tensorrt() -> bool:
-    """Whether TensorRT, of either kind, is installed. Imports nothing."""
+    """Whether TensorRT or TensorRT-RTX is installed. Imports nothing."""
     return any(find_spec(name) for names in LIBRARIES.values() for name in names)
 
 
 def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
-    """The one place where ONNX Runtime is imported, and only when there is a model for it."""
+    """The only place that imports ONNX Runtime, when a model needs it."""
     try:
-        held = (settings or RuntimeSettings()).effective("ONNX Runtime", ONNX_RUNTIMES)
+        effective = (settings or RuntimeSettings()).effective("ONNX Runtime", ONNX_RUNTIMES)
     except ModelRefused as error:
         raise ModelRefused(f"{path}: {error}") from error
-    if held.graphs == "required":
+    if effective.graphs == "required":
         raise ModelRefused(f"{path}: graphs are required, but ONNX Runtime on a CPU has none; leave graphs 'on'")
-    if held.build_profiles:
+    if effective.build_profiles:
         raise ModelRefused(f"{path}: build_profiles are for TensorRT, and ONNX Runtime runs any shape; leave them out")
     try:
         from .onnxruntime.engine import load_onnx
@@ -115,7 +116,7 @@ def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
 def _load_tensorrt(
     path: Path, device: Device, settings: RuntimeSettings | None, max_batch: int | None, builds: Builds | None
 ) -> Engine:
-    """The one place where TensorRT is, and only when there is a GPU for it."""
+    """The only place that imports TensorRT's package, when a GPU needs it."""
     try:
         from .tensorrt.load import load_tensorrt
     except ImportError as error:

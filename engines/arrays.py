@@ -1,7 +1,7 @@
-"""Memory that belongs to other libraries: arrays of any that speaks DLPack or `__cuda_array_interface__`, where they lie.
+"""Views the memory of other libraries' arrays, through DLPack or `__cuda_array_interface__`.
 
-Nothing is copied and CUDA is not called. Only DLPack's capsules need a library to be read, `cuda.core`, and only for arrays
-that are not in the host's own memory: NumPy reads the others.
+Nothing is copied and CUDA is not called. Only DLPack's capsules need a library to read them, `cuda.core`, and only for arrays
+that are not in host memory: NumPy reads the others.
 """
 
 import math
@@ -17,13 +17,13 @@ from .datatypes import DATATYPES, DataType
 from .errors import TensorMismatch
 
 _HOST = 1  # kDLCPU
-_NULL, _LEGACY = 0, 1  # DLPack has no number for the NULL stream but that of the legacy one, which it is.
-_BORROWED = {"bfloat16": DATATYPES["BF16"].numpy}
+_NULL, _LEGACY = 0, 1  # In DLPack, the NULL stream is the legacy default stream.
+_DTYPE_ALIASES = {"bfloat16": DATATYPES["BF16"].numpy}
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
-    """Where an array lies. `strides` are in elements, None for rows without gaps; `owner` keeps it there."""
+class ArrayView:
+    """The memory of an array. `strides` are in elements, None if contiguous; `owner` keeps the memory alive."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
@@ -37,45 +37,46 @@ class Lent:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def check(self, datatype: DataType | None = None) -> None:
-        """Raises TensorMismatch unless it is rows without gaps of a type of the protocol, and of this one if it is given."""
+        """Raise TensorMismatch unless it is contiguous and of a type of the protocol, or of `datatype` if that is given."""
         expected = [datatype] if datatype else [each for each in DATATYPES.values() if each.size]
-        dtype = _BORROWED.get(self.dtype.name, self.dtype)
+        dtype = _DTYPE_ALIASES.get(self.dtype.name, self.dtype)
         if dtype not in [each.numpy for each in expected]:
             names = ", ".join(each.name for each in expected)
-            raise TensorMismatch(f"{self._described()} has elements of {_typed(self.dtype)}; expected {names}")
+            raise TensorMismatch(f"{self._description()} has elements of {_dtype_text(self.dtype)}; expected {names}")
         if not self._is_contiguous():
             raise TensorMismatch(
-                f"{self._described()} has strides {list(self.strides or ())} (in elements); "
-                f"expected {list(_rows(self.shape))}, rows without gaps: copy it, with ascontiguousarray or contiguous()"
+                f"{self._description()} has strides {list(self.strides or ())} (in elements); "
+                f"expected {list(_contiguous_strides(self.shape))}, rows without gaps: "
+                "copy it, with ascontiguousarray or contiguous()"
             )
 
-    def _described(self) -> str:
+    def _description(self) -> str:
         return f"an array of shape {list(self.shape)}, {type(self.owner).__module__}.{type(self.owner).__name__},"
 
     def _is_contiguous(self) -> bool:
-        """Strides say nothing where there is one element or none to step to."""
+        """Strides do not matter for dimensions of one element or without any."""
         if self.strides is None or not math.prod(self.shape):
             return True
-        wanted = zip(self.shape, self.strides, _rows(self.shape), strict=True)
+        wanted = zip(self.shape, self.strides, _contiguous_strides(self.shape), strict=True)
         return all(size == 1 or stride == row for size, stride, row in wanted)
 
 
-def borrow(array: object, stream: int | None = None) -> Lent:
-    """Where an array lies, on a GPU or not. Raises TensorMismatch for what is no array, or has no such memory.
+def view_array(array: object, stream: int | None = None) -> ArrayView:
+    """The memory of an array, on a GPU or not. Raises TensorMismatch for what is no array, or has no such memory.
 
-    `stream` is the handle of the stream on which it will be used: a library that works asynchronously makes it wait for
-    what is still being written there. With None nobody waits.
+    `stream` is the handle of the stream on which it will be used: a library that works asynchronously makes that stream wait
+    for writes in progress. With None there is no waiting.
     """
     if isinstance(array, (np.ndarray, np.generic)):
-        return _of_numpy(np.asarray(array), array)
+        return _view_numpy(np.asarray(array), array)
     if hasattr(array, "__dlpack_device__"):
-        return _of_dlpack(array, stream)
+        return _view_dlpack(array, stream)
     if hasattr(array, "__cuda_array_interface__"):
-        return _of_cuda(array.__cuda_array_interface__, array)
-    return _of_numpy(np.asarray(array), array)
+        return _view_cuda(array.__cuda_array_interface__, array)
+    return _view_numpy(np.asarray(array), array)
 
 
-def _of_numpy(array: "np.ndarray[Any, np.dtype[Any]]", owner: object) -> Lent:
+def _view_numpy(array: "np.ndarray[Any, np.dtype[Any]]", owner: object) -> ArrayView:
     if array.dtype.hasobject:
         raise TensorMismatch(
             f"{type(owner).__name__} is no array of numbers; "
@@ -83,23 +84,23 @@ def _of_numpy(array: "np.ndarray[Any, np.dtype[Any]]", owner: object) -> Lent:
         )
     size = array.dtype.itemsize or 1
     strides = tuple(stride // size for stride in array.strides)
-    return Lent(array.shape, strides, array.dtype, array.ctypes.data, not array.flags.writeable, array)
+    return ArrayView(array.shape, strides, array.dtype, array.ctypes.data, not array.flags.writeable, array)
 
 
-def _of_dlpack(array: Any, stream: int | None) -> Lent:
+def _view_dlpack(array: Any, stream: int | None) -> ArrayView:
     try:
         if int(array.__dlpack_device__()[0]) == _HOST:
-            return _of_numpy(np.from_dlpack(array), array)
-        view = _view(array, -1 if stream is None else _LEGACY if stream == _NULL else stream)
+            return _view_numpy(np.from_dlpack(array), array)
+        view = _dlpack_view(array, -1 if stream is None else _LEGACY if stream == _NULL else stream)
         dtype = np.dtype(view.dtype)
     except (BufferError, TypeError, ValueError, RuntimeError) as error:
-        raise TensorMismatch(f"{type(array).__name__} does not lend its memory through DLPack: {error}") from error
+        raise TensorMismatch(f"{type(array).__name__} does not share its memory through DLPack: {error}") from error
     strides = None if view.strides is None else tuple(view.strides)
-    return Lent(tuple(view.shape), strides, dtype, view.ptr, view.readonly, _Held(array, view))
+    return ArrayView(tuple(view.shape), strides, dtype, view.ptr, view.readonly, _DlpackOwner(array, view))
 
 
-def _view(array: object, stream: int) -> Any:
-    """The one place of this module where a library of CUDA's is imported: what is lent here belongs to CUDA already."""
+def _dlpack_view(array: object, stream: int) -> Any:
+    """The only place here that imports a CUDA library: an array that gets here is in CUDA's memory already."""
     try:
         from cuda.core.utils import StridedMemoryView
     except ImportError as error:
@@ -107,18 +108,18 @@ def _view(array: object, stream: int) -> Any:
     return StridedMemoryView.from_dlpack(array, stream_ptr=stream)
 
 
-def _of_cuda(interface: Mapping[str, Any], owner: object) -> Lent:
+def _view_cuda(interface: Mapping[str, Any], owner: object) -> ArrayView:
     if interface.get("mask") is not None:
         raise TensorMismatch(f"{type(owner).__name__} has a mask, which a model cannot see; expected an array without one")
     dtype = np.dtype(interface["typestr"])
     gaps = interface.get("strides")
     strides = None if gaps is None else tuple(gap // dtype.itemsize for gap in gaps)
     address, readonly = interface["data"]
-    return Lent(tuple(interface["shape"]), strides, dtype, int(address or 0), bool(readonly), owner)
+    return ArrayView(tuple(interface["shape"]), strides, dtype, int(address or 0), bool(readonly), owner)
 
 
-class _Held:
-    """An array and what DLPack gave for it, which both keep its memory where it is."""
+class _DlpackOwner:
+    """Keeps an array and its DLPack capsule alive, which both keep the memory."""
 
     __slots__ = ("array", "view")
 
@@ -127,10 +128,10 @@ class _Held:
         self.view = view
 
 
-def _rows(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of rows without gaps: (12, 4, 1) for (2, 3, 4)."""
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous array: (12, 4, 1) for (2, 3, 4)."""
     return tuple(accumulate((1, *shape[:0:-1]), mul))[::-1] if shape else ()
 
 
-def _typed(dtype: "np.dtype[Any]") -> str:
+def _dtype_text(dtype: "np.dtype[Any]") -> str:
     return f"{dtype.name} ({dtype.str})"

@@ -1,7 +1,8 @@
-"""The seam to models: an engine is a model loaded once, an executor is one bound to a partition, work is in flight.
+"""The protocols that every backend implements: an engine is a loaded model, an executor binds it to a partition, work is in
+flight.
 
-Tensors cross as addresses, so that the same call serves memory that another process shares, that a GPU has pinned, or that
-a caller of this library has on the GPU already.
+Tensors are passed as addresses, so that the same call works for memory shared with another process, pinned memory, and memory
+on the GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 
 from partitions import Partition
 
-from .arrays import borrow
+from .arrays import view_array
 from .datatypes import DataType
 from .errors import TensorMismatch
 from .memory import view
@@ -22,9 +23,9 @@ from .streams import selected
 
 
 class Tensor(NamedTuple):
-    """Row-major, little-endian memory holding one tensor; BYTES in wire form. The host's, or the GPU's of the executor.
+    """Row-major, little-endian memory of one tensor, on the host or on the executor's GPU; BYTES in wire form.
 
-    Whoever made it keeps the memory alive, and unchanged while work is in flight; `owner` may be a reference that does so.
+    The caller keeps the memory alive, and unchanged while work is in flight; `owner` may be a reference that does so.
     """
 
     shape: tuple[int, ...]
@@ -34,59 +35,58 @@ class Tensor(NamedTuple):
 
     @classmethod
     def of(cls, array: object, datatype: DataType | None = None) -> "Tensor":
-        """A tensor over an array's own memory, which it keeps alive. Only a NumPy array that has gaps is copied.
+        """A tensor over an array's memory, which it keeps alive. Only a NumPy array that is not contiguous is copied.
 
-        Any array will do that has `__dlpack__` or `__cuda_array_interface__`: PyTorch's, CuPy's, JAX's, on a GPU or not.
-        What is still being written on a GPU has to be ready, or be written on the stream of `engines.on_stream`, inside
-        whose block this is called. Raises TensorMismatch naming what came for gaps, for an element type that the protocol
-        does not have, or that is not `datatype`.
+        Takes any array that has `__dlpack__` or `__cuda_array_interface__`: PyTorch's, CuPy's, JAX's, on a GPU or not. An
+        array that is still being written on a GPU must be written on the stream of an `engines.on_stream` block in which this
+        is called. Raises TensorMismatch for an array that is not contiguous, for an element type that the protocol does not
+        have, or that is not `datatype`.
         """
         if isinstance(array, np.ndarray):
             array = np.ascontiguousarray(array).reshape(array.shape)
-        lent = borrow(array, selected())
-        lent.check(datatype)
-        return cls(lent.shape, lent.address, lent.nbytes, lent.owner)
+        memory = view_array(array, selected())
+        memory.check(datatype)
+        return cls(memory.shape, memory.address, memory.nbytes, memory.owner)
 
     def array(self, datatype: DataType) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
-        """The elements as an array of their own. Only for the host's memory.
-
-        Not for BYTES either, whose wire form `engines.wire` splits.
-        """
+        """A copy of the elements as a NumPy array. For host memory only, and not for BYTES, which `engines.wire` splits."""
         return np.frombuffer(view(self.address, self.nbytes), datatype.numpy).reshape(self.shape).copy()
 
 
 class Room(NamedTuple):
-    """Memory that outputs may be written to, from an address that is a multiple of ALIGNMENT; by default none."""
+    """Memory that outputs may be written to. Its address is a multiple of ALIGNMENT; the default is no memory."""
 
     address: int = 0
     nbytes: int = 0
 
     @classmethod
     def of(cls, array: object) -> "Room":
-        """The memory of an array of any kind that `Tensor.of` takes, which has to be kept alive by whoever has it.
+        """The memory of an array of any kind that `Tensor.of` takes. The caller keeps it alive.
 
-        Outputs in a GPU's memory are for what runs there: `Tensor.array` cannot read them. Raises TensorMismatch for
-        gaps, for memory that is read-only, and for an address that is not a multiple of ALIGNMENT.
+        A room in GPU memory is for outputs that are used there: `Tensor.array` cannot read them. Raises TensorMismatch for an
+        array that is not contiguous or read-only, and for an address that is not a multiple of ALIGNMENT.
         """
-        lent = borrow(array, selected())
-        lent.check()
-        if lent.readonly:
+        memory = view_array(array, selected())
+        memory.check()
+        if memory.readonly:
             raise TensorMismatch(
-                f"an array of shape {list(lent.shape)} is read-only; expected one that outputs may be written to"
+                f"an array of shape {list(memory.shape)} is read-only; expected one that outputs may be written to"
             )
-        if lent.address % ALIGNMENT:
-            raise TensorMismatch(f"an array begins at {lent.address:#x}; expected an address that is a multiple of {ALIGNMENT}")
-        return cls(lent.address, lent.nbytes)
+        if memory.address % ALIGNMENT:
+            raise TensorMismatch(
+                f"an array begins at {memory.address:#x}; expected an address that is a multiple of {ALIGNMENT}"
+            )
+        return cls(memory.address, memory.nbytes)
 
 
 NO_ROOM = Room()
-"""No memory for outputs: each is answered in memory of its own."""
+"""No memory for outputs: they are allocated."""
 
 
 def check_tensors(signature: Signature, inputs: Sequence[Tensor]) -> None:
-    """Raise TensorMismatch unless this is one tensor for each input, of as many bytes as its shape has.
+    """Raise TensorMismatch unless there is one tensor for each input, with as many bytes as its shape takes.
 
-    Shapes are not compared: see `Signature.check`. Takes a microsecond.
+    Shapes are checked by `Signature.check`. Takes a microsecond.
     """
     if len(inputs) != len(signature.inputs) or not all(isinstance(tensor, Tensor) for tensor in inputs):
         raise _mismatch(signature, inputs)
@@ -96,7 +96,9 @@ def check_tensors(signature: Signature, inputs: Sequence[Tensor]) -> None:
 
 
 def missized(spec: TensorSpec, tensor: Tensor) -> TensorMismatch:
-    """The error of a tensor that has more or fewer bytes than its shape: what lies behind it would be read, or left."""
+    """The error for a tensor that has more or fewer bytes than its shape: memory behind it would be read, or part of it
+    ignored.
+    """
     shape, expected = list(tensor.shape), spec.nbytes(tensor.shape)
     return TensorMismatch(
         f"input {spec.name!r}: {tensor.nbytes} bytes for shape {shape} of {spec.datatype}; expected {expected}"
@@ -104,7 +106,7 @@ def missized(spec: TensorSpec, tensor: Tensor) -> TensorMismatch:
 
 
 def _mismatch(signature: Signature, inputs: Sequence[object]) -> TensorMismatch:
-    """Why these are not what the model takes, by count and kind."""
+    """The error for arguments that are not one Tensor for each input."""
     if isinstance(inputs, Tensor):
         text = "one Tensor by itself; expected a list with one for each of the model's inputs"
         return TensorMismatch(f"{text} ({signature.expected})")
@@ -116,22 +118,23 @@ def _mismatch(signature: Signature, inputs: Sequence[object]) -> TensorMismatch:
 
 
 COUNTS = ("captures", "compilations", "padded", "staged", "fallbacks")
-"""What executors count: graphs captured, kernels compiled while serving, inferences that ran padded to a larger batch and
-that went through pinned memory of ours, and times that a faster way was given up."""
+"""What executors count: graphs captured, kernels compiled while serving, inferences padded to a larger batch, inferences that
+were staged through pinned memory, and fallbacks from captured graphs.
+"""
 
 
 class Work(Protocol):
     """One inference that was enqueued. Both methods may be called from any thread."""
 
     def wait(self) -> tuple[Tensor, ...]:
-        """Block until it ended, without the GIL while the device works, and return the outputs in the signature's order.
+        """Block until it has ended, without the GIL while the device works, and return the outputs in the signature's order.
 
-        Outputs lie in the room given where their size was known beforehand and fitted, elsewhere in memory they own.
-        Raises ExecutionFailed, or Cancelled after `cancel`.
+        Outputs are in the room if their size was known beforehand and they fit, and otherwise in memory that they own. Raises
+        ExecutionFailed, or Cancelled after `cancel`.
         """
 
     def cancel(self) -> None:
-        """Ask it to end early. Does not block; `wait` still says when its memory is free again."""
+        """Ask it to end early. Does not block. The memory is in use until `wait` returns."""
 
 
 class Executor(Protocol):
@@ -139,54 +142,56 @@ class Executor(Protocol):
 
     @property
     def engine(self) -> "Engine":
-        """What is bound here; bind it again for another partition."""
+        """The engine that is bound; bind it again for another partition."""
 
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> Work:
-        """Put one inference on the partition's stream and return without waiting for it. Works of one stream end in order.
+        """Put one inference on the partition's stream and return without waiting for it. The works of a stream end in order.
 
-        One thread at a time. Raises TensorMismatch for what is not one tensor for each input, of a shape that passes
-        `Signature.check` and of as many bytes as that has, and ExecutionFailed once it is closed.
+        One thread at a time. Raises TensorMismatch unless there is one tensor for each input, of a shape that passes
+        `Signature.check` and with as many bytes as that takes; ExecutionFailed once it is closed.
         """
 
     def rebind(self, partition: Partition) -> "Executor":
-        """The same set up on another partition, beside this one, ready for what this one is ready for. Blocks.
+        """An executor of the same engine on another partition, with the same shapes ready. Blocks; this one may serve
+        meanwhile.
 
-        Once the new one takes inferences this one may take none, nor have any in flight; to close either leaves the other.
-        Raises ModelRefused.
+        Once the new one takes inferences, this one must not take any or have any in flight. Closing one leaves the other
+        usable. Raises ModelRefused.
         """
 
     def overriding(self, **changes: Any) -> AbstractContextManager[None]:
-        """Other settings of `RuntimeSettings` in a block, for debugging for instance: `graphs`, `copies`, `batch_padding`.
+        """Use other settings within a block, for debugging for instance: `graphs`, `copies`, `batch_padding`.
 
-        Afterwards, also when the block fails, those of before hold again, with all that was ready; overrides nest. Shapes
-        are made ready anew within it, with the first inference of each. To begin and to end blocks for what is in flight.
-        For every thread that enqueues. Raises TypeError for a setting that cannot be changed so, ValueError for a value,
-        ModelRefused for what cannot be had without loading again.
+        After the block, also if it fails, the previous settings apply and everything that was ready is ready again. Overrides
+        nest. Within it, shapes are prepared with their first inference. Entering and leaving block until work in flight has
+        ended. It applies to every thread that enqueues. Raises TypeError for a setting that cannot be overridden, ValueError
+        for a value, ModelRefused for settings that need the model to be loaded again.
         """
 
     def describe(self) -> Mapping[str, object]:
-        """Which way its inferences run, in values that JSON has. Any thread; never waits, and asks no library.
+        """How its inferences run, as JSON values. Any thread; never blocks, and calls no library.
 
-        There is always `graphs`: "captured" where an inference is submitted as one CUDA graph of ours, "native" where the
-        library's own graphs stand around the engine alone, "none" where there are no graphs. There may be:
-        - `why`: why it is not captured though that was asked for.
-        - `notes`: a list of texts that whoever runs the model should read: settings that have no effect, what fell back.
+        There is always `graphs`: "captured" if an inference is one CUDA graph that holds copies and engine, "native" if the
+        library's own graphs hold the engine alone, "none" without graphs. There may be:
+        - `why`: why nothing is captured though that was asked for.
+        - `notes`: a list of texts for the operator: settings that have no effect, fallbacks.
         - `counts`: numbers since it was bound, which only grow, by names of COUNTS; those that cannot occur are left out.
-        - whatever else tells people how it runs, such as `copies`, `profiles`, `shapes`, `kernels` and `threads`.
+        - anything else that explains how it runs, such as `copies`, `profiles`, `shapes`, `kernels` and `threads`.
         """
 
     def close(self) -> None:
-        """Free what it holds on the partition. Work in flight is a bug of the caller. Calling it again does nothing."""
+        """Free what it holds on the partition. No work may be in flight. Calling it again does nothing."""
 
 
 class Preparing(Executor, Protocol):
-    """An executor that compiles for shapes which it has not run yet. One that never does need not have the method."""
+    """An executor that compiles for new shapes. One that never compiles need not have the method."""
 
     def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
-        """None where an inference of these shapes, one for each input, can be enqueued without compiling for them first.
+        """None if an inference of these shapes, one for each input, can be enqueued without compiling for them first.
 
-        Else a future that is done when it can be, and that fails with what `enqueue` would raise; the preparation has begun.
-        Shapes that the signature does not allow are None, for `enqueue` to refuse. Does not block. The thread that enqueues.
+        Otherwise start to prepare them, and return a future that is done when they are ready, and that fails with what
+        `enqueue` would raise. None for shapes that the signature does not allow, which `enqueue` refuses. Does not block. Call
+        it on the thread that enqueues.
         """
 
 
@@ -194,25 +199,26 @@ class Trimming(Executor, Protocol):
     """An executor that keeps memory of one inference for the next. One that keeps none need not have the method."""
 
     def trim(self, after: float, idle: bool) -> None:
-        """Give back what no inference has needed for so many seconds. Any thread; neither while it is closed nor after.
+        """Free memory that no inference has needed for `after` seconds. Any thread, but not during or after `close`.
 
-        Where it is `idle`, at once, which blocks for as long as its smallest inference takes; else with the next inference.
+        With `idle` it is freed now, which blocks for as long as its smallest inference takes; otherwise with the next
+        inference.
         """
 
 
 class Engine(Protocol):
-    """A model loaded once, from which executors are bound."""
+    """A model that is loaded once, and from which executors are bound."""
 
     @property
     def signature(self) -> Signature:
-        """What it takes and gives; `max_batch` 0 unless the file itself says otherwise."""
+        """The model's inputs and outputs; `max_batch` is 0 unless the file itself has one."""
 
     @property
     def platform(self) -> str:
         """`<project>_<format>` as in the Open Inference Protocol."""
 
     def bind(self, partition: Partition) -> Executor:
-        """Set it up on a partition and run it once there, so that the first request pays nothing. Blocks, perhaps for seconds.
+        """Bind it to a partition and run it there once, so that the first request does not wait. Blocks, perhaps for seconds.
 
         Raises ModelRefused.
         """

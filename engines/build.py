@@ -1,4 +1,4 @@
-"""`python -m engines.build`: an ONNX model made into an engine file. The library's half is `tensorrt.building.builder`."""
+"""`python -m engines.build`: builds an ONNX model into an engine file. `tensorrt.building.builder` does the building."""
 
 import argparse
 import logging
@@ -14,8 +14,8 @@ from typing import Any
 from .errors import Cancelled, ModelRefused
 from .model_files.atomic import replace_file
 from .model_files.onnx_file import read_onnx
-from .model_files.profiles import Profile, Range, agrees, dimensions, make_range, parse_shape, shown
-from .signature import Shape
+from .model_files.profiles import Profile, Range, agrees, make_range, parse_shape, shape_text
+from .signature import Shape, dims_text
 from .tensorrt.api import LIBRARIES, find_tensorrt
 from .tensorrt.building.builder import DEFAULTS, BuildOptions, build, build_cached
 from .tensorrt.building.progress import Printer, Step
@@ -23,7 +23,7 @@ from .tensorrt.building.progress import Printer, Step
 __all__ = ["DEFAULTS", "BuildOptions", "build", "build_cached", "main"]
 
 Draft = dict[str, dict[str, Any]]
-"""What was given for one profile: by option, by input, a shape; and under "sms", "sms"."""
+"""The options of one profile: by option, by input, a shape; and under "sms", "sms"."""
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m engines.build") -> int:
@@ -31,15 +31,15 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m engin
     parser = _parser(program)
     options = parser.parse_args(arguments)
     if options.max_batch is not None and options.profiles and all(map(_shapes, options.profiles)):
-        parser.error("argument --max-batch: every profile has a --min, --opt or --max, which say what batches there are")
+        parser.error("argument --max-batch: every profile has a --min, --opt or --max, which give the batch sizes")
     printer = Printer(sys.stderr)
-    with _notices(printer), _interrupt() as interrupted:
+    with _log_to_stderr(printer), _interrupt() as interrupted:
         try:
             _build_file(options, printer, interrupted)
         except Cancelled as error:
-            return _end(printer, str(error), 130)
+            return _report(printer, str(error), 130)
         except (ModelRefused, ValueError) as error:
-            return _end(printer, str(error), 1)
+            return _report(printer, str(error), 1)
     return 0
 
 
@@ -61,13 +61,16 @@ def _build_file(options: argparse.Namespace, printer: Printer, interrupted: thre
 
 
 def _check(drafts: Sequence[Draft], onnx: bytes) -> None:
-    """Refuse shapes that the file says the model does not have in the words they were given in: the builder has only ranges,
-    with what was left out filled in.
+    """Refuse shapes that the model does not have, by the option that gave them.
+
+    The builder would only see ranges, with what was left out filled in.
     """
     declared = {value.name: value.dims for value in read_onnx(onnx).inputs}
     for word, name, shape in (given for draft in drafts for given in _shapes(draft)):
         if name in declared and not agrees(shape, declared[name]):
-            raise ModelRefused(f"--{word} {name}:{shown(shape)}: the model's input {name!r} is {dimensions(declared[name])}")
+            raise ModelRefused(
+                f"--{word} {name}:{shape_text(shape)}: the model's input {name!r} is {dims_text(declared[name])}"
+            )
 
 
 def _shapes(draft: Draft) -> list[tuple[str, str, Shape]]:
@@ -89,7 +92,7 @@ def _write(output: Path, data: bytes) -> None:
         raise ModelRefused(f"{output}: cannot be written: {error.strerror}") from error
 
 
-def _end(printer: Printer, text: str, status: int) -> int:
+def _report(printer: Printer, text: str, status: int) -> int:
     printer.clear()
     print(text, file=sys.stderr)
     return status
@@ -114,8 +117,8 @@ def _profile(draft: Draft) -> Profile:
     return Profile(ranges, draft.get("sms", {}).get("sms"))
 
 
-class _InProfile(argparse.Action):
-    """--min, --opt, --max and --sms belong to the --profile they follow; those before any make one of their own."""
+class _ProfileAction(argparse.Action):
+    """--min, --opt, --max and --sms belong to the --profile before them; those before any --profile make up one."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -154,14 +157,16 @@ def _parser(program: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model; weights in other files must lie beside it")
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL.onnx", help="the model; its weights may be in files of the same folder"
+    )
     output = "engine file, whose folder is made if there is none; default: the model's name with .plan"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     parser.add_argument("--library", choices=list(LIBRARIES), help="which library to build with; default: the first installed")
     _add_profiles(parser.add_argument_group("profiles, repeatable"))
     parser.add_argument("--target", type=_list, default=(), metavar="8.6,12.0", help="compute capabilities to build for")
     parser.add_argument("--optimization-level", type=int, metavar="0..5", help="how hard to search; default: the library's, 3")
-    aux = "streams the engine may use beside the caller's, on the partition that it is bound to; default: 0"
+    aux = "streams the engine may use in addition to the caller's, on the partition that it is bound to; default: 0"
     parser.add_argument("--max-aux-streams", type=int, default=0, metavar="N", help=aux)
     budget = "bytes of weights to keep on the GPU, with --flag weight_streaming; default: the library's"
     parser.add_argument("--weight-streaming-budget", type=int, metavar="BYTES", help=budget)
@@ -171,7 +176,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
 
 def _add_profiles(group: Any) -> None:
-    profile = {"action": _InProfile, "dest": "profiles"}
+    profile = {"action": _ProfileAction, "dest": "profiles"}
     group.add_argument("--profile", nargs=0, help="begin another profile, to which the options below belong", **profile)
     for word, which in (("min", "smallest"), ("opt", "usual"), ("max", "largest")):
         help_ = f"{which} shape of a dynamic input"
@@ -194,9 +199,9 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def _notices(printer: Printer) -> Iterator[None]:
-    """Show the log on stderr, for as long as the command runs."""
-    handler = _Notices(printer)
+def _log_to_stderr(printer: Printer) -> Iterator[None]:
+    """Show the log on stderr while the command runs."""
+    handler = _LogHandler(printer)
     logger = logging.getLogger("greenlane")
     level = logger.level
     logger.addHandler(handler)
@@ -208,7 +213,7 @@ def _notices(printer: Printer) -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _Notices(logging.Handler):
+class _LogHandler(logging.Handler):
     def __init__(self, printer: Printer) -> None:
         super().__init__()
         self._printer = printer
@@ -220,7 +225,7 @@ class _Notices(logging.Handler):
 
 @contextmanager
 def _interrupt() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets: raised inside one of the library's callbacks, a KeyboardInterrupt would be lost."""
+    """An event that Ctrl-C sets. A KeyboardInterrupt raised in one of the library's callbacks would be lost."""
     interrupted = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:

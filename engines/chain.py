@@ -1,7 +1,7 @@
-"""Several models one after another as one engine: what one gives the next takes, by the names of tensors; an ensemble.
+"""Several models that run one after another as one engine, an ensemble: outputs become inputs by the names of tensors.
 
-On a GPU they are one graph, and what is between them stays on the device: see `engines.tensorrt.chain`. Elsewhere they run
-in turn, each on what the one before gave.
+On a GPU they are one graph, and the tensors in between stay on the device: see `engines.tensorrt.chain`. Elsewhere they run
+one after another on the host.
 """
 
 import logging
@@ -25,22 +25,22 @@ log = logging.getLogger("greenlane.engines")
 
 
 def chain(steps: Sequence[Step], outputs: Sequence[str], settings: RuntimeSettings | None = None) -> Engine:
-    """An engine that runs these steps in this order and gives these tensors.
+    """An engine that runs these steps in this order and returns these tensors.
 
-    What no step gives is an input. Of `settings`, `graphs`, `copies` and `batch_padding` are the chain's; the others are those
-    that each engine was loaded with. The engines stay the caller's, to be closed after the chain. Does not block. Raises
-    ModelRefused naming the step and the tensor where they do not fit together.
+    A tensor that no step gives is an input. Of `settings`, `graphs`, `copies` and `batch_padding` apply to the chain; the
+    others are those that each engine was loaded with. The caller keeps the engines, and closes them after the chain. Does not
+    block. Raises ModelRefused naming the step and the tensor that do not fit together.
     """
     wiring = wire(steps, outputs)
-    joint = getattr(wiring.engines[0], "chained", None)
-    if joint is None or len({type(engine) for engine in wiring.engines}) > 1:
+    join = getattr(wiring.engines[0], "chained", None)
+    if join is None or len({type(engine) for engine in wiring.engines}) > 1:
         return SequenceEngine(wiring, settings or RuntimeSettings())
-    made: Engine = joint(wiring, settings or RuntimeSettings())
-    return made
+    joined: Engine = join(wiring, settings or RuntimeSettings())
+    return joined
 
 
 class SequenceEngine:
-    """Engines in turn; see `engines.base.Engine`."""
+    """Runs engines one after another; see `engines.base.Engine`."""
 
     platform = "ensemble"
 
@@ -50,7 +50,7 @@ class SequenceEngine:
         ones = [tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims) for spec in wiring.signature.inputs]
         asked = settings.warm_up if isinstance(settings.warm_up, tuple) else ()
         self.warm_up = shape_sets(asked, wiring.signature, ones)
-        """Shapes of the inputs to run before an executor is bound; the steps are warmed up by themselves, too."""
+        """Input shapes to run before an executor is bound, in addition to the warm-up of each step."""
 
     def __repr__(self) -> str:
         return f"<SequenceEngine of {list(self.wiring.engines)}>"
@@ -60,7 +60,7 @@ class SequenceEngine:
         return self.wiring.signature
 
     def bind(self, partition: Partition) -> "SequenceExecutor":
-        """Each of them, all or none. Raises ModelRefused."""
+        """Bind all steps or none. Raises ModelRefused."""
         if self._settings.graphs == "required":
             raise ModelRefused(f"graphs are required, but {self!r} runs its models in turn; leave graphs 'on'")
         with ExitStack() as failed:
@@ -74,7 +74,7 @@ class SequenceEngine:
         return executor
 
     def make_ready(self, executor: "SequenceExecutor") -> None:
-        """Run what it is to be warm for. A model may refuse what was made up, so failing here is worth a word and no more."""
+        """Run the warm-up. A model may refuse zeros, so a failure is only logged."""
         try:
             for shapes in self.warm_up:
                 executor.enqueue([blank(*each) for each in zip(self.signature.inputs, shapes, strict=True)]).wait()
@@ -82,16 +82,16 @@ class SequenceEngine:
             log.warning("%r: warm-up with zeros failed, so the first request pays for it: %s", self, error)
 
     def close(self) -> None:
-        """Nothing: the engines are the caller's."""
+        """Do nothing: the caller closes the engines."""
 
 
 class SequenceExecutor:
-    """Executors in turn, within `Work.wait`; see `engines.base.Executor`."""
+    """Runs executors one after another, in `Work.wait`; see `engines.base.Executor`."""
 
     def __init__(self, engine: SequenceEngine, executors: Sequence[Executor]) -> None:
         self.engine = engine
         self._executors = tuple(executors)
-        self._turn = RLock()
+        self._lock = RLock()
         self._pending: deque[SequenceWork] = deque()
         self._closed = False
 
@@ -108,7 +108,7 @@ class SequenceExecutor:
         return work
 
     def preparing(self, shapes: Sequence[Shape]) -> None:
-        """The shapes between the models are not known beforehand."""
+        """None: the shapes between the models are not known beforehand."""
 
     def rebind(self, partition: Partition) -> "SequenceExecutor":
         with ExitStack() as failed:
@@ -140,7 +140,7 @@ class SequenceExecutor:
         }
 
     def trim(self, after: float, idle: bool) -> None:
-        """Each."""
+        """Trim every step."""
         for executor in self._executors:
             if (trim := getattr(executor, "trim", None)) is not None:
                 trim(after, idle)
@@ -148,25 +148,25 @@ class SequenceExecutor:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            with ExitStack() as left:
+            with ExitStack() as closing:
                 for executor in self._executors:
-                    left.callback(executor.close)
+                    closing.callback(executor.close)
 
     def run_until(self, work: "SequenceWork") -> None:
-        """Run what was enqueued, in order, up to this. Blocks."""
-        with self._turn:
+        """Run what was enqueued, in order, up to this work. Blocks."""
+        with self._lock:
             while not work.ended:
                 self._pending.popleft().run(self._executors)
 
 
 class SequenceWork:
-    """One inference of every model; see `engines.base.Work`."""
+    """One inference of every step; see `engines.base.Work`."""
 
     def __init__(self, executor: SequenceExecutor, inputs: tuple[Tensor, ...], room: Room) -> None:
         self.ended = False
         self._executor = executor
         self._call: tuple[tuple[Tensor, ...], Room] | None = (inputs, room)
-        self._now: Work | None = None
+        self._current: Work | None = None
         self._cancelled = False
         self._outputs: tuple[Tensor, ...] = ()
         self._error: Exception | None = None
@@ -182,28 +182,28 @@ class SequenceWork:
 
     def cancel(self) -> None:
         self._cancelled = True
-        if now := self._now:
-            now.cancel()
+        if current := self._current:
+            current.cancel()
 
     def run(self, executors: Sequence[Executor]) -> None:
-        """For the executor, once: keep what comes of it, or the error."""
+        """Run it, once, and keep the outputs or the error. Called by the executor."""
         call, self._call = self._call, None
         try:
             if call:
                 self._outputs = self._run(executors, *call)
         except Exception as error:
             self._error = error
-        self._now = None
+        self._current = None
         self.ended = True
 
     def _run(self, executors: Sequence[Executor], inputs: tuple[Tensor, ...], room: Room) -> tuple[Tensor, ...]:
         wiring = self._executor.engine.wiring
         tensors = {spec.name: tensor for spec, tensor in zip(wiring.signature.inputs, inputs, strict=True)}
         for executor, takes, gives in zip(executors, wiring.takes, wiring.gives, strict=True):
-            self._now = executor.enqueue([tensors[name] for name in takes])
+            self._current = executor.enqueue([tensors[name] for name in takes])
             if self._cancelled:
-                self._now.cancel()
-            results = self._now.wait()
+                self._current.cancel()
+            results = self._current.wait()
             if self._cancelled:
                 raise Cancelled("cancelled between two models")
             tensors |= {name: tensor for name, tensor in zip(gives, results, strict=True) if name}
@@ -213,7 +213,7 @@ class SequenceWork:
 
 
 def _placed(tensors: Sequence[Tensor], known: Sequence[Shape | None], room: Room) -> Iterator[Tensor]:
-    """Those of known size in the room, as far as they fit."""
+    """Copies of those of known size into the room, as far as they fit; the others as they are."""
     end = 0
     for tensor, shape in zip(tensors, known, strict=True):
         if shape is not None and end + tensor.nbytes <= room.nbytes:

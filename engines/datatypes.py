@@ -9,9 +9,9 @@ import numpy as np
 class DataType:
     """One element type.
 
-    `size` is bytes an element in wire form, 0 for BYTES (each element carries its own length). `numpy` is the type
-    whose array shows the wire form; BF16 has none of its own there and is carried as its 16 bits, BYTES as raw bytes.
-    `kind` is one of bool, uint, int, float, bytes.
+    `size` is the size of an element in wire form in bytes; 0 for BYTES, whose elements have lengths of their own. `numpy` is
+    the type of an array over the wire form; BF16, which NumPy does not have, is its 16 bits, BYTES raw bytes. `kind` is one of
+    bool, uint, int, float, bytes.
     """
 
     name: str

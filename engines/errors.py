@@ -1,4 +1,7 @@
-"""What can go wrong with models; no HTTP, no tenants."""
+"""The errors of this package, and what their texts share. No HTTP, no tenants."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
 
 
 class EngineError(Exception):
@@ -6,16 +9,22 @@ class EngineError(Exception):
 
 
 class ModelRefused(EngineError):
-    """The file cannot be served: unreadable, truncated, an unsupported operator or type; with the library's words."""
+    """The model cannot be served: unreadable, truncated, an unsupported operator or type. The text has the library's error."""
 
 
 class TensorMismatch(EngineError, ValueError):
-    """Tensors that do not fit the model's signature; the text names the tensor, what came and what was expected."""
+    """Tensors do not fit the model's signature. The text names the tensor, what came and what was expected."""
 
 
 class ExecutionFailed(EngineError):
-    """The model raised while it ran."""
+    """The model failed while it ran."""
 
 
 class Cancelled(EngineError):
-    """The work was told to stop before it ended."""
+    """The work was cancelled before it ended."""
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The most similar of the known names as a question for an error's text, with a space after it; empty if none is."""
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}? " if near else ""

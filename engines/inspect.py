@@ -1,4 +1,4 @@
-"""`python -m engines.inspect`: what an engine file says about itself, and what its engine says where a GPU can load it."""
+"""`python -m engines.inspect`: prints what an engine file contains, and what its engine reports where a GPU can load it."""
 
 import argparse
 import sys
@@ -9,13 +9,13 @@ from typing import Any
 from .errors import ModelRefused
 from .model_files.artifact import Artifact, PlanFile, read_plan
 from .model_files.onnx_file import OnnxFile, read_onnx
-from .signature import TensorSpec
+from .signature import TensorSpec, dims_text
 from .tensorrt.api import TensorRT, engine_facts, find_tensorrt
 
 Row = tuple[str, str]
 
 _MAGIC = b"trt"
-"""What a plan's second to fourth bytes are: TensorRT's begin with ftrt, TensorRT-RTX's with vtrt."""
+"""The second to fourth byte of a plan: TensorRT's begin with ftrt, TensorRT-RTX's with vtrt."""
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m engines.inspect") -> int:
@@ -26,13 +26,13 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m engin
     except ModelRefused as error:
         print(error, file=sys.stderr)
         return 1
-    rows = [("file", f"{options.file}, {_bytes(options.file.stat().st_size)}"), *described(file), *ask(file)]
+    rows = [("file", f"{options.file}, {_bytes(options.file.stat().st_size)}"), *file_rows(file), *engine_report(file)]
     print("\n".join(f"{label:<12} {text}" for label, text in rows))
     return 0
 
 
 def _read(path: Path) -> PlanFile:
-    """Read an engine file. Raises ModelRefused, also for what cannot be a plan: both libraries' begin in the same way."""
+    """Read an engine file. Raises ModelRefused, also for a file that cannot be a plan."""
     file = read_plan(path)
     if file.artifact is None and bytes(file.plan[1:4]) != _MAGIC:
         what = "not an engine file" if read_onnx(bytes(file.plan)) == OnnxFile() else "an ONNX model"
@@ -40,33 +40,33 @@ def _read(path: Path) -> PlanFile:
     return file
 
 
-def described(file: PlanFile) -> Iterator[Row]:
-    """What the file says. Asks no library."""
+def file_rows(file: PlanFile) -> Iterator[Row]:
+    """What the file contains. Calls no library."""
     if file.artifact is None:
         yield "plan", f"{_bytes(len(file.plan))}, bare: only the library that built it can say what it holds"
         return
     yield "plan", _bytes(len(file.plan))
-    yield from _origin(file.artifact)
+    yield from _build_rows(file.artifact)
     yield from (("input", _tensor(spec)) for spec in file.artifact.signature.inputs)
     yield from (("output", _tensor(spec)) for spec in file.artifact.signature.outputs)
     yield from ((f"profile {index}", str(profile)) for index, profile in enumerate(file.artifact.profiles))
-    yield "at build", _facts(file.artifact.facts) if file.artifact.facts else "no GPU was there to ask the engine"
+    yield "at build", _facts(file.artifact.facts) if file.artifact.facts else "no GPU was available to load the engine"
 
 
-def ask(file: PlanFile) -> Iterator[Row]:
-    """What the library and the engine say, or why they could not be asked."""
+def engine_report(file: PlanFile) -> Iterator[Row]:
+    """What the library and the engine report, or why they cannot."""
     try:
-        yield from _ask(find_tensorrt(), file)
+        yield from _engine_report(find_tensorrt(), file)
     except ModelRefused as error:
-        yield "engine", f"not asked: {error}"
+        yield "engine", f"not loaded: {error}"
 
 
-def _ask(api: TensorRT, file: PlanFile) -> Iterator[Row]:
+def _engine_report(api: TensorRT, file: PlanFile) -> Iterator[Row]:
     yield "installed", str(api)
     verdict, reasons = api.validity(file.plan)
     yield (
         "validity",
-        f"{verdict}: {', '.join(reasons)}" if reasons else "not judged: that takes a GPU" if verdict == "INVALID" else verdict,
+        f"{verdict}: {', '.join(reasons)}" if reasons else "unknown without a GPU" if verdict == "INVALID" else verdict,
     )
     if file.artifact:
         file.artifact.check("the file", api.library, api.version)
@@ -74,7 +74,7 @@ def _ask(api: TensorRT, file: PlanFile) -> Iterator[Row]:
 
 
 def engine_rows(engine: Any) -> Iterator[Row]:
-    """What a library's engine says of itself."""
+    """What a library's engine reports."""
     yield "engine", _facts(engine_facts(engine))
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
@@ -84,7 +84,7 @@ def engine_rows(engine: Any) -> Iterator[Row]:
         )
 
 
-def _origin(artifact: Artifact) -> Iterator[Row]:
+def _build_rows(artifact: Artifact) -> Iterator[Row]:
     yield "library", f"{artifact.library} {artifact.version}, on {artifact.platform}"
     yield "source", f"sha256 {artifact.source}"
     yield "targets", ", ".join(artifact.targets) or "the library's default set of GPUs"
@@ -93,7 +93,7 @@ def _origin(artifact: Artifact) -> Iterator[Row]:
 
 
 def _tensor(spec: TensorSpec) -> str:
-    return f"{spec.name} {spec.datatype} [{', '.join(str(dim) if dim != '' else '?' for dim in spec.dims)}]"
+    return f"{spec.name} {spec.datatype} {dims_text(spec.dims)}"
 
 
 def _bytes(count: int) -> str:
@@ -107,7 +107,7 @@ def _facts(facts: Mapping[str, int]) -> str:
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program,
-        description="Print what an engine file takes, gives, was built from and fits. A GPU is asked if there is one.",
+        description="Print what an engine file takes, gives, was built from and fits. The engine is loaded if there is a GPU.",
     )
     parser.add_argument("file", type=Path, metavar="FILE.plan", help="an engine file of engines.build, or a bare plan")
     return parser

@@ -1,25 +1,24 @@
-"""How an engine is run, as opposed to built: settings that are checked when they are made, on every backend alike.
+"""How an engine is run, as opposed to built: settings that are checked when they are created, the same for every backend.
 
-They are not kept with an engine: whoever loads it says how it is to run.
+They are not stored with an engine: the caller that loads it chooses them.
 """
 
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any
 
-from .errors import ModelRefused
+from .errors import ModelRefused, did_you_mean
 from .signature import Signature, obstacle
 
 Sample = int | tuple[tuple[str, tuple[int, ...]], ...]
-"""What to be ready for: a batch of so many rows, or a shape for inputs by their names, the others as they are usual."""
+"""Something to warm up with: a batch of so many rows, or shapes of inputs by name, with the usual ones for the others."""
 
 Ranges = tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]], ...]
-"""An optimization profile: the smallest, the usual and the largest shape of inputs, by their names."""
+"""An optimization profile: the smallest, the usual and the largest shape of each input, by name."""
 
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -47,10 +46,10 @@ ONNX_RUNTIMES = (
     "memory_arena",
     "memory_pattern",
 )
-"""The fields of RuntimeSettings that only ONNX Runtime honours."""
+"""The fields of RuntimeSettings that only ONNX Runtime has."""
 
-# The others are ours: no library has a part in them.
-_NEEDS_THE_LIBRARY = (
+# The other settings do not depend on a library.
+_LIBRARY_SETTINGS = (
     *ONNX_RUNTIMES,
     "cuda_graph_strategy",
     "dynamic_shapes_kernel_specialization_strategy",
@@ -59,10 +58,12 @@ _NEEDS_THE_LIBRARY = (
     "weight_streaming_budget",
 )
 
-_REFUSED_IN_VAIN = ("cache_path", "weight_streaming_budget")
-"""Of these, what is asked for in vain is refused where others are warned of: memory and start-ups are planned by them."""
+_REFUSED_WITHOUT_EFFECT = ("cache_path", "weight_streaming_budget")
+"""Settings that are refused where they have no effect, while others are a warning: memory and start-up times are planned by
+them.
+"""
 
-_LACKING_ON_CPU: Mapping[str, str] = MappingProxyType(
+_UNSUPPORTED_ON_CPU: Mapping[str, str] = MappingProxyType(
     {
         "graphs": "has no CUDA graphs",
         "cuda_graph_strategy": "has no CUDA graphs",
@@ -76,50 +77,50 @@ _LACKING_ON_CPU: Mapping[str, str] = MappingProxyType(
         "instances": "runs one inference at a time on a partition's cores",
     }
 )
-"""Why a setting means nothing where ONNX Runtime serves; what is not named here it honours."""
+"""Why a setting has no meaning on ONNX Runtime; it has all those that are not named here."""
 
-_MEANS_NOTHING_SPECIAL = (
+_SUPPORTED_ANYWHERE = (
     *(("graphs", "on"), ("graphs", "off"), ("cuda_graph_strategy", "disabled"), ("instances", 1)),
     *(("intra_op_threads", 0), ("inter_op_threads", 0), ("execution_mode", "sequential"), ("graph_optimization", "all")),
     *(("memory_arena", True), ("memory_pattern", True)),
 )
-"""Settings that hold anywhere: they ask for nothing that a library could lack."""
+"""Settings that hold anywhere, as they ask for nothing that a library could lack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeSettings:
     """Settings of one engine; equal when their values are. Raises ValueError naming the field, its value and the choices.
 
-    - `graphs`: an inference is submitted as one CUDA graph where that can be (`on`), or call by call (`off`); `required`
-      refuses to bind what cannot be.
-    - `cuda_graph_strategy`: `whole_graph_capture` lets the library replay its part as one launch where `graphs` are `off`
-      or stand only around the engine. A graph of ours that holds the copies too goes before it.
-    - `dynamic_shapes_kernel_specialization_strategy`: kernels for a new shape are compiled before it runs (`eager`), in
-      the background (`lazy`), or never (`none`). A captured graph keeps the kernels it was captured with, so `lazy`
-      and dynamic inputs are not captured.
-    - `allocation_strategy`: who gives an execution context its memory, and when.
-    - `cache_path`: the file, or the folder, that keeps compiled kernels from one run to the next, and that executors find
-      each other's in; None is a file beside the plan. With "" each executor compiles its own and keeps them in memory.
-    - `copies`: inputs and outputs are moved by the partition's own multiprocessors (`sm`), by the copy engines that all
-      tenants share (`engine`), or by whichever suits their size (`auto`).
-    - `warm_up`: what has been run, and captured, before an executor is bound: the `opt` shape of each profile, or the
-      `usual` ones besides: the smallest, the largest, and the powers of two of a batch that varies; or a tuple of what is
-      asked for: batch sizes, and shapes by the names of inputs, as in `(1, 4, (("x", (8, 3, 224, 224)),))`. A shape that
-      nothing was ready for holds its tenant up while kernels are compiled, 0.35 s for a ResNet-18 on an H100.
-    - `batch_padding`: an inference of fewer rows than any that is ready runs as the next larger batch that is, the rows
-      beyond being the memory's last content. Only for models whose rows do not depend on each other; `pads` says where it
-      holds. Libraries that need no shape to be ready, as ONNX Runtime, run each batch as it is.
-    - `profile`: the one optimization profile to run with; None takes for each shape one that fits.
-    - `optional_inputs`: names of weights that may be given as inputs, where the model file lets them: its overridable
+    - `graphs`: an inference is submitted as one CUDA graph where that is possible (`on`), or call by call (`off`); `required`
+      refuses to bind an engine that cannot be captured.
+    - `cuda_graph_strategy`: `whole_graph_capture` lets the library replay the engine as one launch where `graphs` are `off` or
+      would hold the engine only. A captured graph that holds the copies too takes precedence.
+    - `dynamic_shapes_kernel_specialization_strategy`: kernels for a new shape are compiled before it runs (`eager`), in the
+      background (`lazy`), or never (`none`). A captured graph keeps the kernels it was captured with, so `lazy` with dynamic
+      inputs is not captured.
+    - `allocation_strategy`: how and when an execution context gets its memory.
+    - `cache_path`: the file or folder that keeps compiled kernels from one run to the next, and that executors share; None is
+      a file in the plan's folder. With "" each executor compiles its own and keeps them in memory.
+    - `copies`: inputs and outputs are copied by the partition's SMs (`sm`), by the copy engines that all tenants share
+      (`engine`), or by the one that suits their size (`auto`).
+    - `warm_up`: what is run, and captured, before an executor is bound: the `opt` shape of each profile, or also the `usual`
+      ones: the smallest, the largest, and the powers of two of a dynamic batch; or a tuple of batch sizes and of shapes by the
+      names of inputs, as in `(1, 4, (("x", (8, 3, 224, 224)),))`. A shape that is not ready makes its tenant wait while
+      kernels are compiled, 0.35 s for a ResNet-18 on an H100.
+    - `batch_padding`: an inference of fewer rows than any batch that is ready runs as the next larger one that is; the
+      additional rows are what the memory last contained. Only for models whose rows do not depend on each other; `pads` says
+      where it holds. Libraries that need no shape to be ready, such as ONNX Runtime, run each batch as it is.
+    - `profile`: the only optimization profile to run with; None chooses one that fits for each shape.
+    - `optional_inputs`: names of weights that may be given as inputs, where the model file allows it: its overridable
       initializers. Only ONNX Runtime has them.
-    - `build_profiles`: the optimization profiles that an ONNX file is built with where that happens as it is loaded: of each
-      the smallest, the usual and the largest shape of inputs by their names. Without any, batches as `load_engine` says.
-    - `weight_streaming_budget`: bytes of weights to keep on the GPU where the engine can stream them; None is what the
-      engine was built with, or asks the library. An ONNX file is built so that its weights can be streamed.
-    - `intra_op_threads`, `inter_op_threads`: threads within an operator, and operators beside each other; the latter only
-      where `execution_mode` is `parallel`. 0 is as many as there are cores, and there are never more, see `threads`.
-    - `graph_optimization`: which of ONNX Runtime's optimizations are made of the graph. `memory_arena`, `memory_pattern`:
-      whether it keeps memory that it has used, and plans what a run takes.
+    - `build_profiles`: the optimization profiles to build an ONNX file with when it is loaded: of each the smallest, the usual
+      and the largest shape of inputs by name. Without any, batches as `load_engine` describes.
+    - `weight_streaming_budget`: bytes of weights to keep on the GPU where the engine can stream them; None is what the engine
+      was built with, or the library's choice. An ONNX file is built so that its weights can be streamed.
+    - `intra_op_threads`, `inter_op_threads`: threads within an operator, and operators in parallel; the latter only where
+      `execution_mode` is `parallel`. 0 is the number of cores, which is also the maximum; see `threads`.
+    - `graph_optimization`: ONNX Runtime's level of optimization. `memory_arena`, `memory_pattern`: whether it keeps memory
+      that it has used, and plans the memory of a run.
     """
 
     graphs: str = "on"
@@ -146,7 +147,7 @@ class RuntimeSettings:
             if (value := getattr(self, name)) not in choices:
                 raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, choices))}")
         if not isinstance(self.cache_path, (str, os.PathLike, NoneType)):
-            raise ValueError(f"cache_path is {self.cache_path!r}; expected a path, '' for none, or None for beside the plan")
+            raise ValueError(f"cache_path is {self.cache_path!r}; expected a path, '' for none, or None for the plan's folder")
         if not _is_warm_up(self.warm_up):
             raise ValueError(
                 f"warm_up is {self.warm_up!r}; expected {' or '.join(map(repr, _WARM_UP))}, or a tuple of batch sizes from 1 "
@@ -170,7 +171,7 @@ class RuntimeSettings:
                 raise ValueError(f"{name} is {value!r}; expected {expected}, or None")
 
     def cache_file(self, plan: Path) -> Path | None:
-        """The file for this plan's kernels, `~` being the user's home; None where nothing is to be kept."""
+        """The file for this plan's kernels, with `~` as the user's home; None if nothing is to be kept."""
         name = f"{plan.name}.cache"
         if self.cache_path is None:
             return plan.with_name(name)
@@ -178,25 +179,26 @@ class RuntimeSettings:
         return None if not os.fspath(self.cache_path) else path / name if path.is_dir() else path
 
     def merge(self, **changes: Any) -> "RuntimeSettings":
-        """The same with some fields changed. Raises TypeError on a field that there is not, and ValueError."""
+        """The same with some fields changed. Raises TypeError for an unknown field, and ValueError."""
         for name in changes:
             if name not in (known := [field.name for field in fields(self)]):
-                near = get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise TypeError(f"no setting is called {name!r}; {hint}there are {', '.join(known)}")
+                raise TypeError(f"no setting is called {name!r}; {did_you_mean(name, known)}there are {', '.join(known)}")
         return replace(self, **changes)
 
     def threads(self, cores: int) -> tuple[int, int]:
-        """Threads within an operator and operators beside each other on so many cores, which share one thread: no more
-        than there are cores in all. Where operators run in parallel they have them first.
+        """Threads within an operator, and operators in parallel, on so many cores.
+
+        Both include the calling thread, and together there are no more threads than cores. Parallel operators get theirs
+        first.
         """
-        beside = min(self.inter_op_threads or cores, cores) if self.execution_mode == "parallel" else 1
-        within = cores - beside + 1
-        return min(self.intra_op_threads or within, within), beside
+        parallel = min(self.inter_op_threads or cores, cores) if self.execution_mode == "parallel" else 1
+        within = cores - parallel + 1
+        return min(self.intra_op_threads or within, within), parallel
 
     def pads(self, signature: Signature) -> bool:
-        """Whether inferences are padded, of a model with this signature: where that is asked for, every tensor can carry
-        rows, and nothing hinders telling them apart again.
+        """Whether inferences of a model with this signature are padded.
+
+        That is if the setting is on, every tensor can carry rows, and the rows can be separated again.
         """
         try:
             return self.batch_padding and obstacle(signature.with_max_batch(1)) is None
@@ -204,50 +206,54 @@ class RuntimeSettings:
             return False
 
     def effective(self, library: str, supported: Collection[str]) -> "RuntimeSettings":
-        """What of them holds with a library that honours only the fields in `supported`: the others get their defaults.
+        """The settings with a library that has only the fields in `supported`: the others get their defaults.
 
-        `library` is its name in the UserWarning that every field gets which was set in vain. Raises ModelRefused for a cache
-        of kernels or a budget for weights that it lacks.
+        Each field that was set without effect is a UserWarning, which names the `library`. Raises ModelRefused for a kernel
+        cache or a budget for weights that it does not have.
         """
         defaults = RuntimeSettings()
-        lost = [name for name in _NEEDS_THE_LIBRARY if name not in supported]
-        changed = {name: value for name in lost if (value := getattr(self, name)) != getattr(defaults, name) and value != ""}
-        for name, why in lacking(library, supported, changed).items():
-            if name in _REFUSED_IN_VAIN:
+        unsupported = [name for name in _LIBRARY_SETTINGS if name not in supported]
+        changed = {
+            name: value for name in unsupported if (value := getattr(self, name)) != getattr(defaults, name) and value != ""
+        }
+        for name, why in unsupported_by(library, supported, changed).items():
+            if name in _REFUSED_WITHOUT_EFFECT:
                 raise ModelRefused(f"{why}, and {changed[name]!r} is asked for; leave it out")
             warnings.warn(f"{why}: {changed[name]!r} has no effect", UserWarning, stacklevel=2)
-        kept = {name: getattr(defaults, name) for name in lost}
-        return replace(self, **kept | ({"cache_path": ""} if "cache_path" in lost else {}))
+        kept = {name: getattr(defaults, name) for name in unsupported}
+        return replace(self, **kept | ({"cache_path": ""} if "cache_path" in unsupported else {}))
 
 
 OVERRIDABLE = ("graphs", "copies", "batch_padding")
-"""What an executor can change for a while: the others are in its contexts, or in what is loaded."""
+"""What an executor can change for a while: the other settings are in its contexts, or in what is loaded."""
 
 
 def overridden(settings: RuntimeSettings, changes: Mapping[str, Any]) -> RuntimeSettings:
-    """The settings with these changed. Raises TypeError for one that cannot be changed for a while, ValueError for a value."""
+    """The settings with these changes. Raises TypeError for a setting that cannot be overridden, ValueError for a value."""
     changed = settings.merge(**changes)
     if fixed := [name for name in changes if name not in OVERRIDABLE]:
         raise TypeError(f"{', '.join(fixed)} cannot be overridden, as it is loaded so; expected {', '.join(OVERRIDABLE)}")
     return changed
 
 
-def lacking(library: str, supported: Collection[str], asked: Mapping[str, object]) -> dict[str, str]:
-    """Why this library, which honours only the fields in `supported`, cannot honour settings that are asked for, by field."""
-    lost = [name for name in _NEEDS_THE_LIBRARY if name in asked and name not in supported]
-    return {name: f"{library} has no {name}" for name in lost if (name, asked[name]) not in _MEANS_NOTHING_SPECIAL}
+def unsupported_by(library: str, supported: Collection[str], asked: Mapping[str, object]) -> dict[str, str]:
+    """Why this library, which has only the fields in `supported`, does not support the settings in `asked`, by field."""
+    unsupported = [name for name in _LIBRARY_SETTINGS if name in asked and name not in supported]
+    return {name: f"{library} has no {name}" for name in unsupported if (name, asked[name]) not in _SUPPORTED_ANYWHERE}
 
 
-def lacking_on_cpu(asked: Mapping[str, object]) -> dict[str, str]:
-    """The same of ONNX Runtime on a CPU, of `instances` too: how many executors of one engine a partition is to have."""
-    lost = [name for name in asked if name in _LACKING_ON_CPU and (name, asked[name]) not in _MEANS_NOTHING_SPECIAL]
-    return {name: f"ONNX Runtime on a CPU {_LACKING_ON_CPU[name]}" for name in lost}
+def unsupported_on_cpu(asked: Mapping[str, object]) -> dict[str, str]:
+    """The same for ONNX Runtime on a CPU. `instances` is a field too: how many executors of an engine a partition
+    is to have.
+    """
+    unsupported = [name for name in asked if name in _UNSUPPORTED_ON_CPU and (name, asked[name]) not in _SUPPORTED_ANYWHERE]
+    return {name: f"ONNX Runtime on a CPU {_UNSUPPORTED_ON_CPU[name]}" for name in unsupported}
 
 
 def streaming_budget(asked: int | None, baked: int | None, streamable: int, automatic: Callable[[], int]) -> int:
-    """Bytes of weights to keep on the GPU: what was `asked` for, else what was `baked` in, else what the library says.
+    """Bytes of weights to keep on the GPU: the budget `asked` for, or the one `baked` into the engine, or the library's.
 
-    Never more than can be streamed, and 0 where the library cannot say.
+    Never more than can be streamed, and 0 if the library does not know.
     """
     budget = baked if asked is None else asked
     try:

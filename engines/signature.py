@@ -1,4 +1,4 @@
-"""Do these tensors fit this model? Names, data types, ranks, dynamic dimensions and the largest batch; pure."""
+"""Checks tensors against a model's signature: names, data types, ranks, dynamic dimensions and the largest batch. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,22 @@ def align(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-class Form(NamedTuple):
-    """The shapes of a tensor that callers see in another shape than the model does, of as many elements.
+def dims_text(dims: Sequence[int | str]) -> str:
+    """Dimensions as text: `[batch, 3, ?]`."""
+    return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in dims) + "]"
 
-    Both are sizes, and -1 for those that vary: the n-th of these in `outer` is the n-th in `inner`.
+
+class Form(NamedTuple):
+    """Two shapes with as many elements: `outer`, as callers see a tensor, and `inner`, as the model does.
+
+    Sizes that vary are -1: the n-th in `outer` is the n-th in `inner`.
     """
 
     outer: Shape
     inner: Shape
 
     def obstacle(self) -> str | None:
-        """Why one cannot become the other without knowing sizes; None if it can."""
+        """Why one shape cannot be converted to the other while sizes are unknown; None if it can."""
         outer, inner = _runs(self.outer), _runs(self.inner)
         if len(outer) != len(inner):
             return f"{len(outer) - 1} sizes that vary in {list(self.outer)}, but {len(inner) - 1} in {list(self.inner)}"
@@ -38,16 +43,16 @@ class Form(NamedTuple):
         return None
 
     def inward(self, shape: Shape) -> Shape | None:
-        """The model's shape for one of a caller; None for one that is not as `outer` says."""
+        """The model's shape for a caller's; None if that does not match `outer`."""
         return _change(shape, self.outer, self.inner)
 
     def outward(self, shape: Shape) -> Shape | None:
-        """The caller's shape for one of the model; None for one that is not as `inner` says."""
+        """The caller's shape for the model's; None if that does not match `inner`."""
         return _change(shape, self.inner, self.outer)
 
 
 class Default(NamedTuple):
-    """What a model has for an input that a request leaves out: its shape in the model, and its bytes in wire form."""
+    """The model's value for an input that a request leaves out: its shape in the model, and its bytes in wire form."""
 
     shape: Shape
     data: bytes
@@ -57,11 +62,10 @@ class Default(NamedTuple):
 class TensorSpec:
     """One input or output of a model.
 
-    `dims` are sizes, or names for dynamic ones: the same name is the same size throughout a request, and the empty
-    name is a size of its own each time. Batch dimensions are included. `limits` are the least and the most that each
-    dimension may be, where an engine was built for a range. With a `form` callers see the tensor in another shape; `dims`,
-    `limits` and all that is asked of them are the model's. An executor needs every input; who has none of one with a
-    `default` gives it that.
+    `dims` are sizes, or names of dynamic dimensions: the same name has the same size throughout a request, and the empty name
+    may have any. They include the batch dimension. `limits` are the minimum and maximum of each dimension, if the engine was
+    built for ranges. With a `form` callers see the tensor in another shape; `dims` and `limits` are the model's. An executor
+    needs every input, so a caller that has none for one with a `default` passes that.
     """
 
     name: str
@@ -84,20 +88,20 @@ class TensorSpec:
         return None if -1 in shape else shape
 
     def inward(self, shape: Shape) -> Shape:
-        """The model's shape for one of a caller. Raises TensorMismatch for one that has no such."""
+        """The model's shape for a caller's. Raises TensorMismatch for one that cannot be converted."""
         inner = self.form.inward(shape) if self.form else shape
         if inner is None:
             raise TensorMismatch(f"input {self.name!r}: shape {list(shape)}; expected one as in {list(self.shape)}")
         return inner
 
     def nbytes(self, shape: Shape) -> int:
-        """Bytes of a tensor of this shape in wire form; BYTES tensors carry their own lengths and count as 0 here."""
+        """The size in wire form of a tensor of this shape, in bytes; 0 for BYTES, whose size depends on the elements."""
         return math.prod(shape) * self.datatype.size
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a model takes and gives. `max_batch` is 0 where the first dimension means nothing special."""
+    """The inputs and outputs of a model. `max_batch` is 0 if the first dimension is not a batch."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -108,7 +112,7 @@ class Signature:
         return f"<Signature {inputs} -> {outputs}, batch {self.max_batch or 'none'}>"
 
     def with_max_batch(self, max_batch: int) -> "Signature":
-        """The same with batches of up to `max_batch` rows. Raises ModelRefused unless every tensor can carry them."""
+        """The same with batches of up to `max_batch` rows. Raises ModelRefused if a tensor has no dynamic first dimension."""
         for spec in (*self.inputs, *self.outputs) if max_batch else ():
             if not spec.dims or isinstance(spec.dims[0], int):
                 raise ModelRefused(
@@ -132,32 +136,32 @@ class Signature:
 
     @property
     def expected(self) -> str:
-        """The inputs for an error's text: how many, and each."""
+        """The inputs for an error's text: their number, and each."""
         return f"{len(self.inputs)}: {_list(self.inputs)}" if self.inputs else "none"
 
     def miscounted(self, count: int, noun: str) -> TensorMismatch:
-        """The error of so many tensors, or shapes, or whatever, that is not one for each input."""
+        """The error for `count` tensors, shapes or the like (`noun`) that are not one for each input."""
         return TensorMismatch(f"{count} {noun}{'s' * (count != 1)} given, but the model's inputs are {self.expected}")
 
     def output_shapes(self, sizes: Mapping[str, int]) -> tuple[Shape | None, ...]:
-        """The shape of each output, None where it is known only once the model ran."""
+        """The shape of each output, None if it is known only after the model ran."""
         return tuple(spec.resolve(sizes) for spec in self.outputs)
 
     def output_bytes(self, sizes: Mapping[str, int]) -> int:
-        """Bytes that the outputs of known size take side by side, each rounded up to ALIGNMENT."""
+        """The bytes that the outputs of known size take side by side, each rounded up to ALIGNMENT."""
         known = zip(self.outputs, self.output_shapes(sizes), strict=True)
         return sum(align(spec.nbytes(shape)) for spec, shape in known if shape is not None)
 
     def rows(self, shapes: Sequence[Shape]) -> int:
-        """How many inferences a request of these shapes counts as: its batch, or 1."""
+        """The number of rows of a request with these shapes: its batch, or 1."""
         return shapes[0][0] if self.max_batch and shapes else 1
 
     def _check_batch(self, shapes: Sequence[Shape]) -> None:
         for spec, shape in zip(self.inputs, shapes, strict=True):
             if not 1 <= shape[0] <= self.max_batch:
-                told = spec.form.outward(shape) if spec.form else None
+                outer = spec.form.outward(shape) if spec.form else None
                 expected = f"expected 1 to {self.max_batch}, the model's max_batch_size"
-                raise TensorMismatch(f"input {spec.name!r}: batch of {shape[0]} in shape {list(told or shape)}; {expected}")
+                raise TensorMismatch(f"input {spec.name!r}: batch of {shape[0]} in shape {list(outer or shape)}; {expected}")
             if shape[0] != shapes[0][0]:
                 raise TensorMismatch(
                     f"input {spec.name!r}: batch of {shape[0]}, but input {self.inputs[0].name!r} has {shapes[0][0]}"
@@ -165,14 +169,16 @@ class Signature:
 
 
 def obstacle(signature: Signature) -> str | None:
-    """Why the rows of a model that takes batches cannot be told apart by their first dimensions; None if they can."""
+    """Why the rows of a batch cannot be separated by their first dimensions; None if they can."""
     batches = {spec.dims[0] for spec in signature.inputs}
     for spec in (*signature.inputs, *signature.outputs):
         if shared := [dim for dim in spec.dims[1:] if dim in batches and dim]:
-            return f"{spec.name!r} has the batch dimension {shared[0]!r} in another place too: {_dims(spec)}"
+            return f"{spec.name!r} has the batch dimension {shared[0]!r} in another place too: {dims_text(spec.dims)}"
     for spec in signature.outputs:
         if spec.dims[0] and any(batches) and spec.dims[0] not in batches:
-            return f"output {spec.name!r} has {spec.dims[0]!r} for a first dimension, which is no input's: {_dims(spec)}"
+            return (
+                f"output {spec.name!r} has {spec.dims[0]!r} for a first dimension, which is no input's: {dims_text(spec.dims)}"
+            )
     return None if signature.inputs else "it has no inputs"
 
 
@@ -205,7 +211,7 @@ def _change(shape: Shape, given: Shape, wanted: Shape) -> Shape | None:
 
 
 def _runs(shape: Shape) -> list[int]:
-    """The elements of each run of known sizes: before, between and after those that vary."""
+    """The number of elements in each run of known sizes: before, between and after those that vary."""
     runs = [1]
     for size in shape:
         if size < 0:
@@ -217,7 +223,3 @@ def _runs(shape: Shape) -> list[int]:
 
 def _list(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{spec.name} {spec.datatype}{list(spec.shape)}" for spec in specs)
-
-
-def _dims(spec: TensorSpec) -> str:
-    return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in spec.dims) + "]"

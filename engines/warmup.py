@@ -1,4 +1,4 @@
-"""Which shapes to run before an executor is bound, where `RuntimeSettings.warm_up` names them; pure."""
+"""The shapes to run before an executor is bound, where `RuntimeSettings.warm_up` names them. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -7,16 +7,15 @@ import numpy as np
 
 from .base import Tensor
 from .errors import ModelRefused, TensorMismatch
-from .model_files.profiles import dimensions
 from .settings import Sample
-from .signature import Shape, Signature, TensorSpec
+from .signature import Shape, Signature, TensorSpec, dims_text
 
 
 def shape_sets(warm_up: Sequence[Sample], signature: Signature, usual: Sequence[Shape]) -> list[tuple[Shape, ...]]:
-    """A set of shapes, one for each input in order, for every sample, each set once, in the order they were asked for.
+    """A set of shapes, one for each input in order, for every sample; duplicates are left out.
 
-    `usual` are the shapes of inputs and dimensions that a sample does not name. Raises ModelRefused for a batch size where
-    no input has a dynamic first dimension, for an input that there is not, and for shapes that the model does not take.
+    `usual` are the shapes for inputs and dimensions that a sample does not name. Raises ModelRefused for a batch size where no
+    input has a dynamic first dimension, for an unknown input, and for shapes that the model does not take.
     """
     sets = list(dict.fromkeys(_shapes(sample, signature.inputs, usual) for sample in warm_up))
     for shapes in sets:
@@ -37,16 +36,16 @@ def _shapes(sample: Sample, inputs: Sequence[TensorSpec], usual: Sequence[Shape]
 
 
 def _of_rows(rows: int, inputs: Sequence[TensorSpec], usual: Sequence[Shape]) -> tuple[Shape, ...]:
-    """The usual shapes with so many rows, in every input whose first dimension is dynamic."""
+    """The usual shapes with so many rows in every input whose first dimension is dynamic."""
     dynamic = [bool(spec.dims) and isinstance(spec.dims[0], str) for spec in inputs]
     if not any(dynamic):
-        there = ", ".join(f"{spec.name} {dimensions(spec.dims)}" for spec in inputs) or "none"
+        there = ", ".join(f"{spec.name} {dims_text(spec.dims)}" for spec in inputs) or "none"
         raise ModelRefused(f"warm_up: a batch of {rows}, but no input has a first dimension that varies; there is {there}")
     return tuple((rows, *shape[1:]) if varies else shape for varies, shape in zip(dynamic, usual, strict=True))
 
 
 def blank(spec: TensorSpec, shape: Shape, value: int = 0) -> Tensor:
-    """A tensor of zeros, or of another value, or of empty strings: in wire form a string's length alone, four zero bytes."""
+    """A tensor filled with zeros, with another value, or with empty strings, which in wire form are four zero bytes each."""
     count = math.prod(shape)
     array = np.full(count, value, spec.datatype.numpy) if spec.datatype.size else np.zeros(count, np.uint32)
     return Tensor(shape, array.ctypes.data, array.nbytes, array)

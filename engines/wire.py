@@ -15,7 +15,7 @@ def pack(elements: Iterable[bytes]) -> bytes:
 
 
 def unpack(data: "bytes | memoryview", count: int) -> list[bytes]:
-    """Split exactly `count` elements off `data`, all of which they must use. Raises ValueError that says what is wrong."""
+    """Split `data` into exactly `count` elements. Raises ValueError that says what is wrong."""
     elements, end = split(data, count)
     if end != len(data):
         raise ValueError(f"{len(data) - end} bytes left after {count} elements")
@@ -23,7 +23,7 @@ def unpack(data: "bytes | memoryview", count: int) -> list[bytes]:
 
 
 def split(data: "bytes | memoryview", count: int) -> tuple[list[bytes], int]:
-    """Split `count` elements off the front of `data`; return them and where they end. Raises ValueError."""
+    """Split `count` elements off the front of `data`; return them and the offset of the rest. Raises ValueError."""
     elements: list[bytes] = []
     at, size = 0, len(data)
     while len(elements) < count:
@@ -35,7 +35,9 @@ def split(data: "bytes | memoryview", count: int) -> tuple[list[bytes], int]:
 
 
 def starts(data: "bytes | memoryview", count: int) -> Iterator[int]:
-    """Where each of exactly `count` elements begins, one after another. Raises ValueError as `unpack`, when it gets there."""
+    """The offset of each of exactly `count` elements, one after another. Raises ValueError as `unpack` does, when it gets
+    there.
+    """
     at, size, unpack = 0, len(data), _LENGTH.unpack_from
     for index in range(count):
         if at + 4 > size or at + 4 + (length := unpack(data, at)[0]) > size:
@@ -47,7 +49,7 @@ def starts(data: "bytes | memoryview", count: int) -> Iterator[int]:
 
 
 def _missing(data: "bytes | memoryview", at: int, index: int, count: int) -> ValueError:
-    """What is wrong with the element that begins there."""
+    """The error for an element at this offset that is incomplete."""
     left = len(data) - at - 4
     if left < 0:
         return ValueError(f"element {index} of {count} has no length: the data ends at byte {len(data)}")
@@ -55,7 +57,7 @@ def _missing(data: "bytes | memoryview", at: int, index: int, count: int) -> Val
 
 
 def texts(elements: Sequence[bytes]) -> list[str]:
-    """Decode every element as UTF-8, which is what JSON carries. Raises ValueError naming the first that is not."""
+    """Decode every element as UTF-8, as JSON requires. Raises ValueError naming the first that is not."""
     decoded = []
     for index, element in enumerate(elements):
         try:

@@ -1,1 +1,1 @@
-"""Files that models come from or are kept in: engine files, ONNX files, and the directory that caches both."""
+"""Model files: engine files, ONNX files, and the directory that caches plans and kernels."""

@@ -1,8 +1,8 @@
-"""Engine files: a TensorRT plan with what has to be known before a library is handed it.
+"""Engine files: a TensorRT plan with its description.
 
-A bare plan is opaque and fits one version of one library; which, and what it takes and gives, cannot be asked without a
-GPU. So `engines.build` makes it the last of twelve fields, in the fixed order of `_FIELDS`. How it is to be run is not
-among them: that is `engines.settings`.
+A bare plan is opaque and fits one version of one library; that version, and the signature, cannot be read without a GPU. So
+`engines.build` writes it as the last of twelve fields, in the fixed order of `_FIELDS`. How it is to be run is not among them:
+see `engines.settings`.
 """
 
 import json
@@ -32,11 +32,11 @@ PORTABLE = frozenset({"tensorrt_rtx"})
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What an engine file says about its plan.
+    """The description in an engine file.
 
-    `library` is `tensorrt_rtx` or `tensorrt`, `targets` are compute capabilities, none for the library's default set,
-    `source` is the SHA-256 of the ONNX, `layers` the network's before the library merged them, `options` what else it
-    was built with, and `facts` what the engine itself said, where there was a GPU to ask.
+    `library` is `tensorrt_rtx` or `tensorrt`. `targets` are compute capabilities, none for the library's default set. `source`
+    is the SHA-256 of the ONNX. `layers` is the network's count before the library merged layers. `options` are the other build
+    options. `facts` are what the engine itself reported, if there was a GPU.
     """
 
     library: str
@@ -51,7 +51,7 @@ class Artifact:
     platform: str = field(default_factory=lambda: this_platform())
 
     def pack(self, plan: bytes | memoryview) -> bytes:
-        """The file with this plan."""
+        """The bytes of the file with this plan."""
         texts = (
             self.library,
             self.version,
@@ -68,7 +68,7 @@ class Artifact:
         return _FILE.pack([*(text.encode() for text in texts), plan])
 
     def check(self, where: str, library: str, version: str, capability: str | None = None) -> None:
-        """Say what is wrong before the library is handed the plan. Raises ModelRefused with both sides of what differs.
+        """Raise ModelRefused with both sides of a difference, before the library gets the plan.
 
         `library` and `version` are of the one that is to run it, `capability` is the GPU's, such as "9.0".
         """
@@ -88,7 +88,7 @@ class Artifact:
 
 
 class PlanFile(NamedTuple):
-    """What the library is to be handed, and what is known about it: nothing, for a bare plan."""
+    """A plan and its description; None for a bare plan."""
 
     plan: memoryview
     artifact: Artifact | None
@@ -103,7 +103,7 @@ def read_plan(path: Path) -> PlanFile:
 
 
 def unpack(data: bytes, where: str) -> PlanFile:
-    """Take an engine file apart, without copying the plan. Raises ModelRefused; `where` is what its text calls the file."""
+    """Parse an engine file without copying the plan. Raises ModelRefused; `where` is what its text calls the file."""
     if not data:
         raise ModelRefused(f"{where}: empty; expected an engine file of engines.build, or a plan")
     if not _FILE.owns(data):
@@ -115,7 +115,7 @@ def unpack(data: bytes, where: str) -> PlanFile:
     except FrameError as error:
         raise ModelRefused(f"{where}: the engine file is {error}; build it again with python -m engines.build") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelRefused(f"{where}: the engine file's fields do not read: {error}") from error
+        raise ModelRefused(f"{where}: the engine file's fields cannot be read: {error}") from error
 
 
 def this_platform() -> str:

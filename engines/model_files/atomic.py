@@ -1,4 +1,4 @@
-"""Files that a reader sees whole or not at all."""
+"""Replaces files atomically."""
 
 import os
 import threading
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one step, making its directory where needed. Blocks. Raises OSError, and then leaves nothing."""
+    """Write `data` to `path` in one step, creating its directory. Blocks. Raises OSError, and then leaves no new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         with part.open("wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # A rename may reach the disk before what it names, and then a crash leaves it empty.
+            os.fsync(file.fileno())  # Else the rename may reach the disk first, and a crash leaves an empty file.
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The directory where built plans and compiled kernels are kept: chosen once, when something is first to be kept."""
+"""The directory for built plans and compiled kernels, chosen when something is first to be kept."""
 
 import logging
 import tempfile
@@ -10,14 +10,14 @@ log = logging.getLogger("greenlane.engines")
 
 
 class CacheFolder:
-    """The first of some directories that can be written. Any thread may call.
+    """The first writable directory of several. Any thread may call.
 
-    Nothing is looked at or made before `path` is called, so a server that keeps nothing leaves nothing behind.
+    Nothing is checked or created before `path` is called, so a server that keeps nothing creates nothing.
     """
 
     def __init__(self, candidates: Iterable[Path]) -> None:
         self._candidates = tuple(candidates)
-        self._choosing = Lock()
+        self._lock = Lock()
         self._path: Path | None = None
         if not self._candidates:
             raise ValueError("a cache folder needs at least one directory to choose from")
@@ -26,11 +26,11 @@ class CacheFolder:
         return f"<CacheFolder {self._path or ' or '.join(map(str, self._candidates))}>"
 
     def path(self) -> Path:
-        """The directory, which is made. Blocks. The log says once which it is, and why not one before it.
+        """The directory, which is created. Blocks. The log says once which one it is, and why not an earlier one.
 
-        Where none can be written it is the last one all the same: what was kept there earlier may still be read.
+        If none is writable it is the last one: plans that were kept there earlier may still be read.
         """
-        with self._choosing:
+        with self._lock:
             if self._path is None:
                 self._path = self._choose()
             return self._path
@@ -52,7 +52,7 @@ class CacheFolder:
 
 
 def _refusal(folder: Path) -> str | None:
-    """Why a directory cannot be written, found by making it and a file in it, which leaves no name behind."""
+    """Why a directory cannot be written; tries to create it and an unnamed file in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

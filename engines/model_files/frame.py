@@ -1,4 +1,4 @@
-"""Files of length-prefixed fields that are either whole or refused.
+"""Files of length-prefixed fields, which are refused unless they are complete.
 
     magic      8 bytes
     version    u32     of the layout of the fields
@@ -7,8 +7,8 @@
     fields             each a u64 length and that many bytes
     checksum   32      SHA-256 of everything before it
 
-Numbers are little-endian. They are judged in this order, so that a file of another version is called that and a short
-one short, and neither damaged.
+Numbers are little-endian. They are checked in this order, so that the error for a file of another version, or for a truncated
+one, says so, and not that it is damaged.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _CHECKSUM = 32
 
 
 class FrameError(ValueError):
-    """Not a whole file of this kind; the text says what came and what was expected."""
+    """Not a complete file of this kind; the text says what came and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Frame:
     version: int
 
     def owns(self, data: bytes | memoryview) -> bool:
-        """Whether this is such a file, or the beginning of one: it starts with the magic, or ends inside it."""
+        """Whether this is such a file, or the beginning of one: it starts with the magic, or ends within it."""
         return self.magic[: len(data)] == bytes(data[: len(self.magic)])
 
     def pack(self, fields: Sequence[bytes | memoryview]) -> bytes:
-        """The file that holds these fields."""
+        """The file with these fields."""
         length = _HEAD.size + sum(_LENGTH.size + len(field) for field in fields) + _CHECKSUM
         parts: list[bytes | memoryview] = [_HEAD.pack(self.magic, self.version, len(fields), length)]
         for field in fields:
@@ -48,7 +48,7 @@ class Frame:
         return b"".join([*parts, digest.digest()])
 
     def unpack(self, data: bytes | memoryview, count: int | None = None) -> list[memoryview]:
-        """The fields, over the memory of `data`; with `count`, exactly so many of them. Raises FrameError."""
+        """The fields, as views of `data`; with `count`, exactly so many. Raises FrameError."""
         view = memoryview(data)
         self._check_head(view, count)
         body, checksum = view[:-_CHECKSUM], view[-_CHECKSUM:]
@@ -71,7 +71,7 @@ class Frame:
 
 
 def _fields(body: memoryview) -> Iterator[memoryview]:
-    """Whoever wrote the checksum wrote the lengths, so a wrong one means a wrong writer; it is refused all the same."""
+    """Lengths are checked although the checksum is right: the program that wrote the file may have been wrong."""
     count, at = _HEAD.unpack_from(body)[2], _HEAD.size
     for index in range(count):
         length = _LENGTH.unpack_from(body, at)[0] if at + _LENGTH.size <= len(body) else len(body)

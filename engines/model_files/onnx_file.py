@@ -1,7 +1,7 @@
-"""What an ONNX file says that TensorRT's parser keeps to itself, read off the bytes: no ONNX library is needed.
+"""Reads from an ONNX file what TensorRT's parser does not report. No ONNX library is needed.
 
-The parser drops the names of outputs' dimensions, by which their sizes are known before a run, and takes doubles for
-floats; and a file may keep its weights in others. Field numbers are from https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
+The parser drops the names of outputs' dimensions, from which their sizes are known before a run, and treats doubles as floats;
+and weights may be in separate files. Field numbers are from https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ Message = Mapping[int, list[int | memoryview]]
 
 
 class Declared(NamedTuple):
-    """An input or output as the file declares it: sizes, names, or "" for each dimension."""
+    """An input or output as the file declares it: a size, a name, or "" for each dimension."""
 
     name: str
     dims: tuple[int | str, ...]
@@ -25,7 +25,7 @@ class Declared(NamedTuple):
 
 
 class OnnxFile(NamedTuple):
-    """What was read; empty where the bytes are no ONNX."""
+    """What was read; empty if the bytes are not ONNX."""
 
     inputs: tuple[Declared, ...] = ()
     outputs: tuple[Declared, ...] = ()
@@ -33,7 +33,7 @@ class OnnxFile(NamedTuple):
 
 
 def read_onnx(data: "bytes | memoryview") -> OnnxFile:
-    """Read a model's bytes. What does not parse counts as empty: refusing it is the library's part."""
+    """Read a model's bytes. Bytes that cannot be parsed count as empty: the library refuses them."""
     try:
         graph = next(_messages(_message(memoryview(data)), 7), None)
         if graph is None:
@@ -44,26 +44,26 @@ def read_onnx(data: "bytes | memoryview") -> OnnxFile:
         return OnnxFile()
 
 
-def blame(data: "bytes | memoryview", words: str) -> str:
-    """What a library said of bytes that it does not take, after whether those are ONNX at all, which it may not say."""
+def blame(data: "bytes | memoryview", error: str) -> str:
+    """The library's error for bytes that it refused, after the information, which it may not give, that they are not ONNX."""
     if not data:
         return "not an ONNX file (0 bytes)"
-    return words if any(read_onnx(data)) else f"not an ONNX file, or a truncated one: {words}"
+    return error if any(read_onnx(data)) else f"not an ONNX file, or a truncated one: {error}"
 
 
 def source_digest(data: bytes, folder: Path) -> str:
-    """SHA-256 in hexadecimal of a model's bytes, followed by those of the files beside it that hold its weights. Blocks."""
+    """SHA-256 in hexadecimal of a model's bytes, followed by the files in the folder that hold its weights. Blocks."""
     digest = hashlib.sha256(data)
     for name in read_onnx(data).external:
         path = folder / name
-        if path.is_file():  # Where it is not, the library will say so.
+        if path.is_file():  # The library reports a file that is missing.
             with path.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
 def initializer(data: bytes | memoryview, name: str) -> memoryview | None:
-    """The TensorProto of the weight of this name, as it stands in the file; None if there is none."""
+    """The TensorProto of the weight of this name, as it is in the file; None if there is none."""
     with suppress(ValueError, IndexError):
         for graph in _messages(_message(memoryview(data)), 7):
             for tensor in graph.get(5, ()):

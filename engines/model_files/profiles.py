@@ -1,16 +1,15 @@
-"""The sizes an engine is built for: profiles, what they are given a network with dynamic inputs, and which one fits a request.
+"""Optimization profiles: the sizes an engine is built for, their defaults, and which one fits a request.
 
-A profile is ranges of shapes for every dynamic input, and the partition that its kernels are to be tuned for.
+A profile has a range of shapes for every dynamic input, and the size of the partition that its kernels are tuned for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from itertools import chain
 from typing import NamedTuple
 
-from ..errors import ModelRefused, TensorMismatch
-from ..signature import Shape, Signature, TensorSpec
+from ..errors import ModelRefused, TensorMismatch, did_you_mean
+from ..signature import Shape, Signature, TensorSpec, dims_text
 
 
 class Range(NamedTuple):
@@ -21,17 +20,19 @@ class Range(NamedTuple):
     max: Shape
 
     def __str__(self) -> str:
-        return "..".join(shown(shape) for shape in self)
+        return "..".join(shape_text(shape) for shape in self)
 
     def fits(self, shape: Shape) -> bool:
-        """Whether every dimension lies between the smallest and the largest."""
+        """Whether every dimension is between the smallest and the largest."""
         sizes = zip(self.min, shape, self.max, strict=False)
         return len(shape) == len(self.min) and all(least <= size <= most for least, size, most in sizes)
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Ranges of the dynamic inputs by name; `sms`, the partition it is meant for; `tuned`, whether it was measured there."""
+    """Ranges of the dynamic inputs by name; `sms`, the size of partition it is meant for; `tuned`, whether it was measured
+    there.
+    """
 
     ranges: Mapping[str, Range] = field(default_factory=dict)
     sms: int | None = None
@@ -43,12 +44,12 @@ class Profile:
         return ranges + tuning
 
     def fits(self, given: Mapping[str, Shape]) -> bool:
-        """Whether the shapes of all its inputs, by name, lie within its ranges."""
+        """Whether the shapes of all its inputs, by name, are within its ranges."""
         return all(sizes.fits(given[name]) for name, sizes in self.ranges.items())
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
-    """`name:1x3x224x224` as a name and a shape. Raises ValueError."""
+    """Parse `name:1x3x224x224`. Raises ValueError."""
     name, colon, sizes = text.rpartition(":")
     parts = sizes.split("x")
     if not (colon and name) or not all(part.isascii() and part.isdigit() for part in parts):
@@ -57,7 +58,7 @@ def parse_shape(text: str) -> tuple[str, Shape]:
 
 
 def make_range(least: Shape | None, best: Shape | None, most: Shape | None) -> Range:
-    """A range of one to three shapes: what is left out is the next larger one, and the largest is the one before it."""
+    """A range of one to three shapes. A missing minimum or optimum is the next larger one, a missing maximum the one before."""
     best = best or most or least or ()
     return Range(least or best, best, most or best)
 
@@ -65,10 +66,10 @@ def make_range(least: Shape | None, best: Shape | None, most: Shape | None) -> R
 def complete(
     profiles: Sequence[Profile], inputs: Sequence[TensorSpec], max_batch: int
 ) -> tuple[tuple[Profile, ...], list[str]]:
-    """Profiles that cover every dynamic input, at least one, and a line for whoever builds on every range that was made up.
+    """Profiles that cover every dynamic input, at least one, and a line of text for every range that was chosen by default.
 
-    A profile without ranges gets batches of 1 to `max_batch` where only the first dimension is dynamic; other sizes
-    cannot be guessed. Raises ModelRefused naming the profile, the input, what came and what was expected.
+    A profile without ranges gets batches of 1 to `max_batch` where only the first dimension is dynamic; other sizes cannot be
+    guessed. Raises ModelRefused naming the profile, the input, what came and what was expected.
     """
     dynamic = [spec for spec in inputs if -1 in spec.shape]
     done, notes = [], []
@@ -81,7 +82,7 @@ def complete(
         for spec in dynamic:
             if spec.name not in ranges:
                 raise ModelRefused(
-                    f"profile {index}: no range for input {spec.name!r} of shape {dimensions(spec.dims)}; {_advice(spec)}"
+                    f"profile {index}: no range for input {spec.name!r} of shape {dims_text(spec.dims)}; {_advice(spec)}"
                 )
         done.append(Profile({spec.name: ranges[spec.name] for spec in dynamic}, profile.sms, profile.tuned))
     return tuple(done), notes
@@ -93,20 +94,22 @@ def choose(profiles: Sequence[Profile], signature: Signature, shapes: Sequence[S
     for number in chain([active], range(len(profiles))):
         if profiles[number].fits(given):
             return number
-    came = ", ".join(f"{name} {shown(given[name])}" for name in profiles[active].ranges)
+    came = ", ".join(f"{name} {shape_text(given[name])}" for name in profiles[active].ranges)
     there = "; ".join(f"profile {index}: {profile}" for index, profile in enumerate(profiles))
     raise TensorMismatch(f"no profile of the engine fits {came}; it was built with {there}")
 
 
-def suited(profiles: Sequence[Profile], usable: Sequence[int], sms: int) -> int:
-    """The usable profile to begin with on a partition of this many SMs: that for the most SMs it has, else the first."""
+def best_profile(profiles: Sequence[Profile], usable: Sequence[int], sms: int) -> int:
+    """The usable profile for a partition of this many SMs: the one for the most SMs that it has, else the first."""
     fitting = [number for number in usable if (profiles[number].sms or 0) <= sms]
     return max(fitting or usable[:1], key=lambda number: (profiles[number].sms or 0, -number))
 
 
 def usual(profile: Profile, inputs: Sequence[TensorSpec]) -> list[tuple[Shape, ...]]:
-    """Shapes of the inputs worth being ready for, the most usual last: the smallest, the largest, and, where nothing differs
-    but the batch, its powers of two. A shape that nothing was ready for holds its tenant up while kernels are compiled.
+    """Sets of input shapes to have ready, the most usual one last: the smallest, the largest, and, if only the batch varies,
+    its powers of two.
+
+    An inference of a shape that is not ready makes its tenant wait while kernels are compiled.
     """
     ranges = [profile.ranges.get(spec.name, Range(*[spec.shape] * 3)) for spec in inputs]
     sets = [tuple(getattr(each, word) for each in ranges) for word in ("min", "max")]
@@ -127,7 +130,7 @@ def _of_batch(sizes: Range, batch: int) -> Shape:
 
 
 def padded(shapes: tuple[Shape, ...], ready: Iterable[tuple[Shape, ...]]) -> tuple[Shape, ...] | None:
-    """The smallest of the sets of shapes in `ready` that differs from `shapes` in nothing but more rows; None without one.
+    """The smallest of the sets of shapes in `ready` that differs from `shapes` only in having more rows; None without one.
 
     Rows are the first dimension, of which all inputs have equally many.
     """
@@ -139,8 +142,8 @@ def padded(shapes: tuple[Shape, ...], ready: Iterable[tuple[Shape, ...]]) -> tup
     return min((each for each in larger if len({shape[0] for shape in each}) == 1), default=None)
 
 
-def shown(shape: Shape) -> str:
-    """`1x3x224x224`."""
+def shape_text(shape: Shape) -> str:
+    """A shape as text: `1x3x224x224`."""
     return "x".join(map(str, shape))
 
 
@@ -149,15 +152,10 @@ def agrees(shape: Shape, dims: Sequence[int | str]) -> bool:
     return len(shape) == len(dims) and all(isinstance(dim, str) or dim == size for size, dim in zip(shape, dims, strict=True))
 
 
-def dimensions(dims: Sequence[int | str]) -> str:
-    """`[batch, 3, ?]`."""
-    return "[" + ", ".join(str(dim) if dim != "" else "?" for dim in dims) + "]"
-
-
 def _batches(spec: TensorSpec, max_batch: int) -> Range:
     if -1 in spec.shape[1:]:
         raise ModelRefused(
-            f"input {spec.name!r} has dynamic dimensions besides the first: {dimensions(spec.dims)}; {_advice(spec)}"
+            f"input {spec.name!r} has dynamic dimensions besides the first: {dims_text(spec.dims)}; {_advice(spec)}"
         )
     one, most = ((batch, *spec.shape[1:]) for batch in (1, max_batch))
     return Range(one, most, most)
@@ -167,13 +165,13 @@ def _check(index: int, name: str, range_: Range, inputs: Sequence[TensorSpec]) -
     spec = next((spec for spec in inputs if spec.name == name), None)
     if spec is None:
         known = [spec.name for spec in inputs]
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ModelRefused(f"profile {index}: the model has no input {name!r}; {hint}it has {', '.join(map(repr, known))}")
+        raise ModelRefused(
+            f"profile {index}: the model has no input {name!r}; {did_you_mean(name, known)}it has {', '.join(map(repr, known))}"
+        )
     for word, shape in zip(Range._fields, range_, strict=True):
         if not agrees(shape, spec.dims):
             raise ModelRefused(
-                f"profile {index}: {word} of input {name!r} is {shown(shape)}, but the model has {dimensions(spec.dims)}"
+                f"profile {index}: {word} of input {name!r} is {shape_text(shape)}, but the model has {dims_text(spec.dims)}"
             )
     if not range_.fits(range_.opt) or 0 in range_.max:
         raise ModelRefused(

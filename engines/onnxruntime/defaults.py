@@ -1,6 +1,6 @@
-"""The values that an ONNX model has of its own for inputs which need not be given: its initializers of their names.
+"""The default values of optional inputs: the model's initializers of the same name.
 
-A file may keep them in five fields or in another file, so ONNX Runtime reads them: as a model of one constant.
+A file may keep them in one of five fields or in another file, so ONNX Runtime reads them, as a model of one constant.
 """
 
 from dataclasses import replace
@@ -14,15 +14,15 @@ from ..errors import ModelRefused
 from ..memory import view
 from ..model_files.onnx_file import initializer
 from ..signature import Default, TensorSpec
-from .errors import tidy
+from .errors import clean_message
 from .small_models import constant
 from .texts import of_array
 
 
 def with_default(spec: TensorSpec, kind: int, model: memoryview, path: Path) -> TensorSpec:
-    """The input with the initializer of its name, in a model's bytes, for its default; without where there is none.
+    """The input with the initializer of its name, from a model's bytes, as its default; unchanged if there is none.
 
-    `kind` is its TensorProto.DataType; beside `path` there may be files of weights. Blocks. Raises ModelRefused.
+    `kind` is its TensorProto.DataType. Weights may be in files in the folder of `path`. Blocks. Raises ModelRefused.
     """
     tensor = initializer(model, spec.name)
     if tensor is None:
@@ -30,7 +30,7 @@ def with_default(spec: TensorSpec, kind: int, model: memoryview, path: Path) -> 
     try:
         value = of_array(_value(constant(bytes(tensor), spec.name, kind), path.parent))
     except Exception as error:
-        raise ModelRefused(f"{path}: input {spec.name!r}, which is optional: {tidy(error, path.parent)}") from error
+        raise ModelRefused(f"{path}: input {spec.name!r}, which is optional: {clean_message(error, path.parent)}") from error
     return replace(spec, default=Default(value.shape, bytes(view(value.address, value.nbytes))))
 
 

@@ -1,7 +1,7 @@
-"""ONNX models on ONNX Runtime: one session a partition, its threads on that partition's cores.
+"""ONNX models on ONNX Runtime: one session a partition, with its threads on that partition's cores.
 
-A session's threads inherit the cores of the thread that makes it, so sessions are made on an attached thread. They do
-not spin while idle: a spinning thread would be felt by whoever shares the machine.
+A session's threads inherit the cores of the thread that creates it, so sessions are created on an attached thread. They do not
+spin while idle, which would cost other programs on the machine.
 """
 
 import logging
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # Read at the import; else 1.29 and later report models to their makers.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # Read when it is imported. Versions from 1.29 on send telemetry.
 # isort: split
 import onnxruntime as ort
 
@@ -23,13 +23,14 @@ from partitions.cpu import CpuPartition, CpuStream
 from ..base import NO_ROOM, Room, Tensor, check_tensors
 from ..datatypes import DATATYPES
 from ..errors import Cancelled, ExecutionFailed, ModelRefused
+from ..memo import Memo
 from ..memory import SMALL
 from ..model_files.onnx_file import blame
 from ..settings import RuntimeSettings, overridden
 from ..signature import Shape, Signature, TensorSpec
 from ..warmup import blank, shape_sets
 from .defaults import with_default
-from .errors import is_wrong_shape, tidy
+from .errors import clean_message, is_wrong_shape
 from .model_copy import ModelCopy, copy_model
 from .outputs import Outputs, to_tensor
 from .texts import FEW, of_array, to_array, to_value
@@ -67,7 +68,7 @@ class OnnxEngine:
         self.settings = settings
         self.signature = signature
         self.warm_up = tuple(map(tuple, warm_up))
-        """Shapes of the inputs to run before an executor is bound, a set a run."""
+        """Sets of input shapes to run before an executor is bound."""
         self._model = model
         self._warned = False
 
@@ -83,35 +84,35 @@ class OnnxEngine:
         return executor
 
     def close(self) -> None:
-        """Free the copy of the file; executors have what they need of it."""
+        """Free the copy of the file; executors do not need it."""
         self._model.close()
 
     def blank(self, shapes: Sequence[Shape], value: int = 0) -> list[Tensor]:
-        """Inputs of these shapes that are nothing but zeros, or another value."""
+        """Inputs of these shapes filled with zeros, or another value."""
         return [blank(spec, shape, value) for spec, shape in zip(self.signature.inputs, shapes, strict=True)]
 
     def _warm_up(self, executor: "OnnxExecutor") -> None:
-        """A model may refuse shapes and values that were made up, so failing here is worth a word and no more."""
+        """A model may refuse these shapes and values, so a failure is only logged."""
         try:
             for shapes in self.warm_up:
                 if not _nbytes(executor.enqueue(self.blank(shapes)).wait()):
-                    executor.enqueue(self.blank(shapes, 1)).wait()  # Its first piece of memory a session never gives back.
+                    executor.enqueue(self.blank(shapes, 1)).wait()  # A session never frees its first allocation.
         except ExecutionFailed as error:
-            if self._warned:  # By the first of the partitions it is bound to.
+            if self._warned:  # Once for all partitions.
                 return
             self._warned = True
             log.warning("%s: warm-up with zeros failed, so the first request pays for it: %s", self.path, error)
 
 
-class Bound(NamedTuple):
-    """Where a run reads and writes: the library's object, and each output that was given a place, None for those without."""
+class Binding(NamedTuple):
+    """The tensors of a run: the library's object, and the memory chosen for each output, None where there is none."""
 
     binding: ort.IOBinding
     placed: list[Tensor | None]
 
 
-class Kept(NamedTuple):
-    """A binding whose outputs were seen to be written to their places by a run."""
+class VerifiedBinding(NamedTuple):
+    """A binding of which a run has shown that all outputs are written to the memory chosen for them."""
 
     binding: ort.IOBinding
     outputs: tuple[Tensor, ...]
@@ -122,12 +123,12 @@ Key = tuple[object, ...]
 """The room, and each input's shape, address and size."""
 
 Sizes = tuple[object, ...]
-"""Each input's shape and bytes, None for what is no tensor."""
+"""Each input's shape and bytes, None for an object that is not a tensor."""
 
-MOST_KEPT = 64
+MAX_MEMO_ENTRIES = 64
 
 LARGE = 16 << 20
-"""Bytes of inputs and outputs from which on an inference makes the session take memory that is worth giving back."""
+"""An inference with at least this many bytes of inputs and outputs makes the session take memory that is worth freeing."""
 
 
 class OnnxExecutor:
@@ -139,9 +140,9 @@ class OnnxExecutor:
         self._stream = partition.stream
         self._size = partition.size
         self._signature = engine.signature
-        self._fitting: set[Sizes] = set()
-        self._kept: dict[Key, Kept] = {}
-        self._texts = any(spec.datatype.kind == "bytes" for spec in (*self._signature.inputs, *self._signature.outputs))
+        self._checked: Memo[Sizes, None] = Memo(MAX_MEMO_ENTRIES)
+        self._verified: Memo[Key, VerifiedBinding] = Memo(MAX_MEMO_ENTRIES)
+        self._has_strings = any(spec.datatype.kind == "bytes" for spec in (*self._signature.inputs, *self._signature.outputs))
         self._outputs = Outputs(engine.signature)
         self._runs = 0
         self._large = math.inf
@@ -155,17 +156,17 @@ class OnnxExecutor:
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> "OnnxWork":
         if self._closed:
             raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")
-        if _sizes(inputs) not in self._fitting:
+        if _sizes(inputs) not in self._checked:
             self._check(inputs)
         return OnnxWork(self._stream, inputs, room, self._run)
 
     def rebind(self, partition: Partition) -> "OnnxExecutor":
-        """A session of its own: its threads are on the new partition's cores."""
+        """A new session, with its threads on the new partition's cores."""
         return self.engine.bind(partition)
 
     @contextmanager
     def overriding(self, **changes: Any) -> Iterator[None]:
-        """As `Executor.overriding`; none of these settings has an effect here."""
+        """See `Executor.overriding`; none of these settings has an effect here."""
         if overridden(RuntimeSettings(), changes).graphs == "required":
             raise ModelRefused(
                 f"{self.engine.path}: graphs are required, but ONNX Runtime on a CPU has none; leave graphs 'on'"
@@ -173,67 +174,65 @@ class OnnxExecutor:
         yield
 
     def describe(self) -> Mapping[str, object]:
-        """No graphs, and threads on the partition's cores: within an operator, and of operators beside each other."""
+        """No graphs, and the threads within an operator and of operators in parallel."""
         warm = [[list(shape) for shape in shapes] for shapes in self.engine.warm_up]
         within, beside = self.engine.settings.threads(self._size)
         parallel = {"parallel": beside} if self.engine.settings.execution_mode == "parallel" else {}
         return {"graphs": "none", "threads": within, **parallel, "shapes": warm}
 
     def trim(self, after: float, idle: bool) -> None:
-        """The session gives memory back at the end of a run that is told to: the next, or one with zeros if it is idle.
+        """See `Trimming.trim`. The session frees memory at the end of the next run, or of a run with zeros if it is idle.
 
-        It is kept for a while because to take it anew costs three times as much as to use it again, where it is much.
+        The memory is kept for a while because allocating much memory takes three times as long as using it again.
         """
         if time.monotonic() - self._large < after or not self.engine.settings.memory_arena:
             return
         self._large, self._shrinks = math.inf, True
         if idle and not self._closed:
-            ways = [self.engine.blank(shapes) for shapes in self.engine.warm_up]
-            with suppress(ExecutionFailed):  # A model may refuse zeros; the memory is given back all the same.
-                OnnxWork(self._stream, min(ways, key=_nbytes), NO_ROOM, self._run).wait()
+            candidates = [self.engine.blank(shapes) for shapes in self.engine.warm_up]
+            with suppress(ExecutionFailed):  # A model may refuse zeros; the memory is freed nevertheless.
+                OnnxWork(self._stream, min(candidates, key=_nbytes), NO_ROOM, self._run).wait()
             self._large = math.inf
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            del self._kept, self._session
+            del self._verified, self._session
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
-        """What fits is remembered: the same few sizes come again and again, and a set is asked in half the time of a check."""
+        """Sizes that pass are remembered: the same few come again and again, and a lookup takes half the time of a check."""
         check_tensors(self._signature, inputs)
         self._signature.check([tensor.shape for tensor in inputs])
-        if len(self._fitting) >= MOST_KEPT:
-            self._fitting.clear()
-        self._fitting.add(_sizes(inputs))
+        self._checked.remember(_sizes(inputs), None)
 
     def _run(self, inputs: Sequence[Tensor], room: Room, options: ort.RunOptions) -> tuple[Tensor, ...]:
         self._runs += 1
         if self._shrinks:
             self._shrinks = False
             options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-        if self._texts and self._are_few(inputs):
-            with suppress(UnicodeDecodeError):  # Texts that are none go the other way.
+        if self._has_strings and self._are_few(inputs):
+            with suppress(UnicodeDecodeError):  # Bytes that are not UTF-8 take the other path.
                 return self._run_values(inputs, options)
         key = (room, *[tensor[:3] for tensor in inputs])
-        kept = self._kept.get(key)
-        bound = kept or self._bind(inputs, room)
+        verified = self._verified.get(key)
+        bound = verified or self._bind(inputs, room)
         try:
             self._session.run_with_iobinding(bound.binding, options)
         except RuntimeError as error:
             if not is_wrong_shape(error):
                 raise
-            self._outputs.distrust()  # The file declares shapes that are not so; from now on they are asked for.
-            self._kept.clear()
+            self._outputs.distrust()  # The file declares wrong shapes, so do not rely on them any more.
+            self._verified.clear()
             bound = self._bind(inputs, room)
             self._session.run_with_iobinding(bound.binding, options)
-        if not isinstance(bound, Kept):
+        if not isinstance(bound, VerifiedBinding):
             return self._collect(key, inputs, bound)
         if bound.large:
             self._large = time.monotonic()
         return bound.outputs
 
-    def _bind(self, inputs: Sequence[Tensor], room: Room) -> Bound:
-        """Tell the session where tensors are."""
+    def _bind(self, inputs: Sequence[Tensor], room: Room) -> Binding:
+        """Bind the tensors to the session."""
         binding = self._session.io_binding()
         outputs: list[Tensor | None] = []
         for spec, tensor in zip(self._signature.inputs, inputs, strict=True):
@@ -241,7 +240,7 @@ class OnnxExecutor:
                 binding.bind_input(spec.name, "cpu", 0, _NUMBERS[spec.datatype.name], tensor.shape, tensor.address)
             else:
                 binding.bind_ortvalue_input(spec.name, to_value(tensor.address, tensor.nbytes, tensor.shape))
-        places = self._outputs.place([tensor.shape for tensor in inputs], room)
+        places = self._outputs.placements([tensor.shape for tensor in inputs], room)
         for spec, place in zip(self._signature.outputs, places, strict=True):
             if place is None:
                 binding.bind_output(spec.name, "cpu")
@@ -250,18 +249,20 @@ class OnnxExecutor:
                 address, number = room.address + place.offset, _NUMBERS[spec.datatype.name]
                 binding.bind_output(spec.name, "cpu", 0, number, place.shape, address)
                 outputs.append(Tensor(place.shape, address, place.nbytes))
-        return Bound(binding, outputs)
+        return Binding(binding, outputs)
 
-    def _collect(self, key: Key, inputs: Sequence[Tensor], bound: Bound) -> tuple[Tensor, ...]:
-        """Where the outputs of a binding's first run are, which need not be where they were to be written.
+    def _collect(self, key: Key, inputs: Sequence[Tensor], bound: Binding) -> tuple[Tensor, ...]:
+        """The outputs of a binding's first run, which may be elsewhere than in the memory chosen for them.
 
-        Of an output that is one of the inputs the session writes nothing: it gives the input. Slots are used again and again,
-        so a binding is kept where everything was written as it was told.
+        The session does not write an output that is one of the inputs: it returns the input. Slots are used again and again,
+        so a binding is kept if everything was written to the memory chosen.
         """
         values, given = bound.binding.get_outputs(), {tensor.address for tensor in inputs}
-        if not self._texts and [value.data_ptr() for value in values] == [tensor and tensor.address for tensor in bound.placed]:
+        if not self._has_strings and [value.data_ptr() for value in values] == [
+            tensor and tensor.address for tensor in bound.placed
+        ]:
             outputs = tuple([tensor for tensor in bound.placed if tensor])
-            self._keep(key, Kept(bound.binding, outputs, _nbytes((*inputs, *outputs)) >= LARGE))
+            self._verified.remember(key, VerifiedBinding(bound.binding, outputs, _nbytes((*inputs, *outputs)) >= LARGE))
         else:
             found = zip(self._signature.outputs, values, bound.placed, strict=True)
             outputs = tuple([to_tensor(spec, value, placed, given) for spec, value, placed in found])
@@ -269,20 +270,15 @@ class OnnxExecutor:
             self._large = time.monotonic()
         return outputs
 
-    def _keep(self, key: Key, kept: Kept) -> None:
-        if len(self._kept) >= MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = kept
-
     def _are_few(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether it is known to be little that goes in and comes out, so that it may be converted with the interpreter."""
+        """Whether inputs and outputs are known to be small, so that they may be converted with the GIL held."""
         texts = [tensor for spec, tensor in zip(self._signature.inputs, inputs, strict=True) if not spec.datatype.size]
         if sum(tensor.nbytes for tensor in texts) > SMALL or sum(math.prod(tensor.shape) for tensor in texts) > FEW:
             return False
         return self._outputs.are_few([tensor.shape for tensor in inputs])
 
     def _run_values(self, inputs: Sequence[Tensor], options: ort.RunOptions) -> tuple[Tensor, ...]:
-        """With arrays in place of memory, which takes a tenth of the time for few texts. Raises UnicodeDecodeError."""
+        """Run with arrays instead of memory, which takes a tenth of the time for few strings. Raises UnicodeDecodeError."""
         values = {spec.name: to_array(spec, tensor) for spec, tensor in zip(self._signature.inputs, inputs, strict=True)}
         names = [spec.name for spec in self._signature.outputs]
         return tuple([of_array(array) for array in self._session.run(names, values, options)])
@@ -317,14 +313,13 @@ class OnnxWork:
         except Exception as error:
             if self._options.terminate:
                 raise Cancelled("cancelled while it ran") from error
-            raise ExecutionFailed(tidy(error)) from error
+            raise ExecutionFailed(clean_message(error)) from error
 
 
 def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
-    """Read an ONNX file and its signature. Blocks. Raises ModelRefused with what the library said.
+    """Read an ONNX file and its signature. Blocks. Raises ModelRefused with the library's error.
 
-    Of the settings those of ONNX Runtime are honoured, and `warm_up`: memory for each shape that is run once is allocated
-    before it is served.
+    Of the settings those of ONNX Runtime have an effect, and `warm_up`: memory is allocated for each shape that is run.
     """
     try:
         model = copy_model(path)
@@ -349,12 +344,12 @@ def load_onnx(path: Path, settings: RuntimeSettings = DEFAULTS) -> OnnxEngine:
 
 
 def _session(model: ModelCopy, path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    """A session of this copy of the file at `path`, beside which its weights may lie. Raises ModelRefused."""
+    """A session of this copy of the file at `path`, whose folder may have its weights. Raises ModelRefused."""
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     try:
         return ort.InferenceSession(model.path, options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ModelRefused(f"{path}: failed to load: {blame(model.view(), tidy(error, path.parent))}") from error
+        raise ModelRefused(f"{path}: failed to load: {blame(model.view(), clean_message(error, path.parent))}") from error
 
 
 def _options(settings: RuntimeSettings, cores: int) -> ort.SessionOptions:
@@ -364,7 +359,7 @@ def _options(settings: RuntimeSettings, cores: int) -> ort.SessionOptions:
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _LEVELS[settings.graph_optimization])
     options.enable_cpu_mem_arena, options.enable_mem_pattern = settings.memory_arena, settings.memory_pattern
-    options.log_severity_level = 4  # What goes wrong is raised; the library would print it as well.
+    options.log_severity_level = 4  # Errors are raised; do not print them as well.
     for pool in ("intra", "inter"):
         options.add_session_config_entry(f"session.{pool}_op.allow_spinning", "0")
     return options
@@ -373,14 +368,14 @@ def _options(settings: RuntimeSettings, cores: int) -> ort.SessionOptions:
 def _run_options() -> ort.RunOptions:
     options = ort.RunOptions()
     options.log_severity_level = 4
-    options.add_run_config_entry("gpu_graph_id", "-1")  # Absent, each run raises and catches an exception: 20 us.
+    options.add_run_config_entry("gpu_graph_id", "-1")  # Without it, each run throws and catches a C++ exception: 20 us.
     return options
 
 
 def _spec(path: Path, value: Any) -> TensorSpec:
     inner = value.type.removeprefix("tensor(").removesuffix(")")
     if inner not in _TYPES:
-        raise ModelRefused(f"{path}: {value.name!r} has type {value.type}, which the protocol has no name for")
+        raise ModelRefused(f"{path}: {value.name!r} has type {value.type}, which the protocol does not have")
     dims = tuple(dim if isinstance(dim, int) and dim >= 0 else dim if isinstance(dim, str) else "" for dim in value.shape)
     return TensorSpec(value.name, DATATYPES[_TYPES[inner][0]], dims)
 
@@ -394,6 +389,6 @@ def _sizes(inputs: Sequence[Tensor]) -> Sizes:
 
 
 def _shapes_to_warm(signature: Signature, settings: RuntimeSettings) -> list[tuple[Shape, ...]]:
-    """Dynamic dimensions are 1 where nothing else is asked for. Raises ModelRefused."""
+    """Dynamic dimensions are 1 unless the settings name shapes. Raises ModelRefused."""
     ones = tuple(tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims) for spec in signature.inputs)
     return [ones] if isinstance(settings.warm_up, str) else shape_sets(settings.warm_up, signature, ones)

@@ -1,10 +1,10 @@
-"""What ONNX Runtime says when it fails, in words for those who run the model."""
+"""Error texts of ONNX Runtime, without what only its authors need."""
 
 import re
 from pathlib import Path
 
-# What only the authors of ONNX Runtime need, and what is left of it: codes; a source file with the function or its whole
-# signature, and the condition that failed; how a failed node is announced.
+# Patterns and their replacements: codes; a source file with the function or its whole signature, and the condition that
+# failed; the introduction of a failed node.
 _NOISE = (
     (r"\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", ""),
     (r"^Failed to load model because ", ""),
@@ -20,12 +20,13 @@ _NOISE = (
 
 
 def is_wrong_shape(error: Exception) -> bool:
+    """Whether a run failed because an output's memory has another shape than the output."""
     text = str(error)
     return "invalid dimensions for output" in text or "provided for output" in text
 
 
-def tidy(error: Exception, folder: Path | None = None) -> str:
-    """What the library said, in one line, without codes, source files, C++ signatures, conditions that failed, and `folder`."""
+def clean_message(error: Exception, folder: Path | None = None) -> str:
+    """The library's error in one line, without codes, source files, C++ signatures, failed conditions, and `folder`."""
     said = " ".join(str(error).split()) or type(error).__name__
     text = said[:2000].replace(f"{folder}/", "") if folder else said[:2000]
     for pattern, left in _NOISE:

@@ -1,7 +1,7 @@
-"""A model file as it was at one moment: what is inspected is what is loaded, however often, and whatever becomes of the file.
+"""A copy of a model file in memory, so that what is inspected is what is loaded, even if the file changes.
 
-Libraries that are handed a path read it without the interpreter; ONNX Runtime keeps it for as long as it parses a model
-that it is handed as bytes (49 ms for 60 MB), and every tenant's worker waits for it. So the copy has a path.
+Problem: ONNX Runtime holds the GIL while it parses a model that is passed as bytes (49 ms for 60 MB), and every tenant's
+worker waits. Given a path, it reads the file without the GIL. Solution: a sealed memory file, which has a path.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _PART = 1 << 26
-"""Bytes to copy in one call of the system."""
+"""Bytes to copy in one system call."""
 
 
 class ModelCopy:
@@ -32,12 +32,12 @@ class ModelCopy:
         return memoryview(mmap.mmap(self._descriptor, self.nbytes, prot=mmap.PROT_READ) if self.nbytes else b"")
 
     def close(self) -> None:
-        """Free the memory, once what `view` gave is gone. Calling it again does nothing."""
+        """Free the memory, once the views of it are gone. Calling it again does nothing."""
         self._closing()
 
 
 def copy_model(path: Path) -> ModelCopy:
-    """Copy a file, without the interpreter. Blocks. Raises OSError."""
+    """Copy a file, without the GIL. Blocks. Raises OSError."""
     with path.open("rb") as file:
         descriptor = os.memfd_create("greenlane model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

@@ -1,4 +1,4 @@
-"""A model's outputs: their sizes and places as far as the shapes of inputs tell them, and where they are after a run."""
+"""A model's outputs: their sizes and offsets where the input shapes determine them, and where they are after a run."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base import Room, Tensor
+from ..memo import Memo
 from ..memory import SMALL, copy
 from ..signature import Shape, Signature, TensorSpec, align
 from .texts import FEW, of_wire, to_wire
 
-_MOST_KEPT = 64
+MAX_PLACEMENTS = 64
 
 
 class Placement(NamedTuple):
-    """Where an output goes: its shape, its size, and its offset in the room."""
+    """Where to write an output: its shape, its size, and its offset in the room."""
 
     shape: Shape
     nbytes: int
@@ -23,35 +24,34 @@ class Placement(NamedTuple):
 
 
 class Outputs:
-    """Of one model; what was found out for some shapes is remembered. For one thread."""
+    """The outputs of one model, with the placements for recent shapes. For one thread."""
 
     def __init__(self, signature: Signature) -> None:
         self._signature = signature
         self._trusted = True
-        self._placements: dict[tuple[Shape, ...], tuple[tuple[Placement | None, ...], bool]] = {}
+        self._memo: Memo[tuple[Shape, ...], tuple[tuple[Placement | None, ...], bool]] = Memo(MAX_PLACEMENTS)
 
     def distrust(self) -> None:
-        """The signature is wrong about shapes: no size is known from now on."""
+        """The signature is wrong about shapes: treat every size as unknown from now on."""
         self._trusted = False
 
-    def place(self, shapes: Sequence[Shape], room: Room) -> list[Placement | None]:
-        """Where each output goes, for those whose size is known and that fit in the room."""
+    def placements(self, shapes: Sequence[Shape], room: Room) -> list[Placement | None]:
+        """The placement of each output whose size is known and that fits in the room; None for others."""
         if not self._trusted or not room.nbytes:
             return [None] * len(self._signature.outputs)
         placements, _ = self._find(shapes)
         return [place if place and place.offset + place.nbytes <= room.nbytes else None for place in placements]
 
     def are_few(self, shapes: Sequence[Shape]) -> bool:
-        """Whether their sizes are known, and small; how long texts are, only the model decides."""
+        """Whether their sizes are known and small. The length of strings is never known."""
         return self._trusted and self._find(shapes)[1]
 
     def _find(self, shapes: Sequence[Shape]) -> tuple[tuple[Placement | None, ...], bool]:
         key = tuple(shapes)
-        if (known := self._placements.get(key)) is None:
-            if len(self._placements) >= _MOST_KEPT:
-                self._placements.clear()
+        if (known := self._memo.get(key)) is None:
             found = self._signature.output_shapes(self._signature.check(shapes))
-            known = self._placements[key] = tuple(_lay_out(self._signature, found)), _are_few(self._signature, found)
+            known = tuple(_lay_out(self._signature, found)), _are_few(self._signature, found)
+            self._memo.remember(key, known)
         return known
 
 
@@ -73,7 +73,7 @@ def _are_few(signature: Signature, shapes: Sequence[Shape | None]) -> bool:
 
 
 def to_tensor(spec: TensorSpec, value: Any, placed: Tensor | None, given: set[int]) -> Tensor:
-    """An output of a run: in its place, in the session's memory, or, where it lies in an input, as a copy of that."""
+    """An output of a run: in the memory chosen for it, in the session's memory, or, if it is in an input, as a copy."""
     shape = tuple(value.shape())
     if not spec.datatype.size:
         return of_wire(shape, to_wire(value))

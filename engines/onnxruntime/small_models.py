@@ -6,7 +6,7 @@ from ..model_files.onnx_writer import IR_VERSION, OPSET, field, number
 def constant(tensor: bytes, name: str, kind: int, more: int = 0) -> bytes:
     """A model without inputs whose one output, `value`, is this TensorProto, of this name and TensorProto.DataType.
 
-    The last so many bytes of the tensor are left out: they go behind what this returns.
+    The last `more` bytes of the tensor are left out: the caller appends them to the result.
     """
     node = field(1, name.encode()) + field(2, b"value") + field(4, b"Identity")
     output = field(1, b"value") + field(2, field(1, number(1, kind)))

@@ -1,12 +1,13 @@
-"""Texts to ONNX Runtime and back in steps that leave the interpreter to other threads, however many texts there are.
+"""Converts strings to ONNX Runtime's tensors and back in steps that release the GIL, however many strings there are.
 
-The library's bindings turn Python's strings into a tensor, and a tensor into strings, in one call that keeps the interpreter:
-50 ns an element each way. They take nothing but UTF-8, and have no other call for it. So:
+Problem: the library's bindings turn Python strings into a tensor, and a tensor into strings, in one call that holds the GIL:
+50 ns an element each way. They take nothing but UTF-8, and have no other call for it.
 
-- What goes in becomes a model of one constant (`string_data` of a TensorProto), which the library loads and runs without the
-  interpreter. That takes a quarter of a millisecond and 0.1 us an element, and any bytes will do.
-- What comes out is read where it lies: as C++ objects of libstdc++, the address of the characters, their number, and 16 bytes.
-  Whether these are so is tried once, with known texts. Where they are not, it is left to the library's call.
+Solution:
+- Inputs become a model of one constant (`string_data` of a TensorProto), which the library loads and runs without the GIL.
+  That takes a quarter of a millisecond and 0.1 us an element, and takes any bytes.
+- Outputs are read from the library's memory: C++ objects of libstdc++ with the address of the characters, their number, and 16
+  bytes. Whether this layout is right is tested once, with known strings. If it is not, the library's call is used.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # As in engines.onnxruntime.engine, if this is imported first.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # As in engines.onnxruntime.engine, in case this is imported first.
 # isort: split
 import onnxruntime as ort
 
@@ -33,20 +34,20 @@ from ..signature import Shape, TensorSpec
 from .small_models import constant
 
 FEW = 256
-"""Elements that may be converted in one call that keeps the interpreter."""
+"""Elements that may be converted in one call that holds the GIL."""
 SLICE = 256
-"""Elements to deal with before others get the interpreter: some 50 us."""
+"""Elements to convert before other threads get the GIL: some 50 us."""
 PAUSE = 20e-6
-"""Seconds to leave it to them; with the kernel's slack some 80 us."""
+"""Seconds to sleep for that; with the kernel's timer slack some 80 us."""
 
 _STRING_DATA = 6 << 3 | 2
 _STRING = 8
 _LONG = 1 << 21
-"""Bytes of an element from which on three bytes of a varint do not hold their number."""
+"""From this many bytes on, the length of an element does not fit in three bytes of a varint."""
 _OBJECT = 32
 """Bytes of a `std::string` of libstdc++."""
 _WITHIN = 15
-"""The most bytes of a text that lies within its object."""
+"""The maximum bytes of a string that is stored within its object."""
 _LENGTH = struct.Struct("<I")
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Words = np.ndarray[Any, np.dtype[np.uint64]]
@@ -55,7 +56,7 @@ _KNOWN = (b"", b"\xff", b"fifteen letters", b"sixteen letters.", b"many" * 1000)
 
 
 def to_value(address: int, nbytes: int, shape: Shape) -> Any:
-    """The library's tensor, an OrtValue, of a BYTES tensor in wire form. Blocks. Raises ValueError that says what is wrong."""
+    """An OrtValue of a BYTES tensor in wire form. Blocks. Raises ValueError that says what is wrong."""
     texts = np.empty(nbytes, np.uint8)
     copy(texts.ctypes.data, address, nbytes)
     starts, long = wire.starts(view(address, nbytes), math.prod(shape)), []
@@ -76,7 +77,7 @@ def to_value(address: int, nbytes: int, shape: Shape) -> Any:
 
 
 def to_wire(value: Any) -> Bytes:
-    """The BYTES tensor, in wire form, of the library's. Blocks. Raises UnicodeDecodeError where the library has to be asked."""
+    """The wire form of an OrtValue of strings. Blocks. Raises UnicodeDecodeError where the library's call is used."""
     count = math.prod(value.shape())
     if not count:
         return np.empty(0, np.uint8)
@@ -93,12 +94,12 @@ def to_wire(value: Any) -> Bytes:
 
 
 def of_wire(shape: Shape, packed: Bytes) -> Tensor:
-    """A BYTES tensor that has this in wire form."""
+    """A BYTES tensor with this wire form."""
     return Tensor(shape, packed.ctypes.data, packed.nbytes, packed)
 
 
 def to_array(spec: TensorSpec, tensor: Tensor) -> "np.ndarray[Any, Any]":
-    """A tensor as `InferenceSession.run` takes it, for few elements. Raises ValueError, and UnicodeDecodeError for texts."""
+    """A tensor as `InferenceSession.run` takes it, for few elements. Raises ValueError, and UnicodeDecodeError for strings."""
     data = view(tensor.address, tensor.nbytes)
     if spec.datatype.size:
         return np.frombuffer(data, spec.datatype.numpy).reshape(tensor.shape)
@@ -107,29 +108,29 @@ def to_array(spec: TensorSpec, tensor: Tensor) -> "np.ndarray[Any, Any]":
 
 
 def of_array(array: "np.ndarray[Any, Any]") -> Tensor:
-    """A tensor of what that gives."""
+    """A tensor of an array that `InferenceSession.run` returned."""
     if array.dtype != object:
         return Tensor.of(array)
     return of_wire(array.shape, np.frombuffer(wire.pack(str(text).encode() for text in array.ravel()), np.uint8))
 
 
 def _to_proto(texts: Bytes, starts: "np.ndarray[Any, np.dtype[np.int64]]") -> list[tuple[int, int]]:
-    """Turn the lengths that begin here, of four bytes, into keys and varints of as many, but for those in the result.
+    """Replace the 4-byte lengths at these offsets, in place, by a key and a varint that take as many bytes.
 
-    These are elements that are too long for it: where they begin, and their lengths.
+    Returns the offset and length of elements that are too long for that.
     """
     lengths = texts[starts[:, None] + np.arange(_LENGTH.size)].view("<u4").ravel()
     fits = lengths < _LONG
     starts, ends = starts[fits], starts[~fits]
     short = lengths[fits]
     texts[starts] = _STRING_DATA
-    for place in (1, 2, 3):  # A varint may have more bytes than it needs: the last is the one without the highest bit.
+    for place in (1, 2, 3):  # A varint may be longer than needed: it ends with the byte without the highest bit.
         texts[starts + place] = short >> 7 * (place - 1) & 0x7F | (0x80 if place < 3 else 0)
     return list(zip(ends.tolist(), lengths[~fits].tolist(), strict=True))
 
 
 def _parts(texts: memoryview, long: Sequence[tuple[int, int]]) -> Iterator["bytes | memoryview"]:
-    """The `string_data` of all elements, once `_to_proto` has been through them."""
+    """The `string_data` of all elements, after `_to_proto`."""
     at = 0
     for start, length in long:
         yield texts[at:start]
@@ -154,12 +155,12 @@ def _options() -> ort.SessionOptions:
 
 
 def _objects(value: Any, count: int) -> Words:
-    """Of each text of a tensor its address, its length, and the 16 bytes that a short one, with a zero at its end, lies in."""
+    """For each string of a tensor its address, its length, and the 16 bytes where a short one is, with a zero at its end."""
     return np.frombuffer(view(value.data_ptr(), count * _OBJECT), np.uint64).reshape(count, -1)
 
 
 def _read(objects: Words, packed: Bytes, at: int) -> int:
-    """Put these texts there from `at` on; return where the last one ends."""
+    """Write these strings in wire form to `packed` from `at` on; return the offset after the last one."""
     lengths = objects[:, 1]
     if lengths.max() <= _WITHIN:
         rows = np.empty((len(objects), _LENGTH.size + _WITHIN), np.uint8)
@@ -176,7 +177,7 @@ def _read(objects: Words, packed: Bytes, at: int) -> int:
 
 
 def _copy(objects: Words, packed: Bytes, at: int) -> int:
-    """As `_read`, for those that have many bytes."""
+    """As `_read`, for strings of many bytes."""
     for address, length in objects[:, :2].tolist():
         _LENGTH.pack_into(packed.data, at, length)
         copy(packed.ctypes.data + at + _LENGTH.size, address, length)
@@ -186,7 +187,9 @@ def _copy(objects: Words, packed: Bytes, at: int) -> int:
 
 @cache
 def _is_known() -> bool:
-    """Whether the library's texts lie as `_objects` reads them, short ones within their objects, long ones elsewhere."""
+    """Whether the library's strings have the layout that `_objects` reads, short ones within their objects, long ones
+    elsewhere.
+    """
     data = np.frombuffer(wire.pack(_KNOWN), np.uint8)
     value = to_value(data.ctypes.data, data.nbytes, (len(_KNOWN),))
     if value.tensor_size_in_bytes() != len(_KNOWN) * _OBJECT:

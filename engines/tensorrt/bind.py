@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from partitions.cuda.device import CudaPartition
 
 from ..errors import ModelRefused
-from ..model_files.profiles import suited
+from ..model_files.profiles import best_profile
 from .executor import BoundEngine, TensorRTExecutor, open_resources
 from .graph_mode import GraphMode, decide
 from .instance import Instance
@@ -19,7 +19,7 @@ def open_executor(engine: BoundEngine, partition: CudaPartition) -> TensorRTExec
     ExecutionFailed, PartitionError, CUDAError.
     """
     loaded = engine.loaded
-    profile = suited(loaded.profiles, loaded.usable, partition.size)
+    profile = best_profile(loaded.profiles, loaded.usable, partition.size)
     others = [each for each in loaded.usable if each != profile]
     instance = engine.pool.take()
     if instance is None:

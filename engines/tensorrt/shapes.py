@@ -19,7 +19,7 @@ from cuda.core import Stream
 from partitions.cuda.device import CudaPartition, SideStream
 
 from ..errors import ExecutionFailed, TensorMismatch
-from ..model_files.profiles import padded, suited
+from ..model_files.profiles import best_profile, padded
 from ..settings import RuntimeSettings
 from ..signature import Shape
 from .capture import Graph, capture, holding_execution_lock, joining_capture
@@ -114,7 +114,7 @@ class ReadyShapes:
         self._preparing_thread: Thread | None = None
         self._closed = False
         self._captures = self._compiled = self._fallbacks = 0
-        self._profile = suited(loaded.profiles, loaded.usable, partition.size)
+        self._profile = best_profile(loaded.profiles, loaded.usable, partition.size)
         self.warming = True
         """The executor is being warmed up: compiling is expected and not counted, and nothing is padded."""
 

@@ -259,7 +259,7 @@ def test_what_does_not_fit_together_is_refused_with_the_names(root: Path, kind: 
             CONFIG.replace("model_version: -1", "model_version: 7"),
             "step[0] (sum) has no version 7 that is served; there is 1",
         ),
-        "key": (CONFIG.replace('key: "a"', 'key: "z"'), "step[2] (less): nothing is said of input 'a'; the model's are a"),
+        "key": (CONFIG.replace('key: "a"', 'key: "z"'), "step[2] (less): no tensor is given for input 'a'; the model's are a"),
         "value": (CONFIG.replace('value: "OUT"', 'value: "ELSE"'), "no step gives 'OUT'"),
         "batch": (
             CONFIG.replace("max_batch_size: 8", "max_batch_size: 16"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engines import DATATYPES, Room, Tensor, TensorMismatch, on_stream
-from engines.arrays import borrow
+from engines.arrays import view_array
 from tests.engines.tensors import Array
 
 CUDA, PINNED = 2, 3
@@ -137,7 +137,7 @@ def test_another_element_type_is_refused_with_both(kind: Any) -> None:
 
 @pytest.mark.usefixtures("cuda_core")
 def test_an_element_type_that_numpy_has_no_name_for_is_refused() -> None:
-    with pytest.raises(TensorMismatch, match="Lender does not lend its memory through DLPack: Unsupported dtype"):
+    with pytest.raises(TensorMismatch, match="Lender does not share its memory through DLPack: Unsupported dtype"):
         Tensor.of(Lender(np.zeros(3, np.uint16), code=99))
 
 
@@ -174,7 +174,7 @@ def test_a_library_that_does_not_lend_says_why(lent: Array) -> None:
             raise BufferError("it requires a gradient")
 
     for kind in (1, CUDA):
-        with pytest.raises(TensorMismatch, match="Reluctant does not lend its memory through DLPack: it requires a gradient"):
+        with pytest.raises(TensorMismatch, match="Reluctant does not share its memory through DLPack: it requires a gradient"):
             Tensor.of(Reluctant(lent, kind))
 
 
@@ -208,4 +208,4 @@ def test_a_room_of_an_array_is_its_memory() -> None:
 
 
 def test_what_is_borrowed_is_described() -> None:
-    assert borrow(np.float32(2)).shape == ()
+    assert view_array(np.float32(2)).shape == ()

@@ -360,7 +360,7 @@ def test_the_commands_first_profile_may_be_begun_too(tmp_path: Path, capsys: pyt
         (["--min", "x:1", "--min", "x:2"], "argument --min: given twice for one profile; --profile begins another"),
         (["--sms", "1", "--sms", "2"], "argument --sms: given twice"),
         (["--library", "onnxruntime"], "invalid choice"),
-        (["--max", "a:2x3", "--max-batch", "4"], "argument --max-batch: every profile has a --min, --opt or --max, which say"),
+        (["--max", "a:2x3", "--max-batch", "4"], "argument --max-batch: every profile has a --min, --opt or --max, which give"),
         (["--max-batch", "4", "--profile", "--min", "a:2x3", "--profile", "--opt", "a:2x3"], "argument --max-batch: every"),
     ],
 )

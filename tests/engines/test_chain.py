@@ -399,7 +399,7 @@ def test_on_a_cpu_graphs_that_are_required_are_refused(cpu: Kit) -> None:
         (
             lambda steps: [Step(steps[0].engine, {}, {"y": "m"})],
             ["m"],
-            "step 0: nothing is said of input 'x'; the model's",
+            "step 0: no tensor is given for input 'x'; the model's",
         ),
         (lambda steps: [Step(steps[0].engine, {"x": "i"}, {"z": "m"})], ["m"], "step 0: the model has no 'z'; there are y"),
         (lambda steps: [Step(steps[0].engine, {"x": "i"}, {"y": "i"})], ["i"], "which only a later step gives"),

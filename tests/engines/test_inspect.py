@@ -6,7 +6,7 @@ import pytest
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
-from engines.inspect import ask, described, engine_rows, main
+from engines.inspect import engine_report, engine_rows, file_rows, main
 from engines.model_files.artifact import Artifact, PlanFile, unpack
 from engines.model_files.profiles import Profile, Range
 from engines.signature import Signature, TensorSpec
@@ -27,7 +27,7 @@ def artifact(version: str = "1", facts: dict[str, int] | None = None) -> Artifac
 
 def test_everything_that_the_file_says_is_shown() -> None:
     facts = {"auxiliary_streams": 0, "device_memory": 1_048_576}
-    rows = list(described(PlanFile(memoryview(b"plan"), artifact(facts=facts))))
+    rows = list(file_rows(PlanFile(memoryview(b"plan"), artifact(facts=facts))))
     assert rows == [
         ("plan", "4 bytes"),
         ("library", "tensorrt_rtx 1, on linux x86_64"),
@@ -43,11 +43,11 @@ def test_everything_that_the_file_says_is_shown() -> None:
 
 
 def test_what_could_not_be_asked_at_build_is_said() -> None:
-    assert list(described(PlanFile(memoryview(b""), artifact())))[-1] == ("at build", "no GPU was there to ask the engine")
+    assert list(file_rows(PlanFile(memoryview(b""), artifact())))[-1] == ("at build", "no GPU was available to load the engine")
 
 
 def test_a_bare_plan_says_nothing() -> None:
-    rows = list(described(PlanFile(memoryview(b"plan"), None)))
+    rows = list(file_rows(PlanFile(memoryview(b"plan"), None)))
     assert rows == [("plan", "4 bytes, bare: only the library that built it can say what it holds")]
 
 
@@ -86,14 +86,14 @@ def test_a_real_plan_is_shown_and_why_its_engine_could_not_be_asked(
 
 
 def test_a_bare_plan_of_another_version_is_judged_by_the_library(library: str) -> None:
-    rows = dict(ask(PlanFile(memoryview(b"junk" * 100), None)))
+    rows = dict(engine_report(PlanFile(memoryview(b"junk" * 100), None)))
     assert rows["validity"] == "INVALID: MALFORMED_ENGINE"
     assert f"the plan: {library} cannot load it: " in rows["engine"]
 
 
 def test_an_engine_file_of_another_version_is_not_handed_to_the_library(library: str) -> None:
     data = artifact("0.1").pack(unpack(build(model(BATCHES)), "model").plan)
-    rows = dict(ask(unpack(data, "model.plan")))
+    rows = dict(engine_report(unpack(data, "model.plan")))
     assert "built with tensorrt_rtx 0.1, but this is" in rows["engine"]
 
 
@@ -104,8 +104,8 @@ def _uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_library_it_is_said_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _uninstall(monkeypatch)
-    rows = dict(ask(PlanFile(memoryview(b"plan"), None)))
-    assert rows["engine"].startswith("not asked: no TensorRT is installed; run scripts/install cpu,rtx (or cpu,tensorrt)")
+    rows = dict(engine_report(PlanFile(memoryview(b"plan"), None)))
+    assert rows["engine"].startswith("not loaded: no TensorRT is installed; run scripts/install cpu,rtx (or cpu,tensorrt)")
 
 
 def refused(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -166,4 +166,4 @@ def test_without_a_library_an_engine_file_still_says_what_it_takes_and_gives(
     shown = capsys.readouterr().out
     assert "plan         1 byte\n" in shown
     assert "input        x FP32 [batch, 3, ?]" in shown
-    assert "engine       not asked: no TensorRT is installed; run scripts/install cpu,rtx (or cpu,tensorrt)" in shown
+    assert "engine       not loaded: no TensorRT is installed; run scripts/install cpu,rtx (or cpu,tensorrt)" in shown

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import DATATYPES, ModelRefused, Signature, TensorSpec, load_engine, unsupported
-from engines.settings import ONNX_RUNTIMES, RuntimeSettings, lacking, streaming_budget
+from engines.settings import ONNX_RUNTIMES, RuntimeSettings, streaming_budget, unsupported_by
 from tests import models
 
 PLAN = Path("folder/model.plan")
@@ -244,11 +244,11 @@ ASKED = {"graphs": "on", "copies": "sm", "warm_up": (1, 4), "instances": 2, **EV
 
 
 def test_what_a_library_lacks_is_known_before_anything_is_loaded() -> None:
-    assert lacking("TensorRT 10.11", ("cache_path", "allocation_strategy", *ONNX_RUNTIMES), ASKED) == {
+    assert unsupported_by("TensorRT 10.11", ("cache_path", "allocation_strategy", *ONNX_RUNTIMES), ASKED) == {
         name: f"TensorRT 10.11 has no {name}"
         for name in ("cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy", "weight_streaming_budget")
     }
-    assert lacking("TensorRT 9", (), {"cuda_graph_strategy": "disabled"}) == {}
+    assert unsupported_by("TensorRT 9", (), {"cuda_graph_strategy": "disabled"}) == {}
 
 
 def test_onnx_runtime_lacks_whatever_is_a_gpus_and_is_ready_for_what_it_is_told() -> None:
@@ -280,7 +280,7 @@ def test_there_are_never_more_threads_than_cores(asked: dict[str, Any], cores: i
 def test_onnx_runtime_honours_its_own_settings_and_tensorrt_none_of_them() -> None:
     asked: dict[str, object] = {"intra_op_threads": 2, "execution_mode": "parallel", "memory_arena": True}
     assert unsupported(None, asked) == {}
-    assert lacking("TensorRT 9", (), asked) == {
+    assert unsupported_by("TensorRT 9", (), asked) == {
         "intra_op_threads": "TensorRT 9 has no intra_op_threads",
         "execution_mode": "TensorRT 9 has no execution_mode",
     }

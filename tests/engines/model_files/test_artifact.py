@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused
-from engines.inspect import described
+from engines.inspect import file_rows
 from engines.model_files.artifact import _FIELDS, _FILE, Artifact, PlanFile, read_plan, this_platform, unpack
 from engines.model_files.profiles import Profile, Range
 from engines.signature import Signature, TensorSpec
@@ -93,7 +93,7 @@ def packed(**changes: bytes) -> bytes:
     ],
 )
 def test_fields_that_do_not_read_are_refused(changes: dict[str, bytes], why: str) -> None:
-    with pytest.raises(ModelRefused, match=f"^model.plan: the engine file's fields do not read: .*{why}"):
+    with pytest.raises(ModelRefused, match=f"^model.plan: the engine file's fields cannot be read: .*{why}"):
         unpack(packed(**changes), "model.plan")
 
 
@@ -161,4 +161,4 @@ def test_everything_that_is_printed_of_a_file_has_a_name(artifact: Artifact, pla
     """F71."""
     assert all(_FIELDS)
     assert len(set(_FIELDS)) == len(_FIELDS)
-    assert all(label for label, _ in described(unpack(artifact.pack(plan), "model.plan")))
+    assert all(label for label, _ in file_rows(unpack(artifact.pack(plan), "model.plan")))

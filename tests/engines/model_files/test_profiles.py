@@ -4,7 +4,18 @@ from hypothesis import strategies as st
 
 from engines.datatypes import DATATYPES
 from engines.errors import ModelRefused, TensorMismatch
-from engines.model_files.profiles import Profile, Range, choose, complete, make_range, padded, parse_shape, shown, suited, usual
+from engines.model_files.profiles import (
+    Profile,
+    Range,
+    best_profile,
+    choose,
+    complete,
+    make_range,
+    padded,
+    parse_shape,
+    shape_text,
+    usual,
+)
 from engines.signature import Signature, TensorSpec
 
 FP32 = DATATYPES["FP32"]
@@ -16,7 +27,7 @@ SHAPES = st.lists(st.integers(0, 10**6), min_size=1, max_size=6).map(tuple)
 
 @given(st.text(min_size=1), SHAPES)
 def test_a_shape_as_shown_is_parsed_whatever_the_inputs_name(name: str, shape: tuple[int, ...]) -> None:
-    assert parse_shape(f"{name}:{shown(shape)}") == (name, shape)
+    assert parse_shape(f"{name}:{shape_text(shape)}") == (name, shape)
 
 
 @pytest.mark.parametrize("text", ["", "x", "x:", ":1x2", "x:1x", "x:1xa", "x:-1x2", "x:1 x2", "x:²"])
@@ -115,7 +126,7 @@ def test_a_partition_begins_with_the_profile_for_the_most_of_its_multiprocessors
     sms: int, usable: tuple[int, ...], number: int
 ) -> None:
     profiles = [Profile(sms=48), Profile(sms=8), Profile(sms=8), Profile()]
-    assert suited(profiles, usable, sms) == number
+    assert best_profile(profiles, usable, sms) == number
 
 
 def test_shapes_that_no_profile_fits_are_refused_with_every_range() -> None:

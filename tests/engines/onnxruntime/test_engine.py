@@ -33,7 +33,7 @@ from engines import (
 )
 from engines.base import NO_ROOM
 from engines.onnxruntime.engine import OnnxExecutor, OnnxWork
-from engines.onnxruntime.errors import tidy
+from engines.onnxruntime.errors import clean_message
 from engines.signature import Default
 from partitions.cpu import CpuDevice, CpuPartition
 from tests import models
@@ -378,7 +378,7 @@ def test_an_operator_that_the_library_lacks_is_named(load: Loader) -> None:
 def test_a_type_that_the_protocol_has_no_name_for_is_refused(load: Loader, declared: str, shown: str) -> None:
     with pytest.raises(ModelRefused) as caught:
         load(f"odd ({declared} x) => ({declared} y) {{ y = Identity(x) }}")
-    assert str(caught.value) == f"{load.folder / '0.onnx'}: 'x' has type {shown}, which the protocol has no name for"
+    assert str(caught.value) == f"{load.folder / '0.onnx'}: 'x' has type {shown}, which the protocol does not have"
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ def test_a_type_that_the_protocol_has_no_name_for_is_refused(load: Loader, decla
     ],
 )
 def test_of_what_the_library_says_only_what_people_can_use_is_left(said: str, left: str) -> None:
-    assert tidy(RuntimeError(said), Path("/models/m/1")) == left
+    assert clean_message(RuntimeError(said), Path("/models/m/1")) == left
 
 
 def test_a_file_of_a_later_format_is_refused_in_one_sentence(load: Loader) -> None:
