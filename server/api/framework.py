@@ -68,10 +68,10 @@ async def _disconnected(request: Request) -> None:
 
 def _on_error(request: Request, error: Exception) -> JSONResponse:
     request_id = uuid.uuid4().hex
-    told = answer(_translate(request, error), request_id)
-    if told.status == 500:
+    found = answer(_translate(request, error), request_id)
+    if found.status == 500:
         log.error("%s %s: %s", request.method, request.url.path, error, extra={"request_id": request_id})
-    return JSONResponse({"error": told.text}, told.status, dict(told.headers))
+    return JSONResponse({"error": found.text}, found.status, dict(found.headers))
 
 
 def _translate(request: Request, error: Exception) -> Exception:

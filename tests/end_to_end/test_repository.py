@@ -309,5 +309,5 @@ def test_served_models_survive_a_missing_repository(root: Path, changing: Served
     assert data(infer(mine, "identity", SMALL)) == [1, 2]
 
 
-def test_repr_of_library(root: Path, changing: Served) -> None:
-    assert repr(changing.runtime.library) == f"<Library <Repository {root}>, 4 engines>"
+def test_repr_of_model_loader(root: Path, changing: Served) -> None:
+    assert repr(changing.runtime.model_loader) == f"<ModelLoader <Repository {root}>, 4 engines>"
