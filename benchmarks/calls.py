@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from engines import Builds, CacheFolder, load_engine
 from partitions import Device, open_device
-from partitions.cuda.pages import touch
+from partitions.cuda.pages import populate
 
 from .inside import quiet
 from .loading import SETTINGS, Watcher
@@ -152,7 +152,7 @@ def pins(record: Record, device: Device) -> None:
     for whole, piece in PINS:
         memory = mmap.mmap(-1, whole)
         address = addressof(c_char.from_buffer(memory))
-        touch(address, whole)
+        populate(address, whole)
 
         def register(address: int = address, whole: int = whole, piece: int = piece) -> list[Any]:
             return [device.pin(address + at, piece) for at in range(0, whole, piece)]

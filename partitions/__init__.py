@@ -1,4 +1,4 @@
-"""What hardware: devices divided into granules, and partitions of them. Knows no models and no tenants."""
+"""Hardware: devices divided into granules, and partitions of them. Knows neither models nor tenants."""
 
 import logging
 from collections.abc import Iterable
@@ -29,11 +29,12 @@ log = logging.getLogger("greenlane.partitions")
 def open_device(
     kind: str = "auto", cores: Iterable[int] | None = None, index: int = 0, granule_sms: int | None = None
 ) -> Device:
-    """Open a device: `cpu`, `cuda`, or `auto` for the best one present, logging which and why.
+    """Open a device: `cpu`, `cuda`, or `auto` for a GPU if there is one. The log says which it is, and why.
 
-    `cores` limits a CPU device to these core numbers; by default all that the process may use are taken. `index` and
-    `granule_sms` are for CUDA: which GPU, and granules of how many SMs (by default the fewest that the driver fences).
-    Raises DeviceUnavailable with what is missing, ValueError for another kind, TypeError for cores that are no numbers.
+    `cores` limits a CPU device to these core numbers; by default it has all that the process may use. `index` and
+    `granule_sms` are for CUDA: the GPU's ordinal, and the SMs of a granule (by default the fewest that the driver can
+    isolate). Raises DeviceUnavailable with what is missing, ValueError for another kind, TypeError for cores that are not
+    numbers.
     """
     cores = None if cores is None else _core_numbers(cores)
     if kind == "cpu":
@@ -47,12 +48,12 @@ def open_device(
     except DeviceUnavailable as error:
         log.info("the device is the CPU: %s", error)
         return open_cpu(cores)
-    log.info("the device is a GPU that can be carved: %s", device.describe())
+    log.info("the device is a GPU: %s", device.describe())
     return device
 
 
 def _core_numbers(cores: Iterable[int]) -> list[int]:
-    """Whoever calls this from a program of their own may be wrong about the kind, as with "0-3"."""
+    """Library callers may pass something else, such as "0-3"."""
     numbers = list(cores) if isinstance(cores, Iterable) else []
     if not isinstance(cores, Iterable) or not all(type(number) is int for number in numbers):
         raise TypeError(f"cores are numbers, such as [0, 1, 2]; got {cores!r}")

@@ -1,7 +1,7 @@
-"""The seam to hardware: a device is N granules, and a partition is some of them set aside.
+"""The protocols of hardware: a device is N granules, and a partition is some of them, reserved for one holder.
 
-Nothing above this file asks what kind of device it is. One contract test (tests/contract.py) runs against
-every implementation.
+Code above this package does not ask what kind of device it has. One contract test (tests/contract.py) runs against every
+implementation.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,42 +11,42 @@ T = TypeVar("T")
 
 
 class Closing(Protocol):
-    """Something to be closed, once."""
+    """Something to be closed once."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
 
 
 class Partition(Protocol):
-    """Granules set aside for one holder. Any thread may call any method unless it says otherwise."""
+    """Granules that are reserved for one holder. Any thread may call any method unless it says otherwise."""
 
     @property
     def granules(self) -> tuple[int, ...]:
-        """Indices of the granules in this partition, ascending."""
+        """The indices of the granules in this partition, ascending."""
 
     @property
     def size(self) -> int:
-        """How many of the device's units (cores, SMs) the granules hold together."""
+        """The units (cores, SMs) that the granules have together."""
 
     @property
     def host_cores(self) -> frozenset[int] | None:
-        """The host's cores that are the holder's own, by number; None if the device sets none aside."""
+        """The host's cores that are reserved for the holder, by number; None if the device reserves none."""
 
     def attach(self) -> None:
-        """Make the calling thread one of this partition's, for the rest of its life. Does not block."""
+        """Attach the calling thread to this partition for the rest of its life. Does not block."""
 
     def run(self, function: Callable[[], T]) -> T:
-        """Call `function` on a fresh thread attached to this partition; block until it returns; pass on what it raises."""
+        """Call `function` on a new thread attached to this partition. Blocks until it returns; raises what it raises."""
 
     def locate(self) -> frozenset[int]:
-        """Run a little work here and return the units on which it ran or was free to run. Blocks."""
+        """Run a small amount of work here and return the units on which it ran or was free to run. Blocks."""
 
     def close(self) -> None:
-        """Give the hardware back. No work may be in flight. Calling it again does nothing."""
+        """Release the hardware. No work may be in flight. Calling it again does nothing."""
 
 
 class Device(Protocol):
-    """Hardware that can be fenced into granules."""
+    """Hardware that is divided into granules."""
 
     @property
     def kind(self) -> str:
@@ -54,26 +54,26 @@ class Device(Protocol):
 
     @property
     def unit(self) -> str:
-        """What a granule is counted in: `core` or `SM`."""
+        """The unit that granules are counted in: `core` or `SM`."""
 
     @property
     def granules(self) -> tuple[int, ...]:
         """The size of each granule in units, by its index."""
 
     def describe(self) -> str:
-        """One line for people: what the device is and how it divides."""
+        """One line of text: what the device is and how it is divided."""
 
     def carve(self, granules: Sequence[int]) -> Partition:
-        """Set the granules with these indices aside, each once. Who holds what is the manager's account.
+        """Make a partition of the granules with these indices, each named once. The manager keeps account of who has which.
 
-        Raises PartitionError, and TypeError for what is no list of numbers.
+        Raises PartitionError, and TypeError for something other than a list of numbers.
         """
 
     def pin(self, address: int, nbytes: int) -> Closing:
-        """Let work of every partition read and write this host memory in place, until what is returned is closed.
+        """Page-lock host memory, so that work of every partition can access it in place, until the result is closed.
 
-        Blocks, and may keep all other work from the device meanwhile, so it is for the time before anybody is served; so does
-        closing it. A device that reaches all host memory does nothing. Raises PartitionError.
+        Both block, and may block all other work on the device, so do this before serving. A device that reaches all host
+        memory does nothing. Raises PartitionError.
         """
 
     def close(self) -> None:

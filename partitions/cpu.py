@@ -1,7 +1,8 @@
-"""Partitions of CPU cores: a granule is one core that this process may use, and a partition's threads are pinned.
+"""Partitions of CPU cores: a granule is one core that this process may use, and a partition's threads have affinity to its
+cores.
 
-A partition's stream is a queue of functions that run in order, each on the first attached thread that waits for it.
-So an inference crosses one thread boundary instead of two, and an idle partition holds no thread of its own.
+A partition's stream is a queue of functions that run in order, each on the first attached thread that waits for it. So an
+inference crosses one thread boundary instead of two, and an idle partition needs no thread.
 """
 
 import ctypes
@@ -34,10 +35,10 @@ class CpuTask:
         return f"<CpuTask {'failed' if self.error else 'done' if self.done else 'waiting'}>"
 
     def run(self) -> None:
-        """Call the function, for the first and only time, and keep what it raises.
+        """Call the function, once, and keep what it raises, interrupts included: the thread that waits for the task raises it.
 
-        An interrupt is kept as well: whoever waits for the task has to hear of it. The function is let go, for it may
-        hold whoever holds the task, and what both hold would wait for the garbage collector.
+        The function is released afterwards. It may refer to an object that refers to the task, and a cycle would keep both
+        until the garbage collector runs.
         """
         function, self._function = self._function, _nothing
         try:
@@ -48,7 +49,7 @@ class CpuTask:
 
 
 def _nothing() -> None:
-    """What a task does once it has run, or where only its place in the order matters."""
+    """The function of a task that has run, or that only marks a position in the queue."""
 
 
 class CpuStream:
@@ -57,21 +58,21 @@ class CpuStream:
     def __init__(self, partition: "CpuPartition") -> None:
         self._partition = partition
         self._waiting: deque[CpuTask] = deque()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<CpuStream of cores {ranges(self._partition.cores)}, {len(self._waiting)} waiting>"
 
     def put(self, function: Callable[[], None]) -> CpuTask:
-        """Queue a function and return what to `wait` for. Does not block; nothing runs yet."""
+        """Queue a function and return a task to `wait` for. Does not block; nothing runs yet."""
         task = CpuTask(function)
         self._waiting.append(task)
         return task
 
     def wait(self, task: CpuTask) -> None:
-        """Block until this task has run, running it and those before it here; raise what it raised.
+        """Run the tasks up to this one on the calling thread, or wait until another thread has; raise what this one raised.
 
-        A thread that is not attached to the partition has the work done by one that is.
+        If the calling thread is not attached to the partition, a new thread that is runs them.
         """
         if not task.done:
             if self._partition.attached:
@@ -82,18 +83,18 @@ class CpuStream:
             raise task.error
 
     def drain(self) -> None:
-        """Run everything that was put so far; what it raises is left to those who wait for it. Blocks."""
-        if self._waiting or self._turn.locked():
+        """Run everything that was put so far; errors are raised by the tasks' own `wait`. Blocks."""
+        if self._waiting or self._lock.locked():
             self.wait(self.put(_nothing))
 
     def _run_until(self, last: CpuTask) -> None:
-        with self._turn:
+        with self._lock:
             while not last.done:
                 self._waiting.popleft().run()
 
 
 class CpuPartition:
-    """Cores set aside; see `partitions.base.Partition` for the contract."""
+    """Cores reserved for one holder; see `partitions.base.Partition` for the contract."""
 
     def __init__(self, granules: Sequence[int], cores: Sequence[int], attached: threading.local) -> None:
         self.granules = tuple(granules)
@@ -115,7 +116,7 @@ class CpuPartition:
 
     @property
     def attached(self) -> bool:
-        """Whether the calling thread is one of this partition's."""
+        """Whether the calling thread is attached to this partition."""
         return getattr(self._attached, "partition", None) is self
 
     def attach(self) -> None:
@@ -140,7 +141,7 @@ class CpuPartition:
         return result.result()
 
     def locate(self) -> frozenset[int]:
-        """The cores that the kernel says an attached thread may use, and the one it was on."""
+        """The cores that the kernel allows an attached thread, and the one it ran on."""
         getcpu = ctypes.CDLL(None).sched_getcpu
         return self.run(lambda: frozenset({*os.sched_getaffinity(0), getcpu()}))
 
@@ -176,15 +177,15 @@ class CpuDevice:
         return CpuPartition(chosen, [self.cores[granule] for granule in chosen], self._attached)
 
     def pin(self, address: int, nbytes: int) -> "CpuDevice":
-        """Nothing to do, nor to undo: cores reach all memory."""
+        """Do nothing, and return something to close: cores reach all memory."""
         return self
 
     def close(self) -> None:
-        """Nothing to release: cores stay."""
+        """Do nothing: the cores are not released."""
 
 
 def open_cpu(cores: Iterable[int] | None = None, root: Path = Path("/")) -> CpuDevice:
-    """Open the cores named, or all that this process's affinity and its cgroup's CPU quota leave it.
+    """Open these cores, or all that this process's affinity and its cgroup's CPU quota allow.
 
     `root` is where /proc and /sys are. Raises DeviceUnavailable for a core the process may not use, and for no core at all.
     """
@@ -200,10 +201,10 @@ def open_cpu(cores: Iterable[int] | None = None, root: Path = Path("/")) -> CpuD
 
 
 def _quota(root: Path, most: int) -> int:
-    """Cores' worth of CPU time that the tightest cgroup above this process grants, rounded down, at least 1.
+    """The CPU quota of this process in cores, from its tightest cgroup, rounded down, at least 1.
 
-    Format: cgroup v2 `cpu.max` is "QUOTA PERIOD" or "max PERIOD"; v1 has `cpu.cfs_quota_us` (-1: none) and
-    `cpu.cfs_period_us` (https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files).
+    Format: cgroup v2 `cpu.max` is "QUOTA PERIOD" or "max PERIOD"; v1 has `cpu.cfs_quota_us` (-1: none) and `cpu.cfs_period_us`
+    (https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files).
     """
     quotas = [quota for group in _groups(root) for quota in _read_quota(group)]
     return max(1, min([most, *map(math.floor, quotas)]))

@@ -1,4 +1,4 @@
-"""What can go wrong with hardware shares; no HTTP, no models."""
+"""The errors of this package. No HTTP, no models."""
 
 
 class PartitionError(Exception):
@@ -6,16 +6,16 @@ class PartitionError(Exception):
 
 
 class DeviceUnavailable(PartitionError):
-    """The device asked for is not here, or cannot be carved; the text says what is needed."""
+    """The device does not exist or cannot be partitioned; the text says what is needed."""
 
 
 class DoesNotFit(PartitionError):
-    """A plan asks for more granules than there are; the text shows the arithmetic."""
+    """A plan needs more granules than the device has; the text has the numbers."""
 
 
 class Misplaced(PartitionError):
-    """A partition ran where it should not have: outside its grant, or on another's units."""
+    """A partition ran on units outside its granules, or on another partition's."""
 
 
 class DeviceLost(PartitionError):
-    """The device failed for good: every later call in this process fails too, so the process has to be started again."""
+    """The device failed for good: every later call in this process fails, so the process must be restarted."""

@@ -1,4 +1,4 @@
-"""The account of who holds which granules; makes partitions for those who move and retires the ones they leave."""
+"""Keeps account of which holder has which granules, and makes and retires partitions when a plan changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from .plan import Granules, assign, movers
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A change of plan: what every holder has before and after it, and who has to move."""
+    """A change of plan: the granules of every holder before and after it."""
 
     before: Mapping[str, Granules]
     after: Mapping[str, Granules]
 
     @property
     def movers(self) -> tuple[str, ...]:
-        """Those whose granules change, sorted by name; nobody else is touched."""
+        """The holders whose granules change, sorted by name. The others are not affected."""
         return movers(self.before, self.after)
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerStatistics:
-    """Granules of the device, granules that nobody holds, and holders."""
+    """The device's granules, those that are free, and the number of holders."""
 
     granules: int
     free: int
@@ -31,15 +31,15 @@ class ManagerStatistics:
 
 
 class PartitionManager:
-    """Hands the granules of one device out so that nobody ever holds one that another holds.
+    """Assigns the granules of one device, each to at most one holder.
 
-    A change takes three calls: `plan` (pure), `carve` (slow, while the old partitions still serve) and `commit`
-    (instant). Every method may be called from any thread.
+    A change takes three calls: `plan` (pure), `carve` (slow, while the old partitions still serve) and `commit` (instant).
+    Every method may be called from any thread.
     """
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._held: dict[str, Partition] = {}
+        self._partitions: dict[str, Partition] = {}
         self._lock = Lock()
 
     def __repr__(self) -> str:
@@ -54,14 +54,14 @@ class PartitionManager:
 
     @property
     def held(self) -> dict[str, Partition]:
-        """The partition of each holder, as of now."""
+        """The current partition of each holder."""
         with self._lock:
-            return dict(self._held)
+            return dict(self._partitions)
 
     def plan(self, counts: Mapping[str, int]) -> Move:
-        """Work out who would get what; holders that `counts` does not name keep what they have.
+        """The change to these counts of granules; holders that `counts` does not name keep what they have.
 
-        Raises DoesNotFit with the arithmetic, ValueError for a count below one, TypeError for what is no count.
+        Raises DoesNotFit with the numbers, ValueError for a count below one, TypeError for a count that is not an integer.
         """
         _check_counts(counts)
         before = {name: partition.granules for name, partition in self.held.items()}
@@ -69,9 +69,9 @@ class PartitionManager:
         return Move(before, assign(len(self.device.granules), before, {**kept, **counts}))
 
     def carve(self, move: Move) -> dict[str, Partition]:
-        """Make the movers' new partitions; they are held by nobody until `commit`. Blocks. All or none.
+        """Make the movers' new partitions, all or none. They have no holder until `commit`. Blocks.
 
-        Raises PartitionError, TypeError for anything but what `plan` returned.
+        Raises PartitionError, and TypeError for anything but what `plan` returned.
         """
         if not isinstance(move, Move):
             raise TypeError(f"carve takes what plan returned, such as plan({{'acme': 2}}); got {move!r}")
@@ -85,16 +85,16 @@ class PartitionManager:
         return carved
 
     def commit(self, move: Move, carved: Mapping[str, Partition]) -> dict[str, Partition]:
-        """Put the new plan in force and return the partitions that were left, for the caller to close.
+        """Make the new plan current, and return the old partitions, for the caller to close.
 
-        Raises RuntimeError when the plan was made from an account that has changed since; nothing changes then.
+        Raises RuntimeError if the plan was made before another change; nothing changes then.
         """
         with self._lock:
-            if {name: partition.granules for name, partition in self._held.items()} != dict(move.before):
+            if {name: partition.granules for name, partition in self._partitions.items()} != dict(move.before):
                 raise RuntimeError("the partitions changed since this move was planned; plan again")
-            left = {name: self._held[name] for name in move.movers if name in self._held}
-            self._held.update(carved)
-            return left
+            old = {name: self._partitions[name] for name in move.movers if name in self._partitions}
+            self._partitions.update(carved)
+            return old
 
     def discard(self, carved: Mapping[str, Partition]) -> None:
         """Close partitions that were carved and will not be used."""
@@ -104,12 +104,12 @@ class PartitionManager:
     def close(self) -> None:
         """Close every partition; none may have work in flight. The device stays open."""
         with self._lock:
-            held, self._held = self._held, {}
+            held, self._partitions = self._partitions, {}
         self.discard(held)
 
 
 def _check_counts(counts: object) -> None:
-    """Whoever calls this from a program of their own may be wrong about the kinds."""
+    """Library callers may pass other types."""
     if not isinstance(counts, Mapping):
         raise TypeError(f"counts are granules by holder, such as {{'acme': 2}}; got {counts!r}")
     for name, count in counts.items():

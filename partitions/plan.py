@@ -1,7 +1,9 @@
-"""Who gets which granules: pure arithmetic, no hardware.
+"""Assigns granules to holders. Pure arithmetic, no hardware.
 
-Rule 1: nobody's granules overlap. Rule 2: a holder whose count does not change keeps exactly its granules.
-Rule 3: one that shrinks keeps some of its own, one that grows keeps all of its own; so the fewest possible change hands.
+1. No granule has two holders.
+2. A holder whose count does not change keeps exactly its granules.
+3. A holder that shrinks keeps some of its granules, and one that grows keeps all of them, so as few as possible change
+   holders.
 """
 
 from collections import Counter
@@ -14,11 +16,10 @@ Granules = tuple[int, ...]
 
 
 def assign(total: int, held: Mapping[str, Granules], counts: Mapping[str, int]) -> dict[str, Granules]:
-    """Return the granules of each holder in `counts`, ascending.
+    """The granules of each holder in `counts`, ascending.
 
-    `total` is the number of granules of the device, `held` what each holder has now. Holders that are not in
-    `counts` give theirs up. Raises DoesNotFit with the sum when the counts exceed the total, ValueError for a
-    count below one.
+    `total` is the number of granules of the device, `held` what each holder has now. Holders that are not in `counts` lose
+    theirs. Raises DoesNotFit with the sum if the counts exceed the total, ValueError for a count below one.
     """
     _check(total, counts)
     kept = {name: held.get(name, ())[:count] for name, count in counts.items()}
@@ -33,14 +34,14 @@ def assign(total: int, held: Mapping[str, Granules], counts: Mapping[str, int]) 
 
 
 def movers(before: Mapping[str, Granules], after: Mapping[str, Granules]) -> tuple[str, ...]:
-    """Names whose granules differ between the two plans, sorted."""
+    """The names whose granules differ between the two plans, sorted."""
     return tuple(sorted(name for name in {*before, *after} if before.get(name) != after.get(name)))
 
 
 def choose(granules: Iterable[int], total: int) -> list[int]:
-    """The granules with these indices, ascending, of a device that has `total`.
+    """Check the indices of granules of a device that has `total`, and return them in ascending order.
 
-    Raises PartitionError for none, one that is not there and one named twice, TypeError for what is no list of numbers.
+    Raises PartitionError for none, for one that does not exist and for duplicates, TypeError for something other than numbers.
     """
     named = list(granules) if isinstance(granules, Iterable) else None
     if named is None or not all(isinstance(each, SupportsIndex) for each in named):
@@ -58,7 +59,7 @@ def choose(granules: Iterable[int], total: int) -> list[int]:
 
 
 def _subject(some: list[int], named: list[int]) -> str:
-    """granules 4, 9 of [0, 4, 9] are"""
+    """The subject of an error's sentence: `granules 4, 9 of [0, 4, 9] are`."""
     noun, verb = ("granules", "are") if len(some) > 1 else ("granule", "is")
     return f"{noun} {', '.join(map(str, some))} of {named} {verb}"
 
@@ -73,7 +74,7 @@ def _check(total: int, counts: Mapping[str, int]) -> None:
 
 
 def ranges(cores: Iterable[int]) -> str:
-    """Numbers as a configuration writes them: 0-3,6 for 0, 1, 2, 3 and 6."""
+    """Numbers in the notation of the configuration: 0-3,6 for 0, 1, 2, 3 and 6."""
     spans: list[list[int]] = []
     for core in sorted(cores):
         if spans and core == spans[-1][1] + 1:

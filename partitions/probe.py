@@ -1,4 +1,4 @@
-"""Did every partition run where it should? Asks each one, and names every overlap and every stray."""
+"""Checks that every partition runs on its own units: asks each one, and reports overlaps and units outside of the grant."""
 
 from collections.abc import Iterable, Mapping
 from itertools import combinations
@@ -10,7 +10,7 @@ Placements = Mapping[str, frozenset[int]]
 
 
 def locate(partitions: Mapping[str, Partition]) -> dict[str, frozenset[int]]:
-    """Run a little work in each partition and return the units it ran on, by name. Blocks."""
+    """Run a small amount of work in each partition and return the units it ran on, by name. Blocks."""
     return {name: partition.locate() for name, partition in partitions.items()}
 
 
@@ -22,7 +22,7 @@ def overlaps(placements: Placements) -> list[tuple[str, str, frozenset[int]]]:
 
 
 def check(partitions: Mapping[str, Partition], placements: Placements) -> None:
-    """Raise Misplaced unless every partition ran, on no more units than it was granted, and on nobody else's."""
+    """Raise Misplaced unless every partition ran, on no more units than it was granted, and on none of another's."""
     problems = [f"{name} ran nowhere" for name, units in placements.items() if not units]
     for name, partition in partitions.items():
         if (count := len(placements[name])) > partition.size:

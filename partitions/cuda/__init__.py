@@ -1,1 +1,1 @@
-"""Partitions of an NVIDIA GPU: CUDA green contexts, and the calls of the driver that they need."""
+"""Partitions of an NVIDIA GPU: CUDA green contexts, and the driver calls that they need."""

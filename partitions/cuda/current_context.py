@@ -1,7 +1,8 @@
-"""The CUDA context that is current in a thread is its caller's: what CUDA's libraries make current is taken away again.
+"""Restores the CUDA context that was current in a thread before a library was called.
 
-A library that uses the CUDA runtime makes a device's primary context current in the thread that calls it, and leaves it so:
-TensorRT-RTX 1.6.1 does when a plan is deserialised (H100, 2026-11-22).
+Problem: a library that uses the CUDA runtime makes a device's primary context current in the thread that calls it, and leaves
+it so: TensorRT-RTX 1.6.1 does when a plan is deserialised (H100, 2026-11-22). The context belongs to the caller of this
+library, which may use another one.
 """
 
 from collections.abc import Iterator
@@ -10,18 +11,18 @@ from contextlib import contextmanager
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Leave the context that is current in the calling thread so, none included. Never fails of itself.
+    """Make the context that is current before the block, or none, current after it. Never raises.
 
-    Where CUDA is not installed, or there is no driver, nothing is current and this does nothing.
+    Does nothing where CUDA is not installed, or there is no driver.
     """
     try:
         from cuda.bindings import driver
 
-        _, before = driver.cuCtxGetCurrent()  # NULL where there is none; None where it cannot be asked.
+        _, before = driver.cuCtxGetCurrent()  # NULL if there is none; None if the call fails.
     except (ImportError, RuntimeError):
         before = None
     try:
         yield
     finally:
         if before is not None:
-            driver.cuCtxSetCurrent(before)  # NULL takes away what the block has made current.
+            driver.cuCtxSetCurrent(before)  # NULL for no context.

@@ -1,10 +1,10 @@
-"""Partitions of a GPU: a granule is the smallest group of SMs the driver fences, and a partition is a green context.
+"""Partitions of a GPU: a granule is the smallest group of SMs the driver can isolate, and a partition is a green context.
 
-The primary context is the one that threads have current; what makes work stay on a partition's SMs is its stream. So pass
-the stream to everything, and run nothing on streams of the primary context: they have everybody's SMs.
+Threads have the primary context current; work is confined to a partition's SMs by its stream. So pass the stream to every
+call, and run nothing on streams of the primary context, which use all SMs.
 
-A caller of this library may have another context current, a green one for instance. Every call leaves the context that was
-current in its thread before, none if there was none; `CudaPartition.attach` and the threads of `run` keep the primary one.
+A caller of this library may have another context current, a green one for instance. Every call restores the context that was
+current in its thread; `CudaPartition.attach` and the threads of `run` keep the primary one.
 """
 
 from bisect import bisect_right
@@ -25,7 +25,7 @@ from ..streams import stream_handle
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
 from .green_contexts import NONBLOCKING, SM, Green, Split, split
-from .pages import touch
+from .pages import populate
 from .sm_probe import SmProbe, open_probe
 
 T = TypeVar("T")
@@ -37,10 +37,10 @@ NEEDED = "green contexts need a driver of CUDA 12.4 and a GPU of compute capabil
 
 
 class CudaPartition:
-    """SMs set aside; see `partitions.base.Partition` for the contract.
+    """SMs reserved for one holder; see `partitions.base.Partition` for the contract.
 
-    Work may be submitted to `stream` from one thread at a time. Executors, graphs and events made for it have to be gone
-    before it is closed.
+    Work may be submitted to `stream` from one thread at a time. Executors, graphs and events that use it must be closed before
+    the partition.
     """
 
     def __init__(self, device: "CudaDevice", granules: Sequence[int], green: Green) -> None:
@@ -64,7 +64,7 @@ class CudaPartition:
         return int(self.stream.handle)
 
     def attach(self) -> None:
-        """Make the device's primary context current in the calling thread; the stream keeps work on the partition."""
+        """Make the device's primary context current in the calling thread; the stream confines work to the partition."""
         if self._closed:
             raise PartitionError(f"{self!r} cannot take another thread")
         self.device.make_current()
@@ -78,8 +78,9 @@ class CudaPartition:
             return thread.submit(body).result()
 
     def make_stream(self) -> "SideStream":
-        """A further stream on this partition's SMs, to be closed by whoever asked before the partition is. From an attached
-        thread; takes some 20 microseconds. Raises PartitionError, DeviceLost.
+        """Another stream on this partition's SMs. The caller closes it before the partition.
+
+        Call it on an attached thread; takes some 20 microseconds. Raises PartitionError, DeviceLost.
         """
         with translated(f"making a stream on {self!r}"):
             context = handle_return(driver.cuStreamGetGreenCtx(self.stream.handle))
@@ -93,20 +94,20 @@ class CudaPartition:
         return self.run(lambda: self.device.locate(self))
 
     def close(self) -> None:
-        """Wait for the stream, then keep it and the context for whoever carves the same granules next. Raises DeviceLost."""
+        """Wait for the stream, then keep it and its context for the next partition of the same granules. Raises DeviceLost."""
         if self._closed:
             return
         self._closed = True
-        with translated(f"closing {self!r}"), ExitStack() as left:
-            left.callback(self._green.release)
+        with translated(f"closing {self!r}"), ExitStack() as closing:
+            closing.callback(self._green.release)
             with self.device.current():
                 self.stream.sync()
-            left.pop_all()
-        self.device.put_back(self.granules, self._green)
+            closing.pop_all()
+        self.device.keep_context(self.granules, self._green)
 
 
 class AdoptedPartition(CudaPartition):
-    """The SMs of a stream that the caller made, with granules unknown; see `CudaDevice.adopt`."""
+    """The SMs of a stream that the caller made, whose granules are unknown; see `CudaDevice.adopt`."""
 
     def __init__(self, device: "CudaDevice", green: Green, confined: bool) -> None:
         super().__init__(device, (), green)
@@ -124,7 +125,7 @@ class AdoptedPartition(CudaPartition):
             return SideStream(int(handle_return(driver.cuStreamCreate(NONBLOCKING))))
 
     def close(self) -> None:
-        """Wait for the stream, which stays the caller's, as its context does. Raises DeviceLost."""
+        """Wait for the stream. It and its context belong to the caller. Raises DeviceLost."""
         if not self._closed:
             self._closed = True
             with translated(f"closing {self!r}"), self.device.current():
@@ -132,7 +133,7 @@ class AdoptedPartition(CudaPartition):
 
 
 class SideStream:
-    """A stream of a partition's green context besides its own."""
+    """Another stream of a partition's green context."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -152,7 +153,7 @@ class SideStream:
 
 
 class Pinned:
-    """Host memory that the device reads and writes in place, until it is closed."""
+    """Page-locked host memory that the device accesses in place, until it is closed."""
 
     def __init__(self, device: "CudaDevice", address: int, nbytes: int, device_address: int) -> None:
         self.address = address
@@ -165,7 +166,7 @@ class Pinned:
         return f"<Pinned {self.nbytes} bytes at {self.address:#x}{', closed' if self._closed else ''}>"
 
     def close(self) -> None:
-        """Unpin; nothing on the device may use the memory any more. Calling it again does nothing."""
+        """Unpin it; the device must not use the memory any more. Calling it again does nothing."""
         if not self._closed:
             self._closed = True
             self._device.unpin(self.address)
@@ -174,8 +175,8 @@ class Pinned:
 class CudaDevice:
     """A GPU, split into groups of SMs once. Any thread may call any method.
 
-    Green contexts that are not needed any more are kept, by their granules: the driver takes 4 MiB of device memory for each
-    and does not give it back when one is destroyed (seen with raw driver calls on an H100, driver 580.159, 2026-11-21).
+    Unused green contexts are kept, by their granules: the driver takes 4 MiB of device memory for each and does not free it
+    when one is destroyed (seen with raw driver calls on an H100, driver 580.159, 2026-11-21).
     """
 
     kind = "cuda"
@@ -188,9 +189,9 @@ class CudaDevice:
         self._groups = groups
         self._clusters = clusters
         self._probe: SmProbe | None = None
-        self._opening = Lock()
+        self._lock = Lock()
         self._idle: dict[tuple[int, ...], list[Green]] = {}
-        self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # Where each begins, ascending, and ends.
+        self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # The start addresses, ascending, and the ends.
         self.unpin_count = 0
         """How often memory was unpinned. If it has changed, a result of `is_pinned` that was kept is no longer valid."""
 
@@ -198,15 +199,16 @@ class CudaDevice:
         return f"<CudaDevice {self.index}, {self.name}, granules {_shares(self.granules)}>"
 
     def describe(self) -> str:
-        price = "" if self._clusters else "; no thread-block clusters"
+        note = "" if self._clusters else "; no thread-block clusters"
         total, count = sum(self.granules), len(self.granules)
         queues = "balanced" if self._groups.balanced else "shared"
-        return f"{self.name}, {total} SMs in {count} granules ({_shares(self.granules)}), {queues} work queues{price}"
+        return f"{self.name}, {total} SMs in {count} granules ({_shares(self.granules)}), {queues} work queues{note}"
 
     def make_current(self) -> Device:
-        """Make the primary context current in the calling thread, for good, and return the device as that thread has to see it.
+        """Make the primary context current in the calling thread, permanently, and return the device as that thread has to use
+        it.
 
-        For threads that are the device's; in those of others use `current`. Raises PartitionError, DeviceLost.
+        For threads that belong to the device; in a caller's thread use `current`. Raises PartitionError, DeviceLost.
         """
         with translated(f"using {self!r}"):
             device = Device(self.index)
@@ -215,7 +217,7 @@ class CudaDevice:
 
     @contextmanager
     def current(self) -> Iterator[Device]:
-        """The primary context current in the block, and after it what was current before. As `make_current` otherwise."""
+        """Make the primary context current in the block, and restore the previous one after it. Raises as `make_current`."""
         with restored():
             yield self.make_current()
 
@@ -223,7 +225,7 @@ class CudaDevice:
         """Blocks for a millisecond and takes some MiB of device memory, unless these granules were a partition before."""
         wanted = choose(granules, len(self.granules))
         with translated(f"carving granules {wanted} from {self!r}"):
-            green = self._take(tuple(wanted))
+            green = self._green_context(tuple(wanted))
             if green.sms != (granted := sum(self.granules[granule] for granule in wanted)):
                 with self.current():
                     green.release()
@@ -233,17 +235,18 @@ class CudaDevice:
     def adopt(self, stream: object) -> AdoptedPartition:
         """A partition over a stream that the caller made, for `Engine.bind`: what is bound to it runs on that stream.
 
-        `stream` is its handle (CUstream), or an object with `__cuda_stream__`. Of a green context, it has that one's SMs, and
-        else those of the whole device: other partitions' too, as nothing of it is in the manager's account. Work may be
-        submitted to it from one thread at a time, the caller's own included. Closing the partition waits for the stream and
-        destroys nothing. It has to live until the engines that were bound to it are closed: they free their memory on it.
-        Does not block. Raises PartitionError for a default stream, one that is captured, or one of another device or context;
-        TypeError for what is no stream.
+        `stream` is its handle (CUstream), or an object with `__cuda_stream__`. It has the SMs of its green context, or without
+        one those of the whole device, other partitions' included: the manager does not account for it. Work may be submitted
+        to it from one thread at a time, the caller's own included. Closing the partition waits for the stream and destroys
+        nothing. The stream has to exist until the engines that were bound to it are closed, as they free their memory on it.
+
+        Does not block. Raises PartitionError for a default stream, one that is being captured, or one of another device or
+        context; TypeError for an object that is no stream.
         """
         handle = stream_handle(stream)
         if handle in DEFAULT_STREAMS:
             raise PartitionError(
-                f"{DEFAULT_STREAMS[handle]} cannot be adopted: it is everybody's; make a stream, and give that"
+                f"{DEFAULT_STREAMS[handle]} cannot be adopted, as all code shares it; create a stream and adopt that"
             )
         with self.current(), translated(f"adopting stream {handle:#x}"):
             if (index := int(handle_return(driver.cuStreamGetDevice(handle)))) != self.index:
@@ -261,22 +264,22 @@ class CudaDevice:
             sms = handle_return(driver.cuGreenCtxGetDevResource(context, SM)).sm.smCount if confined else sum(self.granules)
         return AdoptedPartition(self, Green(sms, Stream.from_handle(handle), lambda: None), confined)
 
-    def put_back(self, granules: tuple[int, ...], green: Green) -> None:
-        """Keep a green context on which nothing runs; `CudaPartition.close` calls it."""
-        with self._opening:
+    def keep_context(self, granules: tuple[int, ...], green: Green) -> None:
+        """Keep an idle green context for the next partition; `CudaPartition.close` calls it."""
+        with self._lock:
             self._idle.setdefault(granules, []).append(green)
 
-    def _take(self, granules: tuple[int, ...]) -> Green:
-        with self._opening:
+    def _green_context(self, granules: tuple[int, ...]) -> Green:
+        with self._lock:
             if idle := self._idle.get(granules):
                 return idle.pop()
         with self.current() as device:
             return self._groups.create(device, granules)
 
     def locate(self, partition: CudaPartition) -> frozenset[int]:
-        """The SMs that a kernel on the partition's stream runs on; from a thread attached to it. Blocks."""
+        """The SMs that a kernel on the partition's stream runs on. Call it on a thread attached to the partition. Blocks."""
         with translated(f"looking where {partition!r} runs"):
-            with self._opening:
+            with self._lock:
                 if not self._probe:
                     self._probe = open_probe(Device(self.index), sum(self.granules))
             return self._probe.run(partition.stream, partition.size)
@@ -284,16 +287,16 @@ class CudaDevice:
     def pin(self, address: int, nbytes: int) -> Pinned:
         """Page-lock host memory and map it for the device, for all contexts.
 
-        Blocks, and the driver's lock keeps every thread that uses the GPU waiting: 0.1 ms a MiB, and five times that if the
-        pages were not touched before, as is done here (H100, driver 580, 2026-11-22). So pin before anybody is served. All of
-        it is one registration: others report that the copy engines refuse host memory that lies in two, though side by side
+        Blocks, and the driver's lock blocks every thread that uses the GPU: 0.1 ms a MiB, and five times that if the pages are
+        not populated before, as is done here (H100, driver 580, 2026-11-22). So pin before serving. All of it is one
+        registration: others report that the copy engines refuse host memory that spans two, even adjacent ones
         (https://github.com/sgl-project/sglang/pull/36798; tests/gpu/test_pinning.py tries it).
 
-        Raises PartitionError for memory that is pinned already, is not the process's, or is more than it may lock.
+        Raises PartitionError for memory that is pinned already, is not the process's, or exceeds its limit.
         """
         flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
         try:
-            touch(address, nbytes)
+            populate(address, nbytes)
         except OSError as error:
             raise PartitionError(f"taking {nbytes} bytes at {address:#x} to pin them: {error.strerror}") from error
         with self.current(), translated(f"pinning {nbytes} bytes at {address:#x}"), ExitStack() as done:
@@ -301,25 +304,25 @@ class CudaDevice:
             done.callback(self.unpin, address)
             device_address = int(handle_return(driver.cuMemHostGetDevicePointer(address, 0)))
             done.pop_all()
-        self._note(address, nbytes)
+        self._record_pinned(address, nbytes)
         return Pinned(self, address, nbytes, device_address)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
-        """Whether all of this lies in memory that one `pin` has made reachable, and is so still."""
+        """Whether all of this memory is within one area that is pinned by `pin`."""
         starts, ends = self._pinned
         place = bisect_right(starts, address) - 1
         return place >= 0 and address + nbytes <= ends[place]
 
     def unpin(self, address: int) -> None:
-        """Undo a `pin`; `Pinned.close` calls it. Raises PartitionError for what is not pinned."""
-        self._note(address, None)
+        """Undo a `pin`; `Pinned.close` calls it. Raises PartitionError for memory that is not pinned."""
+        self._record_pinned(address, None)
         self.unpin_count += 1
         with self.current(), translated(f"unpinning the memory at {address:#x}"):
             handle_return(driver.cuMemHostUnregister(address))
 
-    def _note(self, address: int, nbytes: int | None) -> None:
-        """So many bytes are pinned there from now on; None: they are no more."""
-        with self._opening:
+    def _record_pinned(self, address: int, nbytes: int | None) -> None:
+        """Record that so many bytes are pinned at an address, or with None that they no longer are."""
+        with self._lock:
             known = dict(zip(*self._pinned, strict=True))
             known.pop(address, None)
             if nbytes is not None:
@@ -327,18 +330,18 @@ class CudaDevice:
             self._pinned = tuple(sorted(known)), tuple(known[start] for start in sorted(known))
 
     def close(self) -> None:
-        """Destroy the contexts that were kept, and free what `locate` used; every partition must be closed.
+        """Destroy the contexts that were kept, and free the memory of `locate`; every partition must be closed.
 
-        The primary context stays: other libraries of the process may be using it. Raises DeviceLost.
+        The primary context stays current: other libraries of the process may be using it. Raises DeviceLost.
         """
         idle, self._idle = self._idle, {}
         probe, self._probe = self._probe, None
-        with translated(f"closing {self!r}"), ExitStack() as left:
-            context = left.enter_context(ExitStack())
+        with translated(f"closing {self!r}"), ExitStack() as closing:
+            context = closing.enter_context(ExitStack())
             for green in chain.from_iterable(idle.values()):
-                left.callback(green.release)
+                closing.callback(green.release)
             if probe:
-                left.callback(probe.close)
+                closing.callback(probe.close)
             if probe or idle:
                 context.enter_context(self.current())
 
@@ -347,7 +350,7 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
     """Open the GPU with this ordinal and split its SMs. Once in a process: partitions of two splits overlap.
 
     `granule_sms` asks for granules of another size than the driver's smallest (8 SMs on Hopper). Fewer than that, 2 for
-    instance, divide more finely at a price: no thread-block clusters, and models that need them do not run.
+    instance, divide more finely at a note: no thread-block clusters, and models that need them do not run.
     Raises DeviceUnavailable with what is missing, ValueError for a size below 1.
     """
     if granule_sms is not None and granule_sms < 1:

@@ -1,4 +1,6 @@
-"""CUDA's errors as this package's: which call failed, and whether the device is lost with it."""
+"""The driver's errors and their translation: which call failed, and whether the device is lost. The only use of cuda.core's
+private names.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +11,7 @@ from cuda.core._utils.cuda_utils import handle_return as handle_return
 
 from ..errors import DeviceLost, PartitionError
 
-# What leaves the process's context unusable: "the process must be terminated and relaunched"
+# Errors after which the process's context is unusable: "the process must be terminated and relaunched"
 # (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html, CUresult).
 LOST = frozenset(
     f"CUDA_ERROR_{name}"
@@ -39,7 +41,7 @@ LOST = frozenset(
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Raise a CUDA error of the block as `what: its words`: DeviceLost if nothing will work again, else PartitionError."""
+    """Raise a CUDA error of the block as `what: text`, as DeviceLost if the device is unusable, else as PartitionError."""
     try:
         yield
     except CUDAError as error:
@@ -47,7 +49,7 @@ def translated(what: str) -> Iterator[None]:
 
 
 def translation(error: CUDAError, what: str) -> PartitionError:
-    """The same as an error to be raised.
+    """The error to raise for a CUDA error.
 
     An error of earlier work on the device may surface in any later call, so `what` need not be its cause.
     """

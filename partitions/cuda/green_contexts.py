@@ -1,11 +1,11 @@
-"""The one split of a device into granules of SMs, and green contexts made of granules.
+"""Splits a device into granules of SMs, once, and makes green contexts of granules.
 
-A device is split once and its groups are handed out: two splits overlap, and the driver does not say so. A context may
-be made of any groups of one split, the remainder included.
+Hazard: a device must be split only once, since two splits overlap and the driver does not report it. A context may be made of
+any groups of one split, the remainder included.
 
-Where the driver and the bindings are of CUDA 13.1 or newer, the split is the structured one, and each context asks for work
-queues apart from the others': work of different streams that goes through one queue is held up for each other, whatever SMs
-it runs on. This was written from NVIDIA's documents and never ran on such a driver. What it refuses is done as before 13.1.
+With a driver and bindings of CUDA 13.1 or newer the structured split is used, and each context asks for work queues apart from
+the others': work of different streams that goes through one queue waits for each other, on whatever SMs it runs. This was
+written from NVIDIA's documents and never ran on such a driver. If it is refused, the calls from before 13.1 are used.
 """
 
 import logging
@@ -37,9 +37,9 @@ NONBLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 SM = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
 
 PAIR = 2
-"""SMs that are scheduled together on every GPU: the structured split gives no less."""
-# What a context expects to run at once: its stream, and one beside it. The driver keeps contexts apart as long as these add
-# up to CUDA_DEVICE_MAX_CONNECTIONS or less, which is 32 at most: the 16 granules of an H100.
+"""SMs that are scheduled together on every GPU: the minimum of the structured split."""
+# The limit is the number of streams that a context runs at once: its own, and one other. The driver separates contexts as long
+# as the limits add up to CUDA_DEVICE_MAX_CONNECTIONS or less, which is 32 at most: the 16 granules of an H100.
 BALANCED = WorkqueueResourceOptions(sharing_scope="green_ctx_balanced", concurrency_limit=2)
 
 
@@ -48,29 +48,29 @@ class Green:
     """A green context and its one stream."""
 
     sms: int
-    """What the context itself says it holds."""
+    """The number of SMs that the context itself reports."""
     stream: Stream
     release: Callable[[], None]
-    """Destroys the stream, then the context. Once only, with nothing in flight."""
+    """Destroys the stream, then the context. Call it once, with nothing in flight."""
 
 
 class Split(Protocol):
-    """Groups of one split. The device must be current in the thread that calls `create`."""
+    """The groups of one split. The device must be current in the thread that calls `create`."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """SMs of each group; the remainder, if there is one, comes last."""
+        """The SMs of each group; the remainder, if there is one, comes last."""
 
     @property
     def balanced(self) -> bool:
-        """Whether the next context asks for work queues apart from the others'; otherwise all share the device's."""
+        """Whether the next context asks for work queues of its own; otherwise all share the device's."""
 
     def create(self, device: Device, groups: Sequence[int]) -> Green:
         """Make a green context of the groups with these indices. Raises CUDAError."""
 
 
 class CoreSplit:
-    """Groups as cuda.core splits them; `balanced` until the driver refuses that."""
+    """Groups that cuda.core has split; `balanced` until the driver refuses that."""
 
     def __init__(self, resources: Sequence[SMResource], balanced: bool = False) -> None:
         self.balanced = balanced
@@ -87,21 +87,21 @@ class CoreSplit:
         try:
             return _create(device, [*sms, _balanced_queues(device)])
         except CUDAError as error:
-            green = _create(device, sms)  # Raises where the queues were not to blame.
+            green = _create(device, sms)  # Raises if the queues were not the reason.
             if self.balanced:
                 self.balanced = False
-                _say_shared(error)
+                _log_shared_queues(error)
             return green
 
 
 class CountSplit:
-    """Groups of the driver's call from before CUDA 13.1, which cuda.core does not use for all that it can do."""
+    """Groups of the driver's call from before CUDA 13.1, of which cuda.core does not support all options."""
 
     balanced = False
 
     def __init__(self, resources: Sequence["driver.CUdevResource"]) -> None:
         self._resources = tuple(resources)
-        self._descriptors: dict[tuple[int, ...], Any] = {}  # nothing frees one, so each is made once
+        self._descriptors: dict[tuple[int, ...], Any] = {}  # There is no call to free one, so each is made once.
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -125,25 +125,28 @@ class CountSplit:
 
 
 def split(device: Device, granule_sms: int | None = None) -> Split:
-    """Split a device into as many groups of this many SMs as its topology gives; by default, of the driver's smallest.
+    """Split a device into as many groups of this many SMs as its topology allows; by default, of the driver's minimum.
 
-    Groups below the driver's smallest ignore which SMs can be scheduled together: no thread-block clusters on them.
-    Raises CUDAError, or RuntimeError for a driver older than CUDA 12.4.
+    Groups below that minimum ignore which SMs can be scheduled together, so they have no thread-block clusters. Raises
+    CUDAError, or RuntimeError for a driver older than CUDA 12.4.
     """
     sms = device.resources.sm
     size = granule_sms or sms.min_partition_size
     fine = size < sms.min_partition_size
     try:
         return CoreSplit(_split_structured(sms, size, PAIR if fine else sms.coscheduled_alignment), _offers_queues(device))
-    except RuntimeError:  # Of cuda.core, unless driver and bindings are of CUDA 13.1 or newer.
+    except RuntimeError:  # From cuda.core, unless driver and bindings are of CUDA 13.1 or newer.
         return _split_by_count(device, size, IGNORE_SM_COSCHEDULING) if fine else CoreSplit(_split_evenly(sms, size))
-    except (CUDAError, Unlike) as error:
-        log.warning("the SMs are split as before CUDA 13.1, and work queues are shared: %s", error)
+    except (CUDAError, IncompatibleGroups) as error:
+        log.warning(
+            "no structured split; splitting as before CUDA 13.1, with shared work queues: %s",
+            error,
+        )
         return _split_by_count(device, size, IGNORE_SM_COSCHEDULING if fine else 0)
 
 
-class Unlike(Exception):
-    """Groups of one split that the driver would not let one context have together."""
+class IncompatibleGroups(Exception):
+    """Groups of one split that the driver would not allow in one context."""
 
 
 def _create(device: Device, resources: Sequence[SMResource | WorkqueueResource]) -> Green:
@@ -166,25 +169,25 @@ def _offers_queues(device: Device) -> bool:
     try:
         _balanced_queues(device)
     except CUDAError as error:
-        _say_shared(error)
+        _log_shared_queues(error)
         return False
     return True
 
 
-def _say_shared(error: CUDAError) -> None:
-    log.warning("the driver refuses partitions work queues of their own, so they share the device's: %s", error)
+def _log_shared_queues(error: CUDAError) -> None:
+    log.warning("the driver refuses separate work queues for partitions, so they share the device's: %s", error)
 
 
 def _split_structured(sms: SMResource, size: int, together: int) -> list[SMResource]:
-    """Groups of a multiple of so many SMs that are scheduled together. Raises CUDAError, Unlike."""
+    """Groups of a multiple of `together` SMs, which are scheduled together. Raises CUDAError, IncompatibleGroups."""
     groups = _split_evenly(sms, -(-size // together) * together, together)
     if len(found := {group.coscheduled_alignment for group in groups}) > 1:
-        raise Unlike(f"groups of SMs scheduled together by {sorted(found)} cannot be in one context")
+        raise IncompatibleGroups(f"groups of SMs scheduled together by {sorted(found)} cannot be in one context")
     return groups
 
 
 def _split_evenly(sms: SMResource, size: int, together: int | None = None) -> list[SMResource]:
-    """Drivers before CUDA 13.1 give fewer groups than asked for where these do not fit; later ones refuse instead."""
+    """Drivers before CUDA 13.1 return fewer groups than requested if these do not fit; later ones refuse instead."""
     for count in range(sms.sm_count // size, 1, -1):
         try:
             return _split(sms, size, count, together)

@@ -1,4 +1,4 @@
-"""Pages of memory taken from the system before they are needed, by threads that meanwhile leave the interpreter to others."""
+"""Populates pages of memory before they are needed, without the GIL."""
 
 import ctypes
 import errno
@@ -6,15 +6,15 @@ import mmap
 import os
 
 PIECE = 1 << 20
-"""Bytes to ask for at a time: while the kernel takes pages, other threads of the process that map memory may wait for it."""
+"""Bytes to populate at a time: meanwhile the kernel may block other threads of the process that map memory."""
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14 and later (include/uapi/asm-generic/mman-common.h)
-_libc = ctypes.CDLL(None, use_errno=True)  # Its functions are called without the interpreter's lock.
+_libc = ctypes.CDLL(None, use_errno=True)  # Its functions are called without the GIL.
 
 
-def touch(address: int, nbytes: int) -> None:
-    """Have the system provide every page of this memory of the process's, which keeps what is in it. Blocks.
+def populate(address: int, nbytes: int) -> None:
+    """Have the kernel provide every page of this memory of the process; its contents stay. Blocks.
 
-    Nothing may write to the memory meanwhile. Raises OSError: ENOMEM where there is none left or the memory is not mapped.
+    Nothing may write to the memory meanwhile. Raises OSError: ENOMEM if no memory is left or the memory is not mapped.
     """
     end = address + nbytes
     at = address // mmap.PAGESIZE * mmap.PAGESIZE
@@ -27,7 +27,7 @@ def touch(address: int, nbytes: int) -> None:
 
 
 def _populate(address: int, nbytes: int) -> bool:
-    """False where the kernel is too old to do it."""
+    """False where the kernel is too old for the call."""
     while _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), _POPULATE_WRITE):
         found = ctypes.get_errno()
         if found == errno.EINVAL:

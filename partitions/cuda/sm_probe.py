@@ -1,4 +1,4 @@
-"""Which SMs does a stream run on? A kernel whose blocks say where they ran, and stay long enough to fill every SM."""
+"""Finds the SMs that a stream runs on, with a kernel whose blocks report their SM and run long enough to fill every SM."""
 
 from ctypes import c_uint32
 from threading import Lock
@@ -30,15 +30,15 @@ class SmProbe:
     def __init__(self, kernel: Kernel, seen: Buffer) -> None:
         self._kernel = kernel
         self._seen = seen
-        self._turn = Lock()
+        self._lock = Lock()
 
     def __repr__(self) -> str:
         return f"<SmProbe for up to {self._seen.size // BLOCKS_FOR_EACH_SM // 4} SMs>"
 
     def run(self, stream: Stream, sms: int) -> frozenset[int]:
-        """Launch enough blocks to fill this many SMs, block until they ran, and return the SMs that they ran on."""
+        """Launch enough blocks to fill this many SMs, block until they have run, and return the SMs that they ran on."""
         blocks = BLOCKS_FOR_EACH_SM * sms
-        with self._turn:
+        with self._lock:
             launch(stream, LaunchConfig(grid=blocks, block=THREADS), self._kernel, self._seen, CYCLES)
             stream.sync()
             return frozenset((c_uint32 * blocks).from_address(int(self._seen.handle)))
@@ -51,11 +51,11 @@ class SmProbe:
 def open_probe(device: Device, sms: int) -> SmProbe:
     """Compile the kernel for a device of this many SMs. Blocks for a good part of a second.
 
-    Raises PartitionError where NVRTC is missing, CUDAError. The device must be current in the calling thread.
+    Raises PartitionError if NVRTC is missing, CUDAError. The device must be current in the calling thread.
     """
     try:
         program = Program(SOURCE, "c++", ProgramOptions(arch=f"sm_{device.arch}"))
         kernel = program.compile("cubin").get_kernel("where_am_i")
     except RuntimeError as error:  # libnvrtc was not found
-        raise PartitionError(f"looking where a partition runs needs NVRTC, pip install nvidia-cuda-nvrtc: {error}") from error
+        raise PartitionError(f"finding the SMs of a partition needs NVRTC, pip install nvidia-cuda-nvrtc: {error}") from error
     return SmProbe(kernel, LegacyPinnedMemoryResource().allocate(BLOCKS_FOR_EACH_SM * sms * 4))

@@ -105,7 +105,7 @@ def test_it_takes_objects_that_say_their_handle(bench: Bench, theirs: Stream) ->
 
 @pytest.mark.parametrize("handle", [0, 1, 2])
 def test_a_default_stream_is_not_adopted(bench: Bench, handle: int) -> None:
-    with pytest.raises(PartitionError, match=r"the .* stream cannot be adopted: it is everybody's"):
+    with pytest.raises(PartitionError, match=r"the .* stream cannot be adopted, as all code shares it"):
         bench.device.adopt(handle)
 
 

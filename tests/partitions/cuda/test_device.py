@@ -288,9 +288,9 @@ def test_what_is_pinned_is_known_by_any_part_of_one_registration(device: Any) ->
         assert all(device.is_pinned(start + offset, nbytes) for offset, nbytes in inside)
         outside = [(-1, 1), (1000, 100), (2048, 1), (4095, 2), (6144, 1), (4096, 2049)]
         assert not any(device.is_pinned(start + offset, nbytes) for offset, nbytes in outside)
-        assert device.unpinned == 0
+        assert device.unpin_count == 0
     assert not device.is_pinned(start, 1)
-    assert device.unpinned == 3
+    assert device.unpin_count == 3
 
 
 def test_memory_that_is_not_the_process_s_cannot_be_pinned(device: Any, gpu: Gpu) -> None:
@@ -323,7 +323,7 @@ def test_the_best_device_present_is_a_gpu_that_can_be_carved(cuda: Any, caplog: 
     caplog.set_level(logging.INFO)
     with closing(open_device("auto")) as device, closing(open_device("cuda", granule_sms=2)) as finer:
         assert (device.kind, device.granules) == ("cuda", H100)
-        assert caplog.messages == [f"the device is a GPU that can be carved: {device.describe()}"]
+        assert caplog.messages == [f"the device is a GPU: {device.describe()}"]
         assert len(finer.granules) == 65
 
 

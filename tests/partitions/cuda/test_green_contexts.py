@@ -106,7 +106,7 @@ def test_work_queues_that_cannot_be_had_are_shared_and_one_record_says_why(
             device.carve([granule]).close()
         assert [context.queues for context in gpu.contexts] == ["device_ctx"] * 2
     (message,) = caplog.messages
-    assert message.startswith("the driver refuses partitions work queues of their own, so they share the device's: ")
+    assert message.startswith("the driver refuses separate work queues for partitions, so they share the device's: ")
     assert "CUDA_ERROR_NOT_SUPPORTED" in message
 
 
@@ -165,5 +165,5 @@ def test_a_structured_split_that_is_refused_or_whose_groups_do_not_go_together_i
         assert partition.size == device.granules[0] + device.granules[-1]
         assert "shared work queues" in device.describe()
     (message,) = caplog.messages
-    assert message.startswith("the SMs are split as before CUDA 13.1, and work queues are shared: ")
+    assert message.startswith("no structured split; splitting as before CUDA 13.1, with shared work queues: ")
     assert (error or "scheduled together by [") in message

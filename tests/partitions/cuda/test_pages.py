@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from partitions.cuda import pages
-from partitions.cuda.pages import PIECE, touch
+from partitions.cuda.pages import PIECE, populate
 
 SIZE = 3 * PIECE + 5 * mmap.PAGESIZE
 
@@ -36,7 +36,7 @@ def test_every_page_is_there_afterwards_with_what_was_in_it(
         monkeypatch.setattr(pages, "_populate", lambda address, nbytes: False)
     memory[PIECE] = 7
     assert sum(resident(memory)) == 1
-    touch(address(memory) + 10, SIZE)
+    populate(address(memory) + 10, SIZE)
     assert resident(memory) == [True] * (SIZE // mmap.PAGESIZE + 1) + [False]
     assert memory[PIECE] == 7
     assert not any(memory[:PIECE])
@@ -44,8 +44,8 @@ def test_every_page_is_there_afterwards_with_what_was_in_it(
 
 def test_memory_that_is_not_the_process_s_is_an_error() -> None:
     with pytest.raises(OSError, match="Cannot allocate memory"):
-        touch(mmap.PAGESIZE, 10 * mmap.PAGESIZE)
+        populate(mmap.PAGESIZE, 10 * mmap.PAGESIZE)
 
 
 def test_no_memory_needs_no_pages() -> None:
-    touch(mmap.PAGESIZE, 0)
+    populate(mmap.PAGESIZE, 0)
