@@ -120,7 +120,7 @@ class Repository:
     def _of_request(self, name: str, override: str) -> ModelConfig:
         """The configuration in a tenant's request. It cannot change how a model runs, as that costs other tenants too."""
         config = from_json(override)
-        if ours := [said.where for said in config.settings.values() if not said.is_tritons]:
+        if ours := [setting.where for setting in config.settings.values() if not setting.is_tritons]:
             place = f"in {name}/config.pbtxt or as [{dotted(('models', name))}]"
             raise ConfigRefused(f"{ours[0]}: how a model runs is for the server's operator to say, {place}")
         settings: StatedSettings = {}
@@ -131,7 +131,7 @@ class Repository:
         if other := sorted(set(config.labels.values()).difference(labels)):  # Otherwise a tenant could read any file.
             said = f"label_filename is {short(repr(other[0]))}"
             raise ConfigRefused(f"{config.source}: {said}; expected one that {name}/config.pbtxt names, or none")
-        ignored = tuple(said.key for said in config.settings.values())
+        ignored = tuple(setting.key for setting in config.settings.values())
         return replace(config, settings=settings, unread=(*config.unread, *ignored))
 
     def _read_config(self, name: str) -> ModelConfig:

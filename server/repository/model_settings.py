@@ -66,7 +66,7 @@ class StatedSetting(NamedTuple):
     """A setting: its value in RuntimeSettings, the value as written, file and key, and whether it is in Triton's terms."""
 
     value: object
-    came: object
+    written: object
     source: str
     key: str
     is_tritons: bool = False
@@ -97,14 +97,14 @@ def default_settings(device: DeviceConfig) -> RuntimeSettings:
 
 def resolve_settings(stated: StatedSettings, base: RuntimeSettings, unsupported: Unsupported) -> ResolvedSettings:
     """The settings of one model: those stated, and `base` for the rest. Never raises; problems are listed."""
-    lacking = unsupported({field: said.value for field, said in stated.items()})
-    held = {field: said.value for field, said in stated.items() if field not in lacking}
+    lacking = unsupported({field: setting.value for field, setting in stated.items()})
+    held = {field: setting.value for field, setting in stated.items() if field not in lacking}
     instances = held.pop("instances", 1)
     problems, warnings = [], []
     for field, why in lacking.items():
-        said = stated[field]
-        text = f"{said.where}: {_shown(said.came)} cannot be honoured: {why}"
-        if said.is_tritons:
+        setting = stated[field]
+        text = f"{setting.where}: {_shown(setting.written)} cannot be honoured: {why}"
+        if setting.is_tritons:
             warnings.append(f"{text}; it is ignored")
         else:
             problems.append(f"{text}; leave it out")
@@ -114,11 +114,11 @@ def resolve_settings(stated: StatedSettings, base: RuntimeSettings, unsupported:
 
 def from_options(options: ModelOptions, path: Sequence[str], source: str = "") -> dict[str, StatedSetting]:
     """The settings in a section of the server's configuration; `source` is that file, `path` the section."""
-    said = {}
+    found = {}
     for key, field in FIELDS.items():
         if (value := getattr(options, key)) is not None:
-            said[field] = StatedSetting(_VALUES.get((key, value), value), value, source, dotted((*path, key)))
-    return said
+            found[field] = StatedSetting(_VALUES.get((key, value), value), value, source, dotted((*path, key)))
+    return found
 
 
 def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[str, StatedSetting], list[str]]:
@@ -126,7 +126,7 @@ def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[st
 
     Raises ValueError naming the parameter, what came and what was expected.
     """
-    said, others = {}, []
+    found, others = {}, []
     for name, text in parameters.items():
         key = name.removeprefix(PREFIX)
         if name == EXECUTION:  # The configuration was read from a Greenlane server.
@@ -137,8 +137,8 @@ def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[st
             raise ValueError(f"parameters {shown(name)}: there is no such setting; {nearest(key, FIELDS)}")
         else:
             value = _of_text(name, key, text)
-            said[FIELDS[key]] = StatedSetting(_VALUES.get((key, str(value)), value), text, source, f"parameters {name}")
-    return said, others
+            found[FIELDS[key]] = StatedSetting(_VALUES.get((key, str(value)), value), text, source, f"parameters {name}")
+    return found, others
 
 
 def _of_text(name: str, key: str, text: str) -> Any:

@@ -41,23 +41,23 @@ def from_triton(message: Any, max_batch: int, source: str) -> dict[str, StatedSe
 
     Raises ValueError naming the field, what came and what was expected.
     """
-    said: dict[str, tuple[object, str]] = {}
+    found: dict[str, tuple[object, str]] = {}
     if message.optimization.cuda.HasField("graphs"):
-        said["graphs"] = "on" if message.optimization.cuda.graphs else "off", "optimization.cuda.graphs"
+        found["graphs"] = "on" if message.optimization.cuda.graphs else "off", "optimization.cuda.graphs"
     named = len(message.model_warmup) + len(message.optimization.cuda.graph_spec)
     if named > MOST_WARM:
         raise ValueError(f"{named} samples to warm up; expected at most {MOST_WARM}")
     if samples := tuple(dict.fromkeys(_samples(message, max_batch))):
-        said["warm_up"] = samples, "model_warmup" if message.model_warmup else "optimization.cuda.graph_spec"
+        found["warm_up"] = samples, "model_warmup" if message.model_warmup else "optimization.cuda.graph_spec"
     if level := message.optimization.graph.level:
-        said["graph_optimization"] = _LEVELS.get(level, "all"), "optimization.graph.level"
+        found["graph_optimization"] = _LEVELS.get(level, "all"), "optimization.graph.level"
     for name in sorted(PARAMETERS.intersection(message.parameters)):
-        said[_PARAMETERS[name][0]] = _parameter(name, message.parameters[name].string_value), f"parameters {name}"
+        found[_PARAMETERS[name][0]] = _parameter(name, message.parameters[name].string_value), f"parameters {name}"
     if message.instance_group:
-        said["instances"] = _instances(message.instance_group), "instance_group.count"
+        found["instances"] = _instances(message.instance_group), "instance_group.count"
     if (profile := _profile(message.instance_group)) is not None:
-        said["profile"] = profile, "instance_group.profile"
-    return {field: StatedSetting(value, value, source, key, is_tritons=True) for field, (value, key) in said.items()}
+        found["profile"] = profile, "instance_group.profile"
+    return {field: StatedSetting(value, value, source, key, is_tritons=True) for field, (value, key) in found.items()}
 
 
 def _parameter(name: str, text: str) -> object:
