@@ -11,7 +11,7 @@ from .wire import SMALL, post
 PATH = "/v2/models/identity/infer"
 BODY = json.dumps(SMALL).encode()
 RIGHT = '"data":[1.0,2.0]'
-"""In the answer to `SMALL`."""
+"""A part of the answer to `SMALL`."""
 NO_HTTP = "the request is not HTTP: Invalid HTTP request received."
 
 
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 OK = Answer(200, RIGHT)
 EMPTY = Answer(400, "the request body is empty; expected an object")
 INNER = b"GET /admin/partitions HTTP/1.1\r\nHost: y\r\n\r\n"
-"""What would be administration, were it a request."""
+"""An admin request, if it were parsed as a request."""
 
 
 def infer(*headers: str, body: bytes = BODY) -> bytes:
@@ -60,7 +60,7 @@ def get(path: str, *headers: str) -> bytes:
 
 
 def offer(protocol: str) -> tuple[str, str]:
-    """The headers of a client that would rather speak another protocol."""
+    """The headers of a client that offers another protocol."""
     return f"Upgrade: {protocol}", "Connection: Upgrade"
 
 
@@ -100,7 +100,7 @@ UPGRADE = {
     "a request behind one that offers": Row((infer(*JAVA) + infer(),), (OK, OK)),
     "two offers and a request between": Row((infer(*JAVA) + infer() + infer(*JAVA),), (OK, OK, OK)),
 }
-"""A request that offers an upgrade is a request like any other, and its body is its body."""
+"""Offers to upgrade, which are ignored: the body still belongs to its request."""
 
 
 def twice(field: str, count: int = 2) -> Answer:
@@ -156,7 +156,7 @@ TENANT = {
     ),
     "a key and a blank": Row((infer("Authorization: Bearer secret "),), (OK,), keys=True),
 }
-"""Whose a request is."""
+"""Which tenant a request is for."""
 
 
 def line(version: str, *headers: str, target: str = PATH) -> bytes:
@@ -229,7 +229,7 @@ STRICT = {
         ends=True,
     ),
 }
-"""What two readers could take for two requests is refused by both forms, in the same words."""
+"""Requests that two HTTP readers could read differently, refused with the same text by both forms."""
 
 
 def head(path: str) -> bytes:
@@ -261,7 +261,7 @@ GLANCE = {
     ),
     "one slash more": Row((get("/v2/models/identity/"),), (Answer(404, "there is nothing at /v2/models/identity/"),)),
 }
-"""What load balancers, browsers and people look at."""
+"""Requests of load balancers, browsers and people."""
 
 APP = "https://app.example"
 
@@ -272,7 +272,7 @@ def options(path: str, *headers: str) -> bytes:
 
 
 def preflight(path: str = PATH, origin: str = APP, field: str = "X-Tenant") -> bytes:
-    """What a browser asks before it lets a page send a POST with this header."""
+    """A CORS preflight request for a POST with this header."""
     return options(path, f"Origin: {origin}", "Access-Control-Request-Method: POST", f"Access-Control-Request-Headers: {field}")
 
 

@@ -1,4 +1,4 @@
-"""Requests that are wrong in all the ways that a document and the tensors behind it can be, each with how its error begins."""
+"""Invalid requests, JSON and binary tensors, each with the beginning of its error."""
 
 import json
 import struct
@@ -18,7 +18,7 @@ NO_TEXT = "inputs[0] ('words'), BYTES [1]: element 0"
 
 @dataclass(frozen=True)
 class Case:
-    """A request, its status, and how its error begins; a document is sent as JSON, with the tensors after it, if any."""
+    """A request, its status, and the beginning of its error; `tensors` are sent after the JSON of `document`."""
 
     text: str
     document: Any

@@ -140,13 +140,13 @@ def test_bad_input_is_refused_and_the_connection_kept(served: Served, case: Case
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "/;=", ""])
-def test_what_content_type_says_does_not_matter(served: Served, kind: str) -> None:
+def test_content_type_is_ignored(served: Served, kind: str) -> None:
     with Connection(served) as connection:
         connection.send(posted("identity", SMALL, f"Content-Type: {kind}"))
         assert connection.answer().json["outputs"][0]["data"] == [1, 2]
 
 
-def test_a_request_without_content_length_has_no_body_and_what_follows_is_none(served: Served) -> None:
+def test_request_without_content_length_has_no_body(served: Served) -> None:
     head = b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: test\r\n\r\n"
     with Connection(served) as connection:
         connection.send(head + GOOD)
@@ -156,7 +156,7 @@ def test_a_request_without_content_length_has_no_body_and_what_follows_is_none(s
         assert connection.answer().status == 400
 
 
-def test_a_field_that_the_protocol_does_not_know_means_nothing(served: Served) -> None:
+def test_unknown_fields_are_ignored(served: Served) -> None:
     with Connection(served) as connection:
         connection.send(posted("identity", SMALL | {"model_name": "other", "extra": {"inputs": [[{}]]}}))
         assert connection.answer().json["outputs"][0]["data"] == [1, 2]

@@ -130,7 +130,7 @@ def test_compression_both_ways(client: triton.InferenceServerClient, algorithm: 
     assert (result.as_numpy("y") == large).all()
 
 
-def test_requests_sent_ahead(client: triton.InferenceServerClient) -> None:
+def test_pipelined_requests(client: triton.InferenceServerClient) -> None:
     requests = [client.async_infer("identity", [given("x", "FP32", X + n)]) for n in range(8)]
     assert all((request.get_result().as_numpy("y") == X + n).all() for n, request in enumerate(requests))
 
@@ -175,7 +175,7 @@ def test_the_repository_through_the_client(client: triton.InferenceServerClient)
     assert client.is_model_ready("half")
 
 
-def test_loading_what_is_not_there_fails_in_the_words_that_clients_look_for(client: triton.InferenceServerClient) -> None:
+def test_loading_a_missing_model_fails_with_tritons_text(client: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="failed to load 'nope'"):
         client.load_model("nope")
     with pytest.raises(InferenceServerException, match=r"parameters\.file:1/model\.onnx: failed to load"):

@@ -1,4 +1,4 @@
-"""gzip and deflate over HTTP: what clients send packed, what they ask to have packed, and what only looks like it."""
+"""gzip and deflate over HTTP: compressed requests, compressed answers, and invalid ones."""
 
 import gzip
 import json
@@ -58,12 +58,12 @@ def test_compressed_request(http: httpx.Client, name: str) -> None:
     check(sent(http, pack(json.dumps(SMALL).encode()), content_encoding=name))
 
 
-def test_a_request_may_say_that_it_is_not_packed(http: httpx.Client) -> None:
+def test_identity_encoding_is_accepted(http: httpx.Client) -> None:
     check(sent(http, json.dumps(SMALL).encode(), content_encoding="identity"))
 
 
 @both
-def test_the_header_length_of_a_packed_request_counts_the_json_as_it_was(http: httpx.Client, encoding: str) -> None:
+def test_header_length_counts_uncompressed_json(http: httpx.Client, encoding: str) -> None:
     plain = binary(LARGE, FLOATS)
     fields = {**plain["headers"], "Content-Encoding": encoding}
     answer = http.post(PATH, content=PACK[encoding](plain["content"]), headers=fields)
@@ -71,7 +71,7 @@ def test_the_header_length_of_a_packed_request_counts_the_json_as_it_was(http: h
 
 
 @both
-def test_a_packed_request_may_come_in_chunks(http: httpx.Client, encoding: str) -> None:
+def test_compressed_chunked_request(http: httpx.Client, encoding: str) -> None:
     packed = PACK[encoding](json.dumps(SMALL).encode())
     chunks = (packed[at : at + 1] for at in range(len(packed)))
     check(http.post(PATH, content=chunks, headers={"Content-Encoding": encoding}))
@@ -114,7 +114,7 @@ def test_preferred_supported_encoding_is_chosen(http: httpx.Client, accepted: st
     assert parts(answer)[1] == [FLOATS]
 
 
-def test_a_large_answer_in_json_is_packed_as_well(http: httpx.Client) -> None:
+def test_large_json_answer_is_compressed(http: httpx.Client) -> None:
     numbers = [float(n) for n in range(2000)]
     answer = infer(http, "identity", request(tensor("x", "FP32", [1, 2000], numbers)), headers={"Accept-Encoding": "gzip"})
     assert answer.headers["content-encoding"] == "gzip"
@@ -128,7 +128,7 @@ def test_small_answers_and_errors_are_not_compressed(http: httpx.Client) -> None
         assert "content-encoding" not in answer.headers
 
 
-def test_a_body_that_unpacks_to_the_limit_is_taken(limited: httpx.Client) -> None:
+def test_body_that_decompresses_to_the_limit_is_accepted(limited: httpx.Client) -> None:
     check(sent(limited, gzip.compress(json.dumps(SMALL).encode().ljust(LIMIT)), content_encoding="gzip"))
 
 
@@ -146,7 +146,7 @@ def test_decompression_bomb_is_413_and_executes_nothing(limited: httpx.Client, e
 
 
 @both
-def test_a_packed_body_that_is_too_large_is_413_without_looking_into_it(limited: httpx.Client, encoding: str) -> None:
+def test_too_large_compressed_body_is_413_without_decompression(limited: httpx.Client, encoding: str) -> None:
     answer = sent(limited, bytes(LIMIT + 1), content_encoding=encoding)
     assert (answer.status_code, answer.json()["error"]) == (
         413,
@@ -202,7 +202,7 @@ def options(packed: str | None, wanted: str | None, binary: bool) -> dict[str, A
 @pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("wanted", NAMES)
 @pytest.mark.parametrize("packed", NAMES)
-def test_tritons_client_packs_and_unpacks(served: Served, packed: str | None, wanted: str | None, binary: bool) -> None:
+def test_tritons_client_compresses(served: Served, packed: str | None, wanted: str | None, binary: bool) -> None:
     with triton.InferenceServerClient(served.address) as client:
         result = client.infer("identity", given(binary), **options(packed, wanted, binary))
         assert (result.as_numpy("y") == X).all()
@@ -217,14 +217,14 @@ async def aio(served: Served) -> AsyncIterator[triton_aio.InferenceServerClient]
 @pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("wanted", NAMES)
 @pytest.mark.parametrize("packed", NAMES)
-async def test_tritons_asynchronous_client_packs_and_unpacks(
+async def test_tritons_asynchronous_client_compresses(
     aio: triton_aio.InferenceServerClient, packed: str | None, wanted: str | None, binary: bool
 ) -> None:
     result = await aio.infer("identity", given(binary), **options(packed, wanted, binary))
     assert (result.as_numpy("y") == X).all()
 
 
-def test_tritons_client_reads_the_refusal_of_a_packed_request(narrow: Served) -> None:
+def test_tritons_client_reads_the_refusal_of_a_compressed_request(narrow: Served) -> None:
     x = triton.InferInput("x", [LIMIT, 1], "FP32")
     x.set_data_from_numpy(np.zeros((LIMIT, 1), np.float32))
     with triton.InferenceServerClient(narrow.address) as client, pytest.raises(InferenceServerException) as told:

@@ -1,4 +1,4 @@
-"""More connections than a server has, over real sockets: those that finish nothing give way."""
+"""More connections than the limit, over real sockets: those without a complete request are closed."""
 
 import select
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ UNFINISHED = {
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """A server that has few connections, both ways of one process."""
+    """A server with a low connection limit, with and without ASGI."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection_limits, "descriptor_limit", lambda: MOST)
         with serving(configuration(standard), direct=request.param) as served:

@@ -26,7 +26,7 @@ Start = Callable[[str, bool, bool], Running]
 
 @pytest.fixture(scope="module")
 def start(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """A server of a form, with keys or without, and for web pages or not, started at the first call."""
+    """Returns a server of one form, with or without keys and CORS, started on first use."""
     with ExitStack() as stack:
 
         @cache
@@ -52,7 +52,7 @@ def test_both_forms_answer_a_request_the_same(start: Start, form: str, row: Row)
         first, *rest = row.sent
         connection.send(first)
         for piece in rest:
-            check(server, row)  # Whatever came before has been read by now.
+            check(server, row)  # Everything sent before has been read by now.
             connection.send(piece)
         if row.shuts:
             connection.shut()
@@ -66,7 +66,7 @@ def test_both_forms_answer_a_request_the_same(start: Start, form: str, row: Row)
 
 
 def check(server: Running, row: Row) -> None:
-    """Have a request on another connection answered."""
+    """Get a request on another connection answered."""
     with Connection(server) as other:
         other.send(asked(row))
         hear(other, OK)

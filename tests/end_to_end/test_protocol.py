@@ -1,4 +1,4 @@
-"""The Open Inference Protocol as its specification and its clients have it, spoken by a plain HTTP client."""
+"""The Open Inference Protocol as specified, with a plain HTTP client."""
 
 import re
 import struct
@@ -36,7 +36,7 @@ def one(single: Served) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_the_server_says_what_it_is_and_speaks(http: httpx.Client) -> None:
+def test_server_metadata(http: httpx.Client) -> None:
     metadata = http.get("/v2").json()
     assert set(metadata) == {"name", "version", "extensions"}
     assert metadata["name"] == "greenlane"
@@ -52,7 +52,7 @@ def test_the_server_says_what_it_is_and_speaks(http: httpx.Client) -> None:
         ("/v2/models/add/versions/1/ready", {"name": "add", "ready": True}),
     ],
 )
-def test_health_is_told_in_json(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+def test_health_in_json(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
     answer = http.get(path)
     assert (answer.status_code, answer.json()) == (200, body)
     assert answer.headers["content-type"] == "application/json"
@@ -70,7 +70,7 @@ def test_metadata_lists_tensors_with_their_batch_and_all_versions(http: httpx.Cl
         assert http.get(path).json()["versions"] == ["1", "2", "10"]
 
 
-def test_the_configuration_has_the_largest_batch_and_leaves_it_out_of_the_dims(http: httpx.Client) -> None:
+def test_configuration_has_max_batch_size_and_dims_without_it(http: httpx.Client) -> None:
     config = http.get("/v2/models/rows/config").json()
     assert config["max_batch_size"] == 4
     assert config["input"][0].items() >= {"name": "x", "data_type": "TYPE_FP32", "dims": [3]}.items()
@@ -79,7 +79,7 @@ def test_the_configuration_has_the_largest_batch_and_leaves_it_out_of_the_dims(h
     assert http.get("/v2/models/scaled/versions/2/config").json()["version_policy"] == {"all": {}}
 
 
-def test_without_a_version_the_highest_number_answers(http: httpx.Client) -> None:
+def test_default_version_is_the_highest(http: httpx.Client) -> None:
     document = request(tensor("x", "FP32", [1], [1]))
     for path, version, value in (("", "10", 100), ("/versions/1", "1", 10), ("/versions/2", "2", 20)):
         answer = infer(http, f"scaled{path}", document).json()
@@ -162,7 +162,7 @@ def test_a_binary_tensor_of_no_elements_has_no_bytes(http: httpx.Client) -> None
     ("on_request", "on_output", "is_binary"),
     [(None, None, False), (True, None, True), (False, True, True), (True, False, False), (False, None, False)],
 )
-def test_what_an_output_says_of_its_form_wins_over_what_the_request_says(
+def test_binary_data_of_an_output_overrides_the_request(
     http: httpx.Client, on_request: bool | None, on_output: bool | None, is_binary: bool
 ) -> None:
     output: dict[str, Any] = {"name": "sum"} | ({} if on_output is None else {"parameters": {"binary_data": on_output}})
@@ -193,7 +193,7 @@ def test_half_precision_travels_as_binary_tensors_only(http: httpx.Client) -> No
         assert "no JSON form" in answer.json()["error"]
 
 
-def test_every_inference_that_was_answered_tells_its_times(http: httpx.Client) -> None:
+def test_successful_inference_has_server_timing(http: httpx.Client) -> None:
     answers = [infer(http, "add", ADD), infer(http, "add", request()), infer(http, "nope", ADD)]
     answers += [http.get("/v2/models/add/infer"), infer(http, "add", ADD, headers={"X-Tenant": "nobody"})]
     assert [answer.status_code for answer in answers] == [200, 400, 404, 405, 401]
@@ -203,25 +203,25 @@ def test_every_inference_that_was_answered_tells_its_times(http: httpx.Client) -
     assert float(timing.rpartition("=")[2]) > 0.1
 
 
-def test_a_deadline_is_answered_while_the_work_ahead_still_runs(single: Served, one: httpx.Client) -> None:
+def test_deadline_of_a_queued_request_is_answered_on_time(single: Served, one: httpx.Client) -> None:
     with busy(single, one):
         answer = infer(one, "identity", SMALL | {"parameters": {"timeout": 1000}})
         assert (answer.status_code, answer.json()) == (504, {"error": LATE.format(1000)})
         assert (lane(one)["in_flight"], lane(one)["waiting"]) == (1, 0)
 
 
-def test_a_deadline_ends_work_that_has_begun(one: httpx.Client) -> None:
+def test_deadline_stops_running_work(one: httpx.Client) -> None:
     answer = infer(one, "spin", spin(FOREVER, parameters={"timeout": 20_000}))
     assert (answer.status_code, answer.json()["error"]) == (504, LATE.format(20_000))
     assert infer(one, "identity", SMALL).status_code == 200
 
 
-def test_a_deadline_that_does_not_pass_changes_nothing(one: httpx.Client) -> None:
+def test_deadline_that_does_not_expire_has_no_effect(one: httpx.Client) -> None:
     for timeout in (0, 60_000_000, 2**63):
         assert infer(one, "identity", SMALL | {"parameters": {"timeout": timeout}}).status_code == 200
 
 
-def test_a_smaller_priority_number_goes_first_and_requests_without_one_last(single: Served, one: httpx.Client) -> None:
+def test_lower_priority_numbers_run_first_and_requests_without_one_last(single: Served, one: httpx.Client) -> None:
     with Connection(single) as unranked, Connection(single) as second, Connection(single) as first:
         with busy(single, one):
             queued = [
@@ -239,7 +239,7 @@ def test_a_smaller_priority_number_goes_first_and_requests_without_one_last(sing
         assert unranked.answer().status == 200
 
 
-def test_a_query_after_the_path_means_nothing(http: httpx.Client) -> None:
+def test_query_is_ignored(http: httpx.Client) -> None:
     assert http.post("/v2/models/add/infer?test_1=1&test_2=2", json=ADD).json()["outputs"] == [SUM, DIFFERENCE]
     assert http.get("/v2/models/add?x=/infer").json()["name"] == "add"
 
@@ -267,7 +267,7 @@ def test_a_models_name_may_be_percent_encoded(http: httpx.Client, path: str) -> 
         "/v2/models/add/versions/infer",
     ],
 )
-def test_paths_to_nothing_are_404(http: httpx.Client, path: str) -> None:
+def test_unknown_paths_are_404(http: httpx.Client, path: str) -> None:
     answer = http.get(path)
     assert (answer.status_code, list(answer.json())) == (404, ["error"])
 
@@ -283,7 +283,7 @@ def test_paths_to_nothing_are_404(http: httpx.Client, path: str) -> None:
         "/v2/models/add/versions/1/extra/infer",
     ],
 )
-def test_inferences_of_nothing_are_404(http: httpx.Client, path: str) -> None:
+def test_infer_paths_without_a_model_are_404(http: httpx.Client, path: str) -> None:
     answer = http.post(path, json=ADD)
     assert (answer.status_code, list(answer.json())) == (404, ["error"])
 
@@ -315,7 +315,7 @@ def test_an_unknown_model_or_version_is_named(http: httpx.Client, suffix: str) -
         ("DELETE", "/admin/partitions", {"GET", "PUT"}),
     ],
 )
-def test_a_wrong_method_is_405_and_told_the_right_ones(http: httpx.Client, method: str, path: str, allowed: set[str]) -> None:
+def test_wrong_method_is_405_with_the_allowed_ones(http: httpx.Client, method: str, path: str, allowed: set[str]) -> None:
     answer = http.request(method, path)
     assert answer.status_code == 405
     assert set(answer.headers["allow"].split(", ")) == allowed

@@ -1,4 +1,4 @@
-"""What a server must bear at its sockets: clients that are slow, odd, wrong, or gone."""
+"""Slow, unusual, invalid and disconnecting clients, over real sockets."""
 
 import json
 import re
@@ -77,7 +77,7 @@ def check(answer: Document) -> None:
 
 
 @pytest.mark.parametrize("part", [1, 20, 60, -len(BODY) - 1, -len(BODY), -len(BODY) + 1, -1])
-def test_a_request_that_stops_half_way_is_not_executed(served: Served, http: httpx.Client, part: int) -> None:
+def test_incomplete_request_is_not_executed(served: Served, http: httpx.Client, part: int) -> None:
     whole = posted("identity", SMALL)
     before, failed = executions(http, "identity"), failures(http)
     with Connection(served) as connection:
@@ -96,10 +96,10 @@ def test_a_body_shorter_than_its_content_length_is_not_executed(served: Served, 
     assert executions(http, "identity") == before
 
 
-def test_a_body_longer_than_its_content_length_is_no_part_of_the_request(served: Served) -> None:
+def test_bytes_after_content_length_are_the_next_request(served: Served) -> None:
     with Connection(served) as connection:
         connection.send(post(PATH, BODY + b"\x00", length=len(BODY)))
-        answer = connection.answer()  # Of what came as a whole, or of what did not make sense.
+        answer = connection.answer()  # Either a complete request, or an invalid one.
         assert answer.status in (200, 400)
 
 
@@ -176,7 +176,7 @@ def test_disconnect_with_pipelined_requests_cancels_the_running_one(served: Serv
 
 
 def cancellations(http: httpx.Client) -> float:
-    """Requests for `spin` that ended because their clients went away."""
+    """Requests for `spin` that ended because their clients disconnected."""
     pattern = r'nv_inference_request_failure{.*model="spin".*reason="CANCELED".*} (\S+)'
     found = re.search(pattern, http.get("/metrics").text)
     return float(found[1]) if found else 0
@@ -205,7 +205,7 @@ def test_refused_expect_100_closes_the_connection(served: Served) -> None:
         assert (answer.status, answer.headers["connection"]) == (401, "close")
 
 
-def test_a_body_may_come_in_thousands_of_chunks_of_one_byte(served: Served) -> None:
+def test_body_in_thousands_of_one_byte_chunks(served: Served) -> None:
     body = BODY.ljust(5000)
     with Connection(served) as connection:
         for _ in range(2):
@@ -213,7 +213,7 @@ def test_a_body_may_come_in_thousands_of_chunks_of_one_byte(served: Served) -> N
             check(connection.answer().json)
 
 
-def test_a_chunked_body_that_stops_half_way_is_not_executed(served: Served, http: httpx.Client) -> None:
+def test_incomplete_chunked_body_is_not_executed(served: Served, http: httpx.Client) -> None:
     before, failed = executions(http, "identity"), failures(http)
     with Connection(served) as connection:
         connection.send(chunked(BODY, end=b""))
@@ -246,7 +246,7 @@ LARGE = {
 
 
 @pytest.mark.parametrize("status", LARGE)
-def test_the_answer_to_a_large_body_comes_before_all_of_it_was_sent(single: Served, status: int) -> None:
+def test_refused_large_body_is_answered_before_it_was_sent(single: Served, status: int) -> None:
     with Connection(single) as connection:
         connection.send(LARGE[status] + BLOCK)
         answer = connection.answer()
@@ -265,7 +265,7 @@ def test_full_queue_is_429_before_a_large_body_was_sent(single: Served, one: htt
         assert not endures(connection)
 
 
-def test_the_answer_to_a_chunked_body_that_is_too_large_comes_before_all_of_it_was_sent(single: Served) -> None:
+def test_too_large_chunked_body_is_answered_before_it_was_sent(single: Served) -> None:
     with Connection(single) as connection:
         connection.send(chunked(*[BLOCK] * (LIMIT // len(BLOCK) + 1), end=b""))
         answer = connection.answer()
@@ -274,7 +274,7 @@ def test_the_answer_to_a_chunked_body_that_is_too_large_comes_before_all_of_it_w
 
 
 @pytest.mark.parametrize("status", LARGE)
-def test_a_client_that_reads_only_once_it_cannot_send_finds_the_answer(single: Served, status: int) -> None:
+def test_client_that_reads_only_after_a_send_blocks_gets_the_answer(single: Served, status: int) -> None:
     with Connection(single) as connection:
         connection.send(LARGE[status])
         assert not endures(connection)
@@ -286,7 +286,7 @@ WHOLE = 2**25 - 2**10
 
 
 @pytest.mark.parametrize("status", LARGE)
-def test_a_client_that_sends_all_of_a_refused_body_before_it_reads_finds_the_answer(single: Served, status: int) -> None:
+def test_client_that_sends_a_whole_refused_body_first_gets_the_answer(single: Served, status: int) -> None:
     with Connection(single) as connection:
         connection.send(LARGE[status].replace(b"%d" % ENDLESS, b"%d" % WHOLE) + bytes(WHOLE))
         answer = connection.answer()
@@ -294,7 +294,7 @@ def test_a_client_that_sends_all_of_a_refused_body_before_it_reads_finds_the_ans
         assert connection.ended()
 
 
-def test_a_client_that_sends_all_of_a_refused_body_in_chunks_finds_the_answer(single: Served) -> None:
+def test_client_that_sends_a_whole_refused_chunked_body_first_gets_the_answer(single: Served) -> None:
     with Connection(single) as connection:
         connection.send(chunked(*[BLOCK] * (WHOLE // len(BLOCK))))
         assert connection.answer().status == 413
@@ -308,7 +308,7 @@ def test_refused_client_that_goes_silent_is_disconnected(single: Served) -> None
         assert connection.ended()
 
 
-def test_a_client_that_was_refused_may_leave_at_once(single: Served, one: httpx.Client) -> None:
+def test_refused_client_may_disconnect_at_once(single: Served, one: httpx.Client) -> None:
     for _ in range(20):
         with Connection(single) as connection:
             connection.send(LARGE[404])
@@ -316,7 +316,7 @@ def test_a_client_that_was_refused_may_leave_at_once(single: Served, one: httpx.
 
 
 def endures(connection: Connection, block: bytes = BLOCK) -> bool:
-    """Whether the server takes half a gigabyte that it has no use for."""
+    """Whether the server reads half a gigabyte of a refused body."""
     try:
         for _ in range(2**29 // len(block)):
             connection.send(block)
@@ -325,7 +325,7 @@ def endures(connection: Connection, block: bytes = BLOCK) -> bool:
     return True
 
 
-def test_a_connection_lives_on_after_errors(single: Served) -> None:
+def test_connection_is_kept_after_errors(single: Served) -> None:
     ahead = [
         (400, posted("identity", request())),
         (400, post(PATH, b"{")),
@@ -399,6 +399,6 @@ def test_client_that_does_not_read_its_answer_does_not_delay_others(served: Serv
 
 
 def used(served: Served) -> int:
-    """Slots that some request holds."""
+    """Slots in use."""
     (tenant,) = served.service.tenants.values()
     return tenant.lane.slots.statistics().used

@@ -27,7 +27,7 @@ INDEX = "/v2/repository/index"
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def served(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """Both ways of one process to read bodies."""
+    """A server that reads bodies with and without ASGI."""
     with serving(configuration(standard), direct=request.param) as served:
         yield served
 
@@ -45,7 +45,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def traced() -> Iterator[None]:
-    """Count what Python's objects take."""
+    """Measure the memory of Python objects."""
     tracemalloc.start()
     try:
         yield
@@ -116,7 +116,7 @@ KEY = "Authorization: Bearer globex-key"
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asgi", "direct"])
 def small(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """Two tenants that may have 16 MiB of bodies on their way each."""
+    """Two tenants, each with 16 MiB for incomplete bodies."""
     acme = TenantConfig(name="acme", granules=1, models=("*",), memory=MEMORY)
     globex = TenantConfig(name="globex", granules=1, models=("*",), memory=MEMORY, keys_sha256=(digest("globex-key"),))
     with serving(configuration(standard, acme, globex), VirtualDevice(2), direct=request.param) as served:

@@ -1,4 +1,4 @@
-"""What clients send, down to the bytes on a socket, and how to wait for a server without ever sleeping."""
+"""A client on plain sockets, and ways to wait for a server without sleeping."""
 
 import json
 import socket
@@ -35,7 +35,7 @@ SMALL = request(tensor("x", "FP32", [1, 2], [1, 2]))
 
 
 def spin(turns: int, **fields: Any) -> Document:
-    """For `spin`: about 5 microseconds a turn, and an answer of 64 x 64 numbers."""
+    """For `spin`: about 5 microseconds per iteration, and an answer of 64 x 64 numbers."""
     x = tensor("x", "FP32", [64, 64], [0.1] * 64 * 64)
     return request(tensor("turns", "INT64", [], [turns]), x, **fields)
 
@@ -80,7 +80,7 @@ def lane(http: httpx.Client, tenant: str = "acme") -> Document:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Look again and again until it is so."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
@@ -105,7 +105,7 @@ class Listening(Protocol):
 
 
 class Connection:
-    """One TCP connection; what is sent goes out at once."""
+    """One TCP connection, without Nagle's delay."""
 
     def __init__(self, served: Listening) -> None:
         self._socket = socket.create_connection(("127.0.0.1", served.port), PATIENCE)
@@ -122,7 +122,7 @@ class Connection:
         self._socket.sendall(data)
 
     def shut(self) -> None:
-        """Say that nothing more is sent."""
+        """Half-close the connection."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def answer(self, bare: bool = False) -> Answer:
@@ -133,7 +133,7 @@ class Connection:
         return Answer(int(status[1]), headers, b"" if bare else self._file.read(int(headers.get("content-length", 0))))
 
     def ended(self) -> bool:
-        """Whether the server closed the connection with nothing left to say."""
+        """Whether the server closed the connection without sending anything more."""
         return self._file.read(1) == b""
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ def posted(model: str, document: Document, *headers: str) -> bytes:
 
 @contextmanager
 def busy(served: Served, http: httpx.Client) -> Iterator[None]:
-    """Keep one more of the tenant's credits taken, by work that ends only when its client goes."""
+    """Keep one more inference in flight, which ends only when its client disconnects."""
     taken, ended = lane(http)["in_flight"], _failures(http)
     with Connection(served) as connection:
         connection.send(posted("spin", spin(FOREVER)))

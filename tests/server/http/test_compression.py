@@ -15,7 +15,7 @@ LARGE = b"0123456789abcdef" * 40_000
 
 
 async def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """With memory for everything."""
+    """Without a limit on memory."""
     return await compression.decompress(body, encoding, limit, lambda _: None)
 
 

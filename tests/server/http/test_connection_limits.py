@@ -1,4 +1,4 @@
-"""Which connections give way when there are too many."""
+"""Which connections are closed at the limit."""
 
 import resource
 
@@ -8,7 +8,7 @@ from server.http.connection_limits import Activity, Connections, connections, de
 
 
 class Connection:
-    """One of this standing."""
+    """A connection with this activity."""
 
     def __init__(self, standing: Activity) -> None:
         self._activity = standing
@@ -22,7 +22,7 @@ class Connection:
 
 
 def filled(most: int, *standings: Activity) -> tuple[Connections, list[Connection]]:
-    """So many may be, and these are, in this order."""
+    """Connections with this limit, added in this order."""
     found, each = Connections(most), [Connection(standing) for standing in standings]
     for one in each:
         found.add(one)

@@ -66,7 +66,7 @@ class Bench:
         self.far.completions.ring()
 
     async def outgrow(self, nbytes: int) -> Ticket:
-        """Say of the only ticket that its outputs need so much in all, and return the one that comes in its place."""
+        """Report that the only ticket needs `nbytes` of memory; returns the ticket that replaces it."""
         ticket = self.far.tickets.poll()
         assert ticket
         self.far.completions.put(Done(ticket.slot, (), Failure("outgrown", str(nbytes)), 1, 2))
@@ -308,7 +308,7 @@ async def test_request_outgrowing_free_memory_is_refused_and_counted(bench: Benc
 async def test_disconnect_cancels_an_outgrown_request_in_its_second_run(bench: Bench) -> None:
     inference = bench.begin(small())
     ticket = await bench.outgrow(3 << 20)
-    with pytest.raises(AssertionError):  # Only `cancel` is called, on a control that refuses it.
+    with pytest.raises(AssertionError):  # `cancel` reaches the device side.
         inference.cancel(ClientGone("gone"))
     assert bench.tenant.lane.slots.at(ticket.slot).capacity == 3 << 20, "the device may still write there"
 

@@ -1,4 +1,4 @@
-"""What httptools makes of requests that offer an upgrade, once it is kept from upgrading."""
+"""Requests that offer an upgrade, parsed as any other."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""What uvicorn's protocol says to something that is no HTTP, over a real socket."""
+"""JsonHttpToolsProtocol, over real sockets and on a fake transport."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    """Of a server with this protocol and a default header."""
+    """The port of a server with this protocol and a default header."""
     config, state = uvicorn.Config(application, log_config=None), ServerState()
     config.load()
     state.default_headers = [(b"x-default", b"1")]
@@ -33,7 +33,7 @@ async def port() -> AsyncIterator[int]:
 
 
 async def answers(port: int, data: bytes) -> bytes:
-    """Everything that the server says until it hangs up."""
+    """Everything the server sends until it closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)
     try:
@@ -84,7 +84,7 @@ async def test_endless_headers_are_refused_at_the_limit(port: int, start: bytes,
 
 
 class Transport(asyncio.Transport):
-    """Remembers what was written."""
+    """Records what is written."""
 
     written = b""
 
@@ -110,7 +110,7 @@ async def test_too_long_headers_are_refused_in_json() -> None:
     for part in (start, b"a" * (MAX_HEADER_BYTES - len(start))):
         protocol.data_received(part)
         assert transport.written == b""
-    for _ in range(2):  # What was on its way when the connection was closed changes nothing.
+    for _ in range(2):  # Bytes that arrive after the close have no effect.
         protocol.data_received(b"a")
         head, body = transport.written.removesuffix(b"<closed>").split(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")

@@ -1,4 +1,4 @@
-"""Requests as clients send them, models to send them to, and what of them reaches a slot."""
+"""Requests as clients send them, models for them, and helpers to decode them into a slot."""
 
 import json
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ def body_of(document: Any) -> bytes:
 
 
 class Decoded(NamedTuple):
-    """A request that was taken, and each tensor's shape and bytes as the worker finds them in the slot."""
+    """A decoded request, with the shape and bytes of each tensor as the worker finds them in the slot."""
 
     request: InferRequest
     tensors: tuple[tuple[tuple[int, ...], bytes], ...]
@@ -83,7 +83,7 @@ def refusal(
     kind: type[Exception] = BadRequest,
     limits: Limits = LIMITS,
 ) -> str:
-    """What a request is refused with, which is of exactly this class."""
+    """The text of the refusal, whose class must be exactly `kind`."""
     with pytest.raises(kind) as caught:
         take(document, signature or model(), *tensors, limits=limits)
     assert type(caught.value) is kind
@@ -91,7 +91,7 @@ def refusal(
 
 
 def elements(document: Any, signature: Signature) -> list[Any]:
-    """The elements of the only input of a request that was taken."""
+    """The elements of the only input of a valid request."""
     ((_, data),) = take(document, signature).tensors
     values: list[Any] = np.frombuffer(data, signature.inputs[0].datatype.numpy).tolist()
     return values

@@ -1,4 +1,4 @@
-"""The classification extension: which classes, in which words, and how long the event loop is held up by them."""
+"""The classification extension: the classes, their format, and how long the event loop is blocked."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What a body is refused with that is no JSON: what was found, where, and what to send instead."""
+"""Error texts for invalid JSON: what was found, where, and what to send instead."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Large JSON in slices comes to the same as at once."""
+"""Large JSON in time slices gives the same result as parsed at once."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ COUNT = SLICE // 2
 
 
 def finish(steps: Steps[Any]) -> tuple[int, Any]:
-    """How often it may be interrupted, and what comes of it."""
+    """The number of steps, and the result."""
     count = 0
     while True:
         try:
@@ -46,7 +46,7 @@ def outcome(body: bytes, datatype: str, in_slices: bool) -> Any:
 
 
 def same(document: Any, datatype: str) -> bool:
-    """Whether it can be read in slices; what came of it is the same in any case."""
+    """Whether it is parsed in slices; the result must be the same as without."""
     body = body_of(document)
     assert outcome(body, datatype, True) == outcome(body, datatype, False)
     row = extract_row(body)

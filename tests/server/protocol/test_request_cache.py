@@ -21,7 +21,7 @@ from .messages import BATCHED, LIMITS, binary, body_of, floats, model, request, 
 TWO = Signature((spec("data", "FP32", "n"), spec("x", "INT16", 2)), (spec("y", "FP32", "n"),))
 HALVES = bytes(range(4))
 ESCAPED = body_of(request(tensor([1.0, 2.0], name="a"), binary(4, "INT16"))).replace(b'"data":', b'"d\\u0061ta":')
-"""The word data, hidden from those who look for it in the bytes."""
+"""The key "data", escaped so that a search in the bytes does not find it."""
 
 
 def content(taken: InferRequest, slot: Slot, signature: Signature) -> list[bytes]:
@@ -30,7 +30,7 @@ def content(taken: InferRequest, slot: Slot, signature: Signature) -> list[bytes
 
 
 def outcome(decoder: Any, body: bytes, header_length: int | None, signature: Signature) -> Any:
-    """What comes of a body: the request and its tensors, or the refusal."""
+    """The decoded request and its tensors, or the refusal."""
     slot = slot_of()
     try:
         taken = decoder(body, header_length, signature, slot, LIMITS)
@@ -40,7 +40,7 @@ def outcome(decoder: Any, body: bytes, header_length: int | None, signature: Sig
 
 
 def check(cache: RequestCache, document: Any, tensors: bytes, signature: Signature, past: int = 0) -> None:
-    """A request comes out the same with whatever is remembered as without."""
+    """A request must decode the same with the cache as without."""
     head = body_of(document)
     length = len(head) + past
     assert outcome(cache.decode, head + tensors, length, signature) == outcome(decode, head + tensors, length, signature)
@@ -216,14 +216,14 @@ def test_cache_key_is_the_exact_json() -> None:
 
 
 def written(slot: Slot, at: int, *values: float, rows: int = 1) -> list[Extent]:
-    """An output in the slot, as a batch's may lie anywhere."""
+    """An output at any offset in the slot, as in a batch."""
     data = floats(list(values))
     slot.view[at : at + len(data)] = data
     return [Extent((rows, len(values) // rows), at, len(data))]
 
 
 def answers(cache: RequestCache, taken: InferRequest, slot: Slot, extents: list[Extent]) -> bool:
-    """Whether an answer with whatever is remembered is the one without."""
+    """The answer must be the same with the cache as without."""
     parts = ("m", "1", taken, BATCHED, slot, extents)
     return cache.encode(*parts) == encode(*parts)
 

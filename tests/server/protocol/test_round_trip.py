@@ -1,4 +1,4 @@
-"""What a client writes is what the model reads, and what the model writes is what the client reads."""
+"""Tensors of any type and shape from a client to the model and back."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Works that take slices, on the event loop that serves."""
+"""Jobs in time slices, on an event loop."""
 
 import asyncio
 import time
