@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from .tables import dotted
 from .values import (
+    MOST_INSTANCES,
     Batches,
     ByName,
     Cores,
@@ -29,9 +30,6 @@ from .values import (
     Text,
     WarmUp,
 )
-
-MOST_INSTANCES = 16
-"""Executors that a tenant may bind of one model: each has memory of its own on the device and on the host."""
 
 SHARES = ("granules", "cores", "sms")
 """The keys of a tenant's share of the device."""
@@ -120,8 +118,7 @@ class ServerConfig(Section, frozen=True):
         "is. One tenant's broken model then takes the whole server out of a load balancer.",
     )
     drain_grace: Duration = Field(
-        default=1.0,
-        description="Time between not ready and refusing new requests at shutdown: what the load balancer needs to notice.",
+        default=1.0, description="Time from not ready to refusing requests at shutdown, for load balancers to notice."
     )
     drain_timeout: Duration = Field(
         default=10.0,
@@ -363,6 +360,12 @@ class Config(Section, frozen=True):
     tenants: ByName[TenantConfig]
     source: str = Field(exclude=True)
 
+    def execution_limit(self, tenant: str) -> tuple[float, str]:
+        """The seconds that an inference of this tenant may run, 0 for no limit, and the key that sets them."""
+        if (own := self.tenants[tenant].max_execution) is None:
+            return self.server.max_execution, "server.max_execution"
+        return own, dotted(("tenants", tenant, "max_execution"))
+
     def counts(self, unit: str, sizes: Sequence[int]) -> tuple[dict[str, int], list[str]]:
         """Granules by tenant on such a device (see `TenantConfig.share`), and the problems of shares, alone and together."""
         counts: dict[str, int] = {}
@@ -378,16 +381,15 @@ class Config(Section, frozen=True):
 
     def fit(self, unit: str, sizes: Sequence[int]) -> None:
         """Raise ConfigError with every problem of the shares on such a device."""
-        _, problems = self.counts(unit, sizes)
-        if problems:
+        if problems := self.counts(unit, sizes)[1]:
             raise ConfigError(problems)
 
     def _too_many(self, counts: Mapping[str, int], unit: str, sizes: Sequence[int]) -> str:
         terms = " + ".join(self.tenants[name].term(count) for name, count in counts.items())
         wanted, there = sum(counts.values()), len(sizes)
         of = f"{unit}s" if sizes[0] == 1 else f"granules of {sizes[0]} {unit}s"
-        lower = f"lower {'them' if len(counts) > 1 else 'it'} by {wanted - there}"
-        return f"{terms} = {wanted} {of}, but the device has {there}: {lower}"
+        them = "them" if len(counts) > 1 else "it"
+        return f"{terms} = {wanted} {of}, but the device has {there}: lower {them} by {wanted - there}"
 
 
 def share_problem(given: Iterable[str]) -> str | None:

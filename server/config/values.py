@@ -21,6 +21,9 @@ MOST_WARM = 64
 MOST_PROFILES = 16
 """Optimization profiles that a model is built with: an executor has a context for each."""
 
+MOST_INSTANCES = 16
+"""Executors that a tenant may bind of one model: each has memory of its own on the device and on the host."""
+
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # As fractions, so that 500us is exactly 0.0005.
 _SIZE = r"^([0-9]{1,15})(B|[KMG]i?B)$"

@@ -1,10 +1,9 @@
 """Which models each tenant is served with now, and what follows from that; nothing here waits or blocks."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..config.schema import Config
 from ..tenants.frontend import State
 from ..workers.worker import Worker
 from .model_loader import LoadedModel
@@ -28,9 +27,9 @@ class LoadedModels:
     Changed on the event loop only. The executors are not here: those of now are the worker's.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._strict = config.server.strict_readiness
-        self._models: dict[str, dict[str, LoadedModel]] = {name: {} for name in config.tenants}
+    def __init__(self, tenants: Iterable[str], strict: bool) -> None:
+        self._strict = strict
+        self._models: dict[str, dict[str, LoadedModel]] = {name: {} for name in tenants}
 
     def __repr__(self) -> str:
         return f"<LoadedModels {'; '.join(f'{tenant}: {self.shown(tenant)}' for tenant in self._models)}>"

@@ -69,8 +69,11 @@ class Runtime:
         self._workers: dict[str, Worker] = {}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
         """Of those who change a tenant's models or partition, also while that is prepared."""
-        self._worker_control = WorkerControl(config, frontends, self._workers, self._lifecycle)
-        self._supervision = Supervision(config, frontends, self._workers, self._worker_control, self._lifecycle)
+        self._worker_control = WorkerControl(config.source, config.server.max_pause, frontends, self._workers, self._lifecycle)
+        limits = {name: config.execution_limit(name) for name in config.tenants}
+        self._supervision = Supervision(
+            config.server.max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle
+        )
         self._models = TenantModels(
             config, frontends, self.model_loader, self._workers, self._worker_control, self._changing, self._lifecycle
         )

@@ -48,7 +48,7 @@ class TenantModels:
         self._worker_control = worker_control
         self._changing = changing
         self._lifecycle = lifecycle
-        self._served = LoadedModels(config)
+        self._served = LoadedModels(config.tenants, config.server.strict_readiness)
         self.ordering = {name: asyncio.Lock() for name in config.tenants}
         """Of those who load or unload for a tenant, from its first file to its last: one at a time."""
         self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", lower_priority)

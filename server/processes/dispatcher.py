@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
-from ..config.schema import Config
 from ..tenants.auth import Tenancy
 from . import handoff
 from .handoff import Handoff
@@ -316,9 +315,8 @@ class Dispatcher:
         connection.close()
 
 
-def main(config: Config, listeners: list[socket.socket], control: socket.socket) -> None:
+def main(tenancy: Tenancy, log_format: str, log_level: str, listeners: list[socket.socket], control: socket.socket) -> None:
     """The dispatcher's process."""
-    set_up(DISPATCHER, config)
-    tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
+    set_up(DISPATCHER, log_format, log_level)
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     Dispatcher(tenancy, listeners, control, max_waiting=min(MAX_WAITING, descriptors // 2)).run()

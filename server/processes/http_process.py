@@ -297,7 +297,7 @@ class HttpProcess:
 
 def main(arguments: ProcessArguments) -> None:
     """The process."""
-    set_up(arguments.name, arguments.config)
+    set_up(arguments.name, arguments.config.server.log_format, arguments.config.server.log_level)
     keep_large_blocks()
     if arguments.name in (SHARED, UNAUTHENTICATED):
         os.nice(_NICE)

@@ -6,7 +6,6 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from ..config.schema import Config
 from ..host import logs
 from .routing import SHARED, UNAUTHENTICATED
 
@@ -32,7 +31,7 @@ class ProcessName(logging.Filter):
         return True
 
 
-def set_up(name: str, config: Config) -> None:
+def set_up(name: str, log_format: str, log_level: str) -> None:
     """Ignore signals, which are for the main process; set process name, logging, descriptor limit and OOM score."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -41,8 +40,7 @@ def set_up(name: str, config: Config) -> None:
     set_oom_score(name)
     with suppress(OSError):
         _COMMAND.write_text(f"greenlane {name}")  # The kernel keeps 15 bytes of it.
-    level = config.server.log_level
-    logs.configure(config.server.log_format, level if level == "error" else "warning")
+    logs.configure(log_format, log_level if log_level == "error" else "warning")
     for logger in ("greenlane", "uvicorn"):
         for handler in logging.getLogger(logger).handlers:
             handler.addFilter(ProcessName(name))

@@ -13,6 +13,7 @@ from typing import Any
 from ..config.schema import Config
 from ..host.backoff import Backoff
 from ..host.watch import interval
+from ..tenants.auth import Tenancy
 from ..tenants.frontend import State
 from . import dispatcher, handoff, http_process, messages, spawn
 from .affinity import Affinity
@@ -198,7 +199,10 @@ class Supervisor:
         self._dispatcher_heartbeat = Heartbeat()
         self._dispatcher_backoff.started(time.monotonic())
         try:
-            self._dispatcher = await spawn.start(dispatcher.main, self._config, self._listeners, theirs)
+            server = self._config.server
+            tenancy = Tenancy(self._config.tenants.values(), server.default_tenant)
+            arguments = tenancy, server.log_format, server.log_level, self._listeners, theirs
+            self._dispatcher = await spawn.start(dispatcher.main, *arguments)
         finally:
             theirs.close()
         self._restrict(self._dispatcher)

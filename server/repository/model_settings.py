@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from engines import RuntimeSettings
 
 from ..config.file import read
-from ..config.schema import MOST_INSTANCES, DeviceConfig, ModelOptions
+from ..config.schema import DeviceConfig, ModelOptions
 from ..config.tables import dotted, nearest
-from ..config.values import form_of, shown
+from ..config.values import MOST_INSTANCES, form_of, shown
 
 __all__ = [
     "EXECUTION",

@@ -5,8 +5,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from ..config.schema import Config
-from ..config.tables import dotted
 from ..host.backoff import Backoff
 from ..link.messages import Failure
 from ..tenants.frontend import Frontend
@@ -23,13 +21,15 @@ class Supervision:
 
     def __init__(
         self,
-        config: Config,
+        max_pause: float,
+        limits: Mapping[str, tuple[float, str]],
         frontends: Mapping[str, Frontend],
         workers: Mapping[str, Worker],
         worker_control: WorkerControl,
         lifecycle: Lifecycle,
     ) -> None:
-        self._config = config
+        self._max_pause = max_pause
+        self._limits = limits
         self._frontends = frontends
         self._workers = workers
         self._worker_control = worker_control
@@ -37,7 +37,7 @@ class Supervision:
         self._mending: set[asyncio.Future[None]] = set()
         self._broken: set[str] = set()
         self._stuck: set[str] = set()
-        self._oldest = {name: Oldest() for name in config.tenants}
+        self._oldest = {name: Oldest() for name in frontends}
         self._watching: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class Supervision:
         moving = asyncio.ensure_future(self._worker_control.replace_link(name, free))
         self._mending.add(moving)
         moving.add_done_callback(self._mending.discard)
-        if not (await asyncio.wait({moving}, timeout=self._config.server.max_pause))[0]:
+        if not (await asyncio.wait({moving}, timeout=self._max_pause))[0]:
             self.suspend(name, "what a process before had asked for is still running")
             moving.add_done_callback(lambda _: self.suspend(name, ""))
 
@@ -96,8 +96,7 @@ class Supervision:
 
     def _look(self, name: str, worker: Worker, serial: int | None, seconds: float) -> None:
         """A tenant's oldest work has been running for so long."""
-        own, limit = self._config.tenants[name].max_execution, self._config.server.max_execution
-        limit, key = (limit, "server.max_execution") if own is None else (own, dotted(("tenants", name, "max_execution")))
+        limit, key = self._limits[name]
         late = bool(limit) and seconds > limit
         if name in self._stuck and not late:
             self._stuck.discard(name)

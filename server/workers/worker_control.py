@@ -9,7 +9,7 @@ from functools import partial
 from partitions import Device, PartitionError
 from partitions.base import Closing
 
-from ..config.schema import Config, ConfigError
+from ..config.schema import ConfigError
 from ..config.tables import dotted
 from ..errors import Conflict
 from ..tenants.frontend import Frontend
@@ -24,15 +24,22 @@ _UNCHANGED = "; nothing was changed, and everyone is served as before"
 class WorkerControl:
     """The link and the memory that each tenant's worker serves (`worker.Endpoint`). Every method belongs to the event loop.
 
-    `workers` are those of now, by tenant. Who replaces one in there does so while it is `halted`.
+    `source` names the configuration in errors, and `max_pause` is `server.max_pause` in seconds. `workers` are the current
+    ones, by tenant; one is replaced there only while it is `halted`.
     """
 
     def __init__(
-        self, config: Config, frontends: Mapping[str, Frontend], workers: Mapping[str, Worker], lifecycle: Lifecycle
+        self,
+        source: str,
+        max_pause: float,
+        frontends: Mapping[str, Frontend],
+        workers: Mapping[str, Worker],
+        lifecycle: Lifecycle,
     ) -> None:
-        self._config = config
+        self._source = source
+        self._max_pause = max_pause
         self._frontends = frontends
-        self.locks = {name: asyncio.Lock() for name in config.tenants}
+        self.locks = {name: asyncio.Lock() for name in frontends}
         """Of those who halt a tenant's worker and have one serve again: taken last, and for as long as that takes."""
         self._workers = workers
         self._lifecycle = lifecycle
@@ -58,7 +65,7 @@ class WorkerControl:
         halting: dict[str, asyncio.Future[None]] = {}
         try:
             for name in workers:
-                await hold(self.locks[name], name, self._config.server.max_pause)
+                await hold(self.locks[name], name, self._max_pause)
                 held.append(name)
             await self._halt(workers, halting)
             yield
@@ -77,7 +84,7 @@ class WorkerControl:
         Those whose inferences take longer than TOGETHER are halted first. If another one's turns out to, those that have halted
         are served again until that has ended. Raises Conflict.
         """
-        pause = self._config.server.max_pause
+        pause = self._max_pause
         until = time.monotonic() + pause
         late = await _busy(workers)
         while True:
@@ -159,7 +166,7 @@ class WorkerControl:
         except PartitionError as error:
             key = dotted(("tenants", name, "memory"))
             text = f"the device cannot be made to reach {memory.nbytes} bytes of memory; lower it: {error}"
-            raise ConfigError([f"{self._config.source}: {key}: {text}"]) from error
+            raise ConfigError([f"{self._source}: {key}: {text}"]) from error
 
 
 async def hold(lock: asyncio.Lock, name: str, limit: float) -> None:

@@ -1,17 +1,12 @@
 """Which models tenants are served with, as a table that nothing else is needed for."""
 
-from pathlib import Path
-
-from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfig
 from server.device.loaded_models import UNLOADED, LoadedModels
 from server.device.model_loader import LoadedModel
 from server.tenants.catalog import IndexEntry
 
 
 def table(strict: bool) -> LoadedModels:
-    tenants = {name: TenantConfig(name=name, granules=1, models=("*",)) for name in ("acme", "globex")}
-    server = ServerConfig(strict_readiness=strict)
-    return LoadedModels(Config(server=server, models=ModelsConfig(repository=Path()), tenants=tenants, source="test"))
+    return LoadedModels(("acme", "globex"), strict)
 
 
 def failed(name: str, reason: str = "no such file") -> LoadedModel:
