@@ -118,8 +118,8 @@ def _mismatch(signature: Signature, inputs: Sequence[object]) -> TensorMismatch:
 
 
 COUNTS = ("captures", "compilations", "padded", "staged", "fallbacks")
-"""What executors count: graphs captured, kernels compiled while serving, inferences padded to a larger batch, inferences that
-were staged through pinned memory, and fallbacks from captured graphs.
+"""The counters of executors: graphs captured, kernels compiled while serving, inferences padded to a larger batch, inferences
+that were staged through pinned memory, and fallbacks from captured graphs.
 """
 
 

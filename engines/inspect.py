@@ -41,7 +41,7 @@ def _read(path: Path) -> PlanFile:
 
 
 def file_rows(file: PlanFile) -> Iterator[Row]:
-    """What the file contains. Calls no library."""
+    """The contents of the file. Calls no library."""
     if file.artifact is None:
         yield "plan", f"{_bytes(len(file.plan))}, bare: only the library that built it can say what it holds"
         return
@@ -54,7 +54,7 @@ def file_rows(file: PlanFile) -> Iterator[Row]:
 
 
 def engine_report(file: PlanFile) -> Iterator[Row]:
-    """What the library and the engine report, or why they cannot."""
+    """The library's and the engine's report, or why there is none."""
     try:
         yield from _engine_report(find_tensorrt(), file)
     except ModelRefused as error:
@@ -74,7 +74,7 @@ def _engine_report(api: TensorRT, file: PlanFile) -> Iterator[Row]:
 
 
 def engine_rows(engine: Any) -> Iterator[Row]:
-    """What a library's engine reports."""
+    """The report of a library's engine."""
     yield "engine", _facts(engine_facts(engine))
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)

@@ -225,7 +225,7 @@ class RuntimeSettings:
 
 
 OVERRIDABLE = ("graphs", "copies", "batch_padding")
-"""What an executor can change for a while: the other settings are in its contexts, or in what is loaded."""
+"""Settings that an executor can override: the others are in its contexts, or in what is loaded."""
 
 
 def overridden(settings: RuntimeSettings, changes: Mapping[str, Any]) -> RuntimeSettings:

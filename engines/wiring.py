@@ -37,7 +37,7 @@ class Wiring:
     takes: tuple[tuple[str, ...], ...]
     gives: tuple[tuple[str | None, ...], ...]
     labels: tuple[str, ...]
-    """What errors call the steps, empty by default."""
+    """The names of the steps in errors, empty by default."""
 
 
 def wire(steps: Sequence[Step], outputs: Sequence[str]) -> Wiring:

@@ -25,7 +25,7 @@ class Declared(NamedTuple):
 
 
 class OnnxFile(NamedTuple):
-    """What was read; empty if the bytes are not ONNX."""
+    """The parts of a model that were read; empty if the bytes are not ONNX."""
 
     inputs: tuple[Declared, ...] = ()
     outputs: tuple[Declared, ...] = ()

@@ -176,8 +176,8 @@ class OnnxExecutor:
     def describe(self) -> Mapping[str, object]:
         """No graphs, and the threads within an operator and of operators in parallel."""
         warm = [[list(shape) for shape in shapes] for shapes in self.engine.warm_up]
-        within, beside = self.engine.settings.threads(self._size)
-        parallel = {"parallel": beside} if self.engine.settings.execution_mode == "parallel" else {}
+        within, parallel_operators = self.engine.settings.threads(self._size)
+        parallel = {"parallel": parallel_operators} if self.engine.settings.execution_mode == "parallel" else {}
         return {"graphs": "none", "threads": within, **parallel, "shapes": warm}
 
     def trim(self, after: float, idle: bool) -> None:

@@ -21,7 +21,7 @@ _Key = tuple[object, ...]
 
 
 class ResolvedAddresses(NamedTuple):
-    """What to run for some inputs and a room for the outputs, and where everything is copied from and to."""
+    """The shapes to run for some inputs and a room, and the addresses that everything is copied from and to."""
 
     prepared: Prepared
     table: Table

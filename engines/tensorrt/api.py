@@ -108,7 +108,7 @@ class TensorRT:
         return verdict.name, tuple(name for name, reason in reasons.items() if int(reason) & bits)
 
     def facts(self, plan: bytes | memoryview) -> dict[str, int] | None:
-        """What only an engine on a GPU reports, counts and sizes in bytes; None where it cannot be loaded. Blocks."""
+        """Counts and sizes in bytes that only an engine on a GPU reports; None where it cannot be loaded. Blocks."""
         try:
             return engine_facts(self.deserialize(plan, "the plan"))
         except ModelRefused:
@@ -170,7 +170,7 @@ def clean_message(text: str) -> str:
 
 
 def engine_facts(engine: Any) -> dict[str, int]:
-    """What only an engine on a GPU reports: counts, and sizes in bytes."""
+    """Counts and sizes in bytes that only an engine on a GPU reports."""
     names = {
         "layers": "num_layers",
         "auxiliary_streams": "num_aux_streams",

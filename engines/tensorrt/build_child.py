@@ -56,7 +56,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def redirect_output() -> Send:
-    """Keep standard output for messages, and send what is printed to standard error instead. Returns how to send a message."""
+    """Keep standard output for messages, and redirect what is printed to standard error.
+
+    Returns the function that sends a message.
+    """
     messages, lock = os.dup(1), Lock()  # The library's threads log as well.
     os.dup2(2, 1)
 

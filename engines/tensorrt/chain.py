@@ -42,7 +42,7 @@ class ChainedPlan(LoadedPlan):
         self.plans = tuple(plans)
         self.wiring = wiring
         self.names = [label or part.path.name for label, part in zip(wiring.labels, plans, strict=True)]
-        """What errors call each step."""
+        """The names of the steps in errors."""
 
     def warm_up_shapes(self, profile: int) -> list[tuple[Shape, ...]]:
         """As for any plan. Only `opt` where a dimension has no name: a later step may then allow less than is known here."""

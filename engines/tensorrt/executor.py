@@ -43,7 +43,9 @@ Opener = Callable[[LoadedPlan, GraphMode, Sequence[int], Stream], Instance]
 
 
 class BoundEngine(Engine, Protocol):
-    """What executors use of their engine. `TensorRTEngine` implements it; as a protocol it keeps the imports acyclic."""
+    """The part of an engine that its executors use. `TensorRTEngine` implements it; as a protocol it keeps the imports
+    acyclic.
+    """
 
     @property
     def loaded(self) -> LoadedPlan:
@@ -66,7 +68,7 @@ class BoundEngine(Engine, Protocol):
 
 
 class ExecutorResources(NamedTuple):
-    """What an executor owns on its partition, one event for each slot of its ring."""
+    """The objects that an executor owns on its partition, with one event for each slot of its ring."""
 
     aux_streams: Sequence[SideStream]
     events: Sequence[Event]

@@ -29,7 +29,7 @@ class GraphMode:
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """What the graph mode depends on besides the settings."""
+    """The properties of engine and library that the graph mode depends on."""
 
     dynamic: bool = False
     """The engine has inputs with dynamic dimensions."""

@@ -1,4 +1,4 @@
-"""What an engine computes with that does not depend on a partition: contexts, device memory, copies, and compiled kernels.
+"""The part of an engine that does not depend on a partition: contexts, device memory, copies, and compiled kernels.
 
 An instance outlives the executors that use it. Moving a model to another partition captures its graphs again from the same
 contexts, and compiles nothing; closing an executor gives its instance back to the engine for the next one. An instance is
@@ -252,7 +252,7 @@ def _memory(loaded: LoadedPlan, names: Sequence[str], buffers: Sequence[Buffer])
 
 
 def contexts_of(loaded: LoadedPlan, kernels: RuntimeCache) -> Contexts:
-    """What opens contexts that use these kernels."""
+    """Opens contexts that use these kernels."""
     return Contexts(loaded, kernels, lambda size, stream: loaded.device.make_current().allocate(size, stream=stream))
 
 

@@ -69,7 +69,9 @@ class Override(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """What to run for some shapes, and the output shapes that the caller asked for: with padding, fewer rows than are run."""
+    """The shapes to run for an inference, and the output shapes that the caller asked for: with padding, those have fewer
+    rows.
+    """
 
     prepared: Prepared
     outputs: Shapes
@@ -140,7 +142,7 @@ class ReadyShapes:
         return list(self._ready)
 
     def find(self, shapes: Shapes) -> Fit | None:
-        """What is ready for these shapes, as they are or padded with rows; None if nothing is.
+        """The fit for these shapes, as they are or padded with rows; None if nothing is ready.
 
         Raises TensorMismatch for fewer rows than the engine takes.
         """
@@ -156,7 +158,7 @@ class ReadyShapes:
             self._ready.move_to_end(prepared.shapes)
 
     def prepare(self, shapes: Shapes, stream: Stream) -> Fit:
-        """What to run for these shapes. Compiles and captures them if nothing is ready, and blocks meanwhile.
+        """The fit for these shapes. Compiles and captures them if nothing is ready, and blocks meanwhile.
 
         Raises TensorMismatch, ExecutionFailed, CUDAError.
         """
@@ -255,9 +257,9 @@ class ReadyShapes:
     def close(self) -> None:
         """Destroy every graph, even if one fails; nothing may be in flight. Raises CUDAError."""
         self._fits.clear()
-        with ExitStack() as left:
+        with ExitStack() as closing_all:
             while self._ready:
-                left.callback(self._ready.popitem()[1].close)
+                closing_all.callback(self._ready.popitem()[1].close)
 
     def _context(self, shapes: Shapes) -> Context:
         contexts = self._instance.contexts
@@ -352,9 +354,9 @@ class ReadyShapes:
                 self._pending.pop(shapes, None)
 
     def _compile_in_background(self, shapes: Shapes, stream: Stream, aux_streams: Sequence[SideStream]) -> None:
-        profile, beside = self._loaded.profile_for(shapes, self._profile), self._instance.background
-        beside.compile(shapes, profile, stream, aux_streams)
-        context = beside.context(profile)
+        profile, background = self._loaded.profile_for(shapes, self._profile), self._instance.background
+        background.compile(shapes, profile, stream, aux_streams)
+        context = background.context(profile)
         with context.lock:
             self._execute_in_order(context, shapes)
             context.wait_until_idle()

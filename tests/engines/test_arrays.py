@@ -82,18 +82,18 @@ def test_a_tensor_of_an_array_on_a_gpu_is_its_own_memory_and_keeps_it(lent: Arra
 
 
 @pytest.mark.usefixtures("cuda_core")
-def test_pinned_memory_is_lent_as_a_gpu_s_is(lent: Array) -> None:
+def test_pinned_memory_is_viewed_like_gpu_memory(lent: Array) -> None:
     assert Tensor.of(Lender(lent, PINNED)).address == lent.ctypes.data
 
 
-def test_the_host_s_own_memory_is_lent_by_dlpack_too(lent: Array) -> None:
+def test_host_memory_is_viewed_through_dlpack(lent: Array) -> None:
     tensor = Tensor.of(Lender(lent, kind=1))
     assert tensor.address == lent.ctypes.data
     assert tensor.array(DATATYPES["FP32"]).tolist() == lent.tolist()
 
 
 @pytest.mark.usefixtures("cuda_core")
-def test_a_library_that_lends_is_told_the_stream_that_was_chosen(lent: Array) -> None:
+def test_dlpack_gets_the_selected_stream(lent: Array) -> None:
     lender = Lender(lent)
     Tensor.of(lender)
     for stream in (0x5EA, 0, 2):
@@ -147,7 +147,7 @@ def test_other_byte_orders_are_refused(lent: Array) -> None:
 
 
 @pytest.mark.usefixtures("cuda_core")
-def test_bf16_is_lent_as_such_or_as_its_16_bits() -> None:
+def test_bf16_is_viewed_as_bf16_or_as_16_bits() -> None:
     bits = np.array([0x3F80, 0x4000], np.uint16)
     assert Tensor.of(bits, DATATYPES["BF16"]).nbytes == 4
     try:
@@ -178,9 +178,7 @@ def test_a_library_that_does_not_lend_says_why(lent: Array) -> None:
             Tensor.of(Reluctant(lent, kind))
 
 
-def test_without_cuda_core_what_dlpack_lends_of_a_gpu_is_refused_with_what_to_install(
-    lent: Array, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpu_arrays_without_cuda_core_are_refused_with_what_to_install(lent: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.core.utils", None)
     with pytest.raises(TensorMismatch, match=r"Lender is on a GPU; to use it run scripts/install cuda"):
         Tensor.of(Lender(lent))

@@ -76,7 +76,7 @@ def test_a_tensor_for_each_input_of_as_many_bytes_as_its_shape_has_is_taken(shap
         ([Tensor.of(np.zeros((2, 3))), packed([])], "input 'rows': 48 bytes for shape [2, 3] of FP32; expected 24"),
     ],
 )
-def test_what_is_not_one_tensor_for_each_input_is_refused_with_what_came_and_what_was_expected(tensors: Any, text: str) -> None:
+def test_check_tensors_refuses_what_is_not_one_tensor_for_each_input(tensors: Any, text: str) -> None:
     with pytest.raises(TensorMismatch) as caught:
         check_tensors(TAKES, tensors)
     assert str(caught.value) == text

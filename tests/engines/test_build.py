@@ -95,7 +95,7 @@ def test_an_engine_without_dynamic_inputs_has_as_many_profiles_as_its_file_says(
     assert len(two) > 1.5 * len(one)
 
 
-def test_dynamic_batches_are_built_for_without_being_asked_with_a_word_about_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_dynamic_batches_get_a_default_profile_which_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "greenlane.engines"):
         artifact = made(model(BATCHES), BuildOptions(max_batch=4))
     assert artifact.profiles == (Profile({"x": Range((1, 4), (4, 4), (4, 4))}),)
@@ -139,7 +139,7 @@ def test_a_model_or_options_that_cannot_be_built_are_refused_with_the_reason(
         (b"", "not an ONNX file (0 bytes)"),
     ],
 )
-def test_what_is_no_onnx_is_refused_in_words_for_people(data: bytes, why: str) -> None:
+def test_a_file_that_is_not_onnx_is_refused_as_such(data: bytes, why: str) -> None:
     with pytest.raises(ModelRefused) as caught:
         build(data)
     assert str(caught.value) == f"the model: {why}"
@@ -152,26 +152,26 @@ def test_nodes_are_named_where_the_model_names_them() -> None:
         build(proto.SerializeToString())
 
 
-def test_only_the_first_errors_are_told() -> None:
+def test_only_the_first_parser_errors_are_reported() -> None:
     error = SimpleNamespace(desc=lambda: "bad", node=lambda: -1, func=lambda: "f")
     assert _parser_errors([error] * 3) == "bad; bad; bad"
     assert _parser_errors([error] * 5) == "bad; bad; bad; and 2 more"
 
 
-def test_the_first_thing_the_library_said_is_the_reason_for_a_failed_build() -> None:
+def test_a_failed_build_reports_the_library_s_first_error() -> None:
     with pytest.raises(ModelRefused, match=r"^the model: .") as refusal:
         build(model(ADD), BuildOptions(flags=("version_compatible",)))  # It needs a library that RTX does not come with.
     assert "cudaError" not in str(refusal.value)
     assert "the library gave no reason" not in str(refusal.value)
 
 
-def test_doubles_are_taken_for_floats_with_a_word_about_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_doubles_are_served_as_floats_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     artifact = made(model("m (double[2] x) => (double[2] y) { y = Relu(x) }"))
     assert artifact.signature.inputs[0].datatype.name == "FP32"
     assert "'x' is FP64 in the ONNX; TensorRT-RTX" in caplog.text
 
 
-def test_sizes_are_the_librarys_where_it_inferred_them_and_unnamed_where_nobody_names_them() -> None:
+def test_sizes_are_those_that_the_library_inferred() -> None:
     text = "m (float[2, 3] x, float[n, 3] d) => (float[guess, 3] y, float[m, k] i) { y = Relu(x) i = Relu(d) }"
     signature = made(model(text)).signature
     assert [spec.dims for spec in signature.outputs] == [(2, 3), ("m", 3)]
@@ -192,7 +192,7 @@ def save_with_weights(folder: Path, value: float) -> Path:
     return path
 
 
-def test_weights_in_another_file_are_found_beside_the_model_and_count_as_its_source(tmp_path: Path) -> None:
+def test_external_weights_are_found_and_part_of_the_source_digest(tmp_path: Path) -> None:
     path = save_with_weights(tmp_path, 1)
     artifact = made(path.read_bytes(), path=path)
     save_with_weights(tmp_path, 2)
@@ -201,7 +201,7 @@ def test_weights_in_another_file_are_found_beside_the_model_and_count_as_its_sou
         build(path.read_bytes())
 
 
-def test_progress_rises_and_a_build_ends_when_it_is_told_to() -> None:
+def test_progress_rises_and_a_build_can_be_cancelled() -> None:
     seen: list[Step] = []
 
     def watch(step: Step) -> bool:
@@ -222,13 +222,13 @@ def test_what_progress_raises_comes_out_of_the_build() -> None:
         build(model(ADD), progress=fail)
 
 
-def test_a_partition_that_cannot_be_tuned_for_is_recorded_and_said(rtx: TensorRT, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_partition_that_cannot_be_tuned_for_is_recorded_and_logged(rtx: TensorRT, caplog: pytest.LogCaptureFixture) -> None:
     artifact = made(model(ADD), BuildOptions((Profile(sms=48),)), api=replace(rtx, features=rtx.features - {"profile_stream"}))
     assert artifact.profiles == (Profile(sms=48, tuned=False),)
     assert f"profile 0: recorded as meant for 48 SMs, but not tuned for them: {rtx} cannot" in caplog.text
 
 
-def test_a_partition_without_a_stream_to_measure_on_is_recorded_and_said(
+def test_a_partition_without_a_stream_to_measure_on_is_recorded_and_logged(
     rtx: TensorRT, caplog: pytest.LogCaptureFixture
 ) -> None:
     made(model(ADD), BuildOptions((Profile(sms=48),)), api=replace(rtx, features=rtx.features | {"profile_stream"}))
@@ -364,7 +364,7 @@ def test_the_commands_first_profile_may_be_begun_too(tmp_path: Path, capsys: pyt
         (["--max-batch", "4", "--profile", "--min", "a:2x3", "--profile", "--opt", "a:2x3"], "argument --max-batch: every"),
     ],
 )
-def test_wrong_usage_is_told_apart(
+def test_wrong_usage_exits_with_status_2(
     source: Path, arguments: Sequence[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -394,9 +394,7 @@ def test_what_cannot_be_built_is_refused_and_nothing_written(
     assert plans(source.parent) == ["model.onnx"]
 
 
-def test_a_directory_is_no_place_for_an_engine_file_which_is_said_before_the_build(
-    source: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_directory_as_output_is_refused_before_the_build(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = source.parent / "gpu"
     folder.mkdir()
     assert main([str(source), "-o", str(folder)]) == 1
@@ -425,7 +423,7 @@ class Interrupting(io.StringIO):
         return super().write(text)
 
 
-def test_ctrl_c_ends_a_build_with_130_and_leaves_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_build_with_130_and_writes_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Interrupting("Optimizing graph")
     monkeypatch.setattr(sys, "stderr", screen)
     before = signal.getsignal(signal.SIGINT)

@@ -203,7 +203,7 @@ def test_f60_a_size_that_depends_on_data_is_refused_with_engine_and_output(bench
     engine.close()
 
 
-def test_a_shape_that_a_later_model_does_not_take_is_refused_with_its_words(bench: Bench) -> None:
+def test_a_shape_that_a_later_model_refuses_raises_its_error(bench: Bench) -> None:
     small: Ranges = {"a": [(1, 3), (2, 3), (4, 3)]}
     plans = (bench.plan(AFFINE, ROWS), bench.plan(HALVE, small), bench.plan(ADD, ADD_ROWS))
     executor: Any = chain(steps(*map(bench.load, plans)), ["OUT"]).bind(bench.partition)
@@ -335,7 +335,7 @@ def test_limits_that_no_input_meets_are_refused(cpu: Kit) -> None:
         chain(chosen, ["OUT"])
 
 
-def test_an_input_of_a_later_step_has_the_size_that_what_is_beside_it_has(cpu: Kit) -> None:
+def test_named_dimensions_of_a_later_step_s_inputs_are_unified(cpu: Kit) -> None:
     """The batch of both is one, so the chain's requests can be joined."""
     engine = chain(
         [

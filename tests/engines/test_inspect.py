@@ -42,7 +42,7 @@ def test_everything_that_the_file_says_is_shown() -> None:
     ]
 
 
-def test_what_could_not_be_asked_at_build_is_said() -> None:
+def test_inspect_says_that_no_gpu_was_available_at_build() -> None:
     assert list(file_rows(PlanFile(memoryview(b""), artifact())))[-1] == ("at build", "no GPU was available to load the engine")
 
 
@@ -102,7 +102,7 @@ def _uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
-def test_without_a_library_it_is_said_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_without_a_library_says_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _uninstall(monkeypatch)
     rows = dict(engine_report(PlanFile(memoryview(b"plan"), None)))
     assert rows["engine"].startswith("not loaded: no TensorRT is installed; run scripts/install cpu,rtx (or cpu,tensorrt)")
@@ -139,7 +139,7 @@ def test_an_empty_or_cut_file_is_an_error_in_one_line(tmp_path: Path, capsys: py
     assert refused(path, capsys).startswith("the engine file is truncated: ")
 
 
-def test_an_onnx_model_is_told_from_garbage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_distinguishes_an_onnx_model_from_garbage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model(BATCHES))
     assert refused(path, capsys).startswith("an ONNX model; expected what python -m engines.build makes of an ONNX model")

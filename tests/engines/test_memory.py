@@ -26,7 +26,7 @@ def test_a_view_of_no_bytes_is_empty_whatever_the_address() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, SMALL, SMALL + 1])
-def test_a_copy_is_of_as_many_bytes_as_was_said(nbytes: int) -> None:
+def test_copy_copies_exactly_nbytes(nbytes: int) -> None:
     source = np.arange(SMALL + 2, dtype=np.uint32).view(np.uint8)
     to = np.zeros_like(source)
     copy(to.ctypes.data, source.ctypes.data, nbytes)

@@ -110,7 +110,7 @@ def test_merging_an_unknown_field_like_no_other_names_all_there_are() -> None:
         RuntimeSettings().merge(x=1)
 
 
-def test_kernels_are_kept_beside_the_plan_in_a_folder_in_a_file_or_nowhere(tmp_path: Path) -> None:
+def test_the_cache_file_is_in_the_plan_s_folder_or_as_set(tmp_path: Path) -> None:
     """F41."""
     assert RuntimeSettings(cache_path="").cache_file(PLAN) is None
     assert RuntimeSettings(cache_path=Path("here")).cache_file(PLAN) == Path("here")
@@ -135,7 +135,7 @@ def test_a_setting_that_the_library_lacks_warns_and_has_no_effect_or_is_refused(
     assert settings.copies == "sm"
 
 
-def test_settings_that_the_library_has_are_kept_without_a_word() -> None:
+def test_settings_that_the_library_has_are_kept_without_a_warning() -> None:
     settings = RuntimeSettings(**EVERYTHING)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -214,7 +214,7 @@ def test_a_cpu_s_engine_has_no_graphs_to_require(tmp_path: Path) -> None:
         load_engine(path, settings=RuntimeSettings(graphs="required"))
 
 
-def test_what_to_be_ready_for_may_be_batch_sizes_and_shapes_and_makes_settings_equal_or_not() -> None:
+def test_warm_up_takes_batch_sizes_and_shapes() -> None:
     warm_up = (1, 4, (("x", (8, 3)), ("y", (8,))))
     assert RuntimeSettings(warm_up=warm_up) == RuntimeSettings(warm_up=warm_up)
     assert hash(RuntimeSettings(warm_up=warm_up)) != hash(RuntimeSettings(warm_up=(1, 4)))
@@ -251,7 +251,7 @@ def test_what_a_library_lacks_is_known_before_anything_is_loaded() -> None:
     assert unsupported_by("TensorRT 9", (), {"cuda_graph_strategy": "disabled"}) == {}
 
 
-def test_onnx_runtime_lacks_whatever_is_a_gpus_and_is_ready_for_what_it_is_told() -> None:
+def test_onnx_runtime_supports_warm_up_and_no_gpu_settings() -> None:
     found = unsupported(None, ASKED)
     assert found.keys() == {"copies", "instances", *EVERYTHING} - set(ONNX_RUNTIMES)
     assert found["allocation_strategy"] == "ONNX Runtime on a CPU allocates its memory itself"

@@ -88,7 +88,7 @@ def test_a_form_whose_shapes_have_other_elements_says_so(outer: tuple[int, ...],
     assert Form(outer, inner).obstacle()
 
 
-def test_a_tensor_with_a_form_is_shown_as_callers_see_it_and_checked_as_the_model_does() -> None:
+def test_a_tensor_with_a_form_has_the_caller_s_shape_and_the_model_s_checks() -> None:
     spec = TensorSpec("x", DATATYPES["FP32"], ("batch",), form=Form((-1, 1), (-1,)))
     assert (spec.shape, repr(_takes(spec))) == ((-1, 1), "<Signature x FP32[-1, 1] -> , batch none>")
     assert _takes(spec).check([spec.inward((3, 1))]) == {"batch": 3}

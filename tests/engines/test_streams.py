@@ -111,7 +111,7 @@ def settled(executor: Any, bench: Bench, count: int = 2) -> None:
 # F01 to F10: whose stream.
 
 
-def test_f01_without_a_choice_work_runs_on_the_partition_s_stream_and_is_complete_once_waited_for(
+def test_f01_without_a_selected_stream_work_runs_on_the_partition_s(
     bench: Bench, executor: Any, home: Stream, sibling: Stream, plain: Stream
 ) -> None:
     settled(executor, bench)
@@ -304,7 +304,7 @@ def test_f09_the_green_context_need_not_be_current_for_work_to_stay_on_it(
 @pytest.mark.parametrize(
     ("handle", "name"), [(2, "the per-thread default stream"), (0, "the NULL stream"), (1, "the legacy default stream")]
 )
-def test_f10_a_default_stream_while_another_context_is_current_is_refused_with_what_to_choose(
+def test_f10_a_default_stream_with_another_current_context_is_refused(
     bench: Bench, executor: Any, handle: int, name: str
 ) -> None:
     settled(executor, bench)
@@ -376,7 +376,7 @@ def test_an_ordering_describes_itself(executor: Any) -> None:
 # F34 to F38: staging through the host.
 
 
-def test_f34_memory_on_the_gpu_is_used_where_it_is_and_nothing_is_said(
+def test_f34_gpu_memory_is_not_staged_and_nothing_is_logged(
     bench: Bench, executor: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For five shapes, which are run, captured and replayed."""
@@ -495,7 +495,7 @@ def test_f37_memory_of_another_gpu_is_refused_and_not_staged(bench: Bench, execu
 
 
 @pytest.mark.parametrize("count", [2, 7])
-def test_f38_staging_that_cannot_be_had_fails_one_inference_of_a_known_or_a_new_shape(
+def test_f38_staging_that_cannot_be_allocated_fails_one_inference(
     bench: Bench, executor: Any, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     """The next ones are run, captured and replayed as ever."""

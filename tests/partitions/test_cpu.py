@@ -108,7 +108,7 @@ def _raise(error: BaseException) -> None:
     raise error
 
 
-def test_nothing_runs_before_somebody_waits(partition: CpuPartition) -> None:
+def test_nothing_runs_before_a_thread_waits(partition: CpuPartition) -> None:
     ran: list[int] = []
     task = _put(partition.stream, ran, 1)
     assert not ran
@@ -147,7 +147,7 @@ def test_waiting_on_a_thread_that_is_not_attached_runs_pinned(device: CpuDevice,
     assert seen == [{device.cores[0]}]
 
 
-def test_what_a_task_raises_is_raised_to_whoever_waits_for_it_and_to_nobody_else(partition: CpuPartition) -> None:
+def test_a_task_s_error_is_raised_by_its_own_wait_only(partition: CpuPartition) -> None:
     stream, ran = partition.stream, list[int]()
     bad = stream.put(lambda: _raise(ValueError("no")))
     good = _put(stream, ran, 1)

@@ -182,11 +182,11 @@ def test_only_a_plan_can_be_carved(move: object) -> None:
         PartitionManager(FakeDevice()).carve(move)  # type: ignore[arg-type]
 
 
-def test_the_account_of_one_granule_is_no_plural() -> None:
+def test_the_manager_s_repr_of_one_granule_is_singular() -> None:
     assert repr(PartitionManager(FakeDevice((1,)))) == "<PartitionManager 1 granule, all free>"
 
 
-def test_the_account_shows_who_holds_what() -> None:
+def test_the_manager_s_repr_shows_the_holders() -> None:
     manager = PartitionManager(FakeDevice())
     assert repr(manager) == "<PartitionManager 4 granules, all free>"
     _held(manager, {"acme": 1, "globex": 2})

@@ -38,7 +38,7 @@ def _steps(total: int, counts: list[dict[str, int]]) -> "list[tuple[dict[str, Gr
 
 
 @given(histories())
-def test_nobody_s_granules_overlap_and_everyone_gets_what_was_asked(history: tuple[int, list[dict[str, int]]]) -> None:
+def test_assigned_granules_never_overlap(history: tuple[int, list[dict[str, int]]]) -> None:
     total, counts = history
     for wanted, (_, after) in zip(counts, _steps(total, counts), strict=True):
         granules = [granule for held in after.values() for granule in held]
@@ -81,7 +81,7 @@ def test_those_who_move_are_exactly_those_whose_count_changes(history: tuple[int
 
 
 @given(histories())
-def test_the_same_plan_again_moves_nobody(history: tuple[int, list[dict[str, int]]]) -> None:
+def test_the_same_plan_moves_no_holder(history: tuple[int, list[dict[str, int]]]) -> None:
     total, counts = history
     _, after = _steps(total, counts)[-1]
     assert assign(total, after, counts[-1]) == after

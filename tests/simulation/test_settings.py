@@ -83,9 +83,7 @@ def test_a_batch_that_the_engine_was_not_built_for_is_a_problem(bench: Bench) ->
 
 
 @pytest.mark.parametrize(("config", "padded"), [("max_batch_size: 8", 1), ("", 0)], ids=["batches", "no batches"])
-def test_a_batch_that_is_not_ready_is_padded_where_the_configuration_says_that_rows_are_a_batch(
-    bench: Bench, config: str, padded: int
-) -> None:
+def test_a_batch_that_is_not_ready_is_padded_if_the_configuration_allows_it(bench: Bench, config: str, padded: int) -> None:
     """Else the first dimension may be anything, such as the length of a text."""
     loaded = load(bench, config, warm_up=(1, 8), copies="sm")
     (executor,) = loaded.executors.values()

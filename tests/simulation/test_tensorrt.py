@@ -118,7 +118,7 @@ def test_a_size_that_depends_on_data_has_an_upper_bound_and_a_shape_with_a_gap(
     assert tuple(one.get_tensor_shape("y")) == shape
 
 
-def test_an_allocator_is_asked_for_memory_and_told_the_shape_before_the_call_returns(bench: Bench) -> None:
+def test_an_allocator_gets_size_and_shape_before_execute_returns(bench: Bench) -> None:
     one, allocator = context(bench, NONZERO, ROWS), Allocator(bench)
     assert one.set_output_allocator("y", allocator)
     assert one.get_output_allocator("y") is allocator
@@ -192,7 +192,7 @@ def test_what_waits_for_its_sizes_spoils_a_capture(bench: Bench) -> None:
     assert len(allocator.asked) == 1
 
 
-def test_an_output_that_is_an_input_s_alias_lies_where_that_does(bench: Bench) -> None:
+def test_an_aliased_output_has_the_input_s_address(bench: Bench) -> None:
     bench.device.make_current()
     path = bench.folder / "aliased.plan"
     path.write_bytes(make_plan(model(AFFINE), ROWS, aliases={"y": "x"}))
@@ -383,7 +383,7 @@ def test_a_context_is_not_destroyed_while_its_profile_is_switched(bench: Bench) 
     ],
     ids=["shape", "address", "allocator", "streams", "memory", "profile", "infer"],
 )
-def test_a_context_is_told_nothing_while_it_works(bench: Bench, touch: Callable[[Any], object]) -> None:
+def test_a_context_must_not_be_changed_while_it_executes(bench: Bench, touch: Callable[[Any], object]) -> None:
     one = two_profiles(bench)
     assert one.execute_async_v3(bench.partition.handle)
     with pytest.raises(Misuse, match="with 1 inferences in flight"):

@@ -50,7 +50,7 @@ _LAST_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class BuildOrder:
-    """What a child is to do, pickled to its standard input.
+    """The order to a child, pickled to its standard input.
 
     `gpu` is the ordinal of the GPU that it may use, None for none. `cores` are the host's cores that it may run on, empty for
     those of its parent. `parent` is the parent's process id.

@@ -21,7 +21,7 @@ except OSError as error:
 """
 
 
-def test_a_file_is_put_in_place_with_its_directories_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_replace_file_creates_directories_and_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b"
     replace_file(path, b"one")
     replace_file(path, b"two")
@@ -29,7 +29,7 @@ def test_a_file_is_put_in_place_with_its_directories_and_nothing_beside_it(tmp_p
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_file_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_replace_file_removes_its_temporary_file_when_the_rename_fails(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(OSError, match="taken"):
@@ -37,7 +37,7 @@ def test_a_file_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Path
     assert list(tmp_path.iterdir()) == [tmp_path / "taken"]
 
 
-def test_a_write_that_fails_half_way_leaves_what_was_there_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_replace_file_keeps_the_old_file_when_a_write_fails(tmp_path: Path) -> None:
     """F50: in a process that may write no file of more than 5,000 bytes."""
     path = tmp_path / "kernels"
     replace_file(path, b"old" * 1000)

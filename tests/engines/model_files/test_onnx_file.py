@@ -56,7 +56,7 @@ def test_a_weight_that_is_not_there_is_none(data: bytes) -> None:
     assert initializer(data, "nothing") is None
 
 
-def test_a_library_s_words_about_bytes_follow_whether_those_are_onnx() -> None:
+def test_blame_says_whether_the_bytes_are_onnx_at_all() -> None:
     whole = model(IMAGES)
     assert blame(whole, "no such operator") == "no such operator"
     assert blame(whole[:-9], "cannot parse") == "not an ONNX file, or a truncated one: cannot parse"

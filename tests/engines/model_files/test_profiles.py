@@ -53,7 +53,7 @@ def test_what_is_left_out_of_a_range_is_the_next_larger_shape_given(
     assert make_range(*given_) == expected
 
 
-def test_only_dynamic_batches_get_a_range_of_their_own_with_a_word_about_it() -> None:
+def test_only_dynamic_batches_get_a_default_range_with_a_note() -> None:
     profiles, notes = complete([], [X, FIXED], 16)
     assert profiles == (Profile({"x": Range((1, 4), (16, 4), (16, 4))}),)
     assert notes == ["profile 0: no range given for input 'x': built for 1x4..16x4..16x4"]
@@ -75,7 +75,7 @@ def test_a_range_for_an_input_that_is_not_dynamic_is_checked_and_dropped() -> No
     assert list(complete([Profile(ranges)], [X, FIXED], 1)[0][0].ranges) == ["x"]
 
 
-def test_sizes_that_cannot_be_guessed_are_asked_for_in_the_words_of_the_command_line() -> None:
+def test_sizes_that_cannot_be_guessed_are_requested_as_command_line_options() -> None:
     with pytest.raises(
         ModelRefused, match="besides the first: \\[batch, 3, h, \\?\\]; give --min, --opt and --max image:<batch>x3x<h>x<3>"
     ):
@@ -154,13 +154,13 @@ def ranged(*dims: tuple[int, int, int]) -> Range:
     return Range(*(tuple(dim[which] for dim in dims) for which in range(3)))
 
 
-def test_one_is_ready_for_the_powers_of_two_of_a_batch_between_its_bounds_and_for_the_usual_one_last() -> None:
+def test_usual_shapes_are_the_powers_of_two_of_a_batch_and_the_optimum_last() -> None:
     profile = Profile({"x": ranged((1, 4, 6), (3, 3, 3))})
     inputs = [TensorSpec("x", DATATYPES["FP32"], ("n", 3)), TensorSpec("w", DATATYPES["FP32"], (2,))]
     assert usual(profile, inputs) == [((1, 3), (2,)), ((6, 3), (2,)), ((2, 3), (2,)), ((4, 3), (2,))]
 
 
-def test_where_more_than_the_batch_differs_one_is_ready_for_the_bounds_and_the_usual_shape() -> None:
+def test_usual_shapes_are_minimum_maximum_and_optimum_where_more_than_the_batch_varies() -> None:
     profile = Profile({"x": ranged((1, 1, 8), (16, 32, 64))})
     assert usual(profile, [TensorSpec("x", DATATYPES["FP32"], ("n", "w"))]) == [((1, 16),), ((8, 64),), ((1, 32),)]
 

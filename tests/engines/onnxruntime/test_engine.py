@@ -269,9 +269,7 @@ def test_weights_in_a_file_of_their_own_are_found_beside_the_model(load: Loader,
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_a_weight_that_is_an_input_is_one_where_it_is_asked_for_with_its_own_value_for_default(
-    load: Loader, partition: CpuPartition, external: bool
-) -> None:
+def test_an_optional_input_has_its_initializer_as_default(load: Loader, partition: CpuPartition, external: bool) -> None:
     path = load.folder / "scaled.onnx"
     model = onnx.load(models.save(path, "scaled (float[n] x) => (float[n] y) <float[2] w = {2, 3}> { y = Mul(x, w) }"))
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array([2, 3], np.float32), "w"))
@@ -351,7 +349,7 @@ def test_a_file_that_is_no_model_is_refused_with_its_name(tmp_path: Path, conten
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_without_a_byte_is_said_to_have_none(tmp_path: Path) -> None:
+def test_an_empty_file_is_refused_as_0_bytes(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").touch()
     with pytest.raises(ModelRefused, match=r"model\.onnx: failed to load: not an ONNX file \(0 bytes\)$"):
         load_engine(tmp_path / "model.onnx")
@@ -734,9 +732,7 @@ def test_what_a_large_inference_took_is_given_back_when_nothing_runs(load: Loade
         assert repr(executor) == runs, "there was nothing more to give back"
 
 
-def test_what_a_large_inference_took_is_given_back_by_the_next_one_where_something_runs(
-    load: Loader, partition: CpuPartition
-) -> None:
+def test_trim_frees_memory_with_the_next_inference(load: Loader, partition: CpuPartition) -> None:
     with closing(cast(OnnxExecutor, load(EXPAND).bind(partition))) as executor:
         before = anonymous()
         expand(executor, MUCH)
@@ -771,7 +767,7 @@ def test_memory_of_known_shapes_is_given_back_as_well(load: Loader, partition: C
             assert anonymous() - before < MUCH // 8
 
 
-def test_a_session_that_keeps_no_memory_is_not_told_to_give_any_back(load: Loader, partition: CpuPartition) -> None:
+def test_trim_does_nothing_without_a_memory_arena(load: Loader, partition: CpuPartition) -> None:
     """It would refuse to run."""
     engine = load_engine(models.save(load.folder / "m.onnx", EXPAND), settings=RuntimeSettings(memory_arena=False))
     with closing(cast(OnnxExecutor, engine.bind(partition))) as executor:

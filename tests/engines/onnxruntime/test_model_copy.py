@@ -23,7 +23,7 @@ def test_a_copy_of_nothing_is_empty(tmp_path: Path) -> None:
     copy.close()
 
 
-def test_a_copy_cannot_be_changed_by_whoever_has_its_path(tmp_path: Path) -> None:
+def test_a_model_copy_cannot_be_changed_through_its_path(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"model")
     copy = copy_model(tmp_path / "model")
     with pytest.raises(PermissionError), open(copy.path, "r+b", buffering=0) as file:
@@ -34,7 +34,7 @@ def test_a_copy_cannot_be_changed_by_whoever_has_its_path(tmp_path: Path) -> Non
     copy.close()
 
 
-def test_a_copy_is_gone_once_it_is_closed_or_nobody_has_it(tmp_path: Path) -> None:
+def test_a_model_copy_is_freed_when_closed_or_collected(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"model")
     copy = copy_model(tmp_path / "model")
     path = copy.path
@@ -49,7 +49,7 @@ def test_a_copy_is_gone_once_it_is_closed_or_nobody_has_it(tmp_path: Path) -> No
     assert not os.path.exists(path)
 
 
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_read_raises_os_error(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         copy_model(tmp_path)
     with pytest.raises(FileNotFoundError):

@@ -73,13 +73,13 @@ def test_the_memory_of_the_texts_is_left_as_it_is() -> None:
     assert bytes(np.asarray(tensor.owner)) == before
 
 
-def test_texts_are_read_by_the_library_where_they_lie_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strings_of_another_layout_are_read_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "_is_known", lambda: False)
     elements = [b"short", "é".encode(), b"longer than the others are", b""]
     assert there_and_back(elements, (2, 2)) == elements
 
 
-def test_where_they_lie_is_known_of_the_library_that_is_installed() -> None:
+def test_the_string_layout_of_the_installed_library_is_known() -> None:
     assert texts._is_known()
 
 

@@ -82,7 +82,7 @@ def test_a_room_that_was_unpinned_is_written_to_no_more(bench: Bench, executor: 
     assert (array(output).reshape(2, 3) == affine(data)).all()
 
 
-def test_memory_that_somebody_else_pinned_is_asked_about_every_time(bench: Bench, executor: Any) -> None:
+def test_memory_pinned_by_other_code_is_not_cached(bench: Bench, executor: Any) -> None:
     data, memory, room = rows(2), Memory(4096), bench.room()
     bench.gpu.pin(memory.room.address, memory.room.nbytes)
     memory.bytes[: data.nbytes] = list(data.tobytes())
@@ -104,7 +104,7 @@ def test_more_bytes_than_the_shape_has_are_refused_though_the_memory_is_known(be
     assert right(executor, [tensor], room, data)
 
 
-def test_a_shape_whose_graph_was_thrown_out_is_prepared_anew(
+def test_a_shape_whose_graph_was_evicted_is_prepared_again(
     bench: Bench, executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.import_module("engines.tensorrt.shapes"), "MAX_READY_SETS", 1)

@@ -201,7 +201,7 @@ def test_f64_several_are_in_one_graph_one_after_another(bench: Bench, adopted: A
     adopted.close()
 
 
-def test_f64_what_cannot_be_part_of_it_is_refused_and_leaves_the_capture_as_it_was(bench: Bench, adopted: Adopted) -> None:
+def test_f64_an_inference_that_cannot_join_a_capture_does_not_change_it(bench: Bench, adopted: Adopted) -> None:
     assert_right(adopted.executor, rows(2))
     given, room = adopted.given(2), adopted.room.room
     wrong: list[tuple[list[Tensor], Room, type[Exception], str]] = [
@@ -224,7 +224,7 @@ def test_f64_what_cannot_be_part_of_it_is_refused_and_leaves_the_capture_as_it_w
 
 
 @pytest.mark.parametrize("settings", [{"graphs": "off"}, {"copies": "engine"}])
-def test_f64_an_executor_without_graphs_of_ours_is_no_part_of_one(
+def test_f64_an_executor_without_captured_graphs_cannot_join_a_capture(
     bench: Bench, plain: Stream, settings: dict[str, Any]
 ) -> None:
     """Its contexts have graphs of the library's own, or are in flight themselves."""
@@ -240,7 +240,7 @@ def test_f64_an_executor_without_graphs_of_ours_is_no_part_of_one(
     adopted.close()
 
 
-def test_f64_where_the_engine_is_bound_to_another_stream_it_is_refused_with_what_to_do(bench: Bench, plain: Stream) -> None:
+def test_f64_a_captured_stream_that_the_engine_is_not_bound_to_is_refused(bench: Bench, plain: Stream) -> None:
     executor = bench.bind()
     bench.gpu.begin_capture(plain, thread_local=True)
     with on_stream(plain.handle), pytest.raises(ExecutionFailed, match=r"bind the engine to that stream \(CudaDevice.adopt\)"):

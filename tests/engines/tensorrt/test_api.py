@@ -69,9 +69,7 @@ class ComputeCapability: pass
 """
 
 
-def test_features_are_told_by_name_and_the_first_library_found_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_are_found_by_name_in_the_first_library_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorrt_bindings.py").write_text(BARE)
     monkeypatch.syspath_prepend(tmp_path)
     try:
@@ -128,7 +126,7 @@ def test_several_reasons_are_decoded() -> None:
     assert api.validity(b"plan") == ("INVALID", ("UNSUPPORTED_CC", "OLD_CUDA_DRIVER"))
 
 
-def test_the_librarys_words_reach_who_listens_whichever_logger_it_was_given(rtx: TensorRT) -> None:
+def test_messages_are_collected_whichever_logger_the_library_keeps(rtx: TensorRT) -> None:
     held = rtx.module.Runtime(rtx.logger)  # From now on the library ignores other loggers.
     other = find_tensorrt(["tensorrt_rtx"])
     assert other.logger is not rtx.logger
@@ -138,7 +136,7 @@ def test_the_librarys_words_reach_who_listens_whichever_logger_it_was_given(rtx:
     del held
 
 
-def test_words_are_heard_by_the_thread_that_caused_them_only() -> None:
+def test_messages_are_collected_by_the_thread_that_caused_them() -> None:
     with collect_messages() as outer:
         on_message("ERROR", "one")
         thread = threading.Thread(target=on_message, args=("ERROR", "elsewhere"))
@@ -151,7 +149,7 @@ def test_words_are_heard_by_the_thread_that_caused_them_only() -> None:
     assert inner == [("INFO", "two")]
 
 
-def test_what_nobody_listens_to_is_logged_and_verbose_words_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_uncollected_messages_are_logged_and_verbose_ones_dropped(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "greenlane.tensorrt"):
         on_message("INTERNAL_ERROR", "100 % wrong")
         on_message("VERBOSE", "tactic 17")
@@ -186,5 +184,5 @@ def test_the_first_error_is_the_reason_and_not_the_noise_after_it() -> None:
         ("In summary: no", "In summary: no"),
     ],
 )
-def test_errors_are_told_without_what_only_the_librarys_authors_need(said: str, told: str) -> None:
+def test_clean_message_removes_source_files_and_conditions(said: str, told: str) -> None:
     assert clean_message(said) == told

@@ -165,7 +165,7 @@ def test_a_table_has_a_row_for_every_tensor(copier: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["LegacyPinnedMemoryResource.allocate", "Device.allocate", "Buffer.fill", "Stream.sync"])
-def test_a_ring_that_cannot_be_made_leaves_nothing_behind(bench: Bench, call: str) -> None:
+def test_a_ring_that_cannot_be_allocated_leaks_nothing(bench: Bench, call: str) -> None:
     before = bench.holdings()
     bench.gpu.fail(call)
     with pytest.raises(PartitionError, match="allocating the ring of copy tables: CUDA_ERROR_OUT_OF_MEMORY") as caught:
@@ -179,7 +179,7 @@ def test_a_ring_that_cannot_be_made_leaves_nothing_behind(bench: Bench, call: st
         open_sm_copies(bench, 1, 2)
 
 
-def test_kernels_that_cannot_be_compiled_are_said_to_be(bench: Bench) -> None:
+def test_copy_kernels_that_cannot_be_compiled_raise_partition_error(bench: Bench) -> None:
     device = bench.device.make_current()
     bench.gpu.fail("Program", error="NVRTC_ERROR_COMPILATION")
     with pytest.raises(PartitionError, match="compiling the copy kernels: NVRTC_ERROR_COMPILATION"):

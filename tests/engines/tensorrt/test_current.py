@@ -104,7 +104,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("before", [ELSEWHERE, 0], ids=["another context", "none"])
-def test_f08_every_call_leaves_current_what_was(bench: Bench, before: int) -> None:
+def test_f08_every_call_restores_the_current_context(bench: Bench, before: int) -> None:
     def calls() -> list[str]:
         caller = Caller(bench)
         left: list[str] = []
@@ -126,7 +126,7 @@ def test_f08_every_call_leaves_current_what_was(bench: Bench, before: int) -> No
 
 
 @pytest.mark.parametrize("before", [ELSEWHERE, 0], ids=["another context", "none"])
-def test_f08_a_build_leaves_current_what_was_though_the_library_uses_the_gpu(tmp_path: Path, before: int) -> None:
+def test_f08_a_build_restores_the_current_context(tmp_path: Path, before: int) -> None:
     try:
         real = find_tensorrt(["tensorrt_rtx"]).module
     except ModelRefused as refusal:
@@ -161,7 +161,7 @@ def test_f08_a_thread_that_attaches_keeps_the_primary_context(bench: Bench) -> N
     assert bench.gpu.current() == bench.gpu.primary.handle
 
 
-def test_f08_an_inference_under_another_context_is_switched_once_and_one_under_the_right_one_never(bench: Bench) -> None:
+def test_f08_an_inference_switches_contexts_only_if_another_is_current(bench: Bench) -> None:
     executor = bench.bind()
     data, room = bench.pinned(rows(2)), bench.room()
     executor.enqueue(data, room).wait()

@@ -94,7 +94,7 @@ def test_f32_it_moves_to_another_partition_and_is_bound_again(bench: Bench) -> N
     other.close()
 
 
-def test_f67_it_is_never_captured_which_is_said_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_f67_data_dependent_outputs_are_never_captured_and_logged_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, LOGGER)
     executor = bench.bind(NONZERO, FIVE, batch_padding=True)
     for size in (5, 7, 5):

@@ -34,9 +34,7 @@ def taken(executor: Any, count: int) -> int:
     return int(executor._shapes.find(((count, 3),)).prepared.context.profile)
 
 
-def test_each_shape_has_the_profile_to_begin_with_if_that_fits_and_else_the_first_that_does(
-    bench: Bench, executor: Any
-) -> None:
+def test_each_shape_runs_with_the_preferred_profile_or_the_first_that_fits(bench: Bench, executor: Any) -> None:
     """F72."""
     counts = [1, 4, 5, 3, 9, 2, 4]
     for turn, count in enumerate(counts):
@@ -73,7 +71,7 @@ def test_every_profile_was_run_before_an_engine_is_bound(bench: Bench, executor:
     assert bench.gpu.log.count("cuGraphLaunch") == launched + 1
 
 
-def test_what_is_usual_was_run_and_captured_before_an_engine_is_bound_where_that_is_asked(bench: Bench) -> None:
+def test_warm_up_usual_captures_the_usual_shapes_before_bind_returns(bench: Bench) -> None:
     """A shape that nothing was ready for would compile its kernels while its tenant waits."""
     executor = bench.bind(AFFINE, SMALL, warm_up="usual")
     assert [kernel.partition(" ")[2] for kernel in bench.gpu.compiled] == ["((1, 3),)", "((4, 3),)", "((2, 3),)"]
@@ -121,7 +119,7 @@ def test_a_profile_that_there_is_not_is_refused(bench: Bench) -> None:
         bench.load(bench.plan(AFFINE, SMALL, LARGE), profile=2)
 
 
-def test_a_profile_that_the_library_refuses_refuses_the_model_and_the_next_attempt_is_right(bench: Bench) -> None:
+def test_a_profile_that_the_library_refuses_fails_the_bind_only_once(bench: Bench) -> None:
     engine, before = bench.load(bench.plan(AFFINE, SMALL, LARGE)), bench.holdings()
     bench.gpu.fail("IExecutionContext.set_optimization_profile_async")
     with pytest.raises(ModelRefused, match="profile 1: CUDA_ERROR_OUT_OF_MEMORY"):
@@ -180,7 +178,7 @@ def test_a_partition_begins_with_the_profile_for_its_size(bench: Bench, granules
     partition.close()
 
 
-def test_what_an_executor_of_another_size_left_is_used_with_the_profile_for_this_size(bench: Bench) -> None:
+def test_an_idle_instance_is_reused_with_the_profile_for_this_partition_size(bench: Bench) -> None:
     engine = tuned(bench, (48, True), (8, True))
     for granules, profile in (([1], 1), (range(1, 7), 0), ([1], 1)):
         partition = bench.device.carve(granules)

@@ -92,7 +92,7 @@ def test_an_output_that_was_staged_stays_the_work_s_however_often_it_is_waited_f
             assert_right(executor, rows(2, seed + 1))
 
 
-def test_works_that_nobody_waits_for_are_forgotten(executor: Any) -> None:
+def test_works_that_are_never_waited_for_are_dropped(executor: Any) -> None:
     for turn in range(2 * LENGTH):
         executor.enqueue([Tensor.of(rows(2, turn))])
     assert_right(executor, rows(2))
@@ -273,7 +273,7 @@ def test_a_shape_outside_of_the_profile_is_refused_before_it_waits(
         ([Tensor((2, 3), 4096, 12)], "input 'x': 12 bytes for shape [2, 3] of FP32; expected 24"),
     ],
 )
-def test_tensors_that_are_not_what_the_model_takes_are_refused_before_anything_is_submitted(
+def test_wrong_tensors_are_refused_before_anything_is_submitted(
     bench: Bench, executor: Any, tensors: list[Tensor], why: str
 ) -> None:
     """F26, F27."""
@@ -285,7 +285,7 @@ def test_tensors_that_are_not_what_the_model_takes_are_refused_before_anything_i
     assert_right(executor, rows(2))
 
 
-def test_a_shape_that_is_refused_after_another_input_s_was_taken_leaves_nothing_of_it_behind(bench: Bench) -> None:
+def test_a_shape_refused_for_its_second_input_leaves_the_context_unchanged(bench: Bench) -> None:
     bench.gpu.capturable = False
     executor = bench.bind(SEVERAL, TWO)
     bench.gpu.fail("IExecutionContext.set_input_shape", 2)
@@ -297,7 +297,7 @@ def test_a_shape_that_is_refused_after_another_input_s_was_taken_leaves_nothing_
     executor.close()
 
 
-def test_a_new_shape_is_captured_at_once_beside_what_was_enqueued_before(bench: Bench, executor: Any) -> None:
+def test_a_new_shape_is_captured_while_earlier_work_is_in_flight(bench: Bench, executor: Any) -> None:
     """F13: though nobody waited for them."""
     before = executor.enqueue([Tensor.of(rows(2))])
     works = [executor.enqueue([Tensor.of(rows(3, seed))]) for seed in range(4)]

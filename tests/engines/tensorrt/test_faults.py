@@ -67,7 +67,7 @@ def test_a_failure_after_something_was_submitted_leaves_nothing_in_flight(
     executor.close()
 
 
-def test_a_wait_for_a_place_in_the_ring_that_fails_leaves_what_was_there_and_adds_nothing(bench: Bench, executor: Any) -> None:
+def test_a_failed_wait_for_a_ring_slot_adds_nothing(bench: Bench, executor: Any) -> None:
     """F16, F19."""
     for turn in range(2 * LENGTH):
         works = [executor.enqueue(bench.pinned(rows(2, seed)), bench.room()) for seed in range(LENGTH)]
@@ -97,7 +97,7 @@ def test_a_wait_that_fails_is_an_execution_that_failed(bench: Bench, executor: A
     assert array(work.wait()[0]).tolist() == affine(rows(2)).tolist()
 
 
-def test_a_lost_device_is_said_to_be_lost_by_whatever_comes_next(bench: Bench, executor: Any) -> None:
+def test_after_a_lost_device_every_call_raises_device_lost(bench: Bench, executor: Any) -> None:
     """F18."""
     work, other = (executor.enqueue([Tensor.of(rows(2))]) for _ in range(2))
     bench.gpu.fail("Event.sync", error="CUDA_ERROR_ILLEGAL_ADDRESS")
@@ -121,7 +121,7 @@ def test_memory_that_the_gpu_cannot_reach_loses_the_device(bench: Bench, executo
 # Closing.
 
 
-def test_closing_waits_then_frees_what_is_on_the_partition_and_the_engine_the_rest_in_this_order_once(bench: Bench) -> None:
+def test_closing_waits_then_frees_in_order_and_once(bench: Bench) -> None:
     """F15, F77."""
     before = bench.holdings()
     executor = bench.bind()
@@ -171,7 +171,7 @@ def test_closing_frees_what_it_can_when_something_fails(bench: Bench) -> None:
         assert len(bench.gpu.allocated) == len(bench.gpu.events) == len(bench.gpu.executions) == 0
 
 
-def test_binding_again_and_again_leaves_nothing_behind(bench: Bench) -> None:
+def test_binding_repeatedly_leaks_nothing(bench: Bench) -> None:
     engine = bench.load(bench.plan())
     for granule in range(1, 9):
         bench.device.carve([granule]).close()
@@ -269,7 +269,7 @@ def test_the_simulation_objects_to_memory_that_is_freed_while_it_is_used(bench: 
     bench.gpu.lose("CUDA_ERROR_UNKNOWN")
 
 
-def test_a_waiter_and_the_thread_that_enqueues_do_not_get_in_each_other_s_way(bench: Bench, executor: Any) -> None:
+def test_waiting_and_enqueueing_threads_do_not_disturb_each_other(bench: Bench, executor: Any) -> None:
     """F36: works are waited for in one thread while another one's works push theirs out of the ring."""
     data = [rows(2, seed) for seed in range(8 * LENGTH)]
     works: SimpleQueue[Any] = SimpleQueue()

@@ -24,7 +24,7 @@ MORE: Ranges = {"x": [(1, 3), (9, 3), (20, 3)]}
     ],
     ids=str,
 )
-def test_the_numbers_are_right_with_two_profiles_in_whichever_way(full: Bench, settings: dict[str, Any]) -> None:
+def test_results_are_right_with_two_profiles_in_every_graph_mode(full: Bench, settings: dict[str, Any]) -> None:
     before, engine = full.holdings(), full.load(full.plan(AFFINE, ROWS, MORE), **settings)
     executor = engine.bind(full.partition)
     for count, seed in ((2, 0), (2, 1), (2, 2), (20, 3), (2, 4)):

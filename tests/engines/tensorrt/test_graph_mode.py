@@ -88,7 +88,7 @@ def strategy(bench: Bench) -> CudaGraphStrategy:
 
 
 @pytest.mark.parametrize(("settings", "traits", "capture", "native", "notice"), MATRIX.values(), ids=list(MATRIX))
-def test_the_way_is_decided_by_the_settings_the_engine_and_the_library(
+def test_the_graph_mode_depends_on_settings_engine_and_library(
     settings: dict[str, Any], traits: dict[str, bool], capture: bool, native: bool, notice: str
 ) -> None:
     """F57, F58, F59, F61, F62, F63."""
@@ -115,7 +115,7 @@ def test_a_graph_mode_describes_itself() -> None:
 @pytest.mark.parametrize("copies", ["sm", "engine", "auto"])
 @pytest.mark.parametrize("graphs", ["on", "off", "required"])
 @pytest.mark.parametrize("wanted", ["disabled", "whole_graph_capture"])
-def test_the_numbers_are_right_in_whichever_way(bench: Bench, copies: str, graphs: str, wanted: str) -> None:
+def test_results_are_right_in_every_graph_mode(bench: Bench, copies: str, graphs: str, wanted: str) -> None:
     """F20, F64: and a context with graphs of its own is never captured, to which the simulation would object."""
     executor = bench.bind(copies=copies, graphs=graphs, cuda_graph_strategy=wanted)
     assert_many_right(bench, executor)
@@ -247,9 +247,7 @@ def test_without_graphs_of_its_own_the_context_goes_on_as_it_is(plain: Bench, ca
     executor.close()
 
 
-def test_if_there_is_no_other_context_the_old_one_goes_on_without_graphs(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_native_context_the_old_one_continues_without_graphs(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     executor = bench.bind()
     run(executor, rows(4))
     bench.gpu.fail("cuGraphInstantiate")

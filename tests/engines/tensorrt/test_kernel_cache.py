@@ -69,7 +69,7 @@ def test_kernels_are_found_by_the_next_process_in_directories_made_for_them(tmp_
     assert sorted(file.name for file in path.parent.iterdir()) in (["kernels"], ["kernels", "kernels.lock"])
 
 
-def test_a_missing_file_is_a_first_run_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_cache_file_is_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """F48."""
     assert kept(tmp_path / "kernels") == set()
     assert not caplog.records
@@ -171,7 +171,7 @@ def test_many_processes_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("merges", [True, False])
-def test_combining_never_loses_ours_and_takes_in_theirs_where_the_library_does(merges: bool) -> None:
+def test_combine_keeps_our_kernels_and_adds_the_stored_ones_if_it_can(merges: bool) -> None:
     theirs, ours = ('["580", ["a", "b"]]', '["580", ["c"]]')
     both = combine(lambda: Kernels(merges=merges), theirs.encode(), ours.encode())
     assert json.loads(both)[1] == (["a", "b", "c"] if merges else ["c"])
@@ -294,15 +294,13 @@ def test_a_stream_is_read_once_and_holds_the_blob_alone() -> None:
 
 
 @pytest.mark.parametrize("where", [None, 3, b"bytes", io.BytesIO, io.StringIO("text")])
-def test_anything_else_is_no_place_for_a_cache(where: object) -> None:
+def test_open_cache_refuses_other_types(where: object) -> None:
     """F53."""
     with pytest.raises(TypeError, match="a file, a binary stream or ''; got"):
         open_cache(where, KEY)
 
 
-def test_whoever_opens_a_cache_can_hear_its_warnings_instead_of_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_open_cache_calls_warn_instead_of_logging(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[str] = []
     path = tmp_path / "kernels"
     keep(path, "conv")
@@ -386,7 +384,7 @@ def test_a_closed_cache_is_not_saved_again_and_gives_nothing(tmp_path: Path) -> 
         cache.materialize(Kernels)
 
 
-def test_a_cache_that_nobody_closed_is_saved_when_it_is_collected(tmp_path: Path) -> None:
+def test_a_cache_that_is_not_closed_is_saved_when_collected(tmp_path: Path) -> None:
     """F54."""
     path = tmp_path / "kernels"
     cache = open_cache(path, KEY)
@@ -405,7 +403,7 @@ add(cache.materialize(Kernels), "conv")
 """
 
 
-def test_a_cache_that_nobody_closed_is_saved_when_the_interpreter_ends(tmp_path: Path) -> None:
+def test_a_cache_that_is_not_closed_is_saved_at_exit(tmp_path: Path) -> None:
     """F54."""
     path = tmp_path / "kernels"
     subprocess.run([sys.executable, "-c", FORGETFUL, str(path)], cwd=ROOT, check=True)

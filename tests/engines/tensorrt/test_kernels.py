@@ -30,7 +30,7 @@ def used(bench: Bench, path: Path, count: int = 3, **settings: Any) -> list[str]
     return bench.gpu.compiled[before:]
 
 
-def test_kernels_are_kept_beside_the_plan_for_the_next_time(bench: Bench) -> None:
+def test_kernels_are_saved_in_the_plan_s_folder(bench: Bench) -> None:
     """F48: those that were compiled after binding too."""
     path = bench.plan()
     assert len(used(bench, path)) == 2
@@ -161,7 +161,7 @@ def test_another_plan_under_the_same_name_has_its_own(bench: Bench) -> None:
     assert used(bench, path) == []
 
 
-def test_those_of_another_gpu_are_compiled_anew_and_both_are_kept(bench: Bench) -> None:
+def test_kernels_for_two_gpus_are_both_kept(bench: Bench) -> None:
     path = bench.plan()
     name = bench.gpu.name
     used(bench, path)

@@ -98,7 +98,7 @@ def test_f15_a_closed_executor_is_not_released_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("action", ["bind", "rebind", "close"])
-def test_f15_one_that_is_collected_in_a_capture_is_released_with_the_next_call_that_may_free(bench: Bench, action: str) -> None:
+def test_f15_an_executor_collected_during_a_capture_is_released_later(bench: Bench, action: str) -> None:
     engine = bench.load(bench.plan())
     other = engine.bind(bench.partition)
     doomed = [engine.bind(bench.partition)]

@@ -105,7 +105,7 @@ def test_an_engine_file_for_something_else_is_refused_before_the_library_sees_it
     assert "Runtime.deserialize_cuda_engine" not in bench.gpu.log
 
 
-def test_a_plan_that_the_library_cannot_load_is_refused_with_its_words(bench: Bench) -> None:
+def test_a_plan_that_cannot_be_loaded_is_refused_with_the_library_s_error(bench: Bench) -> None:
     """F78."""
     path = bench.folder / "junk.plan"
     path.write_bytes(b"junk")
@@ -152,7 +152,7 @@ def test_a_partition_that_was_closed_is_refused(bench: Bench) -> None:
         engine.bind(partition)
 
 
-def test_a_context_that_the_library_does_not_give_is_refused_with_its_words(bench: Bench) -> None:
+def test_a_context_that_cannot_be_created_is_refused_with_the_library_s_error(bench: Bench) -> None:
     engine = bench.load(bench.plan())
     bench.gpu.fail("ICudaEngine.create_execution_context")
     with pytest.raises(ModelRefused, match=r"TensorRT-RTX 1\.6\.1\.120 created no context: CUDA_ERROR_OUT_OF_MEMORY"):
@@ -168,7 +168,7 @@ def test_a_context_that_the_library_does_not_give_is_refused_with_its_words(benc
         (16, "insufficient gpu memory"),
     ],
 )
-def test_a_plan_that_the_library_finds_unfit_is_refused_with_its_reasons_in_words(bench: Bench, bits: int, said: str) -> None:
+def test_a_plan_that_does_not_fit_is_refused_with_the_library_s_reasons(bench: Bench, bits: int, said: str) -> None:
     """F78: before it is deserialised."""
     bench.gpu.verdict = ("INVALID", bits)
     with pytest.raises(
@@ -280,7 +280,7 @@ def test_the_copy_kernels_are_compiled_once_for_all_partitions(bench: Bench) -> 
         executor.close()
 
 
-def test_a_device_that_is_lost_at_any_step_of_a_binding_is_said_to_be(tmp_path: Path) -> None:
+def test_a_device_lost_at_any_step_of_a_bind_raises_device_lost(tmp_path: Path) -> None:
     """Once in every call."""
     for call, nth in dict(steps(tmp_path)).items():
         with opened(tmp_path) as bench:
@@ -372,7 +372,7 @@ def known(path: Path, options: BuildOptions = BuildOptions(), device: str = "") 
         build_cached(path, Path(folder), options, device=device)
 
 
-def test_an_onnx_file_is_built_once_into_a_folder_beside_it(tmp_path: Path, rtx: Any) -> None:
+def test_an_onnx_file_is_built_once_into_its_folder(tmp_path: Path, rtx: Any) -> None:
     path, gpu = tmp_path / "double.onnx", Gpu()
     path.write_bytes(model("double (float[2, 3] x) => (float[2, 3] y) { y = Add(x, x) }"))
     with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:
@@ -439,7 +439,7 @@ def test_an_onnx_file_is_built_for_as_many_rows_as_are_asked_for(tmp_path: Path,
         bench.close()
 
 
-def test_an_onnx_file_is_built_for_the_profiles_and_the_streamed_weights_that_are_asked_for(tmp_path: Path, rtx: Any) -> None:
+def test_an_onnx_file_is_built_with_the_profiles_and_weight_streaming_requested(tmp_path: Path, rtx: Any) -> None:
     """F74, and profiles."""
     path, gpu = tmp_path / "double.onnx", Gpu()
     path.write_bytes(model("double (float[n, 3] x) => (float[n, 3] y) { y = Add(x, x) }"))

@@ -55,14 +55,14 @@ def test_the_library_can_log_while_the_garbage_of_an_earlier_failure_is_collecte
     subprocess.run([sys.executable, "-c", HANGING], timeout=120, check=True)
 
 
-def test_a_build_that_failed_leaves_nothing_of_the_library_behind() -> None:
+def test_a_failed_build_releases_the_library_s_objects() -> None:
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the rtx extra")
     with pytest.raises(ModelRefused) as caught:
         build(b"junk")
     assert not [each for each in held(caught.value) if type(each).__module__.startswith("tensorrt")]
 
 
-def test_a_load_that_failed_leaves_nothing_of_the_library_behind(bench: Bench) -> None:
+def test_a_failed_load_releases_the_library_s_objects(bench: Bench) -> None:
     path = bench.plan(AFFINE, ROWS, aliases={"y": "x"})
     with pytest.raises(ModelRefused, match="written over") as caught:
         bench.load(path)
@@ -70,14 +70,14 @@ def test_a_load_that_failed_leaves_nothing_of_the_library_behind(bench: Bench) -
 
 
 @pytest.mark.parametrize("call", ["IExecutionContext.execute_async_v3", "ICudaEngine.create_execution_context"])
-def test_a_bind_that_failed_leaves_nothing_of_the_library_behind(bench: Bench, call: str) -> None:
+def test_a_failed_bind_releases_the_library_s_objects(bench: Bench, call: str) -> None:
     bench.gpu.fail(call)
     with pytest.raises(ModelRefused) as caught:
         bench.bind()
     assert not of_the_simulation(caught.value)
 
 
-def test_errors_before_an_error_are_let_go_of_too_and_one_that_comes_from_itself_is_no_trap() -> None:
+def test_chained_and_self_referring_errors_are_released_too() -> None:
     class Big:
         """What should be gone."""
 

@@ -190,7 +190,7 @@ def test_what_is_ready_needs_no_preparation(bench: Bench, executor: Any, padding
     with_none.close()
 
 
-def test_a_new_shape_is_prepared_while_others_are_served_and_then_launches_a_graph_at_once(bench: Bench, executor: Any) -> None:
+def test_a_new_shape_is_prepared_in_the_background_and_then_launches_a_graph(bench: Bench, executor: Any) -> None:
     held = Held(bench, COMPILING)
     future = begun(executor, FIVE)
     held.wait()
@@ -239,7 +239,7 @@ def test_a_shape_that_is_asked_for_twice_is_prepared_once(bench: Bench, executor
     assert [each.partition(" ")[2] for each in bench.gpu.compiled] == ["((2, 3),)", "((5, 3),)"]
 
 
-def test_what_was_prepared_runs_while_more_is_compiled_and_their_memory_is_not_the_same(bench: Bench, executor: Any) -> None:
+def test_prepared_shapes_and_background_compilation_use_separate_memory(bench: Bench, executor: Any) -> None:
     """The simulation objects to a context that runs on two streams at once, as its memory is one."""
     begun(executor, FIVE).result(PATIENCE)
     held = Held(bench, "IExecutionContext.set_input_shape")
@@ -289,7 +289,7 @@ def test_a_preparation_has_auxiliary_streams_memory_and_profiles_of_its_own(benc
     assert bench.holdings() == before
 
 
-def test_a_shape_that_the_model_does_not_take_is_not_prepared_but_refused_when_it_is_enqueued(executor: Any) -> None:
+def test_a_shape_that_the_model_refuses_is_not_prepared(executor: Any) -> None:
     for shapes in (((9, 3),), ((2, 4),), ((2,),), ()):
         assert executor.preparing(shapes) is None
     with pytest.raises(TensorMismatch):
@@ -322,9 +322,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("call", "nth"), FAILURES)
-def test_a_preparation_that_fails_at_any_step_says_so_and_the_next_attempt_begins_anew(
-    bench: Bench, call: str, nth: int
-) -> None:
+def test_a_preparation_that_fails_at_any_step_can_be_repeated(bench: Bench, call: str, nth: int) -> None:
     before = bench.holdings()
     executor = bench.bind()
     (green,) = bench.gpu.contexts
@@ -374,7 +372,7 @@ def test_kernels_that_were_prepared_are_kept_for_the_next_process(bench: Bench) 
         each.close()
 
 
-def test_closing_waits_for_a_preparation_and_leaves_nothing(bench: Bench) -> None:
+def test_closing_waits_for_a_preparation_and_leaks_nothing(bench: Bench) -> None:
     """What had not begun is cancelled, and what ends now is not taken any more."""
     before = bench.holdings()
     executor = bench.bind()

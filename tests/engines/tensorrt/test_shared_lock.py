@@ -41,7 +41,7 @@ def test_threads_share_it_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("how", ["shared", "exclusive"])
-def test_who_is_alone_keeps_others_out(how: str) -> None:
+def test_an_exclusive_holder_blocks_others(how: str) -> None:
     lock, order = SharedLock(), list[str]()
     with lock.exclusive():
         assert repr(lock) == "<SharedLock held exclusively>"
@@ -52,7 +52,7 @@ def test_who_is_alone_keeps_others_out(how: str) -> None:
     assert order == ["let go", how]
 
 
-def test_who_wants_to_be_alone_waits_for_all_who_share() -> None:
+def test_exclusive_waits_for_all_sharers() -> None:
     lock, order, leave = SharedLock(), list[str](), Event()
 
     def share() -> None:
@@ -72,7 +72,7 @@ def test_who_wants_to_be_alone_waits_for_all_who_share() -> None:
     assert order == ["shared", "left", "exclusive"]
 
 
-def test_who_waits_to_be_alone_goes_before_who_asks_to_share_later() -> None:
+def test_exclusive_goes_before_later_sharers() -> None:
     lock, order = SharedLock(), list[str]()
     with lock.shared():
         assert repr(lock) == "<SharedLock shared by 1>"
@@ -87,7 +87,7 @@ def test_who_waits_to_be_alone_goes_before_who_asks_to_share_later() -> None:
 
 
 @pytest.mark.parametrize("how", ["shared", "exclusive"])
-def test_an_exception_lets_go_of_it(how: str) -> None:
+def test_an_exception_releases_the_lock(how: str) -> None:
     lock, order = SharedLock(), list[str]()
     with pytest.raises(KeyError), getattr(lock, how)():
         raise KeyError

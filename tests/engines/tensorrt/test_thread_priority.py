@@ -11,7 +11,7 @@ def niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, 0)
 
 
-def test_a_thread_that_gives_way_does_so_with_those_that_it_starts_and_no_other() -> None:
+def test_lower_priority_is_for_the_thread_and_those_it_starts() -> None:
     found = []
     before = niceness()
 

@@ -107,7 +107,7 @@ def test_a_context_that_holds_less_than_was_asked_for_is_given_back(device: Any,
     ],
     indirect=["gpu"],
 )
-def test_a_carving_that_fails_leaves_nothing_behind(cuda: Any, gpu: Gpu, size: int | None, call: str) -> None:
+def test_a_carve_that_fails_leaks_nothing(cuda: Any, gpu: Gpu, size: int | None, call: str) -> None:
     with closing(cuda.open_cuda(granule_sms=size)) as device:
         free = gpu.free
         gpu.fail(call)
@@ -131,7 +131,7 @@ BY_CORE, BY_DRIVER = ["Stream.close", "Context.close"], ["cuStreamDestroy", "cuG
     ],
     indirect=["gpu"],
 )
-def test_closing_waits_for_the_stream_and_the_device_destroys_it_and_its_context_once(
+def test_closing_waits_for_the_stream_and_the_device_destroys_its_context(
     cuda: Any, gpu: Gpu, size: int | None, calls: list[str]
 ) -> None:
     with closing(cuda.open_cuda(granule_sms=size)) as device:
@@ -217,7 +217,7 @@ def test_the_probe_is_compiled_once_and_its_memory_freed_with_the_device(device:
     assert gpu.allocated == {}
 
 
-def test_a_stream_that_leaves_its_partition_is_found_out(device: Any, gpu: Gpu) -> None:
+def test_locate_finds_a_stream_that_runs_outside_its_partition(device: Any, gpu: Gpu) -> None:
     gpu.confines = False
     with closing(device.carve([0])) as partition, pytest.raises(Misplaced, match=r"ran on 32 units .* but was granted 8"):
         probe.check({"acme": partition}, probe.locate({"acme": partition}))
@@ -313,7 +313,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_is_needed(cuda: Any) -> No
 
 
 @pytest.mark.parametrize("call", ["Device", "Device.set_current", "DeviceResources.sm"])
-def test_a_driver_that_cannot_is_refused_with_its_words_and_what_is_needed(cuda: Any, gpu: Gpu, call: str) -> None:
+def test_a_driver_without_green_contexts_is_refused_with_what_is_needed(cuda: Any, gpu: Gpu, call: str) -> None:
     gpu.fail(call, error="CUDA_ERROR_NOT_SUPPORTED")
     with pytest.raises(DeviceUnavailable, match=r"CUDA_ERROR_NOT_SUPPORTED: as told \(green contexts need .*capability 6.0"):
         cuda.open_cuda()

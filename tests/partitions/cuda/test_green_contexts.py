@@ -87,7 +87,7 @@ def test_the_device_is_split_once_however_often_it_is_carved(cuda: Any, gpu: Gpu
 
 @pytest.mark.parametrize("size", [None, 2])
 @pytest.mark.parametrize(("gpu", "scope"), [(OLD, "device_ctx"), (NEW, "green_ctx_balanced")], indirect=["gpu"])
-def test_partitions_have_work_queues_apart_from_each_other_s_where_the_driver_has_them(
+def test_partitions_have_separate_work_queues_if_the_driver_supports_them(
     cuda: Any, gpu: Gpu, size: int | None, scope: str
 ) -> None:
     with closing(cuda.open_cuda(granule_sms=size)) as device, closing(device.carve([0])), closing(device.carve([1])):
@@ -111,9 +111,7 @@ def test_work_queues_that_cannot_be_had_are_shared_and_one_record_says_why(
 
 
 @pytest.mark.parametrize("gpu", [NEW], indirect=True)
-def test_contexts_that_cannot_have_work_queues_are_made_without_and_one_record_says_why(
-    cuda: Any, gpu: Gpu, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_contexts_without_work_queues_are_logged_once(cuda: Any, gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
     gpu.takes_queues = False
     with closing(cuda.open_cuda()) as device, closing(device.carve([0])) as one, closing(device.carve([1, 15])) as other:
         assert "shared work queues" in device.describe()
@@ -137,7 +135,7 @@ def test_two_carvings_at_a_time_that_cannot_have_work_queues_make_one_record(
 
 @pytest.mark.parametrize("call", ["Device.create_context", "Context.create_stream"])
 @pytest.mark.parametrize("gpu", [NEW], indirect=True)
-def test_a_carving_that_fails_without_work_queues_too_says_nothing_of_them_and_leaves_nothing_behind(
+def test_a_carve_that_also_fails_without_work_queues_leaks_nothing(
     cuda: Any, gpu: Gpu, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(cuda.open_cuda()) as device:
@@ -154,7 +152,7 @@ def test_a_carving_that_fails_without_work_queues_too_says_nothing_of_them_and_l
 @pytest.mark.parametrize("size", [None, 2])
 @pytest.mark.parametrize(("together", "error"), [(4, ""), (0, "CUDA_ERROR_NOT_SUPPORTED")])
 @pytest.mark.parametrize("gpu", [NEW], indirect=True)
-def test_a_structured_split_that_is_refused_or_whose_groups_do_not_go_together_is_one_by_count(
+def test_a_structured_split_falls_back_to_a_split_by_count(
     cuda: Any, gpu: Gpu, together: int, error: str, size: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu.rest_together = together

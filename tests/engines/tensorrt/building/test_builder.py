@@ -22,7 +22,7 @@ def rtx() -> None:
         pytest.skip(str(refusal))
 
 
-def test_a_budget_is_recorded_for_whoever_loads_the_engine(tmp_path: Path) -> None:
+def test_a_weight_budget_is_recorded_in_the_engine_file(tmp_path: Path) -> None:
     """F74."""
     path = tmp_path / "add.onnx"
     path.write_bytes(ADD)

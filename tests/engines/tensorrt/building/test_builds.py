@@ -131,7 +131,7 @@ def test_a_builder_that_dies_refuses_its_model_and_says_how_far_it_was(
     assert plan(builds(tmp_path), source).exists(), "the next build is not in the way of the last"
 
 
-def test_a_builder_that_crashes_is_told_with_its_last_words_and_what_to_do(tmp_path: Path, source: Path) -> None:
+def test_a_builder_that_crashes_is_reported_with_its_last_lines_and_advice(tmp_path: Path, source: Path) -> None:
     with pytest.raises(ModelRefused) as refused:
         plan(builds(tmp_path, command=saying(DIES)), source)
     said = str(refused.value)
@@ -187,7 +187,7 @@ def test_a_file_that_is_asked_for_twice_at_once_is_built_once(
     assert len(starts(caplog)) == 1
 
 
-def test_who_asks_for_what_fails_meanwhile_is_told_the_same_without_another_try(tmp_path: Path, endless: Path) -> None:
+def test_concurrent_requests_for_a_build_that_fails_share_its_error(tmp_path: Path, endless: Path) -> None:
     by = builds(tmp_path, time_limit=1.0)
     with ThreadPoolExecutor(3) as pool:
         asking = [pool.submit(plan, by, endless) for _ in range(3)]
@@ -290,7 +290,7 @@ def test_a_library_of_another_version_does_not_build(tmp_path: Path, source: Pat
         builds(tmp_path).plan(source, OPTIONS, "tensorrt_rtx", "0.1")
 
 
-def test_a_model_that_is_none_is_refused_in_the_builder_s_words(tmp_path: Path, rtx: TensorRT) -> None:
+def test_a_file_that_is_no_model_is_refused_with_the_builder_s_error(tmp_path: Path, rtx: TensorRT) -> None:
     path = tmp_path / "junk.onnx"
     path.write_bytes(b"junk")
     with pytest.raises(ModelRefused, match=r"junk.onnx: not an ONNX file, or a truncated one"):
@@ -326,9 +326,7 @@ def test_a_plan_that_is_there_is_found_without_writing_anything(tmp_path: Path, 
 # The directory itself.
 
 
-def test_the_first_directory_that_can_be_written_is_chosen_once_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_writable_cache_directory_is_chosen_once_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "greenlane.engines")
     (tmp_path / "file").touch()
     candidates = [tmp_path / "file" / "cache", tmp_path / "a" / "b", tmp_path / "c"]

@@ -23,7 +23,7 @@ def compiling(folder: Path, *command: str, compiles: bool = True) -> Builds:
     return Builds(CacheFolder([folder / "cache"]), command=command, compiles=compiles)
 
 
-def test_kernels_are_compiled_by_another_process_and_only_loaded_by_the_one_that_serves(bench: Bench, tmp_path: Path) -> None:
+def test_kernels_are_compiled_in_a_child_and_only_loaded_here(bench: Bench, tmp_path: Path) -> None:
     plan, builds = bench.plan(), compiling(tmp_path, *as_simulated.COMMAND)
     with closing(load_engine(plan, bench.device, USUAL, builds=builds).bind(bench.partition)) as executor:
         assert_right(executor, rows(2))

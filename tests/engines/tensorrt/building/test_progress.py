@@ -20,7 +20,7 @@ def test_an_inner_phase_is_a_part_of_one_step_of_the_phase_around_it() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["start", "step", "finish"]), st.sampled_from("abc"), st.integers(1, 5))))
-def test_the_share_never_falls_nor_leaves_the_whole_whatever_the_library_reports(events: list[tuple[str, str, int]]) -> None:
+def test_the_share_never_falls_and_stays_between_0_and_1(events: list[tuple[str, str, int]]) -> None:
     tracker, share = Tracker(), 0.0
     for event, name, number in events:
         if event == "start":
@@ -33,7 +33,7 @@ def test_the_share_never_falls_nor_leaves_the_whole_whatever_the_library_reports
             share = step.share
 
 
-def test_a_watch_passes_steps_on_until_it_is_told_to_stop() -> None:
+def test_a_build_watch_passes_steps_on_until_cancelled() -> None:
     answers = iter([True, False])
     seen: list[Step] = []
     watch = BuildWatch(lambda step: seen.append(step) or next(answers))
