@@ -3,10 +3,11 @@
     .venv/bin/python examples/noisy_neighbour.py [--seconds 5]
 
 Two servers are started, one after the other. In the first, `victim` and `neighbour` are tenants, each with half of this
-machine's cores. In the second, one tenant has all cores and serves both clients. The victim's client sends 100 small
-requests a second. It is measured alone, and beside a neighbour that keeps four connections busy with large images. Each
+machine's cores. In the second, one tenant has all cores and serves both clients. The victim's client sends 50 small
+requests a second. It is measured alone, and beside a neighbour that keeps two connections busy with images. Each
 client runs on the cores of its own half, so that the neighbour's client is not what is measured.
 
+Latency counts from when a request was due: where the shared server cannot keep up, a queue builds up, and p99 is seconds.
 It needs two cores. With two, clients and servers share them, so run it twice before you believe a number.
 """
 
@@ -28,10 +29,10 @@ from time import perf_counter, sleep
 
 from server.demo import build
 
-RATE = 100
+RATE = 50
 """Requests of the victim's client a second."""
-IMAGE = [2, 1, 256, 256]
-"""Of one request of the neighbour: half a MiB."""
+IMAGE = [1, 1, 256, 256]
+"""The shape of the neighbour's input: a quarter of a MiB."""
 PARTITIONS = """
 [tenants.victim]
 cores = {first}
@@ -111,7 +112,7 @@ def measure(port: int, tenant: str, seconds: float) -> list[float]:
 
 @contextmanager
 def busy(port: int, tenant: str, cores: Sequence[int]) -> Iterator[None]:
-    """Keep four connections of this tenant busy until the block ends, from a process on these cores."""
+    """Keep two connections of this tenant busy until the block ends, from a process on these cores."""
     context = multiprocessing.get_context("spawn")
     started = context.Event()
     process = context.Process(target=make_noise, args=(port, tenant, list(cores), started), daemon=True)
@@ -125,7 +126,7 @@ def busy(port: int, tenant: str, cores: Sequence[int]) -> Iterator[None]:
 
 
 def make_noise(port: int, tenant: str, cores: list[int], started: "threading.Event") -> None:
-    """Send images on four connections, each of which waits for its answer. Runs until the process is killed."""
+    """Send images on two connections, each of which waits for its answer. Runs until the process is killed."""
     os.sched_setaffinity(0, cores)
     image = {"name": "image", "datatype": "FP32", "shape": IMAGE}
     nbytes = 4
@@ -138,7 +139,7 @@ def make_noise(port: int, tenant: str, cores: list[int], started: "threading.Eve
             post()
             started.set()
 
-    threads = [threading.Thread(target=send) for _ in range(4)]
+    threads = [threading.Thread(target=send) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
