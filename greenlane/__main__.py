@@ -73,6 +73,9 @@ def _run(command: str, words: list[str]) -> int:
 
         return inspect.main(words, program)
     from server import command_line
+    from server.host import signals
+
+    signals.exit_on_interrupt()  # Until the server is imported, and handles it.
 
     options = command_line.parse_check(words, program) if command == "check" else command_line.parse_serve(words, program)
     from server.__main__ import run  # Not before the words are known to be right: this imports the server.

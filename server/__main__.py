@@ -1,14 +1,18 @@
 """`python -m server`: serve a configuration, or check one."""
 
+from .host import signals
+
+if __name__ == "__main__":
+    signals.exit_on_interrupt()  # The imports below take a while.
+
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from math import ceil
 from signal import SIGINT
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -21,30 +25,13 @@ from .check import check
 from .command_line import Options, parse
 from .config.schema import Config, ConfigError
 from .host import logs
-from .host.shutdown_timer import give_up
 from .http.connection import HttpConnection
 from .processes.listen import CannotListen, listen, url
 from .processes.serve import serve
+from .processes.uvicorn_server import Server
 from .single_process import SWITCH_INTERVAL
 
 log = logging.getLogger("greenlane")
-
-
-class Server(uvicorn.Server):
-    """uvicorn, ending with status 0 when it was told to stop and did, instead of by the signal that told it.
-
-    Told again, it ends the process at once: `unanswered` says how many accepted requests that gives up. (uvicorn's own way
-    would wait for the tenants' threads, which nobody closes then.)
-    """
-
-    def __init__(self, config: uvicorn.Config, unanswered: Callable[[], int]) -> None:
-        super().__init__(config)
-        self._unanswered = unanswered
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit and frame:  # Without a frame it is no signal, but the end of a drain.
-            os._exit(give_up(self._unanswered()))
-        self.should_exit = True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: Options) -> int:
     """Serve or check, and return the exit status: 0 when all went well, 2 when the configuration is wrong."""
+    signals.raise_keyboard_interrupt()
     try:
         if options.check:
             return check(options.check, open_configured, configuration)
@@ -64,7 +52,7 @@ def run(options: Options) -> int:
     except CannotListen as error:
         print(f"greenlane: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # Before a server was there to handle the signal, or during a check.
+    except KeyboardInterrupt:  # During a check, or before the server handles signals.
         return 128 + SIGINT
 
 
@@ -92,7 +80,7 @@ def _serve_fronts(config: Config, device: Device) -> int:
     log_compilation()
     status = uvloop.run(serve(config, lambda _: device, listeners, own))
     if status:
-        os._exit(status)  # Nothing could be closed in order: the device is lost.
+        os._exit(status)  # The device is lost, so nothing can be closed in order.
     return status
 
 
@@ -107,7 +95,7 @@ def _uvicorn(config: Config, application: Application) -> uvicorn.Config:
         application,
         loop="uvloop",
         timeout_keep_alive=ceil(config.server.keep_alive),
-        http=partial(HttpConnection, application.infer, application, None),  # type: ignore[arg-type]  # Called with what a class would be called with.
+        http=partial(HttpConnection, application.infer, application, None),  # type: ignore[arg-type]  # uvicorn calls it like a class.
         log_config=None,
         access_log=False,
         server_header=False,

@@ -1,7 +1,7 @@
-"""`python -m server check FILE`: what a configuration would serve, and everything that is in the way of it.
+"""`python -m server check FILE`: prints what a configuration would serve, and all problems with it.
 
-Nothing hides anything else: of a file with wrong keys the rest is looked at, tenants whose shares do not fit have their
-models tried on a part of the device, and without a device there is still the repository to look at.
+One problem hides no other: the rest of a file with wrong keys is checked, the models of tenants whose shares do not fit are
+tried on a part of the device, and without a device the repository is still checked.
 """
 
 import json
@@ -31,22 +31,22 @@ Plan = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is not as it should be, each once: of the configuration, of what it names, and what may be meant so."""
+    """Problems, each once: errors of the configuration, models that cannot be served, and possible mistakes."""
 
     wrong: dict[str, None] = field(default_factory=dict)
     unserved: dict[str, None] = field(default_factory=dict)
-    doubtful: dict[str, None] = field(default_factory=dict)
+    suspicious: dict[str, None] = field(default_factory=dict)
 
     @property
     def status(self) -> int:
         return 2 if self.wrong else 1 if self.unserved else 0
 
     def lines(self) -> list[str]:
-        """All of it, for people."""
+        """All findings, as lines to print."""
         titles = {
             "greenlane: the configuration cannot be served:": self.wrong,
             "greenlane: not all that is configured can be served:": self.unserved,
-            "greenlane: this may not be meant so:": self.doubtful,
+            "greenlane: possible mistakes:": self.suspicious,
         }
         return [line for title, found in titles.items() if found for line in (title, *(f"  {text}" for text in found))]
 
@@ -57,7 +57,7 @@ def check(
     load: Callable[[str | None], AbstractContextManager[Config]],
     cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
 ) -> int:
-    """Print what the file at `path` would serve, then on standard error everything that is wrong. Blocks: models are loaded.
+    """Print what the file at `path` would serve, then all problems on standard error. Blocks, as models are loaded.
 
     `cores` says which of the host's a process may run on. Returns the exit status: 0 where all can be served, 1 where
     something that is configured cannot be, such as a broken or absent model, 2 where the configuration itself is wrong or
@@ -75,7 +75,7 @@ def check(
 def _configuration(
     path: str, load: Callable[[str | None], AbstractContextManager[Config]], stack: ExitStack, found: Findings
 ) -> tuple[Config, frozenset[KeyPath]] | None:
-    """It, and what of it was left out."""
+    """The configuration, and the keys that were dropped from it because they are wrong; None if too little is left."""
     try:
         return stack.enter_context(load(path)), frozenset()
     except ConfigError as error:
@@ -95,7 +95,7 @@ def _device(config: Config, open_device: Callable[[Config], Device], stack: Exit
 
 
 class _Check:
-    """One look at a configuration; prints as it goes, since models may take their time.
+    """One check of a configuration. Prints as it goes, since loading models takes time.
 
     Of keys that were `dropped`, for they are wrong, it is not said that they are missing.
     """
@@ -112,7 +112,7 @@ class _Check:
         server, config = self._config.server, self._config
         host = f"[{server.host}]" if ":" in server.host else server.host
         where = device.describe() if device else "no device, so no model is tried"
-        _say(f"{config.source}: http://{host}:{server.port} on {where}")
+        _print_line(f"{config.source}: http://{host}:{server.port} on {where}")
         known = self._known()
         if known is not None:
             self._check_names(known)
@@ -122,16 +122,16 @@ class _Check:
         builds = open_builds(config.models)
         model_loader = open_model_loader(config, device, builds=builds)
         for name, tenant in config.tenants.items():
-            _say(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}, {_memory(tenant)}")
-            self._check_front(tenant)
+            _print_line(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}, {_memory(tenant)}")
+            self._check_front_cores(tenant)
             there = known or []
             wanted = [model for model in dict.fromkeys([*tenant.models, *there]) if model in there and tenant.may_call(model)]
             self._try(model_loader, device, name, plan.get(name, (0,)), wanted)
         if server.fronts == "per-tenant":
-            self._tell_fronts(plan)
+            self._print_http_cores(plan)
 
     def _known(self) -> list[str] | None:
-        """The models there are, None where that cannot be known."""
+        """The names of the models in the repository; None if it cannot be read."""
         try:
             known = self._repository.names()
         except OSError as error:
@@ -139,11 +139,11 @@ class _Check:
                 self._wrong(("models", "repository"), f"cannot be read: {error.strerror}: {error.filename}")
             return None
         if not known:
-            self._doubtful(("models", "repository"), "there is no model in it")
+            self._suspicious(("models", "repository"), "there is no model in it")
         return known
 
     def _plan(self, device: Device) -> Plan:
-        """Who would hold which granules; nobody where the shares do not fit."""
+        """The granules that each tenant would hold; empty if the shares do not fit."""
         counts, problems = self._config.counts(device.unit, device.granules)
         self._found.wrong.update(dict.fromkeys(problems))
         try:
@@ -162,49 +162,49 @@ class _Check:
                     self._unserved(("tenants", tenant.name, "models"), text)
 
     def _check_default(self) -> None:
-        """Whether requests that show nothing are answered by anybody."""
+        """Check which tenant answers requests without a key and a tenant's name."""
         tenants, default = self._config.tenants, self._config.server.default_tenant
         free = " or ".join(name for name, tenant in tenants.items() if not tenant.keys_sha256)
         if default is None and free and ("server", "default_tenant") not in self._dropped:
             text = f"missing, so requests that name no tenant are 401; set it to {free}, or have them send X-Tenant"
-            self._doubtful(("server", "default_tenant"), text)
+            self._suspicious(("server", "default_tenant"), text)
         if default and tenants[default].keys_sha256:
             instead = f"use {free}" if free else "leave it out"
             text = f"{default!r} has keys, so requests without one are 401 all the same; {instead}"
-            self._doubtful(("server", "default_tenant"), text)
+            self._suspicious(("server", "default_tenant"), text)
 
     def _check_memory(self) -> None:
-        """Whether there is as much memory as all tenants may take: on a GPU they take it at the start."""
+        """Check that the machine has the memory of all tenants together, which is allocated at the start on a GPU."""
         memory = [tenant.memory for tenant in self._config.tenants.values()]
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if sum(memory) > there:
             terms = " + ".join(map(str, memory))
             text = f"memory of all of them is {terms} = {sum(memory)} bytes, but the machine has {there}: lower it"
-            self._doubtful(("tenants",), text)
+            self._suspicious(("tenants",), text)
 
-    def _check_front(self, tenant: TenantConfig) -> None:
+    def _check_front_cores(self, tenant: TenantConfig) -> None:
         if missing := sorted(set(tenant.front_cores or ()) - self._allowed):
             text = f"{missing} are not among the cores this process may use, {sorted(self._allowed)}"
             self._wrong(("tenants", tenant.name, "front_cores"), text)
 
-    def _tell_fronts(self, plan: Plan) -> None:
-        """Where HTTP would run: on the cores of partitions that tenants would hold, if these are the host's, or beside them."""
+    def _print_http_cores(self, plan: Plan) -> None:
+        """Print on which cores HTTP would run: on those of the tenants' partitions if these are cores, else on others."""
         chosen = {name: tenant.front_cores for name, tenant in self._config.tenants.items()}
         held = {name: cores for name, cores in self._cores.items() if cores is not None and name in plan}
         if held:
-            _say(describe({name: chosen[name] or cores for name, cores in held.items()}))
+            _print_line(describe({name: chosen[name] or cores for name, cores in held.items()}))
             lines = conflicts(chosen, held)
-            self._found.doubtful.update(dict.fromkeys(f"{self._config.source}: {line}" for line in lines))
+            self._found.suspicious.update(dict.fromkeys(f"{self._config.source}: {line}" for line in lines))
         elif None in self._cores.values() and self._config.server.front_cores == "auto":
-            _say(str(share_cores(self._allowed, chosen) or TOO_FEW_CORES))
+            _print_line(str(share_cores(self._allowed, chosen) or TOO_FEW_CORES))
 
     def _try(
         self, model_loader: ModelLoader, device: Device | None, tenant: str, granules: tuple[int, ...], names: list[str]
     ) -> None:
-        """Load models on a partition of these granules, and close them again; only look for their files without a device."""
+        """Load models on a partition of these granules, and close them again. Without a device, only look for their files."""
         if device is None:
             for name in names:
-                self._tell(_listed(self._repository, name))
+                self._print_model(_listed(self._repository, name))
             return
         try:
             with closing(device.carve(granules)) as partition:
@@ -213,24 +213,24 @@ class _Check:
                 for name in model_loader.in_order(names):
                     found = model_loader.attempt(name, partition, among=models)
                     loaded = models[name] = fit(found, self._config.tenants[tenant])
-                    self._tell(loaded)
+                    self._print_model(loaded)
                     for executor in loaded.executors.values():
                         executor.close()
         except PartitionError as error:
             self._wrong(("device",), str(error))
 
-    def _tell(self, loaded: LoadedModel) -> None:
+    def _print_model(self, loaded: LoadedModel) -> None:
         for served in loaded.served:
-            _say(f"  {served.name} {served.version}: {_describe(served)}")
-            _say(f"    {_runs(loaded.executors[served.key].describe())}")
+            _print_line(f"  {served.name} {served.version}: {_describe(served)}")
+            _print_line(f"    {_runs(loaded.executors[served.key].describe())}")
             self._check_batches(served)
         for which in dict.fromkeys(f"{problem.name} {problem.version}".rstrip() for problem in loaded.problems):
-            _say(f"  {which}: unavailable")
+            _print_line(f"  {which}: unavailable")
         self._found.unserved.update(dict.fromkeys(line for line in loaded.messages() if line not in loaded.warnings))
-        self._found.doubtful.update(dict.fromkeys(loaded.warnings))
+        self._found.suspicious.update(dict.fromkeys(loaded.warnings))
 
     def _check_batches(self, served: ServedModel) -> None:
-        """Options that only the model itself can show to be in vain."""
+        """Find options that this model makes useless."""
         options = self._config.models.options.get(served.name, ModelOptions())
         most, key = served.signature.max_batch, ("models", served.name)
         if (*key, "max_batch") in self._dropped:
@@ -244,8 +244,8 @@ class _Check:
     def _wrong(self, key: KeyPath, text: str) -> None:
         self._found.wrong[f"{self._config.source}: {dotted(key)}: {text}"] = None
 
-    def _doubtful(self, key: KeyPath, text: str) -> None:
-        self._found.doubtful[f"{self._config.source}: {dotted(key)}: {text}"] = None
+    def _suspicious(self, key: KeyPath, text: str) -> None:
+        self._found.suspicious[f"{self._config.source}: {dotted(key)}: {text}"] = None
 
     def _unserved(self, key: KeyPath, text: str) -> None:
         self._found.unserved[f"{self._config.source}: {dotted(key)}: {text}"] = None
@@ -257,7 +257,7 @@ def _listed(repository: Repository, name: str) -> LoadedModel:
     return LoadedModel(name, [], problems, {}, list(listing.warnings))
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -275,7 +275,7 @@ def _access(tenant: TenantConfig) -> str:
 
 
 def _memory(tenant: TenantConfig) -> str:
-    """As much as all its requests may hold, and one of them."""
+    """The memory that all requests of a tenant may hold, and one of them."""
     return f"memory {tenant.memory / 2**20:g} MiB, one request up to {largest_block(tenant.memory) / 2**20:g} MiB"
 
 
@@ -286,7 +286,7 @@ def _describe(served: ServedModel) -> str:
 
 
 def _runs(execution: Mapping[str, object]) -> str:
-    """Which way it runs, in a line; what is a warning besides is told as one."""
+    """How it runs, in a line, without what is reported as a warning."""
     said = {key: value for key, value in execution.items() if key not in ("why", "notes", "counts") and value not in ("", [])}
     return ", ".join(f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in said.items())
 

@@ -1,4 +1,4 @@
-"""What a request can be told instead of an answer, and the only table from exception to HTTP status."""
+"""The errors that a request can be answered with, and the only table from exception to HTTP status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from partitions import DoesNotFit, PartitionError
 
 
 class RequestError(Exception):
-    """Base of everything that is said to a client; the text is what it reads."""
+    """Base of all errors for clients; the text is what the client reads."""
 
 
 class BadRequest(RequestError):
@@ -16,7 +16,7 @@ class BadRequest(RequestError):
 
 
 class Ambiguous(BadRequest):
-    """The headers say two things at once, so that nothing that follows on the connection is trusted either."""
+    """The headers can be read in two ways, so nothing that follows on the connection can be trusted either."""
 
 
 class Unauthorized(RequestError):
@@ -24,7 +24,7 @@ class Unauthorized(RequestError):
 
 
 class NotFound(RequestError):
-    """No such model, version or path, or none of this tenant's."""
+    """No such model, version or path, or not one of this tenant's."""
 
 
 class WrongMethod(RequestError):
@@ -36,35 +36,35 @@ class WrongMethod(RequestError):
 
 
 class Conflict(RequestError):
-    """What was asked for does not fit what is there."""
+    """The request conflicts with the current state."""
 
 
 class Misdirected(RequestError):
-    """The request is another tenant's than the connection it came on."""
+    """The request is for another tenant than its connection."""
 
 
 class TooSlow(RequestError):
-    """Headers or a body took too long to come."""
+    """Headers or a body took too long to arrive."""
 
 
 class TooLarge(RequestError):
-    """A body, or what it unpacks to, is over a limit."""
+    """A body, compressed or decompressed, is over a limit."""
 
 
 class UnsupportedEncoding(RequestError):
-    """A Content-Encoding that is not spoken here."""
+    """A Content-Encoding that is not supported."""
 
 
 class QueueFull(RequestError):
-    """The tenant has as many requests waiting as it may."""
+    """The tenant's queue is full."""
 
 
 class MemoryFull(QueueFull):
-    """The tenant's other requests hold so much of its memory that this one does not fit now."""
+    """The tenant's other requests hold so much of its tensor memory that this one does not fit now."""
 
 
 class Outgrown(RequestError):
-    """The outputs need more memory than was left for them, since no shape tells their size: `nbytes` with the inputs."""
+    """The outputs, whose size no shape determines, need more memory than was reserved: `nbytes` in all, with the inputs."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(f"the inputs and outputs need {nbytes} bytes of memory, which is more than was expected")
@@ -72,24 +72,24 @@ class Outgrown(RequestError):
 
 
 class Failed(RequestError):
-    """The model, or the server, went wrong; nothing the client did."""
+    """The model or the server failed; not the client's fault."""
 
 
 class Unavailable(RequestError):
-    """Not ready, draining, or the device is lost; worth another try."""
+    """Not ready, draining, or the device is lost; the client may try again."""
 
 
 class DeadlineExceeded(RequestError):
-    """The request's own timeout passed."""
+    """The request's timeout has passed."""
 
 
 class ClientGone(RequestError):
-    """The client closed its connection; nobody is there to answer."""
+    """The client has disconnected, so no answer is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status, headers beyond the usual ones, and the text of `{"error": ...}`."""
+    """The status of an error response, its headers besides the usual ones, and the text of `{"error": ...}`."""
 
     status: int
     text: str
@@ -129,12 +129,12 @@ _HEADERS: dict[int, dict[str, str]] = {
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status for an exception: that of its nearest class in the table, 500 for strangers."""
+    """The HTTP status for an exception: that of its nearest base class in the table, else 500."""
     return next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), 500)
 
 
 def answer(error: Exception, request_id: str) -> Answer:
-    """What to tell the client about this exception. Strangers keep their text to themselves: it goes to the log."""
+    """The error response for an exception. The text of an exception that is not in the table goes to the log only."""
     status = status_of(error)
     headers = dict(_HEADERS.get(status, {}))
     if isinstance(error, Ambiguous):

@@ -1,6 +1,6 @@
-"""`uvicorn server.app:app`: what of a configuration this one process, whose socket is uvicorn's, keeps, and what it does not.
+"""`uvicorn server.app:app`: refuses or warns of settings that cannot be honoured in one process on uvicorn's socket.
 
-`python -m server` opens the sockets itself and gives each tenant an HTTP process of its own; here neither can be done.
+`python -m server` opens the sockets itself and gives each tenant its own HTTP process.
 """
 
 import logging
@@ -14,14 +14,14 @@ from .http.uvicorn_protocol import install
 log = logging.getLogger("greenlane")
 
 SWITCH_INTERVAL = 0.001
-"""Seconds after which a thread must let another have the interpreter: what a completion may wait for while the event loop is
-busy. Python's own is 5 ms; shorter than 1 ms the waiting itself costs more, a timer for each."""
+"""Seconds after which a thread must release the GIL if another waits: the longest wait of a completion while the event loop is
+busy. Python's default is 5 ms. Below 1 ms the waiting itself costs more, as each wait takes a timer."""
 
 
 def prepare(config: Config) -> None:
-    """Set what can be set for the whole process, and warn once of what the configuration asks for in vain.
+    """Configure this process, and log one warning with all settings that are ignored.
 
-    Raises ConfigError for what has to be kept and cannot be: a tenant's own port keeps others away from it.
+    Raises ConfigError for a tenant's own port, which must not be ignored: it keeps other clients away from the tenant.
     """
     if problems := list(_refused(config)):
         raise ConfigError(problems)

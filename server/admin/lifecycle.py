@@ -1,18 +1,60 @@
-"""Shared by both ways to start a server: the routers of the process that owns the device, and garbage collection."""
+"""Shared by both ways to start a server: routers of the device process, the end of a server, and garbage collection."""
 
+import asyncio
 import gc
+from collections.abc import Callable
+from threading import Timer
 
 from ..device.runtime import Runtime
+from ..host.exit_codes import NEEDS_RESTART
+from ..host.shutdown_timer import end_in_time
 from . import docs, metrics, partitions
 
 ROUTERS = (partitions.router, metrics.router, docs.router)
 """Administration and metrics."""
 
-EXIT_DELAY = 0.2
+_EXIT_DELAY = 0.2
 """Seconds between the last response and the exit after a lost device, so that the response reaches its client."""
 
 
-async def freeze(runtime: Runtime) -> None:
+class ServerEnd:
+    """How a server with a started runtime ends: by a drain, or because the device is lost. Belongs to the event loop.
+
+    `kill` ends the process with an exit status, from any thread. It is called if the drain and what follows take too long.
+    """
+
+    def __init__(self, runtime: Runtime, kill: Callable[[int], object]) -> None:
+        self._runtime = runtime
+        self._kill = kill
+        self._timer: Timer | None = None
+        self._freezing = asyncio.create_task(_freeze(runtime))
+
+    def __repr__(self) -> str:
+        return f"<ServerEnd{', draining' * bool(self._timer)}>"
+
+    async def drain(self) -> None:
+        """Refuse new requests, and wait until those that were accepted are answered or `drain_timeout` has passed."""
+        server = self._runtime.config.server
+        self._timer = end_in_time(server.drain_grace, server.drain_timeout, lambda: self._kill(0))
+        await self._runtime.drain(server.drain_grace)
+
+    async def device_lost(self) -> int:
+        """Wait until the device is lost and clients have their responses. Returns the exit status."""
+        await self._runtime.device_gone.wait()
+        await asyncio.sleep(_EXIT_DELAY)
+        return NEEDS_RESTART
+
+    def close(self) -> None:
+        """No longer freeze objects. The timer of a drain goes on, as the interpreter may hang while it exits."""
+        self._freezing.cancel()
+
+    def cancel_timer(self) -> None:
+        """The process goes on after the drain."""
+        if self._timer:
+            self._timer.cancel()
+
+
+async def _freeze(runtime: Runtime) -> None:
     """Exclude from garbage collection what is there once all models were tried: a full collection would stop all for 35 ms."""
     await runtime.loaded()
     gc.collect()

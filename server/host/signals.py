@@ -1,4 +1,4 @@
-"""Starts child processes with the signals blocked that are meant for this process."""
+"""Signals while children are started, and while this process starts."""
 
 import signal
 from collections.abc import Iterator
@@ -19,3 +19,18 @@ def blocked_in_children() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def exit_on_interrupt() -> None:
+    """End by SIGINT at once, as programs without a handler do, instead of with a traceback of what is imported then.
+
+    SIGINT stays ignored where it is, as in background jobs of a shell. `raise_keyboard_interrupt` undoes this.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def raise_keyboard_interrupt() -> None:
+    """Raise KeyboardInterrupt for SIGINT again."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

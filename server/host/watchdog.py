@@ -35,7 +35,10 @@ _SIGEV_THREAD = 2
 
 
 class Watchdog:
-    """Watches this process from `start` to `close`; with `server.watchdog` 0 it does nothing. Belongs to the event loop."""
+    """Watches this process while it is entered, or from `start` to `close`; with `server.watchdog` 0 it does nothing.
+
+    Belongs to the event loop.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -45,6 +48,12 @@ class Watchdog:
 
     def __repr__(self) -> str:
         return f"<Watchdog {self._config.watchdog:g} s{', watching' if self._task else ''}>"
+
+    async def __aenter__(self) -> None:
+        self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def start(self) -> None:
         """Start watching. The watchdog process starts in the background."""

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -32,6 +32,7 @@ from .handoff import Handoff
 from .process_setup import set_up
 from .routing import SHARED, UNAUTHENTICATED, process_for
 from .rpc import Channel
+from .uvicorn_server import Server
 
 log = logging.getLogger("greenlane.processes")
 
@@ -71,25 +72,6 @@ class ReplayProtocol(asyncio.Protocol):
         transport.set_protocol(self._protocol)
         self._protocol.connection_made(transport)
         self._protocol.data_received(self._data)
-
-
-class Server(uvicorn.Server):
-    """uvicorn with connections that were accepted elsewhere, and without signal handlers: the channel says when to exit."""
-
-    def capture_signals(self) -> Any:
-        return nullcontext()
-
-    async def serve_connection(self, received: Handoff) -> None:
-        """Serve this connection; returns once it is set up."""
-        data = received.data()
-
-        def make() -> asyncio.Protocol:
-            kind: Any = self.config.http_protocol_class
-            protocol: asyncio.Protocol = kind(config=self.config, server_state=self.server_state, app_state={})
-            return ReplayProtocol(protocol, data) if data else protocol
-
-        with suppress(OSError):  # The client has disconnected.
-            await asyncio.get_running_loop().connect_accepted_socket(make, received.connection)
 
 
 class HttpProcess:
@@ -192,10 +174,22 @@ class HttpProcess:
 
     async def _serve(self, received: Handoff) -> None:
         try:
-            await self._server.serve_connection(received)
+            await self._serve_connection(received)
         finally:
             if received.read_ahead is not None:
                 os.close(received.read_ahead)
+
+    async def _serve_connection(self, received: Handoff) -> None:
+        """Have uvicorn serve this connection; returns once it is set up."""
+        data, server = received.data(), self._server
+
+        def make() -> asyncio.Protocol:
+            kind: Any = server.config.http_protocol_class
+            protocol: asyncio.Protocol = kind(config=server.config, server_state=server.server_state, app_state={})
+            return ReplayProtocol(protocol, data) if data else protocol
+
+        with suppress(OSError):  # The client has disconnected.
+            await asyncio.get_running_loop().connect_accepted_socket(make, received.connection)
 
     def _hand_off(self, head: Head, transport: Any, data: bytes | bytearray) -> bool:
         """Give a connection back to the dispatcher if its next request is for another process; whether it was given back.

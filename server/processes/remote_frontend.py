@@ -86,7 +86,7 @@ class RemoteFrontend:
     def open(self, device: Backend) -> None:
         self._device = device
 
-    def become(self, state: State) -> None:
+    def set_state(self, state: State) -> None:
         """Send the process the server's state."""
         self._state = state
         self._notify(messages.SetState(state))

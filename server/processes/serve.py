@@ -12,12 +12,12 @@ from typing import Any
 from partitions import Device
 
 from ..admin import docs, models
-from ..admin.lifecycle import EXIT_DELAY, ROUTERS, freeze
+from ..admin.lifecycle import ROUTERS, ServerEnd
 from ..api import framework
-from ..config.schema import Config, ServerConfig
+from ..config.schema import Config
 from ..device.runtime import Runtime
 from ..host.exit_codes import NEEDS_RESTART
-from ..host.shutdown_timer import end_in_time, give_up
+from ..host.shutdown_timer import give_up
 from ..host.watchdog import Watchdog
 from ..tenants.frontend import State
 from ..tenants.service import Service
@@ -45,33 +45,29 @@ async def serve(
     `cores` returns the host's cores that a process may run on. Where the device sets none aside for the tenants, they are
     shared out among this process and the HTTP processes, and this process runs on its share of them from then on.
     """
-    signalled, watchdog = _catch_signals(), Watchdog(config.server)
+    signalled = _catch_signals()
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Processes that start now end with this one, not with the terminal.
-    watchdog.start()
-    await asyncio.to_thread(spawn.prepare)
-    if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, signalled.set)
-    service = Service(config, [])
-    frontends = {name: open_remote(tenant) for name, tenant in config.tenants.items()}
+    async with Watchdog(config.server):
+        await asyncio.to_thread(spawn.prepare)
+        if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, signalled.set)
+        service = Service(config, [])
+        frontends = {name: open_remote(tenant) for name, tenant in config.tenants.items()}
 
-    def become(state: State) -> None:
-        service.set_state(state)
-        supervisor.become(state)
+        def set_state(state: State) -> None:
+            service.set_state(state)
+            supervisor.set_state(state)
 
-    runtime = Runtime(config, await asyncio.to_thread(opener, config), frontends, become)
-    docs.document()
-    application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, runtime=lambda: runtime)
-    supervisor = Supervisor(config, frontends, listeners, own, application, runtime.replace_link)
-    try:
-        await _start(supervisor, runtime, lambda: _set_affinity(config, supervisor, runtime, cores(0)))
-        log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
-        freezing = asyncio.create_task(freeze(runtime))
-        status = await _run_until_end(signalled, supervisor, runtime, abandon)
-        freezing.cancel()
-        return status
-    finally:
-        supervisor.kill()
-        await watchdog.close()
+        runtime = Runtime(config, await asyncio.to_thread(opener, config), frontends, set_state)
+        docs.document()
+        application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, runtime=lambda: runtime)
+        supervisor = Supervisor(config, frontends, listeners, own, application, runtime.replace_link)
+        try:
+            await _start(supervisor, runtime, lambda: _set_affinity(config, supervisor, runtime, cores(0)))
+            log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
+            return await _run_until_end(signalled, supervisor, runtime, abandon)
+        finally:
+            supervisor.kill()
 
 
 async def _start(supervisor: Supervisor, runtime: Runtime, set_affinity: Callable[[], None]) -> None:
@@ -105,38 +101,35 @@ async def _run_until_end(
     signalled: asyncio.Event, supervisor: Supervisor, runtime: Runtime, abandon: Callable[[int], object]
 ) -> int:
     """Wait for a signal or the loss of the device; after a signal, drain. Returns the exit status."""
-    if await _first(runtime.device_gone.wait(), signalled.wait()) == _SIGNALLED:
+
+    def kill(status: int) -> None:
+        supervisor.kill_from_any_thread()
+        abandon(status)
+
+    async def shut_down() -> None:
+        await end.drain()
+        await supervisor.close()
+        await runtime.close()
+
+    end = ServerEnd(runtime, kill)
+    try:
+        if await _first(end.device_lost(), signalled.wait()) == _DEVICE_LOST:
+            return NEEDS_RESTART
         signalled.clear()
-        _end_in_time(supervisor, runtime.config.server, abandon)
-        first = await _first(runtime.device_gone.wait(), signalled.wait(), _drain(supervisor, runtime))
+        first = await _first(end.device_lost(), signalled.wait(), shut_down())
         if first == _SIGNALLED:
             status = give_up(await _unanswered(runtime))
             supervisor.kill()
             abandon(status)
             return status
-        if first > _DEVICE_LOST:
-            return 0
-    await asyncio.sleep(EXIT_DELAY)
-    return NEEDS_RESTART
+        return NEEDS_RESTART if first == _DEVICE_LOST else 0
+    finally:
+        end.close()
 
 
 async def _unanswered(runtime: Runtime) -> int:
     """The unanswered requests in tenants' processes, without those of a process that does not answer. Takes up to a second."""
     return sum(each.lane.waiting + each.lane.in_flight for _, each in await runtime.reports() if not each.age)
-
-
-def _end_in_time(supervisor: Supervisor, config: ServerConfig, abandon: Callable[[int], object]) -> None:
-    def end() -> None:
-        supervisor.kill_from_any_thread()
-        abandon(0)
-
-    end_in_time(config.drain_grace, config.drain_timeout, end)
-
-
-async def _drain(supervisor: Supervisor, runtime: Runtime) -> None:
-    await runtime.drain(runtime.config.server.drain_grace)
-    await supervisor.close()
-    await runtime.close()
 
 
 async def _first(*waiting: Coroutine[Any, Any, Any]) -> int:

@@ -109,12 +109,12 @@ class Supervisor:
         for each in self._http.values():
             self._watch(self._keep(each))
 
-    def become(self, state: State) -> None:
+    def set_state(self, state: State) -> None:
         """Notify every process of the server's state."""
         self._state = state
         for each in self._http.values():
             if each.frontend:
-                each.frontend.become(state)
+                each.frontend.set_state(state)
             else:
                 each.channel.notify(messages.SetState(state))
 

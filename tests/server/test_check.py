@@ -168,7 +168,7 @@ def test_a_problem_of_several_tenants_is_reported_once(told: Told) -> None:
     assert len(told.err) == len(set(told.err))
     assert "rows: not looked into: two; a version is a number above 0 without leading zeros" in told.err
     ignored = "rows/config.pbtxt: ignored, as they mean nothing here: max_bacth_size (did you mean max_batch_size?)"
-    assert "greenlane: this may not be meant so:" in told.err
+    assert "greenlane: possible mistakes:" in told.err
     assert ignored in told.err
 
 
@@ -177,7 +177,7 @@ def test_directories_that_are_no_versions_are_no_failure(told: Told) -> None:
         (told.folder / "models" / "rows" / name).mkdir()
     assert told.check() == 0
     assert told.err == [
-        "greenlane: this may not be meant so:",
+        "greenlane: possible mistakes:",
         "rows: not looked into: 01, notes; a version is a number above 0 without leading zeros",
     ]
 
@@ -185,7 +185,7 @@ def test_directories_that_are_no_versions_are_no_failure(told: Told) -> None:
 def test_fields_that_are_ignored_are_told_and_no_failure(told: Told) -> None:
     (told.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group { gpus: 0 }")
     assert told.check() == 0
-    assert told.err[0] == "greenlane: this may not be meant so:"
+    assert told.err[0] == "greenlane: possible mistakes:"
 
 
 def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(told: Told) -> None:
@@ -323,7 +323,7 @@ def test_http_on_the_cores_of_another_s_partition_is_doubtful(told: Told) -> Non
     change = ("granules = 1", 'granules = 1\nfront_cores = "1"')
     told.check(change, more=GLOBEX, device=hosted, cores=range(4))
     assert told.out[-1] == "HTTP of acme on 1, of globex on 1"
-    doubtful = told.err[told.err.index("greenlane: this may not be meant so:") + 1 :]
+    doubtful = told.err[told.err.index("greenlane: possible mistakes:") + 1 :]
     assert [line.split(";")[0] for line in doubtful] == [
         "greenlane.toml: tenants.acme.front_cores: 1 is of globex's partition, whose work this tenant's HTTP would delay"
     ]
@@ -332,7 +332,7 @@ def test_http_on_the_cores_of_another_s_partition_is_doubtful(told: Told) -> Non
 def test_a_tenant_without_a_share_has_no_cores(told: Told) -> None:
     assert told.check(("granules = 1", "sms = 1"), more=GLOBEX.replace('"1"', '"0"'), device=hosted, cores=range(4)) == 2
     assert told.out[-1] == "HTTP of globex on 0"
-    assert "greenlane: this may not be meant so:" not in told.err
+    assert "greenlane: possible mistakes:" not in told.err
 
 
 def test_where_shares_do_not_fit_nothing_is_said_of_where_http_runs(told: Told) -> None:

@@ -1,6 +1,10 @@
 """The command line, as far as it ends by itself."""
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,3 +125,15 @@ def test_ctrl_c_during_a_check_ends_it_without_a_traceback(monkeypatch: pytest.M
 
     monkeypatch.setattr("server.__main__.check", interrupted)
     assert main(["check", "greenlane.toml"]) == 130
+
+
+def test_sigint_while_the_server_is_imported_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    words = [sys.executable, "-m", "server"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as popen:
+        assert popen.stdout
+        assert popen.stdout.readline() == "importing\n"
+        popen.send_signal(signal.SIGINT)
+        _, said = popen.communicate(timeout=30)
+    assert (popen.returncode, said) == (-signal.SIGINT, "")

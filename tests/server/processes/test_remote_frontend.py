@@ -77,7 +77,7 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     frontend.announce("slow")
     await frontend.publish("broken", [], [PROBLEM])
     frontend.set_cores(frozenset({0}))
-    frontend.become("serving")
+    frontend.set_state("serving")
     frontend.refuse("draining")
     process = Process()
     channel = await process.meet(frontend)
@@ -89,7 +89,7 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
         SetState("serving"),
     ]
     process.heard.clear()
-    frontend.become("draining")
+    frontend.set_state("draining")
     await frontend.publish("slow", [], [PROBLEM])
     await frontend.drained()
     assert process.heard == [SetState("draining"), Publish("slow", [], [PROBLEM]), WaitUntilIdle()]
