@@ -43,7 +43,7 @@ _SHARES: tuple[tuple[str, str, int], ...] = (("globex", "cores", 2), ("initech",
 
 _ABOUT = """An example of a configuration with every key, written by `python -m server.config.reference`. Keys that are \
 commented out show their default or, where there is none, an example. Not to be served as it is: a device is shared out in \
-cores or in sms, never in both. `scripts/serve check FILE` says everything that is wrong with FILE."""
+cores or in sms, never in both. `greenlane check FILE` says everything that is wrong with FILE."""
 
 
 def files() -> dict[Path, str]:
@@ -106,8 +106,8 @@ _HEAD = """\
 
 <!-- Written by `python -m server.config.reference` from server/config/schema.py: change that, not this. -->
 
-Greenlane reads one TOML file: `scripts/serve --config FILE`, or the file that `GREENLANE_CONFIG` names. Without one it serves
-the demo. `scripts/serve check FILE` prints what a file would serve and everything that is wrong with it, all at once.
+Greenlane reads one TOML file: `greenlane --config FILE`, or the file that `GREENLANE_CONFIG` names. Without one it serves
+the demo. `greenlane check FILE` prints what a file would serve and everything that is wrong with it, all at once.
 [deploy/greenlane.toml](../deploy/greenlane.toml) is an example with every key. For completion and checks in an editor (taplo,
 VS Code's Even Better TOML) put `#:schema` and the path of [greenlane.schema.json](../deploy/greenlane.schema.json) into the
 file's first line. Only `models.repository`, and for each tenant `models` and a share of the device, have to be there.

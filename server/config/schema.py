@@ -48,8 +48,8 @@ class ConfigError(Exception):
         return "\n".join(self.problems)
 
 
-class Section(BaseModel, frozen=True, extra="forbid", strict=True, hide_input_in_errors=True):
-    """A table of the file. Fields with `exclude` are not keys of it."""
+class Section(BaseModel, frozen=True, extra="forbid", strict=True, hide_input_in_errors=True, defer_build=True):
+    """A table of the file; fields with `exclude` are not keys of it. Built at first use: HTTP processes only unpickle them."""
 
 
 class ServerConfig(Section, frozen=True):
@@ -354,8 +354,8 @@ class TenantConfig(Section, frozen=True):
 class Config(Section, frozen=True):
     """Everything that is configured; `source` names the file in messages."""
 
-    server: ServerConfig = ServerConfig()
-    device: DeviceConfig = DeviceConfig()
+    server: ServerConfig = Field(default_factory=ServerConfig)
+    device: DeviceConfig = Field(default_factory=DeviceConfig)
     models: ModelsConfig
     tenants: ByName[TenantConfig]
     source: str = Field(exclude=True)

@@ -57,7 +57,7 @@ from .instances import bind_instances
 log = logging.getLogger("greenlane.models")
 
 DEFAULTS = RuntimeSettings()
-MAX_BODY = ServerConfig().max_body
+MAX_BODY: int = ServerConfig.model_fields["max_body"].default
 _MOST_REASONS = 3
 """How many reasons an answer gives for a load that failed."""
 

@@ -122,7 +122,7 @@ def test_tenants_keep_the_order_of_the_file(folder: Path) -> None:
     assert list(load(write(folder, COMPLETE)).tenants) == ["globex", "acme"]
 
 
-def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
+def test_defaults(folder: Path) -> None:
     config = load(write(folder, '[models]\nrepository = "models"\n[tenants.acme]\nsms = 48\nmodels = ["a"]'))
     assert (config.server.host, config.server.port) == ("127.0.0.1", 8000)
     assert (config.server.max_body, config.server.max_json_tensor) == (67_108_864, 1_048_576)
@@ -140,7 +140,7 @@ def test_a_file_says_no_more_than_it_has_to(folder: Path) -> None:
     assert ModelOptions() == ModelOptions(max_batch=None, batch_delay=None, preferred_batches=None)
 
 
-def test_the_repository_is_found_from_the_files_folder_wherever_the_process_runs(
+def test_the_repository_is_relative_to_the_file_not_to_the_working_directory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(folder, sections())
@@ -148,7 +148,7 @@ def test_the_repository_is_found_from_the_files_folder_wherever_the_process_runs
     assert load(Path("greenlane.toml")).models.repository == folder / "models"
 
 
-def test_an_absolute_repository_is_taken_as_it_is(folder: Path) -> None:
+def test_an_absolute_repository_stays_as_it_is(folder: Path) -> None:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     assert load(write(folder, sections(models=f"repository = '{elsewhere}'"))).models.repository == elsewhere
@@ -164,7 +164,7 @@ def test_a_configuration_cannot_be_changed(folder: Path) -> None:
         config.models.options["new"] = ModelOptions()  # type: ignore[index]
 
 
-def test_a_configuration_reaches_another_process_unchanged(folder: Path) -> None:
+def test_a_configuration_is_pickled_whole(folder: Path) -> None:
     config = load(write(folder, COMPLETE))
     assert spawn, "which says how read-only mappings are pickled"
     copied = pickle.loads(ForkingPickler.dumps(config))
@@ -205,19 +205,19 @@ def test_a_configuration_can_be_made_without_a_file() -> None:
     assert (config.server, config.device, config.models.options) == (ServerConfig(), DeviceConfig(), {})
 
 
-def test_a_missing_file_is_named_with_the_place_it_was_looked_for(folder: Path) -> None:
+def test_a_missing_file_is_named_with_its_path(folder: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         load(folder / "none.toml")
     assert refusal.value.problems == (f"none.toml: cannot be read at {folder}/none.toml: No such file or directory",)
 
 
-def test_a_syntax_error_is_told_with_its_line(folder: Path) -> None:
+def test_a_syntax_error_is_reported_with_its_line(folder: Path) -> None:
     (problem,) = problems(folder, "[server]\nport 8000\n")
     assert problem.startswith("not TOML: ")
     assert "line 2" in problem
 
 
-def test_a_file_in_another_encoding_is_told_with_its_line(folder: Path) -> None:
+def test_a_file_that_is_not_utf_8_is_reported_with_its_line(folder: Path) -> None:
     path = folder / "greenlane.toml"
     path.write_bytes(b'[server]\nhost = "\xff"\n')
     with pytest.raises(ConfigError, match=r"^greenlane.toml: line 2 is not UTF-8"):
@@ -267,7 +267,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(folder: Path, text
         ),
     ],
 )
-def test_a_misspelt_key_is_not_said_to_be_missing_as_well(folder: Path, text: str, problem: str) -> None:
+def test_a_misspelt_key_is_not_also_reported_as_missing(folder: Path, text: str, problem: str) -> None:
     assert problems(folder, text) == [problem]
 
 
@@ -339,7 +339,7 @@ def test_a_tenant_s_http_process_may_be_given_cores(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("front_cores", "'0'"), ("port", "8001")])
-def test_what_only_an_http_process_of_its_own_could_have_is_refused_without_one(folder: Path, key: str, value: str) -> None:
+def test_inline_http_refuses_a_tenant_s_port_and_front_cores(folder: Path, key: str, value: str) -> None:
     assert problems(folder, sections(server="fronts = 'inline'", tenants=f"{ACME}{key} = {value}")) == [
         f"tenants.acme.{key}: with server.fronts = 'inline' the tenant has no HTTP process of its own; "
         "use 'per-tenant', or leave it out"
@@ -354,36 +354,36 @@ def test_a_port_belongs_to_one_socket(folder: Path) -> None:
     ]
 
 
-def test_a_server_on_any_free_port_leaves_every_port_to_tenants(folder: Path) -> None:
+def test_with_server_port_0_a_tenant_may_use_any_port(folder: Path) -> None:
     config = load(write(folder, sections(server="port = 0", tenants=ACME + "port = 8000")))
     assert config.tenants["acme"].port == 8000
 
 
-def test_a_preferred_batch_above_the_largest_is_refused(folder: Path) -> None:
+def test_a_preferred_batch_above_max_batch_is_refused(folder: Path) -> None:
     assert problems(folder, sections() + "[models.a]\nmax_batch = 8\npreferred_batches = [8, 16, 32]") == [
         "models.a.preferred_batches: 16 is above max_batch, which is 8"
     ]
 
 
-def test_preferred_batches_need_no_largest_as_the_models_files_may_have_one(folder: Path) -> None:
+def test_preferred_batches_need_no_max_batch(folder: Path) -> None:
     config = load(write(folder, sections() + "[models.a]\npreferred_batches = [4, 16]"))
     assert config.models.options["a"].preferred_batches == (4, 16)
 
 
-def test_a_repository_that_does_not_exist_is_named_with_where_it_was_looked_for(folder: Path) -> None:
+def test_a_repository_that_does_not_exist_is_named_with_its_path(folder: Path) -> None:
     assert problems(folder, sections(models="repository = 'modles'")) == [
         f"models.repository: 'modles' is not an existing directory: {folder}/modles"
     ]
 
 
-def test_a_folder_is_no_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_refused_as_configuration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError) as refused:
         load(Path("."))
     assert str(refused.value) == f".: cannot be read at {folder}: Is a directory"
 
 
-def test_the_cache_lies_relative_to_the_file_and_a_build_has_a_quarter_of_an_hour(folder: Path) -> None:
+def test_the_cache_is_relative_to_the_file_and_build_timeout_is_15_minutes(folder: Path) -> None:
     assert load(write(folder, sections())).models == ModelsConfig(
         repository=folder / "models", cache=None, build_timeout=900.0, options={}
     )
@@ -396,17 +396,17 @@ def test_a_model_may_be_called_cache(folder: Path) -> None:
     assert (models.cache, models.options["cache"].max_batch) == (None, 4)
 
 
-def test_a_file_is_no_repository(folder: Path) -> None:
+def test_a_file_is_refused_as_repository(folder: Path) -> None:
     (problem,) = problems(folder, sections(models="repository = 'greenlane.toml'"))
     assert "is not an existing directory" in problem
 
 
 @pytest.mark.parametrize("section", ["server", "device", "models", "tenants"])
-def test_a_section_that_is_no_table_is_refused_with_how_to_write_it(folder: Path, section: str) -> None:
+def test_a_section_that_is_not_a_table_is_refused(folder: Path, section: str) -> None:
     assert f"{section}: 3 is not a table; write [{section}]" in problems(folder, f"{section} = 3")
 
 
-def test_a_tenant_or_model_that_is_no_table_is_refused(folder: Path) -> None:
+def test_a_tenant_or_model_that_is_not_a_table_is_refused(folder: Path) -> None:
     text = sections(models="repository = 'models'\na = [1]") + "[tenants]\nglobex = true"
     assert problems(folder, text) == [
         "models.a: unknown key; expected repository or cache or build_timeout",
@@ -462,7 +462,7 @@ def test_a_key_listed_twice_by_its_tenant_does_no_harm(folder: Path) -> None:
     assert set(config.tenants["acme"].keys_sha256) == {KEY_A}
 
 
-def test_every_problem_is_told_at_once_those_between_keys_too(folder: Path) -> None:
+def test_every_problem_is_reported_at_once(folder: Path) -> None:
     text = f"""
         [server]
         port = "abc"
@@ -494,12 +494,12 @@ def test_every_problem_is_told_at_once_those_between_keys_too(folder: Path) -> N
 
 
 @pytest.mark.parametrize("text", [f"port = {'1' * 5000}", f"a = {'[' * 100_000}"])
-def test_toml_that_no_reader_takes_is_told_and_no_traceback(folder: Path, text: str) -> None:
+def test_toml_that_breaks_the_parser_is_an_error_without_a_traceback(folder: Path, text: str) -> None:
     (problem,) = problems(folder, text)
     assert problem.startswith("not TOML: ")
 
 
-def test_what_is_salvaged_is_all_that_nothing_is_wrong_with(folder: Path) -> None:
+def test_salvage_keeps_what_is_valid(folder: Path) -> None:
     text = sections(server='prot = 1\nhost = "::1"\ndefault_tenant = "globex"', device="index = -1", tenants=ACME + "queue = 0")
     text += '[modles]\n[models.a]\nmax_batch = "x"\n[tenants.globex]\ncores = 1\n[tenants.initech]\nmodels = ["a"]'
     salvaged = salvage(write(folder, text))
@@ -514,18 +514,18 @@ def test_what_is_salvaged_is_all_that_nothing_is_wrong_with(folder: Path) -> Non
 @pytest.mark.parametrize(
     "text", ["models = 3", "[models]", ACME, sections(models="repository = 3"), "[models]\nrepository = 'models'"]
 )
-def test_nothing_is_salvaged_without_a_repository_and_a_tenant(folder: Path, text: str) -> None:
+def test_salvage_needs_a_repository_and_a_tenant(folder: Path, text: str) -> None:
     assert salvage(write(folder, text)) is None
 
 
-def test_a_repository_that_does_not_exist_is_salvaged_for_the_sake_of_the_rest(folder: Path) -> None:
+def test_salvage_keeps_a_repository_that_does_not_exist(folder: Path) -> None:
     salvaged = salvage(write(folder, sections(models="repository = 'nowhere'")))
     assert salvaged is not None
     config, _ = salvaged
     assert (config.models.repository, list(config.tenants)) == (folder / "nowhere", ["acme"])
 
 
-def test_a_good_file_is_salvaged_whole(folder: Path) -> None:
+def test_salvage_keeps_all_of_a_good_file(folder: Path) -> None:
     path = write(folder, COMPLETE)
     assert salvage(path) == (load(path), frozenset())
 
@@ -556,7 +556,7 @@ def test_a_share_is_counted_in_granules(share: dict[str, int], unit: str, sizes:
     assert tenant(**share).share(unit, sizes) == granules
 
 
-def test_a_share_between_granules_is_refused_with_what_there_is() -> None:
+def test_a_share_between_granules_is_refused_with_the_possible_ones() -> None:
     with pytest.raises(ConfigError) as refusal:
         tenant(sms=12).share("SM", [8] * 4)
     (problem,) = refusal.value.problems
@@ -580,7 +580,7 @@ def test_a_share_in_units_of_another_device_is_refused_with_the_key_to_use(
 
 
 @pytest.mark.parametrize("share", [{}, {"granules": 1, "sms": 8}])
-def test_a_tenant_made_in_code_needs_one_share_too(share: dict[str, int]) -> None:
+def test_a_tenant_made_in_code_needs_one_share(share: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=r"^tenants.acme: "):
         tenant(**share).share("SM", [8])
 
@@ -614,7 +614,7 @@ def test_shares_that_fit_together_are_counted_in_granules() -> None:
         ),
     ],
 )  # fmt: skip
-def test_shares_that_are_too_many_together_are_told_by_their_keys(
+def test_too_many_shares_are_refused_with_their_keys(
     shares: dict[str, dict[str, int]], unit: str, sizes: list[int], problem: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -622,7 +622,7 @@ def test_shares_that_are_too_many_together_are_told_by_their_keys(
     assert refused.value.problems == (f"c.toml: {problem}",)
 
 
-def test_a_share_that_is_none_here_hides_not_that_the_others_are_too_many() -> None:
+def test_a_share_in_the_wrong_unit_does_not_hide_that_the_others_are_too_many() -> None:
     counts, (first, second) = shared(acme={"sms": 8}, globex={"cores": 2}, initech={"cores": 1}).counts("core", [1, 1])
     assert counts == {"globex": 2, "initech": 1}
     assert first == "c.toml: tenants.acme.sms: this device is shared out in cores; use 'cores' instead"
@@ -645,7 +645,7 @@ warm_up = [1, 8]
 """
 
 
-def test_how_a_model_runs_is_read_in_units(folder: Path) -> None:
+def test_model_options(folder: Path) -> None:
     assert load(write(folder, sections() + HOW)).models.options["a"] == ModelOptions(
         max_batch=8,
         graphs="required",
@@ -665,7 +665,7 @@ def test_how_a_model_runs_is_read_in_units(folder: Path) -> None:
     assert load(write(folder, sections() + "[models.a]\nwarm_up = 'opt'")).models.options["a"].warm_up == "opt"
 
 
-def test_everything_that_is_wrong_with_how_a_model_runs_is_told_at_once(folder: Path) -> None:
+def test_every_problem_of_model_options_is_reported_at_once(folder: Path) -> None:
     wrong = """[models.a]
 max_batch = 4
 graphs = true
@@ -704,14 +704,14 @@ graph = "on"
         "[" + "{ x = { max = [8] } }, " * 17 + "]",
     ],
 )  # fmt: skip
-def test_profiles_that_are_none_are_refused_with_an_example(folder: Path, wrong: str) -> None:
+def test_wrong_profiles_are_refused_with_an_example(folder: Path, wrong: str) -> None:
     (problem,) = problems(folder, sections() + f"[models.a]\nprofiles = {wrong}")
     assert problem.startswith("models.a.profiles: ")
     assert "is not a list of 1 to 16 optimization profiles, each a table with shapes for inputs by name" in problem
     assert problem.endswith("as in [{ x = { min = [1, 16], opt = [8, 16], max = [32, 16] } }]")
 
 
-def test_a_batch_to_be_ready_for_above_the_largest_is_refused(folder: Path) -> None:
+def test_a_warm_up_batch_above_max_batch_is_refused(folder: Path) -> None:
     assert problems(folder, sections() + "[models.a]\nmax_batch = 8\nwarm_up = [8, 16]") == [
         "models.a.warm_up: 16 is above max_batch, which is 8"
     ]
