@@ -258,7 +258,7 @@ class HttpConnection(asyncio.Protocol):
         """Start an inference; None if it was refused, and answered so."""
         try:
             if head.target is None:
-                head.target = self._infer.resolve(head.method, head.path, head.headers)
+                head.target = self._infer.resolve(head.method, head.path, head.headers, head.tenant)
             inference = Inference(head.target)
             inference.expect(head.length)
         except Exception as error:

@@ -24,6 +24,7 @@ class Head:
     - `has_origin`: a browser sent it on behalf of a web page (Origin header).
     - `is_plain_infer`: an inference without Origin, whose body and answer are not compressed.
     - `length`: bytes of the body.
+    - `tenant`: the name of its tenant where routing has identified it, else None.
     - `target`: the result of `Infer.resolve`, once known; it stays valid while the connection repeats this head.
     """
 
@@ -31,6 +32,7 @@ class Head:
         self.data = data
         self.path = self.query = b""
         self.headers: dict[bytes, bytes] = {}
+        self.tenant: str | None = None
         self.target: Target | None = None
         self._plain = True
         self._keeps = self._complete = self._ambiguous = False

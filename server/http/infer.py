@@ -46,11 +46,16 @@ class Infer:
         if reply:
             await _send(reply, body, send)
 
-    def resolve(self, method: str, raw_path: bytes, headers: Headers) -> Target:
-        """The tenant and model that a request is for. Raises NotFound, WrongMethod, Unavailable, Unauthorized, Misdirected."""
+    def resolve(self, method: str, raw_path: bytes, headers: Headers, identified: str | None = None) -> Target:
+        """The tenant and model that a request is for; `identified` is the tenant's name if the headers were checked before.
+
+        Raises NotFound, WrongMethod, Unavailable, Unauthorized, Misdirected.
+        """
         name, version = parse_infer(method, raw_path)
         service = self._service()
-        tenant = service.tenant(*strict.credentials(headers))
+        tenant = service.tenants.get(identified) if identified else None
+        if tenant is None:
+            tenant = service.tenant(*strict.credentials(headers))
         return Target(tenant, name, version, service.limits, service.config.server.max_body)
 
     async def answer(self, call: Call) -> Reply | None:

@@ -77,7 +77,7 @@ class Inference:
         self._slot: Slot | None = None
         self._on_done: Callable[[Outcome], None] | None = None
         try:
-            target.tenant.lane.check()
+            target.tenant.lane.admit()
         except RequestError as error:
             self.count(error)
             raise
@@ -109,7 +109,7 @@ class Inference:
                 if len(body) > SLICE and self._parse_in_slices(body, headers, on_done):
                     return
             served = self._served = tenant.catalog.find(name, version)  # It may have been replaced since the headers came.
-            slot = self._slot = tenant.lane.admit()
+            slot = self._slot = tenant.lane.take_slot()
             request = self._request = served.request_cache.decode(
                 body, _header_length(headers), served.signature, slot, limits, document
             )
@@ -117,7 +117,7 @@ class Inference:
             lane, priority, timeout = tenant.lane, request.priority, request.timeout
             if document is not None and timeout is not None:
                 timeout = self._time_left(timeout)
-            lane.begin(slot, served.key, request.shapes, self._end, priority, timeout, served.batching, served.queues)
+            lane.submit(slot, served.key, request.shapes, self._end, priority, timeout, served.batching, served.queues)
         except MemoryFull as error:
             self._fail(self._target.tenant.lane.reject(str(error)))
         except Exception as error:
@@ -143,7 +143,7 @@ class Inference:
         size = len(body) if length is None else length
         if not SLICE < size <= min(len(body), limits.json):
             return False
-        tenant.lane.check()
+        tenant.lane.check_room()
         slices, limit = self._served.request_cache.time_slices, tenant.config.queue + tenant.config.in_flight
         if len(slices) >= limit:
             allowed = f"the limit is {limit} (tenants.{tenant.name}.queue + in_flight)"
@@ -232,7 +232,7 @@ class Inference:
             served.request_cache.raise_output_reserve(min(needed, lane.slots.blocks.nbytes // _OUTPUT_RESERVE_FRACTION))
             slot.reserve(outgrown.nbytes)
             timeout = None if request.timeout is None else self._time_left(request.timeout)
-            lane.begin(slot, served.key, request.shapes, self._end, request.priority, timeout)
+            lane.submit(slot, served.key, request.shapes, self._end, request.priority, timeout)
         except MemoryFull as error:
             self._fail(self._target.tenant.lane.reject(str(error)))
         except Exception as error:

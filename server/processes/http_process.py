@@ -198,7 +198,7 @@ class HttpProcess:
         """
         if head.target is not None or transport.get_write_buffer_size():
             return False
-        name = process_for(head.path, head.headers, self._service.tenancy)
+        name = head.tenant = process_for(head.path, head.headers, self._service.tenancy)
         if name == self._arguments.name or (self._tenant and not self._may_pass_to(name, transport)):
             return False
         try:

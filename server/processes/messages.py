@@ -63,17 +63,17 @@ class QueuePolicyFields(Fields):
 
     limits: QueueLimitsFields
     levels: int
-    usual: int
-    own: dict[int, QueueLimitsFields]
+    default: int
+    by_priority: dict[int, QueueLimitsFields]
 
     @classmethod
     def of(cls, policy: QueuePolicy) -> "QueuePolicyFields":
-        own = {level: _mirror(QueueLimitsFields, limits) for level, limits in policy.own.items()}
-        return cls(_mirror(QueueLimitsFields, policy.limits), policy.levels, policy.usual, own)
+        by_priority = {level: _mirror(QueueLimitsFields, limits) for level, limits in policy.by_priority.items()}
+        return cls(_mirror(QueueLimitsFields, policy.limits), policy.levels, policy.default, by_priority)
 
     def policy(self) -> QueuePolicy:
-        own = {level: QueueLimits(**asdict(limits)) for level, limits in self.own.items()}
-        return QueuePolicy(QueueLimits(**asdict(self.limits)), self.levels, self.usual, own)
+        by_priority = {level: QueueLimits(**asdict(limits)) for level, limits in self.by_priority.items()}
+        return QueuePolicy(QueueLimits(**asdict(self.limits)), self.levels, self.default, by_priority)
 
 
 class ServedModelFields(Fields):

@@ -23,9 +23,9 @@ from ..link.messages import Shape, Ticket
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How requests for one model are joined: up to `most` rows, after at most `delay` seconds while a credit is free.
+    """How requests for one model are batched: up to `most` rows, after at most `delay` seconds while another work may start.
 
-    `preferred` are the sizes, ascending, at which a batch waits for no more.
+    `preferred` are the batch sizes, ascending, at which a batch does not wait for more.
     """
 
     signature: Signature
@@ -33,29 +33,29 @@ class Batching:
     delay: float = 0.0
     preferred: tuple[int, ...] = ()
 
-    def part(self, ticket: Ticket, now: float) -> "Batchable":
-        """What there is to know of a request that begins to wait now, in seconds on any clock."""
+    def batchable(self, ticket: Ticket, now: float) -> "Batchable":
+        """A request that is queued now; `now` is in seconds on any clock."""
         shapes = ticket.shapes
         return Batchable(self, (ticket.model, tuple([shape[1:] for shape in shapes])), shapes[0][0], now + self.delay)
 
 
 class Batchable(NamedTuple):
-    """A request that may be joined with its kin, those of equal `kind`; `due` is when it has waited for them long enough."""
+    """A request that can run in a batch with others of the same `key`; `due` is when it has waited long enough for them."""
 
     batching: Batching
-    kind: tuple[str, tuple[Shape, ...]]
+    key: tuple[str, tuple[Shape, ...]]
     rows: int
     due: float
 
 
 Queued = tuple[int, int, Ticket, Batchable | None]
-"""Priority, number in the order of arrival, ticket, and how it may be joined. Sorted, they are a queue."""
+"""Priority, order of arrival, ticket, and how it can be batched (None: it runs alone). Sorted, they are the queue."""
 
 
 class Choice(NamedTuple):
-    """What to launch now, as one work; or nothing, and if nothing else happens before, when to ask again.
+    """What to launch now as one work. If `members` is empty nothing is launched, and `due` is when to ask again at the latest.
 
-    `batching` is that of the members if they are several.
+    `batching` is set if there are several members.
     """
 
     members: Sequence[Queued] = ()
@@ -67,23 +67,23 @@ NOTHING = Choice()
 
 
 def choose(waiting: Sequence[Queued], running: int, enough: int, now: float) -> Choice:
-    """Choose from a queue that is not empty, with a credit for one work free, while so many others are `running`.
+    """Choose from a queue that is not empty while one more work may start and `running` others are in flight.
 
-    Behind `enough` of them no batch is launched that could grow.
+    While `enough` are in flight, a batch that could grow is not launched.
     """
-    part = waiting[0][3]
-    if part is None:
+    head = waiting[0][3]
+    if head is None:
         return Choice(waiting[:1])
-    kin, sizes, grows = _kin(waiting, part)
-    if cut := _preferred(sizes, part.batching.preferred):
-        return _launch(kin[:cut], part.batching)
-    if not grows or len(kin) < len(waiting):
-        return _launch(kin, part.batching)
+    members, sizes, grows = _same_key(waiting, head)
+    if cut := _preferred(sizes, head.batching.preferred):
+        return _launch(members[:cut], head.batching)
+    if not grows or len(members) < len(waiting):
+        return _launch(members, head.batching)
     if running >= enough:
         return NOTHING
-    due = min([each[3].due for each in kin if each[3]])
-    at_once = now >= due or (len(kin) == 1 and not running)
-    return _launch(kin, part.batching) if at_once else Choice(due=due)
+    due = min([each[3].due for each in members if each[3]])
+    at_once = now >= due or (len(members) == 1 and not running)
+    return _launch(members, head.batching) if at_once else Choice(due=due)
 
 
 def _launch(members: Sequence[Queued], batching: Batching) -> Choice:
@@ -91,27 +91,27 @@ def _launch(members: Sequence[Queued], batching: Batching) -> Choice:
 
 
 def largest_batch(signature: Signature) -> int:
-    """The most rows that one run takes: the largest batch, or fewer where the engine was built for fewer."""
+    """The most rows of one run: the model's largest batch, or fewer if the engine was built for fewer."""
     return min([signature.max_batch, *(spec.limits[0][1] for spec in signature.inputs if spec.limits)])
 
 
-def _kin(waiting: Sequence[Queued], head: Batchable) -> tuple[list[Queued], list[int], bool]:
-    """Those that go with the head, itself included, the rows up to each, and whether there is room for one more."""
-    kin: list[Queued] = []
+def _same_key(waiting: Sequence[Queued], head: Batchable) -> tuple[list[Queued], list[int], bool]:
+    """The requests that run with the head, itself included; the total rows up to each; and whether one more would fit."""
+    members: list[Queued] = []
     sizes: list[int] = []
     rows, most = 0, head.batching.most
     for each in waiting:
-        part = each[3]
-        if part is None or part.kind != head.kind:
+        batchable = each[3]
+        if batchable is None or batchable.key != head.key:
             continue
-        if kin and rows + part.rows > most:
-            return kin, sizes, False
-        rows += part.rows
-        kin.append(each)
+        if members and rows + batchable.rows > most:
+            return members, sizes, False
+        rows += batchable.rows
+        members.append(each)
         sizes.append(rows)
-    return kin, sizes, rows < most
+    return members, sizes, rows < most
 
 
 def _preferred(sizes: Sequence[int], preferred: Sequence[int]) -> int:
-    """How many make the largest batch of a preferred size; 0 if none do."""
-    return max([place for place, rows in enumerate(sizes, 1) if rows in preferred], default=0) if preferred else 0
+    """How many members make the largest batch of a preferred size; 0 if none do."""
+    return max([count for count, rows in enumerate(sizes, 1) if rows in preferred], default=0) if preferred else 0

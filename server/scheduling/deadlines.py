@@ -1,7 +1,8 @@
-"""Deadlines of requests that wait, and who is told once they have passed: by a timer, or before that by whoever looks.
+"""Deadlines of waiting requests, with a callback each.
 
-An event loop runs its timers once in each of its turns, and a turn lasts as long as all takes that came for it. So whoever
-is about to answer something looks first, and no deadline waits for more than one request to be answered.
+Timers fire only between two iterations of the event loop, and one iteration may serve many connections. So expired deadlines
+are also checked (`fire_due`) before each request and each completion is handled: a 504 is late by at most one request's
+handling.
 """
 
 import asyncio
@@ -11,17 +12,17 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 EARLY = 0.001
-"""Seconds before its deadline that somebody may be told by the timer: event loops count in whole milliseconds."""
+"""Seconds by which the timer may fire before a deadline: event loops count in whole milliseconds."""
 
 
 class Deadlines:
-    """Belongs to the event loop. Deadlines are in seconds on the clock of `time.monotonic`, each with a number of its own."""
+    """Belongs to the event loop. Deadlines are in seconds on the clock of `time.monotonic`; each has a unique number."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._next = self._set_for = math.inf
         self._timer: asyncio.TimerHandle | None = None
-        self._telling = False
+        self._firing = False
 
     def __repr__(self) -> str:
         return f"<Deadlines {len(self)} waiting>"
@@ -29,52 +30,52 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, deadline: float, number: int, tell: Callable[[], None]) -> None:
-        """Call this, once, when that time has come."""
-        insort(self._waiting, (deadline, number, tell))
-        self._look_ahead()
+    def add(self, deadline: float, number: int, callback: Callable[[], None]) -> None:
+        """Call this once, at this time."""
+        insort(self._waiting, (deadline, number, callback))
+        self._set_timer()
 
     def remove(self, deadline: float, number: int) -> None:
-        """Call nobody for this one, unless it was done already."""
-        place = bisect_left(self._waiting, (deadline, number))
-        if self._waiting[place : place + 1] and self._waiting[place][1] == number:
-            del self._waiting[place]
-            self._next = self._waiting[0][0] if self._waiting else math.inf  # A timer that is set may go off in vain.
+        """Do not call this one any more; does nothing if it was called already."""
+        index = bisect_left(self._waiting, (deadline, number))
+        if self._waiting[index : index + 1] and self._waiting[index][1] == number:
+            del self._waiting[index]
+            self._next = self._waiting[0][0] if self._waiting else math.inf  # The timer may fire once for nothing.
 
-    def look(self) -> None:
-        """Tell those whose time has come; costs nothing to speak of where there is none."""
+    def fire_due(self) -> None:
+        """Call all callbacks whose deadline has passed; if there are none this costs one comparison."""
         if self._next < math.inf and time.monotonic() >= self._next:
-            self._tell(time.monotonic())
+            self._fire(time.monotonic())
 
     def close(self) -> None:
-        """Call nobody any more, of those there are."""
+        """Remove all deadlines."""
         self._waiting.clear()
         self._next = math.inf
         self._cancel()
 
-    def _go_off(self) -> None:
+    def _on_timer(self) -> None:
         self._timer, self._set_for = None, math.inf
-        self._tell(time.monotonic() + EARLY)
+        self._fire(time.monotonic() + EARLY)
 
-    def _tell(self, until: float) -> None:
-        """Whoever is told may look as well, which is for the one who tells to go on with."""
-        if self._telling:
+    def _fire(self, until: float) -> None:
+        """A callback may call `fire_due` itself: then the loop that called it goes on with the rest."""
+        if self._firing:
             return
-        self._telling = True
+        self._firing = True
         try:
             while self._waiting and self._waiting[0][0] <= until:
-                _, _, tell = self._waiting.pop(0)
-                tell()
+                _, _, callback = self._waiting.pop(0)
+                callback()
         finally:
-            self._telling = False
-            self._look_ahead()
+            self._firing = False
+            self._set_timer()
 
-    def _look_ahead(self) -> None:
+    def _set_timer(self) -> None:
         self._next = self._waiting[0][0] if self._waiting else math.inf
         if self._next < self._set_for:
             self._cancel()
             self._set_for = self._next
-            self._timer = asyncio.get_running_loop().call_later(self._next - time.monotonic(), self._go_off)
+            self._timer = asyncio.get_running_loop().call_later(self._next - time.monotonic(), self._on_timer)
 
     def _cancel(self) -> None:
         if self._timer:

@@ -1,6 +1,6 @@
-"""The rows of several requests into one slot, and the rows of its outputs back to each of them.
+"""Copies the rows of several requests into one slot, and finds each request's rows in its outputs.
 
-The wire form of BYTES is element after element, so that rows of it, too, are joined by putting one after the other.
+BYTES in wire form is one element after another, so its rows are concatenated like those of any other type.
 """
 
 import math
@@ -18,36 +18,36 @@ _LENGTH = struct.Struct("<I")
 
 
 def gather(members: Sequence[tuple[Slot, Shapes]], signature: Signature, into: Slot) -> Shapes:
-    """Copy each member's inputs into a slot, in their order, and return the shapes of the whole.
+    """Concatenate the members' inputs in a slot, in order, and return the shapes of the batch.
 
-    Raises TooLarge, or TensorMismatch for a whole that the model does not take; then nothing was written.
+    Raises TooLarge or MemoryFull, or TensorMismatch if the model does not take the batch; then nothing was written.
     """
     rows = sum(shapes[0][0] for _, shapes in members)
     whole = tuple((rows, *shape[1:]) for shape in members[0][1])
     sizes = signature.check(whole)
     room = signature.output_bytes(sizes)
-    spare = sum(_room(slot, shapes, signature) for slot, shapes in members) if _is_open(signature, sizes) else 0
+    spare = sum(_room(slot, shapes, signature) for slot, shapes in members) if _has_unsized_outputs(signature, sizes) else 0
     spans = _spans(members, signature)
     ends = into.lay_out(signature, [sum(size for _, size in column) for column in zip(*spans, strict=True)], room, spare)
     for (slot, _), each in zip(members, spans, strict=True):
-        for place, (offset, size) in enumerate(each):
-            end = ends[place]
-            ends[place] = end + size
+        for index, (offset, size) in enumerate(each):
+            end = ends[index]
+            ends[index] = end + size
             into.view[end : end + size] = slot.view[offset : offset + size]
     return whole
 
 
 def split(outputs: Sequence[Extent], rows: Sequence[int], signature: Signature, slot: Slot) -> list[tuple[Extent, ...]]:
-    """Where each of several members, of so many rows, has its outputs in the slot. Raises ValueError if that cannot be told."""
+    """Where each member, of so many rows, has its outputs in the slot. Raises ValueError if the outputs have other rows."""
     columns = [
-        _parts(extent, rows, spec, slot) if spec.datatype.size else _texts(extent, rows, spec, slot)
+        _split_sized(extent, rows, spec, slot) if spec.datatype.size else _split_bytes(extent, rows, spec, slot)
         for spec, extent in zip(signature.outputs, outputs, strict=True)
     ]
     return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
 
 
 def _spans(members: Sequence[tuple[Slot, Shapes]], signature: Signature) -> list[list[tuple[int, int]]]:
-    """Offset and size of each input of each member; where no size is its own, found once for all of the same shapes."""
+    """Offset and size of each input of each member; without BYTES inputs, computed once for all members of the same shapes."""
     if any(not spec.datatype.size for spec in signature.inputs):
         return [_layout(slot, shapes, signature) for slot, shapes in members]
     known = {shapes: _layout(slot, shapes, signature) for shapes, slot in {shapes: slot for slot, shapes in members}.items()}
@@ -60,17 +60,17 @@ def _layout(slot: Slot, shapes: Shapes, signature: Signature) -> list[tuple[int,
 
 
 def _room(slot: Slot, shapes: Shapes, signature: Signature) -> int:
-    """Bytes that a member has for its outputs."""
+    """Bytes that a member has reserved for its outputs."""
     return slot.inputs(signature, shapes, slot.capacity)[1].nbytes
 
 
-def _is_open(signature: Signature, sizes: dict[str, int]) -> bool:
-    """Whether there are outputs whose size no shape tells."""
+def _has_unsized_outputs(signature: Signature, sizes: dict[str, int]) -> bool:
+    """Whether the size of some output does not follow from the shapes."""
     texts = any(not spec.datatype.size for spec in signature.outputs)
     return texts or None in signature.output_shapes(sizes)
 
 
-def _parts(extent: Extent, rows: Sequence[int], spec: TensorSpec, slot: Slot) -> list[Extent]:
+def _split_sized(extent: Extent, rows: Sequence[int], spec: TensorSpec, slot: Slot) -> list[Extent]:
     shape, offset, _ = _checked(extent, rows, spec)
     row = math.prod(shape[1:]) * spec.datatype.size
     shapes = {count: (count, *shape[1:]) for count in set(rows)}
@@ -78,7 +78,7 @@ def _parts(extent: Extent, rows: Sequence[int], spec: TensorSpec, slot: Slot) ->
     return [Extent(shapes[count], offset + start * row, count * row) for count, start in zip(rows, starts, strict=False)]
 
 
-def _texts(extent: Extent, rows: Sequence[int], spec: TensorSpec, slot: Slot) -> list[Extent]:
+def _split_bytes(extent: Extent, rows: Sequence[int], spec: TensorSpec, slot: Slot) -> list[Extent]:
     shape, at, nbytes = _checked(extent, rows, spec)
     row, parts, data = math.prod(shape[1:]), [], slot.view[: at + nbytes]
     for count in rows:

@@ -1,42 +1,35 @@
-"""The HTTP side of a tenant: holds each request from its decoded inputs to its completion.
+"""The HTTP side of a tenant's queue: holds each request from its decoded inputs to its completion.
 
-A request owns a slot. Whatever ends its wait (the completion, its deadline, its client going away), its owner calls
-`release`, which withdraws what still waits, stops what runs, and frees the slot once nothing touches its memory.
-
-Requests that run together do so in a slot more, which their inputs are copied to and their outputs are read from. It is
-free when the work has ended and the last of them was released; the work is stopped when all were released before.
+A request owns a slot. However its wait ends (completion, deadline, disconnect), its owner calls `release`, which withdraws the
+request if it is queued, cancels it if it runs, and frees the slot once nothing uses its memory any more.
 """
 
 import asyncio
-import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import count
 from typing import NamedTuple, Protocol
-
-from engines import TensorMismatch
 
 from ..config.tables import dotted
 from ..errors import DeadlineExceeded, Failed, Outgrown, QueueFull, RequestError, Unavailable
 from ..link.messages import Done, Failure, ModelKey, Ticket
 from ..link.ring import Link
 from ..link.slots import Slot
-from .batching import Batching, Choice, Queued
+from .batch_runs import BatchRuns
+from .batching import Batching
 from .deadlines import Deadlines
-from .gather import gather, split
 from .pending import OnDone, PendingBatch, PendingRequest
 from .queue_policy import QueueLimits, QueuePolicy
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
 
-log = logging.getLogger("greenlane.lane")
-
 
 class LaneStatistics(NamedTuple):
-    """Requests waiting, in flight, and abandoned by their clients; and so far those that were refused for want of room, those
-    whose timeout passed, and those that were wrong themselves.
+    """Requests queued now, in flight, and running although their clients disconnected; and counted since the start: refused for
+    lack of room, timed out, and invalid.
     """
 
     waiting: int
@@ -48,64 +41,78 @@ class LaneStatistics(NamedTuple):
 
 
 class Canceller(Protocol):
-    """What the HTTP side asks of the device side, apart from inferences; it is done at some later time."""
+    """What the lane asks of the device side besides running tickets."""
 
     def cancel(self, slot: int, serial: int) -> None:
-        """Stop this ticket if that is possible; its completion still comes."""
+        """Stop this ticket if that is possible, asynchronously; its completion still comes."""
 
 
 class Lane:
-    """One tenant's way to its worker. Every method belongs to the event loop."""
+    """One tenant's queue to its worker. Every method belongs to the event loop.
 
-    def __init__(self, name: str, scheduler: Scheduler, link: Link, control: Canceller) -> None:
+    A request passes `admit` when its headers are known, `take_slot` when its body is complete, `submit` when its inputs are in
+    the slot, and `release` at its end. `refusing` is the reason why new requests are refused, "" if they are not; `suspended`
+    is the part of it that is temporary.
+    """
+
+    def __init__(self, name: str, scheduler: Scheduler, link: Link, canceller: Canceller) -> None:
         self.name = name
         self.slots = SlotPool(link.arena, dotted(("tenants", name, "memory")))
         self.deadlines = Deadlines()
         self.refusing = self.suspended = ""
         self._scheduler = scheduler
         self._link = link
-        self._control = control
+        self._canceller = canceller
         self._pending: dict[int, PendingRequest] = {}
         self._abandoned: dict[int, PendingRequest] = {}
-        self._joints: dict[int, PendingBatch] = {}
-        self._unjoinable: set[ModelKey] = set()
-        self._alarm: asyncio.TimerHandle | None = None
-        self._settling: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
-        self._gathered: list[Ticket] = []
-        self._handing_over = False
-        self._serial = self._rejected = self._expired = self._invalid = 0
+        self._serials = count(1)
+        self._batches = BatchRuns(
+            scheduler, self.slots, link.tickets, self._pending, self._serials, canceller.cancel, self._finish
+        )
+        self._batch_timer: asyncio.TimerHandle | None = None
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._collected: list[Ticket] = []
+        self._flush_scheduled = False
+        self._rejected = self._expired = self._invalid = 0
 
     def __repr__(self) -> str:
         return f"<Lane {self.name} {self._scheduler!r}>"
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hear completions on this event loop from now on."""
-        loop.add_reader(self._link.completions.event, self._hear)
+        """Receive completions on this event loop from now on."""
+        loop.add_reader(self._link.completions.event, self._on_completions)
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hear no more."""
-        self._wake_at(None)
+        """Stop receiving completions, and cancel all timers."""
+        self._set_batch_timer(None)
         self.deadlines.close()
         loop.remove_reader(self._link.completions.event)
 
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
-        abandoned = len(self._abandoned) + sum(len(joint.members) - len(joint.left) for joint in self._joints.values())
+        abandoned = len(self._abandoned) + self._batches.released()
         refused = (self._rejected, self._expired, self._invalid)
         return LaneStatistics(scheduler.waiting, scheduler.in_flight, abandoned, *refused)
 
     def backlog(self) -> Counter[ModelKey]:
-        """How many requests for each model wait for their turn."""
+        """How many requests are queued for each model."""
         begun = self._scheduler.in_flight
-        waiting = [p for p in self._pending.values() if not p.ended and not p.joint and p.slot.index not in begun]
+        waiting = [p for p in self._pending.values() if not p.ended and not p.batch and p.slot.index not in begun]
         return Counter(pending.ticket.model for pending in waiting)
 
-    def check(self) -> None:
-        """Raise QueueFull, or Unavailable while draining, if a request that came now would be refused.
+    def admit(self) -> None:
+        """Admit a request, before its body is read: called exactly once for each, so a rate or quota is charged here only.
 
-        Those whose deadline has passed are told before.
+        Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Raises as `check_room` does.
         """
-        self.deadlines.look()
+        self.check_room()
+
+    def check_room(self) -> None:
+        """Raise Unavailable while the lane refuses requests, or QueueFull if there is no room for one more; charges nothing.
+
+        Expired deadlines fire first, since they make room.
+        """
+        self.deadlines.fire_due()
         if self.refusing:
             raise Unavailable(self.refusing)
         try:
@@ -114,293 +121,197 @@ class Lane:
             self._rejected += 1
             raise
 
-    def suspend(self, reason: str) -> None:
-        """Refuse new requests for this reason, and tell it those that wait or run; with "" take new ones again.
+    def take_slot(self) -> Slot:
+        """A slot to decode an admitted request into; `submit` it before the event loop goes on. Raises as `check_room` does."""
+        self.check_room()
+        return self.slots.acquire()
 
-        What is refused for good (`refusing`) stays so.
+    def suspend(self, reason: str) -> None:
+        """Refuse new requests for this reason, and fail those that are queued or run; with "" accept requests again.
+
+        A lane that refuses for good (`refusing` was set) goes on refusing.
         """
         if self.refusing == self.suspended:
             self.refusing = reason
         self.suspended = reason
         for pending in list(self._pending.values()) if reason else ():
-            pending.tell(Unavailable(reason))
+            pending.complete(Unavailable(reason))
 
     def expire(self, timeout: float) -> DeadlineExceeded:
-        """Count a request that so many seconds were not enough for; what to tell its owner."""
+        """Count a request that timed out after so many seconds; returns the error for it."""
         self._expired += 1
         return DeadlineExceeded(f"Request timeout expired: {timeout * 1e6:.0f} microseconds (parameters.timeout) passed")
 
     def count_invalid(self) -> None:
-        """Count a request that was wrong itself, such as one that is no JSON: that is no failure of its model."""
+        """Count an invalid request, such as one that is not JSON; it is no failure of its model."""
         self._invalid += 1
 
     def reject(self, text: str) -> QueueFull:
-        """Count a request that there is no room for; what to tell its owner."""
+        """Count a request that there is no room for; returns the error for it."""
         self._rejected += 1
         return QueueFull(text)
-
-    def admit(self) -> Slot:
-        """Take a slot to decode a request into. Raises as `check` does."""
-        self.check()
-        return self.slots.acquire()
 
     def submit(
         self,
         slot: Slot,
         model: ModelKey,
         shapes: tuple[tuple[int, ...], ...],
-        priority: int = 0,
-        timeout: float | None = None,
-        batching: Batching | None = None,
-    ) -> "asyncio.Future[Done]":
-        """As `begin`, for whoever would rather wait: the future gives the completion, or raises what `heard` is told."""
-        future: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self.begin(slot, model, shapes, partial(_resolve, future), priority, timeout, batching)
-        return future
-
-    def begin(
-        self,
-        slot: Slot,
-        model: ModelKey,
-        shapes: tuple[tuple[int, ...], ...],
-        heard: OnDone,
+        on_done: OnDone,
         priority: int = 0,
         timeout: float | None = None,
         batching: Batching | None = None,
         queues: QueuePolicy | None = None,
     ) -> None:
-        """Queue a decoded request, with `batching` to be joined with others; `timeout` is in seconds from now.
+        """Queue a decoded request; `timeout` is in seconds from now, and with `batching` it may run in a batch.
 
-        Outputs of one that was joined, whose completion has `rows`, lie in the completion's slot instead of its own. A request
-        told Outgrown may begin again, with a larger block. Raises QueueFull, BadRequest, and Unavailable for full `queues`.
+        Outputs of a batched request, whose completion has `rows`, are in the slot that the completion names. A request that
+        ended with Outgrown may be submitted again in the same slot with a larger block; whether there is room in the queue is
+        not checked here. Raises BadRequest for shapes that are too long to send, and Unavailable if its queue of `queues` is
+        full.
         """
         if queues is not None:
             priority = self._check_queue(model, queues.priority(priority), queues)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        self._serial += 1
-        ticket = Ticket(slot.index, self._serial, model, shapes, deadline, slot.capacity, slot.start)
+        ticket = Ticket(slot.index, next(self._serials), model, shapes, deadline, slot.capacity, slot.start)
         self._link.tickets.write(ticket)
         part = None
-        if batching and not self._scheduler.idle and model not in self._unjoinable:  # An idle one launches it at once.
-            part = batching.part(ticket, time.monotonic())
+        if batching and not self._scheduler.idle and model not in self._batches.unbatchable:  # Launched at once if idle.
+            part = batching.batchable(ticket, time.monotonic())
         self._scheduler.add(ticket, priority, part)
-        pending = self._pending[slot.index] = PendingRequest(slot, ticket, heard)
+        pending = self._pending[slot.index] = PendingRequest(slot, ticket, on_done)
         if timeout is not None:
             pending.timeout = timeout
             self.deadlines.add(deadline, ticket.serial, partial(self._expire, pending))
-        if queues is not None and (limits := queues.of(priority)).timeout:
-            pending.patience = time.monotonic() + limits.timeout
-            self.deadlines.add(pending.patience, -ticket.serial, partial(self._tire, pending, limits))
+        if queues is not None and (limits := queues.limits_for(priority)).timeout:
+            pending.queue_deadline = time.monotonic() + limits.timeout
+            self.deadlines.add(pending.queue_deadline, -ticket.serial, partial(self._expire_in_queue, pending, limits))
         self._launch()
 
     def release(self, slot: Slot) -> None:
-        """The owner is no longer interested: withdraw, stop or forget the request, and free its slot when that is safe."""
+        """Give up the request in this slot: withdraw, cancel or forget it, and free the slot when nothing uses it any more."""
         pending = self._pending.pop(slot.index, None)
-        if pending and (pending.timeout < math.inf or pending.patience < math.inf):
+        if pending and (pending.timeout < math.inf or pending.queue_deadline < math.inf):
             self.deadlines.remove(pending.ticket.deadline, pending.ticket.serial)
-            self.deadlines.remove(pending.patience, -pending.ticket.serial)
-        if pending and pending.joint:
-            self._leave(pending.joint, slot)  # Its own memory is not what runs.
+            self.deadlines.remove(pending.queue_deadline, -pending.ticket.serial)
+        if pending and pending.batch:
+            self._batches.release(pending.batch, slot.index)  # The work runs in the batch's memory, not in this slot's.
         elif pending and not pending.ended and not self._scheduler.withdraw(slot.index):
             self._abandoned[slot.index] = pending
-            self._control.cancel(slot.index, pending.ticket.serial)
+            self._canceller.cancel(slot.index, pending.ticket.serial)
             return
         self.slots.release(slot)
-        self._settle()
+        self._wake_waiters()
 
-    def _leave(self, joint: PendingBatch, slot: Slot) -> None:
-        joint.left.remove(slot.index)
-        if joint.left:
-            return
-        if joint.ended:
-            self.slots.release(joint.slot)
-        else:
-            self._control.cancel(joint.slot.index, joint.ticket.serial)
+    def drained(self) -> Awaitable[None]:
+        """Wait until every request has been answered and released."""
+        return self._wait_until(lambda: not self._all())
 
-    def _hear(self) -> None:
-        """Completions arrived."""
-        ended = self._link.completions.take()
-        self._scheduler.deferred = self._link.completions.deferred()
-        self._scheduler.on_host_cores = self._link.completions.on_host_cores()
+    def model_drained(self, model: ModelKey) -> Awaitable[None]:
+        """Wait until no request for this model is left."""
+        return self._wait_until(lambda: not any(each.ticket.model == model for each in self._all()))
+
+    def _on_completions(self) -> None:
+        completions, scheduler = self._link.completions, self._scheduler
+        ended = completions.take()
+        scheduler.deferred = completions.deferred()
+        scheduler.on_host_cores = completions.on_host_cores()
         for done in ended:
-            self._scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
-        if self._scheduler.batchable:
-            self._launch()  # The answers of many take their time, in which the next may run.
+            scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
+        if scheduler.batchable:
+            self._launch()  # Before the answers are written, which takes a while; the next work can run meanwhile.
         for done in ended:
-            self.deadlines.look()
+            self.deadlines.fire_due()
             self._end(done)
         self._launch()
-        self._settle()
+        self._wake_waiters()
 
     def _end(self, done: Done) -> None:
         if abandoned := self._abandoned.pop(done.slot, None):
             self.slots.release(abandoned.slot)
-        elif joint := self._joints.pop(done.slot, None):
-            self._end_joint(joint, done)
+        elif batch := self._batches.running.pop(done.slot, None):
+            self._batches.end(batch, done)
         else:
-            self._told(self._pending[done.slot], done)
+            self._finish(self._pending[done.slot], done)
 
-    def _told(self, pending: PendingRequest, done: Done) -> None:
+    def _finish(self, pending: PendingRequest, done: Done) -> None:
         pending.ended = True
         if done.failure and done.failure.kind == "expired":
             self._expire(pending)
         else:
-            pending.tell(done if done.failure is None else _error(done.failure))
+            pending.complete(done if done.failure is None else _error(done.failure))
 
     def _expire(self, pending: PendingRequest) -> None:
-        """Its time is over, whichever side saw that first."""
-        if pending.heard:
-            pending.tell(self.expire(pending.timeout))
+        """Its deadline has passed, whether the timer or the worker noticed first."""
+        if pending.on_done:
+            pending.complete(self.expire(pending.timeout))
+
+    def _expire_in_queue(self, pending: PendingRequest, limits: QueueLimits) -> None:
+        """It has been queued for as long as its model allows; if it has been launched it goes on."""
+        if pending.on_done and self._scheduler.waits(pending.slot.index):
+            self._expired += 1
+            pending.complete(Unavailable(limits.timeout_text))
 
     def _check_queue(self, model: ModelKey, priority: int, queues: QueuePolicy) -> int:
-        """The priority. Raises Unavailable if as many requests wait for the model as may."""
-        limits = queues.of(priority)
+        """Return the priority. Raises Unavailable if as many requests are queued for the model as its configuration allows."""
+        limits = queues.limits_for(priority)
         if limits.size and self._scheduler.queued(model, priority if queues.levels else None) >= limits.size:
             self._rejected += 1
-            raise Unavailable(limits.full)
+            raise Unavailable(limits.full_text)
         return priority
 
-    def _tire(self, pending: PendingRequest, limits: QueueLimits) -> None:
-        """It has waited for its turn as long as requests for its model may; one that has had it goes on."""
-        if pending.heard and self._scheduler.waits(pending.slot.index):
-            self._expired += 1
-            pending.tell(Unavailable(limits.over))
-
-    def _end_joint(self, joint: PendingBatch, done: Done) -> None:
-        joint.ended = True
-        if not joint.left:
-            self.slots.release(joint.slot)
-        elif done.failure and done.failure.kind in ("raised", "outgrown", "overrun"):
-            self._part(joint)
-        else:
-            self._share(joint, done)
-
-    def _share(self, joint: PendingBatch, done: Done) -> None:
-        """Tell each who is left of its rows."""
-        rows = [ticket.shapes[0][0] for _, _, ticket, _ in joint.members]
-        try:
-            shares = [()] * len(rows) if done.failure else split(done.outputs, rows, joint.batching.signature, joint.slot)
-        except ValueError as error:
-            log.warning("model %s: requests are not joined any more: %s", joint.ticket.model, error)
-            self._unjoinable.add(joint.ticket.model)
-            self._part(joint)
-            return
-        slot, _, failure, began, ended, _ = done
-        total = sum(rows)
-        for (_, _, ticket, _), outputs in zip(joint.members, shares, strict=True):
-            if ticket.slot in joint.left:
-                self._told(self._pending[ticket.slot], Done(slot, outputs, failure, began, ended, total))
-
-    def _part(self, joint: PendingBatch) -> None:
-        """What did not work together is tried once more, each alone, so that one's data fails nobody else."""
-        left = [each for each in joint.members if each[2].slot in joint.left]
-        for _, _, ticket, _ in left:
-            self._pending[ticket.slot].joint = None
-        self._scheduler.put_back(left)
-        self.slots.release(joint.slot)
-
-    def drained(self) -> Awaitable[None]:
-        """Wait until no request is left, and every one that was has been answered."""
-        return self._settled(lambda: not self._all())
-
-    def model_drained(self, model: ModelKey) -> Awaitable[None]:
-        """Wait until no request for this model is left."""
-        return self._settled(lambda: not any(each.ticket.model == model for each in self._all()))
-
     def _all(self) -> list[PendingRequest | PendingBatch]:
-        return [*self._pending.values(), *self._abandoned.values(), *self._joints.values()]
+        return [*self._pending.values(), *self._abandoned.values(), *self._batches.running.values()]
 
     def _launch(self) -> None:
-        """Hand over what may run: at once if the worker has nothing to do, else together with what else comes in this turn."""
+        """Send what may run: at once if the worker is idle, else together with what else comes in this loop iteration."""
         batchable = self._scheduler.batchable
         if not self._scheduler.busy:
             self._link.tickets.put(self._choose() if batchable else self._scheduler.take())
         elif batchable or (tickets := self._scheduler.take()):
-            if not self._handing_over:
-                self._handing_over = True
-                asyncio.get_running_loop().call_soon(self._hand_over)
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                asyncio.get_running_loop().call_soon(self._flush)
             if not batchable:
-                self._gathered += tickets
+                self._collected += tickets
 
-    def _hand_over(self) -> None:
-        tickets, self._gathered, self._handing_over = self._gathered, [], False
+    def _flush(self) -> None:
+        tickets, self._collected, self._flush_scheduled = self._collected, [], False
         if self._scheduler.batchable:
             tickets += self._choose()
         self._link.tickets.put(tickets)
 
     def _choose(self) -> list[Ticket]:
-        """As `Scheduler.take`, where some may be joined."""
+        """As `Scheduler.take`, if some requests can be batched."""
         tickets, now = [], time.monotonic()
         while (choice := self._scheduler.choose(now)).members:
-            tickets.append(self._launch_one(choice))
-        self._wake_at(choice.due)
+            tickets.append(self._batches.launch(choice))
+        self._set_batch_timer(choice.due)
         return tickets
 
-    def _launch_one(self, choice: Choice) -> Ticket:
-        """The ticket of all that were chosen, or of the first alone where they cannot be put together."""
-        joint = self._join(choice.members, choice.batching) if choice.batching else None
-        if joint is None:
-            ticket = choice.members[0][2]
-            self._scheduler.launch(choice.members[:1], ticket.slot)
-            return ticket
-        self._joints[joint.slot.index] = joint
-        for _, _, ticket, _ in joint.members:
-            self._pending[ticket.slot].joint = joint
-        self._scheduler.launch(joint.members, joint.slot.index)
-        return joint.ticket
-
-    def _join(self, members: Sequence[Queued], batching: Batching) -> PendingBatch | None:
-        """Their inputs in one slot more; None where there is no slot, or no room in one, or the model does not take so many."""
-        try:
-            slot = self.slots.acquire()
-        except QueueFull:
-            return None
-        tickets = [ticket for _, _, ticket, _ in members]
-        try:
-            sources = [(self._pending[ticket.slot].slot, ticket.shapes) for ticket in tickets]
-            shapes = gather(sources, batching.signature, slot)
-            self._serial += 1
-            deadline = max([ticket.deadline for ticket in tickets])
-            whole = Ticket(slot.index, self._serial, tickets[0].model, shapes, deadline, slot.capacity, slot.start)
-            self._link.tickets.write(whole)
-        except (RequestError, TensorMismatch):
-            self.slots.release(slot)
-            return None
-        return PendingBatch(slot, whole, batching, members, {ticket.slot for ticket in tickets})
-
-    def _wake_at(self, due: float | None) -> None:
-        """Look again at this time, on the clock of `time.monotonic`, and at no other."""
-        if self._alarm:
-            self._alarm.cancel()
-        self._alarm = None
-        if due is not None:  # In whole milliseconds, which is as well as an event loop can tell the time.
+    def _set_batch_timer(self, due: float | None) -> None:
+        """Call `_launch` at this time on the clock of `time.monotonic`, instead of any time that was set before."""
+        if self._batch_timer:
+            self._batch_timer.cancel()
+        self._batch_timer = None
+        if due is not None:  # Event loops count in whole milliseconds.
             delay = math.ceil((due - time.monotonic()) * 1000) / 1000
-            self._alarm = asyncio.get_running_loop().call_later(delay, self._launch)
+            self._batch_timer = asyncio.get_running_loop().call_later(delay, self._launch)
 
-    async def _settled(self, condition: Callable[[], bool]) -> None:
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
         if not condition():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._settling.append((condition, waiter))
+            self._waiters.append((condition, waiter))
             await waiter
 
-    def _settle(self) -> None:
-        if not self._settling:
+    def _wake_waiters(self) -> None:
+        if not self._waiters:
             return
-        waiting, self._settling = self._settling, []
+        waiting, self._waiters = self._waiters, []
         for condition, waiter in waiting:
             if not condition():
-                self._settling.append((condition, waiter))
+                self._waiters.append((condition, waiter))
             elif not waiter.done():
                 waiter.set_result(None)
-
-
-def _resolve(future: "asyncio.Future[Done]", end: Done | RequestError) -> None:
-    if future.done():
-        return  # Its owner waits no more, and is about to release the slot.
-    if isinstance(end, Done):
-        future.set_result(end)
-    else:
-        future.set_exception(end)
 
 
 def _error(failure: Failure) -> RequestError:

@@ -1,4 +1,4 @@
-"""What a lane remembers of a request until it was answered, and of requests that run together."""
+"""What a lane remembers of a request until it was answered, and of requests that run as one batch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,38 +10,39 @@ from ..link.slots import Slot
 from .batching import Batching, Queued
 
 OnDone = Callable[[Done | RequestError], None]
-"""Told how a request ended, once: its completion, or Failed, Unavailable, or DeadlineExceeded, the latter at the deadline."""
+"""Called once with the end of a request: its completion, Failed, Unavailable, or DeadlineExceeded once that has passed."""
 
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request whose inputs are in its slot; `ended` once nothing of it waits or runs, `heard` None once it was told.
+    """A request whose inputs are in its slot.
 
-    `patience` is until when it may wait for its turn, on the clock of `time.monotonic`, infinity for ever.
+    `on_done` is None once it was called. `timeout` is in seconds; `queue_deadline` is until when it may be queued, on the clock
+    of `time.monotonic`; both are infinity for no limit. `ended` is set when nothing of it is queued or runs any more.
     """
 
     slot: Slot
     ticket: Ticket
-    heard: OnDone | None
-    timeout: float = math.inf  # In seconds.
-    patience: float = math.inf
+    on_done: OnDone | None
+    timeout: float = math.inf
+    queue_deadline: float = math.inf
     ended: bool = False
-    joint: "PendingBatch | None" = None
+    batch: "PendingBatch | None" = None
 
-    def tell(self, end: Done | RequestError) -> None:
-        """Tell the owner how it ended, unless it knows."""
-        heard, self.heard = self.heard, None
-        if heard:
-            heard(end)
+    def complete(self, end: Done | RequestError) -> None:
+        """Call `on_done` with this, unless it was called before."""
+        on_done, self.on_done = self.on_done, None
+        if on_done:
+            on_done(end)
 
 
 @dataclass(slots=True)
 class PendingBatch:
-    """Requests that run together, in a slot of their own; `left` are the slots of those that were not released yet."""
+    """Requests that run as one batch, in an additional slot; `unreleased` are the slots of members not released yet."""
 
     slot: Slot
     ticket: Ticket
     batching: Batching
     members: Sequence[Queued]
-    left: set[int]
+    unreleased: set[int]
     ended: bool = False

@@ -1,7 +1,7 @@
-"""How requests for one model may wait for their turn: what `dynamic_batching` of a configuration says of its queues. Pure.
+"""The limits of one model's queues, from `dynamic_batching` of its configuration. Pure.
 
-As Triton has it: each priority has a queue of its own if there are levels, else all have one; a queue that is full refuses
-what comes, and a request that has waited too long is refused. Both are 503.
+As in Triton: with priority levels each priority has its own queue, else there is one. A request is refused (503) if its queue
+is full, or once it has been queued for too long.
 """
 
 from collections.abc import Mapping
@@ -9,63 +9,63 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 DELAY = 1
-"""The number of the `timeout_action` that has those wait on whose time has passed, behind all others."""
+"""Triton's `timeout_action` DELAY: a request that timed out stays queued, behind all others."""
 
 
 class QueueLimits(NamedTuple):
-    """Of one queue: how many may wait and for how many seconds, 0 for any; `key` is what says so, as errors call it."""
+    """Limits of one queue: its size, and seconds in it; 0: no limit. `key` is the configuration field, for error texts."""
 
     size: int
     timeout: float
     key: str
 
     @property
-    def full(self) -> str:
-        """What to tell a request that there is no room for, in Triton's words first."""
+    def full_text(self) -> str:
+        """The error of a request that there is no room for; begins with Triton's words."""
         return f"Exceeds maximum queue size: {self.size} may wait for this model, and as many do ({self.key}.max_queue_size)"
 
     @property
-    def over(self) -> str:
-        """What to tell a request that has waited too long, in Triton's words first."""
+    def timeout_text(self) -> str:
+        """The error of a request that has been queued for too long; begins with Triton's words."""
         key = f"{self.key}.default_timeout_microseconds"
         return f"Request timeout expired: {self.timeout * 1e6:.0f} microseconds in the queue ({key})"
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePolicy:
-    """The queues of one model. `levels` is how many priorities there are, 0 where any is taken as it comes and all have one
-    queue; `usual` is the priority of requests that have none, or one beyond; `own` are limits by priority.
+    """The queues of one model. `levels` is the number of priorities; 0 for a single queue that takes any priority. `default` is
+    the priority of requests that have none or an invalid one; `by_priority` are limits that differ from `limits`.
     """
 
     limits: QueueLimits
     levels: int = 0
-    usual: int = 0
-    own: Mapping[int, QueueLimits] = field(default_factory=dict)
+    default: int = 0
+    by_priority: Mapping[int, QueueLimits] = field(default_factory=dict)
 
     def priority(self, asked: int) -> int:
-        """The priority of a request that asks for this one, 0 being none."""
-        return self.usual if self.levels and not 0 < asked <= self.levels else asked
+        """The priority of a request that asks for this one (0: for none)."""
+        return self.default if self.levels and not 0 < asked <= self.levels else asked
 
-    def of(self, priority: int) -> QueueLimits:
-        """What holds for requests of a priority."""
-        return self.own.get(priority, self.limits)
+    def limits_for(self, priority: int) -> QueueLimits:
+        """The limits of the queue for this priority."""
+        return self.by_priority.get(priority, self.limits)
 
 
 def read_queues(message: Any) -> QueuePolicy | None:
-    """What a `dynamic_batching` says of queues; None if nothing. Raises ValueError naming the field."""
-    levels, usual = message.priority_levels, message.default_priority_level
-    if levels and not 1 <= usual <= levels:
-        raise ValueError(f"dynamic_batching.default_priority_level is {usual}; expected 1 to {levels}, the priority_levels")
+    """The queues that `dynamic_batching` configures; None if it configures none. Raises ValueError naming the field."""
+    levels, default = message.priority_levels, message.default_priority_level
+    if levels and not 1 <= default <= levels:
+        raise ValueError(f"dynamic_batching.default_priority_level is {default}; expected 1 to {levels}, the priority_levels")
     if wrong := [level for level in sorted(message.priority_queue_policy) if not 1 <= level <= levels]:
         expected = f"1 to {levels}, the priority_levels" if levels else "none, as there are no priority_levels"
         raise ValueError(f"dynamic_batching.priority_queue_policy has a key {wrong[0]}; expected {expected}")
     limits = _limits(message.default_queue_policy, "dynamic_batching.default_queue_policy")
-    own = {
+    by_priority = {
         level: _limits(message.priority_queue_policy[level], f"dynamic_batching.priority_queue_policy {level}")
         for level in sorted(message.priority_queue_policy)
     }
-    says = levels or any(each.size or each.timeout for each in (limits, *own.values()))
-    return QueuePolicy(limits, levels, usual, own) if says else None
+    configured = levels or any(each.size or each.timeout for each in (limits, *by_priority.values()))
+    return QueuePolicy(limits, levels, default, by_priority) if configured else None
 
 
 def _limits(message: Any, key: str) -> QueueLimits:

@@ -16,12 +16,12 @@ from ..link.messages import ModelKey, Ticket
 from .batching import NOTHING, Batchable, Choice, Queued, choose
 
 LAST = 1 << 64
-"""Where a request without a priority stands: after all that have one, which is 64 bits (the protocol's 0)."""
+"""Sorts requests without a priority (0 in the protocol) after all others, whose priorities have 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStatistics:
-    """Tickets waiting and in flight, and the most of each that there may be."""
+    """Tickets queued and in flight, and the limit of each."""
 
     waiting: int
     in_flight: int
@@ -62,7 +62,7 @@ class Scheduler:
 
     @property
     def in_flight(self) -> frozenset[int]:
-        """The slots of the tickets that were launched and have not ended."""
+        """The slots of all launched tickets that have not ended, deferred ones included."""
         return frozenset(self._in_flight)
 
     @property
@@ -72,24 +72,23 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is in flight, and nothing waits."""
+        """Whether nothing is in flight and nothing is queued."""
         return not self._in_flight and not self._waiting
 
     def check(self) -> None:
-        """Raise QueueFull if `add` would."""
+        """Raise QueueFull if there is no room for one more request."""
         if self._queued >= self.limit and not self._may_launch:
             raise QueueFull(f"Exceeds maximum queue size: {self.limit} requests may wait, and as many do ({self.setting})")
 
-    def add(self, ticket: Ticket, priority: int = 0, part: Batchable | None = None) -> None:
-        """Queue a ticket; priority 1 is the highest, 0 the default; with a `part` it may be joined. Raises QueueFull."""
-        self.check()
+    def add(self, ticket: Ticket, priority: int = 0, batchable: Batchable | None = None) -> None:
+        """Queue a ticket, which `check` allowed; priority 1 is the highest, 0 the default and lowest."""
         self._arrivals += 1
-        insort(self._waiting, (priority or LAST, self._arrivals, ticket, part))
-        if part:
+        insort(self._waiting, (priority or LAST, self._arrivals, ticket, batchable))
+        if batchable:
             self.batchable += 1
 
     def take(self) -> list[Ticket]:
-        """The tickets to launch now, if none may be joined; they count as in flight from here on."""
+        """The tickets to launch now, if none can be batched; they count as in flight from now on."""
         if not self._waiting or (free := self._current_limit - self._running) <= 0:
             return []
         taken = [entry[2] for entry in self._waiting[:free]]
@@ -98,7 +97,7 @@ class Scheduler:
         return taken
 
     def choose(self, now: float) -> Choice:
-        """What to `launch` next, at a time on the clock of the parts; nothing changes."""
+        """What to `launch` next, at this time on the clock of `Batchable.due`. Changes nothing."""
         running = self._running
         if not self._waiting or running >= self._current_limit:
             return NOTHING
@@ -106,53 +105,53 @@ class Scheduler:
         return choose(self._waiting, running, 1 if alone else self.in_flight_limit, now)
 
     def launch(self, members: Sequence[Queued], slot: int) -> None:
-        """These, which were chosen, go together in this slot: in flight from here on."""
+        """Launch these, which `choose` returned, as one ticket in this slot: in flight from now on."""
         for each in members:
             self._waiting.remove(each)
             self.batchable -= each[3] is not None
         self._in_flight.add(slot)
 
     def put_back(self, members: Sequence[Queued]) -> None:
-        """These went together and have to go again: each takes its old place, to go alone, whatever the limit."""
+        """Queue the members of a batch again, each in its old place and to run alone, whatever the limit."""
         for priority, arrival, ticket, _ in members:
             insort(self._waiting, (priority, arrival, ticket, None))
 
     def finish(self, slot: int, took: int | None = None) -> None:
-        """The work of this slot ended, however; it `took` these nanoseconds. Raises KeyError if none was in flight."""
+        """The work of this slot has ended after `took` ns, None if it failed. Raises KeyError if it was not in flight."""
         self._in_flight.remove(slot)
-        if took is not None:  # The longest of late: up at once, down slowly.
+        if took is not None:  # The longest recent duration: rises at once, decays slowly.
             self._longest = max(1, took, self._longest - (self._longest >> 3))
             self._current_limit = max(self.in_flight_limit, self.horizon // self._longest)
 
     def queued(self, model: ModelKey, priority: int | None = None) -> int:
-        """How many tickets for a model wait here, or of those the ones of one priority."""
-        place = None if priority is None else priority or LAST
-        return len([1 for rank, _, ticket, _ in self._waiting if ticket.model == model and place in (None, rank)])
+        """How many tickets are queued for a model, optionally only those of one priority."""
+        wanted = None if priority is None else priority or LAST
+        return len([1 for rank, _, ticket, _ in self._waiting if ticket.model == model and wanted in (None, rank)])
 
     def waits(self, slot: int) -> bool:
-        """Whether the ticket of this slot waits here."""
+        """Whether the ticket of this slot is queued."""
         return any(ticket.slot == slot for _, _, ticket, _ in self._waiting)
 
     def withdraw(self, slot: int) -> bool:
-        """Take the ticket of this slot out of the queue; False if it does not wait there."""
-        for place, (_, _, ticket, part) in enumerate(self._waiting):
+        """Remove the ticket of this slot from the queue; False if it is not queued."""
+        for index, (_, _, ticket, batchable) in enumerate(self._waiting):
             if ticket.slot == slot:
-                del self._waiting[place]
-                self.batchable -= part is not None
+                del self._waiting[index]
+                self.batchable -= batchable is not None
                 return True
         return False
 
     @property
     def _may_launch(self) -> bool:
-        """Whether one more could be launched, after all that wait, though the queue is full."""
+        """Whether one more could be launched at once, behind all queued ones, although the queue is full."""
         return self._queued < self.limit + max(0, self._current_limit - self._running)
 
     @property
     def _running(self) -> int:
-        """How many are in flight; it may be known late that one is put deferred, or is not any more."""
+        """How many are in flight and not deferred; `deferred` may lag behind the worker, so this is never below 0."""
         return max(0, len(self._in_flight) - self.deferred)
 
     @property
     def _queued(self) -> int:
-        """How many wait, here or put deferred."""
+        """How many wait, here or or deferred by the worker."""
         return len(self._waiting) + min(self.deferred, len(self._in_flight))

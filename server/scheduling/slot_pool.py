@@ -1,4 +1,4 @@
-"""Which of a tenant's slots are free: those of the HTTP side, which takes the memory for them from the tenant's budget."""
+"""A tenant's free slots, and the tenant's memory that is allocated to slots. Only the HTTP side hands out either."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from ..link.slots import Slot
 
 
 class SlotStatistics(NamedTuple):
-    """Slots in use, slots that were used so far, and the bytes of the tenant's memory that those in use hold."""
+    """Slots in use, slots used at least once so far, and the bytes of the tenant's memory that slots hold."""
 
     used: int
     slots: int
@@ -17,7 +17,7 @@ class SlotStatistics(NamedTuple):
 
 
 class SlotPool:
-    """Hands out slots, the last one first. Not thread-safe: the HTTP side's. `setting` is what the budget is called."""
+    """Hands out slots, the last released first. Not thread-safe. `setting` is the memory's configuration key, for errors."""
 
     def __init__(self, arena: Arena, setting: str = "memory") -> None:
         self.blocks = BlockAllocator(arena.memory.nbytes, setting)
@@ -32,7 +32,7 @@ class SlotPool:
         return SlotStatistics(len(self._slots) - len(self._free), len(self._slots), self.blocks.used)
 
     def acquire(self) -> Slot:
-        """Take a slot, which has no memory before its `reserve`. Raises QueueFull if every one is taken."""
+        """Take a slot, which has no memory before its `reserve`. Raises QueueFull if all slots are in use."""
         if self._free:
             return self._free.pop()
         if len(self._slots) == self._arena.count:
@@ -43,10 +43,10 @@ class SlotPool:
         return slot
 
     def at(self, index: int) -> Slot:
-        """The slot with this number, which somebody took."""
+        """The slot with this number, which must be in use."""
         return self._slots[index]
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back, and its memory; nothing may read or write it any more."""
+        """Give a slot and its memory back; nothing may read or write it any more."""
         slot.free_block()
         self._free.append(slot)

@@ -25,6 +25,7 @@ from server.tenants.frontend import State
 from server.tenants.service import LocalFrontend, Service, Tenant
 from server.workers.worker import Worker
 from tests.fakes import PATIENCE, FakeDevice, FakeEngine, Script
+from tests.lanes import submit
 from tests.memory import MEMORY, watched
 
 FP32 = DATATYPES["FP32"]
@@ -47,11 +48,11 @@ class WatchedFrontend(LocalFrontend):
     async def infer(self, key: str) -> Done:
         """One inference, from slot to completion."""
         lane = self.tenant.lane
-        slot = lane.admit()
+        slot = lane.take_slot()
         try:
             slot.lay_out(SIGNATURE, [4])
             slot.view[:4] = np.float32(7).tobytes()
-            done = await lane.submit(slot, key, ((1,),))
+            done = await submit(lane, slot, key, ((1,),))
             (extent,) = done.outputs
             assert np.frombuffer(slot.view[extent.offset : extent.offset + 4], np.float32) == [7]
         finally:
@@ -332,10 +333,10 @@ async def test_a_tenant_s_memory_is_pinned_at_the_start_and_nothing_while_it_is_
         assert site.pins() == expected
         for nbytes in (10, 1 << 20, 30 << 20, 10):
             lane = site.tenant("acme").lane
-            slot = lane.admit()
+            slot = lane.take_slot()
             slot.reserve(nbytes)
             slot.lay_out(SIGNATURE, [4])
-            await lane.submit(slot, site.tenant("acme").catalog.find("b").key, ((1,),))
+            await submit(lane, slot, site.tenant("acme").catalog.find("b").key, ((1,),))
             lane.release(slot)
             await site.infer("globex")
         await site.runtime.repartition({"acme": 4})

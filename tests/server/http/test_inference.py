@@ -121,6 +121,39 @@ async def test_json_over_the_limit_is_refused_without_time_slices(bench: Bench) 
     assert [type(outcome) for outcome in bench.outcomes] == [TooLarge]
 
 
+@pytest.mark.parametrize("outgrows", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+async def test_a_request_is_admitted_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, large: bool, outgrows: bool) -> None:
+    """Also if it is parsed in time slices, or runs a second time: a quota would be charged twice."""
+    admitted, admit = [], bench.tenant.lane.admit
+    monkeypatch.setattr(bench.tenant.lane, "admit", lambda: admitted.append(admit()))
+    bench.begin(body() if large else small())
+    await bench.drain_time_slices()
+    if outgrows:
+        again = await bench.outgrow(3 << 20)
+        output = Extent(again.shapes[0], 0, 4 * again.shapes[0][0])
+        bench.far.completions.put(Done(again.slot, (output,), None, 1, 2))
+    assert not isinstance(await bench.outcome(), Exception)
+    assert admitted == [None]
+
+
+async def test_a_request_that_the_queue_has_no_room_for_is_refused_before_its_body(bench: Bench) -> None:
+    for _ in range(2):
+        bench.begin(small())
+    with pytest.raises(QueueFull):
+        Inference(bench.target)
+    assert bench.tenant.lane.statistics().rejected == 1
+
+
+async def test_a_queue_that_fills_up_while_the_body_arrives_refuses_it_then(bench: Bench) -> None:
+    admitted = Inference(bench.target)
+    for _ in range(2):
+        bench.begin(small())
+    admitted.begin(small(), {}, bench.outcomes.append)
+    assert [type(outcome) for outcome in bench.outcomes] == [QueueFull]
+    assert bench.tenant.lane.statistics().rejected == 1
+
+
 async def test_errors_in_large_json_are_reported_after_parsing(bench: Bench) -> None:
     bench.begin(body([*VALUES.tolist()[1:], None]))
     bench.begin(body()[:-1])
@@ -295,7 +328,7 @@ async def test_request_outgrowing_all_memory_is_too_large(bench: Bench) -> None:
 
 
 async def test_request_outgrowing_free_memory_is_refused_and_counted(bench: Bench) -> None:
-    other = bench.tenant.lane.admit()
+    other = bench.tenant.lane.take_slot()
     other.reserve(416 << 20)
     bench.begin(small())
     await bench.outgrow(100 << 20)

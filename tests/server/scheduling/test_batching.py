@@ -27,7 +27,7 @@ def queue(*rows: int, batching: Batching | None = PLAIN) -> list[Queued]:
 
 def entry(place: int, rows: int = 1, batching: Batching | None = PLAIN, model: str = "m", width: int = 3) -> Queued:
     ticket = Ticket(place, place, model, ((rows, width),), float("inf"), 64)
-    return 0, place, ticket, batching.part(ticket, float(place)) if batching else None
+    return 0, place, ticket, batching.batchable(ticket, float(place)) if batching else None
 
 
 def slots(choice: Choice) -> list[int]:
@@ -153,11 +153,11 @@ def test_what_is_chosen_is_the_head_and_its_kin_in_order_and_never_more_than_fit
     assert places == sorted(set(places))
     assert not members or places[0] == 0
     assert sum(ticket.shapes[0][0] for _, _, ticket, _ in members) <= 8
-    kinds = {part.kind if part else None for _, _, _, part in members}
+    kinds = {part.key if part else None for _, _, _, part in members}
     assert len(kinds) <= 1
     if None in kinds:
         assert len(members) == 1
-    between = [each for each in waiting[: places[-1]] if each[3] and each[3].kind in kinds] if members else []
+    between = [each for each in waiting[: places[-1]] if each[3] and each[3].key in kinds] if members else []
     assert between == [each for each in members[:-1] if each[3]]  # No kin was passed over.
 
 
@@ -183,7 +183,7 @@ def test_whoever_is_held_back_behind_work_in_flight_has_nobody_of_another_kind_b
     waiting: list[Queued], running: int
 ) -> None:
     if not choose(waiting, running, ENOUGH, LATE).members:
-        assert len({part.kind for _, _, _, part in waiting if part}) == 1
+        assert len({part.key for _, _, _, part in waiting if part}) == 1
         assert all(part for _, _, _, part in waiting)
 
 

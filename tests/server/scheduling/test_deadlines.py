@@ -26,17 +26,17 @@ async def test_whoever_looks_tells_those_whose_time_has_come_in_the_order_of_the
     past(deadlines, 2, told, "second")
     past(deadlines, 1, told, "first")
     deadlines.add(time.monotonic() + FAR, 3, partial(told.append, "third"))
-    deadlines.look()
+    deadlines.fire_due()
     assert told == ["first", "second"]
     assert repr(deadlines) == "<Deadlines 1 waiting>"
-    deadlines.look()
+    deadlines.fire_due()
     assert told == ["first", "second"]
     deadlines.close()
 
 
 async def test_nobody_is_told_where_nobody_waits(told: list[str]) -> None:
     deadlines = Deadlines()
-    deadlines.look()
+    deadlines.fire_due()
     assert len(deadlines) == 0
 
 
@@ -67,7 +67,7 @@ async def test_one_that_was_removed_is_not_told_and_the_next_is_on_time(told: li
     deadlines.remove(now + 0.005, 1)
     deadlines.remove(now + FAR, 3)
     await came.wait()
-    deadlines.look()
+    deadlines.fire_due()
     assert told == []
 
 
@@ -77,7 +77,7 @@ async def test_of_two_at_the_same_time_the_one_is_removed_that_was_meant(told: l
     deadlines.add(due, 3, partial(told.append, "three"))
     deadlines.remove(due, 2)
     deadlines.remove(due, 1)
-    deadlines.look()
+    deadlines.fire_due()
     assert told == ["three"]
 
 
@@ -86,12 +86,12 @@ async def test_whoever_is_told_may_look_and_bring_another_which_is_told_in_its_t
 
     def busy() -> None:
         past(deadlines, 3, told, "brought")
-        deadlines.look()
+        deadlines.fire_due()
         told.append("busy")
 
     deadlines.add(time.monotonic() - FAR, 1, busy)
     past(deadlines, 2, told, "next")
-    deadlines.look()
+    deadlines.fire_due()
     assert told == ["busy", "next", "brought"]
 
 
@@ -104,7 +104,7 @@ async def test_one_that_fails_keeps_nobody_else_from_being_told(told: list[str])
     deadlines.add(time.monotonic() - FAR, 1, fail)
     deadlines.add(time.monotonic() - 1, 2, came.set)
     with pytest.raises(RuntimeError, match="told"):
-        deadlines.look()
+        deadlines.fire_due()
     await came.wait()
 
 
@@ -112,7 +112,7 @@ async def test_after_the_end_nobody_is_told(told: list[str]) -> None:
     deadlines = Deadlines()
     past(deadlines, 1, told, "late")
     deadlines.close()
-    deadlines.look()
+    deadlines.fire_due()
     await asyncio.sleep(0)
     assert told == []
     deadlines.close()

@@ -16,6 +16,7 @@ from server.link.slots import SMALLEST, Slot
 from server.scheduling.batching import Batching
 from server.scheduling.lane import Lane
 from server.scheduling.scheduler import Scheduler
+from tests.lanes import submit
 from tests.memory import linked
 
 SLOTS = 12
@@ -100,8 +101,8 @@ async def ahead(link: Link, hand: Hand) -> AsyncIterator[Lane]:
 
 
 def ask(lane: Lane, priority: int = 0, timeout: float | None = None) -> tuple[Slot, "asyncio.Future[Done]"]:
-    slot = lane.admit()
-    return slot, lane.submit(slot, "m/1#1", SHAPES, priority, timeout)
+    slot = lane.take_slot()
+    return slot, submit(lane, slot, "m/1#1", SHAPES, priority, timeout)
 
 
 async def test_a_request_is_launched_answered_and_its_slot_used_again(lane: Lane, hand: Hand) -> None:
@@ -110,7 +111,7 @@ async def test_a_request_is_launched_answered_and_its_slot_used_again(lane: Lane
     await hand.end()
     assert (await answer).slot == slot.index
     lane.release(slot)
-    assert lane.admit() is slot
+    assert lane.take_slot() is slot
 
 
 async def test_what_is_in_a_slot_is_told_from_what_was_there_before(lane: Lane, hand: Hand) -> None:
@@ -122,16 +123,16 @@ async def test_what_is_in_a_slot_is_told_from_what_was_there_before(lane: Lane, 
 
 
 async def test_a_ticket_says_how_much_of_its_slot_may_be_used(lane: Lane, hand: Hand) -> None:
-    slot = lane.admit()
+    slot = lane.take_slot()
     slot.reserve(3 * SMALLEST)
-    lane.submit(slot, "m/1#1", SHAPES)
+    submit(lane, slot, "m/1#1", SHAPES)
     assert (hand.tickets[0].start, hand.tickets[0].capacity) == (slot.start, 3 * SMALLEST)
 
 
 async def test_a_ticket_too_long_to_be_told_is_refused_and_takes_nobodys_turn(lane: Lane, hand: Hand) -> None:
-    slot = lane.admit()
+    slot = lane.take_slot()
     with pytest.raises(BadRequest, match="shapes too long to be told"):
-        lane.submit(slot, "m/1#1", ((1 << 40,),) * 2000)
+        submit(lane, slot, "m/1#1", ((1 << 40,),) * 2000)
     lane.release(slot)
     _, answer = ask(lane)
     await hand.end()
@@ -143,7 +144,7 @@ async def test_a_full_queue_refuses_and_counts(lane: Lane) -> None:
     for _ in range(3):
         ask(lane)
     with pytest.raises(QueueFull, match="Exceeds maximum queue size: 2 requests may wait, and as many do"):
-        lane.admit()
+        lane.take_slot()
     assert lane.statistics().rejected == 1
     assert lane.slots.statistics().used == 3
 
@@ -231,9 +232,9 @@ async def test_a_failure_is_told_as_what_it_is(
 
 
 async def test_the_memory_of_an_abandoned_request_is_free_when_its_work_has_ended_and_no_sooner(lane: Lane, hand: Hand) -> None:
-    slot = lane.admit()
+    slot = lane.take_slot()
     slot.reserve(1 << 20)
-    lane.submit(slot, "m/1#1", SHAPES)
+    submit(lane, slot, "m/1#1", SHAPES)
     lane.release(slot)
     assert lane.slots.statistics().nbytes == 1 << 20
     await hand.end(Failure("cancelled", ""))
@@ -246,7 +247,7 @@ async def test_a_request_whose_outputs_did_not_fit_may_begin_again_with_more_mem
     with pytest.raises(Outgrown) as raised:
         await answer
     slot.reserve(raised.value.nbytes)
-    again = lane.submit(slot, "m/1#1", SHAPES)
+    again = submit(lane, slot, "m/1#1", SHAPES)
     assert [ticket.capacity for ticket in hand.tickets] == [3 * SMALLEST]
     await hand.end()
     assert (await again).failure is None
@@ -256,7 +257,7 @@ async def test_a_request_whose_outputs_did_not_fit_may_begin_again_with_more_mem
 
 async def test_the_backlog_counts_what_waits_by_model(lane: Lane, hand: Hand) -> None:
     for model in ("a", "a", "b"):
-        lane.submit(lane.admit(), model, SHAPES)
+        submit(lane, lane.take_slot(), model, SHAPES)
     assert lane.backlog() == {"a": 1, "b": 1}
     await hand.end()
     assert lane.backlog() == {"b": 1}
@@ -305,7 +306,7 @@ async def test_whoever_waits_for_a_lane_may_give_up(lane: Lane, hand: Hand) -> N
 async def test_a_draining_lane_refuses_new_requests_with_the_reason(lane: Lane) -> None:
     lane.refusing = "the server is draining"
     with pytest.raises(Unavailable, match="draining"):
-        lane.admit()
+        lane.take_slot()
 
 
 async def test_repr_says_how_it_is(lane: Lane) -> None:
@@ -317,10 +318,10 @@ def give(
     lane: Lane, rows: int = 1, batching: Batching = BATCHING, model: str = "m", priority: int = 0, timeout: float | None = None
 ) -> tuple[Slot, "asyncio.Future[Done]"]:
     """A request for a model whose requests are joined; its numbers are that of its slot."""
-    slot, shape = lane.admit(), (rows, 2)
+    slot, shape = lane.take_slot(), (rows, 2)
     (offset,) = slot.lay_out(ROWS, [rows * 8])
     slot.view[offset : offset + rows * 8] = np.full(shape, slot.index, np.float32).tobytes()
-    return slot, lane.submit(slot, model, (shape,), priority, timeout, batching)
+    return slot, submit(lane, slot, model, (shape,), priority, timeout, batching)
 
 
 def given(link: Link, ticket: Ticket) -> list[float]:
@@ -339,7 +340,7 @@ async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING
     """Requests that are held back behind as many in flight as there are in_flight_limit, which alone are over there."""
     others = ["other"] * lane._scheduler.in_flight_limit
     for other in others:
-        lane.submit(lane.admit(), other, SHAPES)
+        submit(lane, lane.take_slot(), other, SHAPES)
     made = [give(lane, count, batching) for count in rows]
     await settle()
     assert [ticket.model for ticket in hand.tickets] == others
@@ -384,7 +385,7 @@ async def test_the_slot_of_a_batch_is_free_when_the_last_of_it_was_released(batc
 
 
 async def test_a_full_batch_goes_ahead_of_the_end_of_what_is_in_flight(ahead: Lane, hand: Hand) -> None:
-    ahead.submit(ahead.admit(), "other", SHAPES)
+    submit(ahead, ahead.take_slot(), "other", SHAPES)
     for _ in range(5):
         give(ahead)
     await settle()
@@ -393,7 +394,7 @@ async def test_a_full_batch_goes_ahead_of_the_end_of_what_is_in_flight(ahead: La
 
 
 async def test_a_batch_that_could_grow_is_launched_behind_one_in_flight_while_a_credit_is_free(ahead: Lane, hand: Hand) -> None:
-    ahead.submit(ahead.admit(), "other", SHAPES)
+    submit(ahead, ahead.take_slot(), "other", SHAPES)
     for _ in range(2):
         give(ahead)
     await settle()
@@ -410,10 +411,10 @@ async def test_nothing_that_could_grow_is_launched_ahead_on_cores_that_answer_re
     ahead: Lane, hand: Hand, link: Link
 ) -> None:
     link.completions.set_on_host_cores(True)
-    ahead.submit(slot := ahead.admit(), "other", SHAPES)
+    submit(ahead, slot := ahead.take_slot(), "other", SHAPES)
     await hand.end()
     ahead.release(slot)
-    ahead.submit(ahead.admit(), "other", SHAPES)
+    submit(ahead, ahead.take_slot(), "other", SHAPES)
     give(ahead)
     await settle()
     assert [ticket.model for ticket in hand.tickets] == ["other"]
@@ -524,7 +525,7 @@ async def test_a_model_that_does_not_give_a_row_for_a_row_is_told_once_and_its_r
     for _ in range(2):
         await hand.end()
     await hand.end(outputs=rows_out(7))
-    assert "requests are not joined any more: output 'y' has shape [7] after 2 rows" in caplog.text
+    assert "batching disabled, its outputs cannot be split: output 'y' has shape [7] after 2 rows" in caplog.text
     give(ahead)
     give(ahead)
     await settle()
@@ -568,9 +569,9 @@ async def test_several_on_an_idle_partition_wait_for_their_delay(batchable: Lane
 async def test_a_lane_that_is_closed_launches_no_more(batchable: Lane, hand: Hand) -> None:
     await held(batchable, hand, 1, 1, batching=Batching(ROWS, 4, 60.0))
     await hand.end()
-    assert batchable._alarm is not None
+    assert batchable._batch_timer is not None
     batchable.close(asyncio.get_running_loop())
-    assert batchable._alarm is None
+    assert batchable._batch_timer is None
 
 
 async def test_what_the_worker_has_put_aside_uses_no_credit_and_waits(lane: Lane, hand: Hand, link: Link) -> None:
@@ -583,7 +584,7 @@ async def test_what_the_worker_has_put_aside_uses_no_credit_and_waits(lane: Lane
     assert lane.statistics()[:2] == (1, 1)
     asked.append(ask(lane))
     with pytest.raises(QueueFull):
-        lane.admit()
+        lane.take_slot()
     link.completions.report_deferred(0)  # It is begun.
     for _, answer in asked:
         await hand.end()

@@ -44,14 +44,14 @@ def hold_up(until: float) -> None:
 
 def begin(lane: Lane, told: list[Done | RequestError], timeout: float | None = None) -> float:
     """Begin a request, and return its deadline or a little after it."""
-    lane.begin(lane.admit(), "m/1#1", SHAPES, told.append, timeout=timeout)
+    lane.submit(lane.take_slot(), "m/1#1", SHAPES, told.append, timeout=timeout)
     return time.monotonic() + (timeout or 0)
 
 
 async def test_a_request_that_comes_after_a_deadline_has_that_told_first(lane: Lane) -> None:
     told: list[Done | RequestError] = []
     hold_up(begin(lane, told, SHORT))
-    lane.check()
+    lane.check_room()
     assert [type(end) for end in told] == [DeadlineExceeded]
     assert lane.statistics().expired == 1
 
@@ -62,29 +62,29 @@ async def test_a_request_that_is_refused_has_it_told_as_well(lane: Lane) -> None
     begin(lane, [])
     hold_up(begin(lane, told, SHORT))
     with pytest.raises(QueueFull):
-        lane.check()
+        lane.check_room()
     assert [type(end) for end in told] == [DeadlineExceeded]
 
 
 async def test_a_completion_that_is_heard_after_a_deadline_has_that_told_first(lane: Lane, link: Link) -> None:
     order: list[Done | RequestError] = []
-    slot = lane.admit()
-    lane.begin(slot, "m/1#1", SHAPES, order.append)
+    slot = lane.take_slot()
+    lane.submit(slot, "m/1#1", SHAPES, order.append)
     hold_up(begin(lane, order, SHORT))
     link.completions.put(Done(slot.index, (), None, 1, 2))
     link.completions.ring()
-    lane._hear()
+    lane._on_completions()
     assert [type(end) for end in order] == [DeadlineExceeded, Done]
 
 
 async def test_a_request_that_was_released_is_told_nothing(lane: Lane) -> None:
     told: list[Done | RequestError] = []
-    slot = lane.admit()
-    lane.begin(slot, "m/1#1", SHAPES, told.append, timeout=SHORT)
+    slot = lane.take_slot()
+    lane.submit(slot, "m/1#1", SHAPES, told.append, timeout=SHORT)
     due = time.monotonic() + SHORT
     lane.release(slot)
     hold_up(due)
-    lane.check()
+    lane.check_room()
     assert told == []
 
 
@@ -95,6 +95,6 @@ async def test_a_lane_that_was_closed_tells_of_no_deadline(lane: Lane) -> None:
     due = begin(lane, told, SHORT)
     lane.close(loop)
     hold_up(due)
-    lane.check()
+    lane.check_room()
     assert told == []
     assert math.isfinite(due)

@@ -56,13 +56,13 @@ class Asked:
         timeout: float | None = None,
         batching: Batching | None = None,
     ) -> None:
-        self.lane, self.slot = lane, lane.admit()
+        self.lane, self.slot = lane, lane.take_slot()
         self.told: list[Done | RequestError] = []
         shapes = ((1, 2),) if batching else SHAPES
         if batching:
             self.slot.lay_out(ROWS, [8])
         try:
-            lane.begin(self.slot, model, shapes, self.hear, priority, timeout, batching, queues)
+            lane.submit(self.slot, model, shapes, self.hear, priority, timeout, batching, queues)
         except RequestError as error:
             self.hear(error)
 

@@ -20,7 +20,7 @@ def test_nothing_said_is_no_policy() -> None:
 def test_the_size_and_the_time_of_a_queue_are_read() -> None:
     policy = queues("default_queue_policy { max_queue_size: 3 default_timeout_microseconds: 500 }")
     assert policy == QueuePolicy(QueueLimits(3, 0.0005, KEY))
-    assert policy.of(0) == policy.of(7) == policy.limits
+    assert policy.limits_for(0) == policy.limits_for(7) == policy.limits
 
 
 def test_levels_have_limits_of_their_own() -> None:
@@ -29,8 +29,8 @@ def test_levels_have_limits_of_their_own() -> None:
         "priority_queue_policy { key: 1 value { max_queue_size: 1 } }"
     )
     assert policy
-    assert (policy.levels, policy.usual, policy.of(1).size, policy.of(2).size) == (2, 2, 1, 3)
-    assert policy.of(1).full.endswith("(dynamic_batching.priority_queue_policy 1.max_queue_size)")
+    assert (policy.levels, policy.default, policy.limits_for(1).size, policy.limits_for(2).size) == (2, 2, 1, 3)
+    assert policy.limits_for(1).full_text.endswith("(dynamic_batching.priority_queue_policy 1.max_queue_size)")
 
 
 def test_where_those_that_waited_too_long_wait_on_no_time_is_kept_and_that_is_told() -> None:

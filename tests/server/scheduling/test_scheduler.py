@@ -58,7 +58,7 @@ def test_one_more_than_the_limit_is_refused_and_not_queued() -> None:
     assert taken(scheduler) == [0]
     filled(scheduler, 1, 2)
     with pytest.raises(QueueFull, match=r"^Exceeds maximum queue size: 2 requests may wait, and as many do \(limit\)$"):
-        scheduler.add(ticket(3), priority=1)
+        scheduler.check()
     with pytest.raises(QueueFull):
         scheduler.check()
     assert scheduler.statistics() == SchedulerStatistics(waiting=2, in_flight=1, limit=2, in_flight_limit=1)
@@ -67,7 +67,7 @@ def test_one_more_than_the_limit_is_refused_and_not_queued() -> None:
 def test_a_free_credit_lets_one_more_in_and_only_one() -> None:
     scheduler = filled(Scheduler(limit=1, in_flight_limit=1), 0, 1)
     with pytest.raises(QueueFull):
-        scheduler.add(ticket(2))
+        scheduler.check()
     assert taken(scheduler) == [0]
 
 
@@ -153,7 +153,7 @@ def test_works_that_take_no_time_at_all_are_launched_ahead_as_far_as_the_queue_r
 
 def joinable(scheduler: Scheduler, *slots: int) -> Scheduler:
     for slot in slots:
-        scheduler.add(ticket(slot), 0, Batching(Signature((), (), 3), 3).part(ticket(slot), 0.0))
+        scheduler.add(ticket(slot), 0, Batching(Signature((), (), 3), 3).batchable(ticket(slot), 0.0))
     return scheduler
 
 
@@ -241,7 +241,7 @@ class Model(RuleBasedStateMachine):
     def add(self, priority: int) -> None:
         if len(self.waiting) >= self.scheduler.limit + self.free():
             with pytest.raises(QueueFull):
-                self.scheduler.add(ticket(self.next_slot), priority)
+                self.scheduler.check()
             return
         self.scheduler.check()
         self.scheduler.add(ticket(self.next_slot), priority)

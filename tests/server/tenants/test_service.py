@@ -10,10 +10,12 @@ import pytest
 from engines import DATATYPES, Signature, TensorSpec
 from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfig
 from server.errors import Misdirected, QueueFull, Unauthorized, Unavailable, answer
+from server.http.infer import Infer
 from server.link.messages import Done
 from server.tenants.auth import digest
 from server.tenants.catalog import IndexEntry, ServedModel
 from server.tenants.service import SPARE, LocalFrontend, Service, open_local, open_tenant, slots
+from tests.lanes import submit
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
 ACME = TenantConfig(name="acme", granules=1, models=("*",), queue=3, in_flight=1)
@@ -89,7 +91,7 @@ def test_a_full_queue_is_told_by_the_setting_that_limits_it(frontends: dict[str,
     full = CONFIG.tenants["acme"].model_copy(update={"queue": 0, "in_flight": 0})
     lane = open_tenant(full, frontends["acme"].link, frontends["acme"]).lane
     with pytest.raises(QueueFull, match=r"0 requests may wait, and as many do \(tenants\.acme\.queue\)$"):
-        lane.check()
+        lane.check_room()
 
 
 @pytest.mark.parametrize("headers", [(None, None), (None, "acme"), ("Bearer globex-key", "globex")])
@@ -124,8 +126,8 @@ def test_a_link_has_slots_for_a_full_queue_and_to_spare(frontends: dict[str, Loc
 async def test_a_frontend_tells_the_device_what_to_stop_and_hears_what_came_of_it(frontend: LocalFrontend) -> None:
     device, lane = Device(), frontend.tenant.lane
     frontend.open(device)
-    slot = lane.admit()
-    lane.submit(slot, "m/1#1", ((1,),))
+    slot = lane.take_slot()
+    submit(lane, slot, "m/1#1", ((1,),))
     lane.release(slot)
     assert device.cancelled == [("acme", slot.index, 1)]
     emptied = asyncio.ensure_future(frontend.drained())
@@ -138,11 +140,11 @@ async def test_a_frontend_tells_the_device_what_to_stop_and_hears_what_came_of_i
 
 async def test_a_frontend_without_a_device_asks_nobody(frontend: LocalFrontend) -> None:
     lane = frontend.tenant.lane
-    slot = lane.admit()
-    lane.submit(slot, "m/1#1", ((1,),))
+    slot = lane.take_slot()
+    submit(lane, slot, "m/1#1", ((1,),))
     lane.release(slot)
     frontend.cancel(slot.index, 1)
-    assert lane.admit()
+    assert lane.take_slot()
 
 
 async def test_what_is_published_is_served_and_what_it_replaces_is_waited_for(frontend: LocalFrontend) -> None:
@@ -151,8 +153,8 @@ async def test_what_is_published_is_served_and_what_it_replaces_is_waited_for(fr
     frontend.announce("m")
     assert [entry.state for entry in catalog.index()] == ["LOADING"]
     await frontend.publish("m", [served("m"), served("m", "2")], [])
-    slot = lane.admit()
-    lane.submit(slot, "m/1#1", ((1,),))
+    slot = lane.take_slot()
+    submit(lane, slot, "m/1#1", ((1,),))
     publishing = asyncio.ensure_future(
         frontend.publish("m", [served("m", load=2)], [IndexEntry("m", "2", "UNAVAILABLE", "broken")])
     )
@@ -172,7 +174,7 @@ async def test_a_report_says_what_is_served_and_what_waits(frontend: LocalFronte
     lane = frontend.tenant.lane
     await frontend.publish("m", [served("m")], [])
     for _ in range(3):
-        lane.submit(lane.admit(), "m/1#1", ((1,),))
+        submit(lane, lane.take_slot(), "m/1#1", ((1,),))
     report = await frontend.report()
     assert [(item.name, item.version, item.pending) for item in report.served] == [("m", "1", 2)]
     assert (report.lane.waiting, report.lane.in_flight, report.slots.used) == (2, 1, 3)
@@ -183,7 +185,7 @@ async def test_a_frontend_that_refuses_says_why(frontend: LocalFrontend) -> None
     frontend.refuse("the server is draining")
     frontend.set_cores(frozenset({0}))
     with pytest.raises(Unavailable, match=r"^the server is draining$"):
-        frontend.tenant.lane.admit()
+        frontend.tenant.lane.take_slot()
     assert repr(frontend).startswith("<LocalFrontend <Lane acme ")
 
 
@@ -242,3 +244,17 @@ def test_a_server_whose_device_is_another_process_is_ready_only_while_that_is_he
     assert services[0].unready == reason + "POST /v2/repository/index says which of a tenant's, the log which of all"
     services[0].set_state("draining")
     assert services[0].unready == "the server is draining"
+
+
+def test_a_tenant_that_routing_has_identified_is_not_identified_again(
+    frontends: dict[str, LocalFrontend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service(CONFIG, [frontends["acme"].tenant])
+    infer, identified = Infer(lambda: service), []
+    monkeypatch.setattr(service.tenancy, "identify", lambda *_: identified.append(ACME) or ACME)
+    path, headers = b"/v2/models/m/infer", {b"x-tenant": b"acme"}
+    assert infer.resolve("POST", path, headers, "acme").tenant is frontends["acme"].tenant
+    assert identified == []
+    for unknown in (None, "(shared)", "globex"):
+        assert infer.resolve("POST", path, headers, unknown).tenant is frontends["acme"].tenant
+    assert identified == [ACME] * 3
