@@ -1,1 +1,1 @@
-"""What concerns the process and the machine, and no request: logs, exit codes, signals, memory, the watchdog."""
+"""The process and the machine, apart from requests: logs, exit codes, signals, memory, the watchdog."""

@@ -1,7 +1,7 @@
 """How long to wait before a process or thread that ended unexpectedly is started again. Pure arithmetic."""
 
 _STABLE = 5.0
-"""What ran for more than so many seconds is started again at once. What ends earlier waits, twice as long each time."""
+"""After a run of more than so many seconds the restart is immediate. After a shorter one the delay doubles each time."""
 _FIRST_DELAY = 0.1
 _MAX_DELAY = 10.0
 

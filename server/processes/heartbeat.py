@@ -19,7 +19,7 @@ _STATES = {"T": "it is stopped", "t": "a debugger stopped it", "S": "it waits fo
 
 
 class Activity(NamedTuple):
-    """What the kernel reports of a process's main thread.
+    """The state of a process's main thread, as the kernel reports it.
 
     `state` is the letter that ps shows; `ran` the seconds that it ran so far; `waited` the seconds for which it was ready to
     run but had no core.
@@ -80,7 +80,7 @@ class Heartbeat:
 
 
 def observe(pid: int, proc: Path = Path("/proc")) -> Activity:
-    """What the kernel reports of this process now; state X if it is gone. See proc(5).
+    """The activity of this process now; state X if it is gone. See proc(5).
 
     A kernel without CONFIG_SCHED_INFO reports no waiting time, and running time in hundredths of a second only.
     """

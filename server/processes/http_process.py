@@ -46,7 +46,7 @@ _SHORT_KEEP_ALIVE = 5
 
 @dataclass(frozen=True, slots=True)
 class ProcessArguments:
-    """What a new HTTP process is given.
+    """The arguments of a new HTTP process.
 
     `name` is the tenant's, or SHARED or UNAUTHENTICATED; `handoff` the socket over which connections come and go back;
     `channel` that of the messages to and from the device process; `link` the tenant's link, and `listeners` the sockets of

@@ -1,4 +1,4 @@
-"""What the dispatcher and every HTTP process do first."""
+"""The first steps of the dispatcher and of every HTTP process."""
 
 import logging
 import resource

@@ -55,7 +55,7 @@ class SupervisedProcess:
 
     @property
     def label(self) -> str:
-        """What the log calls it."""
+        """Its name in the log."""
         return f"the HTTP process of {self.name}" if self.frontend else f"the {self.name.strip('()')} HTTP process"
 
     def disconnect(self) -> None:
