@@ -29,7 +29,8 @@ def explain(data: bytes, error: JSONDecodeError, tensors: bool = True) -> str:
 
 
 def _explain_at(data: bytes, offset: int, message: str) -> str:
-    start = offset - (data[offset - 1 : offset] in (b"-", b"+"))  # The parser reports the position after the sign of -Infinity.
+    # The parser reports the position after the sign of -Infinity.
+    start = offset - (data[max(offset - 1, 0) : offset] in (b"-", b"+"))
     position = _element(data, start)
     if found := _NONFINITE.match(data, start):
         instead = ": send the tensor as binary data (parameters.binary_data_size)" if position else ""
