@@ -9,9 +9,7 @@ import resource
 from collections.abc import Iterator, MutableSet
 from enum import IntEnum
 from itertools import islice
-from typing import Protocol
-
-from uvicorn.server import ServerState
+from typing import Any, Protocol
 
 MAX_SHARED_CONNECTIONS = 1024
 """Connections of a process that serves no single tenant: health checks and administrators need only a few."""
@@ -76,12 +74,15 @@ class Connections(MutableSet[Connection]):
             each.abort()
 
 
-def connections(state: ServerState) -> Connections:
-    """The connections of this uvicorn server, limited by the process's file descriptors."""
-    found: object = state.connections
+def connections(state: Any) -> Connections:
+    """The connections of this uvicorn server, limited by the process's file descriptors.
+
+    `state` is a ServerState; with that type compiled code would refuse to read anything but a set from it.
+    """
+    found = state.connections
     if not isinstance(found, Connections):
         found = Connections(descriptor_limit())
-        state.connections = found  # type: ignore[assignment]
+        state.connections = found
     return found
 
 
