@@ -1,7 +1,7 @@
-"""A child for `building.builds` on a simulated GPU, to whom TensorRT-RTX's builder is that of a version of TensorRT.
+"""A child for `building.builds` on a simulated GPU, where TensorRT-RTX's builder acts as a version of TensorRT's.
 
-Run as `python -m tests.engines.as_tensorrt FOLDER VERSION`: what follows on the command line is the child's own. In FOLDER it
-writes down the GPU that it was told to use.
+Run as `python -m tests.engines.as_tensorrt FOLDER VERSION`: what follows on the command line is for the child. It writes the
+GPU that it was given to a file in FOLDER.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.simulation.tensorrt import library
 
 
 def command(folder: Path, version: str) -> list[str]:
-    """What starts this child, for `engines.Builds`."""
+    """The command that starts this child, for `engines.Builds`."""
     return [sys.executable, "-m", __name__, str(folder), version]
 
 

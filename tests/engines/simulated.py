@@ -90,18 +90,18 @@ class Bench:
         return memory
 
     def holdings(self) -> tuple[int, int, int, int, int]:
-        """How much there is of what has to be freed: memory, graphs, events, execution contexts, bytes."""
+        """Counts of what has to be freed: memory, graphs, events, execution contexts, bytes."""
         gpu = self.gpu
         return len(gpu.allocated), len(gpu.graphs), len(gpu.events), len(gpu.executions), gpu.free
 
     def close_engines(self) -> None:
-        """With what they keep for the next executor; theirs have to be closed."""
+        """With what they keep for the next executor; their executors have to be closed."""
         for engine in self.engines:
             engine.close()
         self.engines.clear()
 
     def close(self) -> None:
-        """A lost device is left as it is."""
+        """A lost device is not closed."""
         if self.gpu.lost:
             return
         self.close_engines()
@@ -120,12 +120,12 @@ def opened(folder: Path, module: ModuleType | None = None, gpu: Gpu | None = Non
 
 
 def affine(array: Array) -> Array:
-    """What AFFINE computes."""
+    """The result of AFFINE."""
     return 2 * array - 3
 
 
 def rows(count: int, seed: int = 0) -> Array:
-    """Something for AFFINE."""
+    """An input for AFFINE."""
     return np.random.default_rng(seed).random((count, 3), np.float32)
 
 
@@ -135,6 +135,6 @@ def assert_right(executor: Any, data: Array) -> None:
 
 
 def never_captured(bench: Bench) -> Any:
-    """An executor that runs without graphs of ours."""
+    """An executor that runs without captured graphs."""
     bench.gpu.capturable = False
     return bench.bind()

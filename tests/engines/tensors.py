@@ -16,7 +16,7 @@ UNTOUCHED = 0xEE
 
 
 class Memory:
-    """Page-aligned memory, every byte UNTOUCHED at first; it is gone with this object, whoever still has its room."""
+    """Page-aligned memory, every byte UNTOUCHED at first; freed with this object, even if a room still refers to it."""
 
     def __init__(self, nbytes: int) -> None:
         self.bytes = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
@@ -24,12 +24,12 @@ class Memory:
         self.room = Room(self.bytes.ctypes.data, nbytes)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether the tensor lies in here as a whole."""
+        """Whether the whole tensor is in this memory."""
         return self.room.address <= tensor.address and tensor.address + tensor.nbytes <= self.room.address + self.room.nbytes
 
 
 def array(tensor: Tensor, dtype: Any = np.float32) -> Array:
-    """A copy of what a tensor holds."""
+    """A copy of a tensor's elements."""
     return np.frombuffer(bytes(view(tensor.address, tensor.nbytes)), dtype).reshape(tensor.shape)
 
 
@@ -45,6 +45,6 @@ def unpacked(tensor: Tensor) -> list[bytes]:
 
 
 def run(executor: Executor, *inputs: Array, room: Room = NO_ROOM, dtype: Any = np.float32) -> list[Array]:
-    """Enqueue, wait, and copy what came out."""
+    """Enqueue, wait, and copy the outputs."""
     work = executor.enqueue([Tensor.of(data) for data in inputs], room)
     return [array(tensor, dtype) for tensor in work.wait()]

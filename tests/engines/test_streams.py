@@ -145,7 +145,7 @@ def test_f02_all_of_an_inference_is_on_the_caller_s_stream_of_the_same_green_con
 def test_f02_work_for_another_stream_stays_on_the_partition_and_is_ordered_by_events(
     bench: Bench, executor: Any, home: Stream, plain: Stream
 ) -> None:
-    """A graph of the partition's is refused elsewhere, and a stream with everybody's SMs would undo the partition."""
+    """A graph of the partition's is refused elsewhere, and a stream on all SMs would undo the partition."""
     settled(executor, bench)
     with on_stream(plain.handle):
         enqueue(executor, bench, rows(2))

@@ -1,4 +1,6 @@
-"""The real TensorRT-RTX builder, which needs no GPU, for the simulated library: its plans compute what they were built from."""
+"""The real TensorRT-RTX builder, which needs no GPU, for the simulated library: its plans compute the ONNX they were built
+from.
+"""
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ NAMES = ("ILogger", "IProgressMonitor", "IBuilderConfig", "IOptimizationProfile"
 
 
 def building(gpu: Gpu, real: Any) -> dict[str, Any]:
-    """What `tensorrt.library` takes as `others`; `real` is the module of the library."""
+    """The `others` for `tensorrt.library`; `real` is the module of the library."""
     parsed: list[bytes] = []
 
     class OnnxParser:
@@ -47,15 +49,15 @@ def building(gpu: Gpu, real: Any) -> dict[str, Any]:
 
 
 def building_as(gpu: Gpu, real: Any, library: str, version: str) -> dict[str, Any]:
-    """The same, with no more than what another library's builder has by its manifest, called as that may be called.
+    """The same, with only the members of another library's builder, by its manifest, and callable in the same ways.
 
-    What that has and `real` lacks is kept and has no effect. So this shows which names are used, not what they do.
+    Members that it has and `real` lacks are stored and have no effect. So this tests which names are used, not what they do.
     """
     classes = find_manifest(library, version)["classes"]
     whole = building(gpu, real)
 
     def made(name: str) -> Callable[..., Any]:
-        return lambda *args: Narrowed(whole[name](*args), name, classes)
+        return lambda *args: RestrictedObject(whole[name](*args), name, classes)
 
     found = {name: made(name) for name in ("Builder", "OnnxParser")}
     found |= {
@@ -66,8 +68,8 @@ def building_as(gpu: Gpu, real: Any, library: str, version: str) -> dict[str, An
     return {**found, **kept, "BuilderFlag": SimpleNamespace(__members__=flags)}
 
 
-class Narrowed:
-    """An object of the real library that has only what the class of this name has by a manifest."""
+class RestrictedObject:
+    """An object of the real library with only the members that the class of this name has by a manifest."""
 
     def __init__(self, real: Any, kind: str, classes: Mapping[str, Any]) -> None:
         vars(self).update(_real=real, _kind=kind, _classes=classes, _kept={})
@@ -78,7 +80,7 @@ class Narrowed:
         if name in self._kept:
             return self._kept[name]
         value = getattr(self._real, name)
-        return self._checked(name, value) if name in self._classes[self._kind]["methods"] else self._narrow(value)
+        return self._checked(name, value) if name in self._classes[self._kind]["methods"] else self._restrict(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._classes[self._kind]["properties"].get(name) != "read and set":
@@ -94,19 +96,19 @@ class Narrowed:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not any(takes(overload, len(args), kwargs) for overload in overloads):
                 raise TypeError(f"{self._kind}.{name} takes {overloads}, but was given {len(args)} and {list(kwargs)}")
-            return self._narrow(method(*map(_real, args), **{key: _real(each) for key, each in kwargs.items()}))
+            return self._restrict(method(*map(_real, args), **{key: _real(each) for key, each in kwargs.items()}))
 
         return call
 
-    def _narrow(self, value: Any) -> Any:
-        """What it gives is narrowed too, unless it is nothing but bytes, a number or a shape."""
+    def _restrict(self, value: Any) -> Any:
+        """Restrict a result too, unless it is bytes, a number or a shape."""
         kind = type(value).__name__
         plain = kind not in self._classes or kind in ("Dims", "IHostMemory") or hasattr(type(value), "__members__")
-        return value if plain else Narrowed(value, kind, self._classes)
+        return value if plain else RestrictedObject(value, kind, self._classes)
 
 
 def _real(value: Any) -> Any:
-    return value._real if isinstance(value, Narrowed) else value
+    return value._real if isinstance(value, RestrictedObject) else value
 
 
 def _members(kind: Mapping[str, Any]) -> set[str]:

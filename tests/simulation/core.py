@@ -1,4 +1,4 @@
-"""`cuda.core` for a simulated GPU. What begins with an underscore is the simulation's own."""
+"""`cuda.core` for a simulated GPU. Names that begin with an underscore belong to the simulation."""
 
 import re
 import weakref
@@ -16,7 +16,7 @@ from .streams import Operation
 
 
 class Device:
-    """One object a thread and ordinal, which is initialised in that thread or not at all, as in the real one."""
+    """One object for each thread and ordinal, which has to be initialised in that thread, as in the real one."""
 
     _gpu: Gpu
 
@@ -60,7 +60,7 @@ class Device:
         return Context(self._gpu, self._gpu.create_context(sms, queues))
 
     def create_stream(self) -> "Stream":
-        """On everybody's SMs."""
+        """On all SMs."""
         self._gpu.enter("Device.create_stream", current=True)
         return Stream._of(self._gpu, self._gpu.create_stream(self._gpu.primary), owned=True)
 
@@ -122,7 +122,7 @@ class SMResource:
 
 @dataclass
 class SMResourceOptions:
-    """Counts that differ are left out."""
+    """All counts have to be equal."""
 
     count: Sequence[int]
     coscheduled_sm_count: int | None = None
@@ -174,7 +174,7 @@ class Context:
     def create_stream(self, options: StreamOptions) -> "Stream":
         self._gpu.enter("Context.create_stream")
         if not options.nonblocking:
-            raise Misuse("a stream that waits for the NULL stream waits for everybody")
+            raise Misuse("a stream that waits for the NULL stream waits for all streams")
         return Stream._of(self._gpu, self._gpu.create_stream(self._context), owned=True)
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class Stream:
         return event
 
     def close(self) -> None:
-        """Destroying never raises: what is wrong by now was said before."""
+        """Never raises: errors so far were raised before."""
         self._gpu.log.append("Stream.close")
         if not self._owned:
             raise Misuse("closing a borrowed stream destroys nothing")
@@ -257,10 +257,10 @@ class Event:
 
 
 class Buffer:
-    """Freed when it is closed, or forgotten. The real one says nothing if that fails."""
+    """Freed when it is closed or collected. The real one does not report a failure of that."""
 
     def __init__(self, gpu: Gpu, size: int, stream: streams.Stream | None = None) -> None:
-        """What was allocated on a stream is freed when the stream comes to it."""
+        """Memory that was allocated on a stream is freed in the stream's order."""
         self._gpu = gpu
         self._handle = gpu.allocate(size, gpu.index if stream else -1)
         self._size = size
@@ -291,7 +291,7 @@ class Buffer:
     def close(self) -> None:
         self._gpu.log.append("Buffer.close")
         if not self._gpu.current() and not self._gpu.lost:
-            raise Misuse("memory is not freed in a thread without a context, and nobody is told")
+            raise Misuse("memory is not freed in a thread without a context, and nothing reports it")
         if self._stream and self._stream.closed and self._free.alive:
             raise Misuse("memory of a destroyed stream was freed, where the real one crashes the process")
         self._free()
@@ -338,14 +338,16 @@ class ObjectCode:
 
 
 class Kernel:
-    """Runs as what tests.simulation.kernels has under its name."""
+    """Runs the function of the same name in tests.simulation.kernels."""
 
     def __init__(self, name: str, parameters: Sequence[str]) -> None:
         self._name = name
         self._parameters = parameters
 
     def _check(self, arguments: Sequence[Any]) -> None:
-        """Nobody else checks an argument against what the kernel declares: too few bytes are read from beyond."""
+        """Check arguments against the kernel's declaration, which no real layer does: of too small ones, bytes beyond are
+        read.
+        """
         if (given := list(map(_declared, arguments))) != (wanted := [_type(text) for text in self._parameters]):
             raise Misuse(f"{self._name} takes {wanted}, but was given {given}")
 

@@ -64,14 +64,14 @@ class CUdevResource:
 
 
 def handle_return(result: tuple[Any, ...]) -> Any:
-    """As cuda.core's: raise for a result that is not success, else return what comes after it."""
+    """As cuda.core's: raise unless the result is success, else return the values after it."""
     if result[0] != CUresult.CUDA_SUCCESS:
         raise CUDAError(result[0])
     return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
 
 
 class Driver:
-    """The functions, as methods: `installed` makes them a module's."""
+    """The functions, as methods: `installed` makes a module of them."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -79,7 +79,7 @@ class Driver:
     def _call(
         self, name: str, body: Callable[[], Any], current: bool = False, gives: bool = False, safe: bool = True
     ) -> tuple[Any, ...]:
-        """A call that `gives` something gives None where it fails; `safe` is whether it may be made during captures."""
+        """A call that `gives` a value returns None if it fails; `safe`: it is allowed during captures."""
         success = CUresult.CUDA_SUCCESS
         try:
             self._gpu.enter(name, current, safe)
@@ -112,12 +112,12 @@ class Driver:
         return self._call("cuGreenCtxDestroy", lambda: self._gpu.destroy_context(hCtx))
 
     def cuGreenCtxGetDevResource(self, hCtx: hardware.Context | int, typename: int) -> tuple[Any, ...]:
-        """The context as it was created, or the handle by which a stream knows it."""
+        """Takes the context as it was created, or the handle by which a stream refers to it."""
         (context,) = [each for each in self._gpu.contexts if hCtx in (each, each.handle)]
         return self._call("cuGreenCtxGetDevResource", lambda: CUdevResource(hardware.Resource(context.sms, 0)))
 
     def cuGreenCtxStreamCreate(self, greenCtx: hardware.Context | int, flags: int, priority: int) -> tuple[Any, ...]:
-        """The context as it was created, or the handle by which a stream knows it."""
+        """Takes the context as it was created, or the handle by which a stream refers to it."""
         (context,) = [each for each in self._gpu.contexts if greenCtx in (each, each.handle)]
         return self._call("cuGreenCtxStreamCreate", lambda: self._gpu.create_stream(context).handle)
 
@@ -172,7 +172,7 @@ class Driver:
     def cuPointerGetAttributes(
         self, numAttributes: int, attributes: Sequence[CUpointer_attribute], ptr: int
     ) -> tuple[Any, ...]:
-        """Zeros for memory that is not CUDA's."""
+        """Zeros for memory that CUDA does not know."""
 
         def body() -> list[int]:
             device = self._gpu.device_of(ptr)
@@ -203,7 +203,7 @@ class Driver:
         return self._call("cuStreamBeginCapture", lambda: self._gpu.begin_capture(stream, thread_local), current=True)
 
     def cuStreamEndCapture(self, hStream: int) -> tuple[Any, ...]:
-        """The capture has ended even where this fails."""
+        """The capture has ended even if this fails."""
         stream = self._gpu.find_stream(hStream)
         answer = self._call("cuStreamEndCapture", lambda: self._gpu.end_capture(stream), current=True, gives=True)
         stream.capture = self._gpu.here.capture = None

@@ -1,4 +1,4 @@
-"""What the simulation raises."""
+"""The errors that the simulation raises."""
 
 
 class CUDAError(Exception):
@@ -6,4 +6,4 @@ class CUDAError(Exception):
 
 
 class Misuse(AssertionError):
-    """What the real driver answers with a leak, a crash or nothing at all."""
+    """A use that the real driver answers with a leak, a crash or nothing at all."""

@@ -24,7 +24,7 @@ STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_
 
 @dataclass
 class Resource:
-    """SMs that came out of one split, so many of them scheduled together; split 0 is the device itself."""
+    """SMs from one split, groups of which are scheduled together; split 0 is the device itself."""
 
     sms: tuple[int, ...]
     split: int
@@ -40,7 +40,7 @@ class Capability(NamedTuple):
 
 @dataclass
 class Context:
-    """A green context, or one that has all of a device."""
+    """A green context, or one with all of a device."""
 
     sms: tuple[int, ...]
     handle: int
@@ -123,18 +123,18 @@ class Gpu:
         self._handles = count(0x1000, 0x10)
 
     def fail(self, call: str, nth: int = 1, error: str = "CUDA_ERROR_OUT_OF_MEMORY") -> None:
-        """Make the n-th call of this name from now fail; a sticky error loses the device."""
+        """Make the n-th call of this name from now on fail; a sticky error loses the device."""
         self._faults[call, self._calls[call] + nth] = error
 
     def meanwhile(self, call: str, action: Callable[[], object]) -> None:
-        """Do this when the next call of this name begins."""
+        """Call a function when the next call of this name begins."""
         self._meanwhile[call] = action
 
     def enter(self, call: str, current: bool = False, safe: bool = True) -> None:
-        """Every call comes by: log it, and raise what was asked for or what is due.
+        """Every simulated call begins with this: it logs the call, and raises an error that was injected or is due.
 
-        `current`: it needs a context; not `safe`: the driver calls it potentially unsafe, so it is refused to a thread that
-        has begun a capture, and to all threads while one captures in the global mode, and spoils that capture.
+        `current`: it needs a context. Not `safe`: the driver calls it potentially unsafe, so it is refused to a thread that
+        has begun a capture, and to all threads while one captures in the global mode, and invalidates that capture.
         """
         self._calls[call] += 1
         self.log.append(call)
@@ -153,7 +153,7 @@ class Gpu:
             raise errors[0]
 
     def lose(self, error: str) -> CUDAError:
-        """What comes of work that went wrong on the device: an error now, and ever after."""
+        """The effect of failed work on the device: an error now, and from every later call."""
         self.lost = error
         return CUDAError(f"{error}: on the device")
 
@@ -165,7 +165,7 @@ class Gpu:
         return self.cuda >= (13, 1)
 
     def split_structured(self, resource: Resource, sizes: Sequence[int], step: int) -> tuple[list[Resource], Resource]:
-        """Groups of which each `step` SMs are scheduled together: all of them, or an error. All are of one size here."""
+        """Groups of which each `step` SMs are scheduled together: all of them, or an error. Here they have one size."""
         (size,) = set(sizes)
         if size % step or len(sizes) * size > self.grouped[step]:
             raise CUDAError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: the topology does not give that")
@@ -174,7 +174,7 @@ class Gpu:
         return groups, rest
 
     def split(self, resource: Resource, groups: int, size: int, fine: bool = False) -> tuple[list[Resource], Resource]:
-        """Only the first split of the device begins at SM 0: a later one overlaps it, and nobody is told."""
+        """Only the first split of the device begins at SM 0: a later one silently overlaps it."""
         if resource.split:
             raise CUDAError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION: this came out of a split")
         step = 2 if fine else self.smallest
@@ -221,7 +221,7 @@ class Gpu:
         return pushed[-1] if pushed else self.primary.handle if getattr(self.here, "current", False) else 0
 
     def set_current(self, context: int) -> None:
-        """On top of the calling thread's stack of contexts; 0 takes away what is there."""
+        """Replace the top of the calling thread's stack of contexts; 0 removes it."""
         pushed = list(getattr(self.here, "pushed", ()))[:-1]
         if getattr(self.here, "pushed", ()):
             self.here.pushed = [*pushed, *([context] if context else [])]
@@ -230,7 +230,7 @@ class Gpu:
             self.here.pushed = [context] if context and not self.here.current else []
 
     def use_runtime(self) -> None:
-        """As libraries that are made with the CUDA runtime: the primary context is current in the thread from then on."""
+        """As libraries that use the CUDA runtime: make the primary context current in the thread and leave it so."""
         self.set_current(self.primary.handle)
 
     def destroy_stream(self, stream: Stream) -> None:
@@ -274,7 +274,7 @@ class Gpu:
         self.free += region.nbytes
 
     def release_on(self, stream: Stream | None, address: int) -> None:
-        """Once what is on the stream has run; at once without one, or when nothing runs any more."""
+        """Free it once the work on the stream has run; at once without a stream, or when nothing runs any more."""
         if stream and stream.pending and not self.lost:
             stream.put(Operation(partial(self.release, address)))
         else:
@@ -286,11 +286,11 @@ class Gpu:
         return pinned or any(region.holds(address, nbytes) for region in list(self.allocated.values()))
 
     def device_of(self, address: int) -> int:
-        """Which device's memory this is; -1 for the host's."""
+        """The device that owns this memory; -1 for the host's."""
         return max((region.device for region in list(self.allocated.values()) if region.holds(address, 1)), default=-1)
 
     def reach(self, address: int, nbytes: int) -> int:
-        """For work on the device: use this memory."""
+        """For work on the device: access this memory."""
         if any(region.holds(address, 1) for region in self.freed):
             raise Misuse("the device used memory that was freed")
         if not self.is_reachable(address, nbytes):
@@ -303,7 +303,7 @@ class Gpu:
             ctypes.memmove(self.reach(target, nbytes), self.reach(source, nbytes), nbytes)
 
     def enqueue_copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """By a copy engine. One from or to memory that is not pinned would be bounced, and waited for."""
+        """A copy by a copy engine. One from or to memory that is not pinned would be staged by the driver, and waited for."""
         if not (self.is_reachable(source, nbytes) and self.is_reachable(target, nbytes)):
             raise Misuse("a copy engine was given memory that is neither pinned nor the device's")
         self.find_stream(stream).put(Operation(partial(self.copy, source, target, nbytes)))
@@ -352,6 +352,6 @@ class Gpu:
         self.graphs.remove(graph)
 
     def run_blocks(self, stream: Stream, blocks: int) -> list[int]:
-        """The SM of each block, when it comes to it: in turn over those of the stream's context."""
+        """The SM of each block when it runs: round robin over those of the stream's context."""
         sms = stream.context.sms if self.confines else tuple(range(self.sms))
         return [sms[block % len(sms)] for block in range(blocks)]

@@ -1,4 +1,4 @@
-"""Puts the simulation where imports find it, and imports the real partitions.cuda and engines.tensorrt on top of it."""
+"""Installs the simulation for imports, and imports the real partitions.cuda and engines.tensorrt on top of it."""
 
 import importlib
 import sys
@@ -42,7 +42,7 @@ TENSORRT = ("tensorrt_rtx", "tensorrt_rtx_bindings", "tensorrt", "tensorrt_bindi
 def installed(gpu: Gpu, library: ModuleType | None = None) -> Iterator[Any]:
     """While the block runs, this is the machine's only GPU; gives the module partitions.cuda.device as imported there.
 
-    `library`, where given, is its only TensorRT: what `tensorrt.library` makes.
+    `library`, if given, is its only TensorRT: the result of `tensorrt.library`.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name, module in _modules(gpu).items():
@@ -65,7 +65,7 @@ def public(module: ModuleType) -> dict[str, Any]:
 
 
 def bound(module: ModuleType, gpu: Gpu) -> dict[str, Any]:
-    """The same, where a class that is not made by another one learns its GPU."""
+    """The same, with classes that are created directly bound to the GPU."""
     return {name: _bound(value, gpu) for name, value in public(module).items()}
 
 

@@ -1,4 +1,6 @@
-"""The project's kernels in Python: each takes the GPU, the stream, the blocks and its arguments, and gives what runs."""
+"""The project's kernels in Python: each takes the GPU, the stream, the blocks and its arguments, and returns the function to
+run.
+"""
 
 from collections.abc import Callable, Mapping
 from ctypes import c_uint32, c_uint64
@@ -28,7 +30,7 @@ def where_am_i(gpu: Gpu, stream: Stream, blocks: int, seen: int, cycles: int) ->
 def copy_in(
     gpu: Gpu, stream: Stream, blocks: int, ring: int, length: int, rows: int, inputs: int, state: int
 ) -> Callable[[], None]:
-    """The first `inputs` rows of the table whose turn it is; the device keeps the others."""
+    """Copy the first `inputs` rows of the current table; the device keeps the others."""
 
     def run() -> None:
         table = ring + _count(gpu, state).value % length * rows * ROW
@@ -39,7 +41,7 @@ def copy_in(
 
 
 def copy_out(gpu: Gpu, stream: Stream, blocks: int, rows: int, inputs: int, state: int) -> Callable[[], None]:
-    """The rows that were kept, and the next table's turn."""
+    """Copy the rows that were kept, and go on to the next table."""
 
     def run() -> None:
         _copy(gpu, state + KEPT, range(inputs, rows))

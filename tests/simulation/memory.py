@@ -1,4 +1,4 @@
-"""Simulated memory: what is new or was freed is full of poison, and what the device may not reach loses it the device."""
+"""Simulated memory: new and freed memory is filled with poison, and an access that the device cannot make loses the device."""
 
 import ctypes
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ PAGE = 256
 
 @dataclass
 class Region:
-    """Allocated memory. Once freed it stays where it is, so that nothing else gets its address."""
+    """Allocated memory. Its address is not used again after it is freed."""
 
     address: int
     nbytes: int

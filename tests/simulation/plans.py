@@ -1,4 +1,4 @@
-"""Plans of the simulated TensorRT: an ONNX, and what is known of it besides."""
+"""Plans of the simulated TensorRT: an ONNX, and further properties."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def make_plan(onnx: bytes, *profiles: Ranges, **others: Any) -> bytes:
 
 
 def unpack(plan: bytes, known: Mapping[bytes, bytes]) -> tuple[bytes, Mapping[str, Any]]:
-    """The ONNX and the rest; `known` are the ONNX of plans that do not carry theirs. Raises ValueError."""
+    """The ONNX and the properties; `known` are the ONNX of plans that do not carry theirs. Raises ValueError."""
     if plan in known:
         return known[plan], BARE
     if not plan.startswith(MAGIC):

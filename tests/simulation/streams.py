@@ -1,6 +1,6 @@
-"""Simulated streams: operations that run when somebody waits for them, events between them, captures and graphs of them.
+"""Simulated streams: operations that run when a thread waits for them, events between them, captures and graphs of them.
 
-Nothing runs before it is waited for, so whoever reads or overwrites too early gets wrong numbers, and gets them every time.
+Nothing runs before it is waited for, so code that reads or overwrites memory too early gets wrong results every time.
 """
 
 from collections import deque
@@ -13,7 +13,9 @@ from .errors import CUDAError, Misuse
 
 
 class Operation:
-    """Something on a stream or in a graph. What it is `of` counts it in `in_flight` from when it is queued until it ran."""
+    """An operation on a stream or in a graph. The object it is `of` counts it in `in_flight` from when it is queued until it
+    ran.
+    """
 
     def __init__(self, body: Callable[[], None], of: Any = None) -> None:
         self._body = body
@@ -34,7 +36,7 @@ class Operation:
 
 
 class Capture:
-    """What was submitted to a stream since its capture began, unless that is spoilt."""
+    """The operations that were submitted to a stream since its capture began, unless the capture was invalidated."""
 
     def __init__(self, thread_local: bool) -> None:
         self.thread_local = thread_local
@@ -56,7 +58,7 @@ class Capture:
 
 @dataclass(eq=False)
 class Stream:
-    """A queue. Any thread that waits runs what is at its head; one at a time."""
+    """A queue. Any thread that waits runs the operations at its head, one at a time."""
 
     context: Any
     handle: int
@@ -70,7 +72,7 @@ class Stream:
 
     @property
     def clock(self) -> dict[int, int]:
-        """What has run of every stream once all that was submitted here has."""
+        """How much of every stream has run once everything that was submitted here has."""
         return {**self.follows, id(self): self.submitted}
 
     def put(self, operation: Operation) -> None:
@@ -96,25 +98,25 @@ class Stream:
 
 
 @dataclass(eq=False)
-class Place:
-    """Where on which stream somebody submitted something last, and how much of it is in flight."""
+class Position:
+    """The position in a stream of an object's last operation, and how many of its operations are in flight."""
 
     stream: Stream | None = None
     position: int = 0
     in_flight: int = 0
 
     def _on(self, stream: Stream) -> None:
-        """It was submitted there."""
+        """It was submitted to this stream."""
         self.stream, self.position = stream, stream.submitted
 
     def precedes(self, stream: Stream) -> bool:
-        """Whether what is submitted to this stream now runs after that."""
+        """Whether work that is submitted to this stream now runs after that position."""
         return stream.clock.get(id(self.stream), 0) >= self.position
 
 
 @dataclass(eq=False)
 class Event:
-    """The place on a stream where it was recorded last; one that never was is done."""
+    """The position in a stream where it was recorded last; one that was never recorded is done."""
 
     stream: Stream | None = None
     mark: list[bool] = field(default_factory=lambda: [True])
@@ -135,7 +137,7 @@ class Event:
             self.stream.run(until=lambda: mark[0])
 
     def hold(self, stream: Stream) -> None:
-        """Let what is submitted to this stream from now on wait for where this was recorded last."""
+        """Let work that is submitted to this stream from now on wait for the position recorded."""
         source, mark = self.stream, self.mark
         for each, position in self.clock.items():
             stream.follows[each] = max(position, stream.follows.get(each, 0))
@@ -144,7 +146,7 @@ class Event:
 
 
 class Graph:
-    """Operations that were captured on a green context's stream; an executable one counts its launches in flight."""
+    """Operations that were captured on a green context's stream; an executable graph counts its launches in flight."""
 
     def __init__(self, context: Any, operations: Iterable[Operation], handle: int) -> None:
         self.context = context
@@ -156,7 +158,7 @@ class Graph:
         return self.handle
 
     def launch(self, stream: Stream) -> None:
-        """What a graph may do on another context's stream is run elsewhere than there."""
+        """A graph's kernels run on the context it was captured in, also if it is launched on another context's stream."""
         if stream.context is not self.context:
             raise Misuse("a graph was launched on a stream of another context than it was captured on")
         stream.put(Operation(self._run, of=self))

@@ -1,7 +1,7 @@
-"""A simulated TensorRT-RTX or TensorRT: plans that carry an ONNX, which ONNX Runtime computes when the stream comes to it.
+"""A simulated TensorRT-RTX or TensorRT: plans that carry an ONNX, which ONNX Runtime computes when the stream runs it.
 
-What the library answers with False and a message is answered so here; what it calls undefined behaviour raises Misuse.
-The classes have what any version has. `library` makes a module of them that has what one version has, by its manifest.
+What the library answers with False and a message is answered so here; what it calls undefined behaviour raises Misuse. The
+classes have the members of all versions; `library` makes a module of them with those of one version, by its manifest.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from .gpu import Gpu
 from .install import bound, make_module
 from .memory import PAGE
 from .plans import Ranges, Shape, unpack
-from .streams import Capture, Operation, Place, Stream
+from .streams import Capture, Operation, Position, Stream
 from .tensorrt_config import CudaGraphStrategy, EngineValidity, ExecutionContextAllocationStrategy, IRuntimeConfig
 
 
@@ -55,7 +55,7 @@ TYPES: dict[str, tuple[DataType, Any]] = {
 }
 
 
-SURPRISING = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
+DATA_DEPENDENT_OPS = {"Compress", "NonMaxSuppression", "NonZero", "Unique"}
 """Nodes of ONNX whose outputs have sizes that depend on data."""
 
 
@@ -119,7 +119,7 @@ class ICudaEngine:
         self._gpu = gpu
         self._logger = logger
         self._session = ort.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
-        self._surprises = _surprises(onnx)
+        self._data_dependent_tensors = _data_dependent_tensors(onnx)
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = {value.name: value for value in self._session.get_outputs()}
         self._profiles: Sequence[Ranges] = facts["profiles"]
@@ -134,7 +134,7 @@ class ICudaEngine:
 
     @property
     def _aliases(self) -> Mapping[str, str]:
-        """Of outputs, by name; none where the library is of before there were any."""
+        """The aliases of outputs, by name; none in versions of the library without aliases."""
         return self._facts["aliases"] if hasattr(self, "get_aliased_input_tensor") else {}
 
     def _profile_sms(self, profile: int) -> int | None:
@@ -228,32 +228,32 @@ class ICudaEngine:
         fits = len(shape) == len(declared) and all(dim in (-1, size) for dim, size in zip(declared, shape, strict=True))
         return fits and all(low <= size <= high for low, size, high in zip(least, shape, most, strict=True))
 
-    def _surprising(self, name: str) -> list[int]:
-        """The dimensions of an output that data decides: those that no input has a name for, if it comes of SURPRISING."""
+    def _data_dependent_dims(self, name: str) -> list[int]:
+        """The data-dependent dimensions of an output: those without an input's name, if it follows from DATA_DEPENDENT_OPS."""
         known = {size for value in self._inputs.values() for size in value.shape}
-        sizes = self._outputs[name].shape if name in self._surprises else []
+        sizes = self._outputs[name].shape if name in self._data_dependent_tensors else []
         return [at for at, size in enumerate(sizes) if not isinstance(size, int) and size not in known]
 
     @property
-    def _is_surprising(self) -> bool:
-        return any(self._surprising(name) for name in self._outputs)
+    def _has_data_dependent_outputs(self) -> bool:
+        return any(self._data_dependent_dims(name) for name in self._outputs)
 
     def _run(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return dict(zip(self._outputs, self._session.run(None, dict(arrays)), strict=True))
 
     def _output_shapes(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """What comes of inputs of these shapes, -1 where that depends on their data."""
+        """The output shapes for these input shapes, -1 where they depend on data."""
         key = tuple(shapes[name] for name in self._inputs)
         if key not in self._shapes:
             found = {name: list(array.shape) for name, array in self._run(self._probe(np.zeros, shapes)).items()}
             for name, shape in found.items():
-                for at in self._surprising(name):
+                for at in self._data_dependent_dims(name):
                     shape[at] = -1
             self._shapes[key] = {name: tuple(shape) for name, shape in found.items()}
         return self._shapes[key]
 
     def _most_bytes(self, name: str, shapes: Mapping[str, Shape]) -> int:
-        """An upper bound for inputs of these shapes: the plan's, or the most that zeros, ones or different numbers give."""
+        """An upper bound for inputs of these shapes: the plan's, or the maximum for zeros, ones and different numbers."""
         if name in self._facts["bounds"]:
             return int(self._facts["bounds"][name])
         results = [self._run(self._probe(make, shapes))[name] for make in (np.zeros, np.ones, _different)]
@@ -278,7 +278,7 @@ class IExecutionContext:
         self._addresses: dict[str, int] = {}
         self._allocators: dict[str, Any] = {}
         self._ready: set[tuple[Shape, ...]] = set()
-        self._ran, self._switch = Place(), Place()
+        self._ran, self._switch = Position(), Position()
         """The last inference, and the last switch of profiles."""
         self._profile = -1 if engine._contexts else 0
         self._generation = 0
@@ -306,8 +306,8 @@ class IExecutionContext:
         return self._profile
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
-        """Graphs that were captured before are void, of which nothing is said."""
-        with self._alone():
+        """Graphs that were captured before become invalid, which the library does not report."""
+        with self._exclusive():
             return self._set_optimization_profile(profile_index, stream_handle)
 
     def _set_optimization_profile(self, profile_index: int, stream_handle: int) -> bool:
@@ -336,7 +336,7 @@ class IExecutionContext:
         self._memory = memory, size
 
     def set_input_shape(self, name: str, shape: Shape) -> bool:
-        with self._alone():
+        with self._exclusive():
             return self._set_input_shape(name, shape)
 
     def _set_input_shape(self, name: str, shape: Shape) -> bool:
@@ -365,7 +365,7 @@ class IExecutionContext:
         return Dims(self._engine._output_shapes(self._shapes)[name])
 
     def get_max_output_size(self, name: str) -> int:
-        """An upper bound, also where the size depends on data; -1 only while it is not known for which profile or shapes."""
+        """An upper bound, also if the size depends on data; -1 only while profile or shapes are not set."""
         if self._profile < 0 or self._missing() or name not in self._engine._outputs:
             return -1
         return self._engine._most_bytes(name, self._shapes)
@@ -379,7 +379,7 @@ class IExecutionContext:
         return self._addresses.get(name, 0)
 
     def set_output_allocator(self, name: str, output_allocator: IOutputAllocator | None) -> bool:
-        """The context keeps it alive. Its methods are called by `execute_async_v3`, for an output of any kind."""
+        """The context keeps it alive. `execute_async_v3` calls its methods, for an output of any kind."""
         self._touch("set_output_allocator")
         if name not in self._engine._outputs:
             return self._refuse("setOutputAllocator", f"{name} is not an output tensor")
@@ -395,7 +395,7 @@ class IExecutionContext:
         return self._allocators.get(name)
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        with self._alone():
+        with self._exclusive():
             return self._execute(stream_handle)
 
     def _execute(self, stream_handle: int) -> bool:
@@ -406,7 +406,7 @@ class IExecutionContext:
             raise Misuse("an inference does not follow the switch of its optimization profile, which is work on a stream")
         try:
             self._gpu.enter("IExecutionContext.execute_async_v3", current=True)
-            if missing := self._missing() or self._nowhere():
+            if missing := self._missing() or self._without_address():
                 return self._refuse("enqueueV3", f"shape or address of {', '.join(missing)} is not set")
             if apart := [name for name, of in self._engine._aliases.items() if not self._is_shared(name, of)]:
                 return self._refuse("enqueueV3", f"{', '.join(apart)} is not where the input is that it is an alias of")
@@ -421,7 +421,7 @@ class IExecutionContext:
     def _missing(self) -> list[str]:
         return [name for name in self._engine._inputs if name not in self._shapes]
 
-    def _nowhere(self) -> list[str]:
+    def _without_address(self) -> list[str]:
         """Tensors with neither an address nor an allocator."""
         return [name for name in self._names if not self._addresses.get(name) and name not in self._allocators]
 
@@ -435,7 +435,7 @@ class IExecutionContext:
         if stream.capture:
             self._check_capture(stream.capture, key)
         self._config._cache._compile(f"{self._engine._name} {key}")
-        if self._engine._is_surprising:
+        if self._engine._has_data_dependent_outputs:
             stream.run()  # The library waits for what decides the sizes, before `execute_async_v3` returns.
         addresses, limits = dict(self._addresses), self._allocate(stream)
         if (nothing := next((name for name, address in limits.items() if not address), None)) is not None:
@@ -450,14 +450,14 @@ class IExecutionContext:
         return True
 
     def _on(self, stream: Stream) -> None:
-        """It runs there last, as it was enqueued or is replayed by a graph."""
+        """It was last run on this stream, enqueued or replayed by a graph."""
         self._ran._on(stream)
 
     def _allocate(self, stream: Stream) -> dict[str, int]:
-        """Ask each allocator for memory, at least a byte, and tell it the shape. Gives the addresses."""
+        """Call each allocator for memory, at least a byte, and with the shape. Returns the addresses."""
         if not self._allocators:
             return {}
-        if self._engine._is_surprising:
+        if self._engine._has_data_dependent_outputs:
             results = self._engine._run(
                 {name: self._read(name, shape, self._addresses[name]) for name, shape in self._shapes.items()}
             )
@@ -473,7 +473,7 @@ class IExecutionContext:
         return given
 
     def _ask(self, allocator: Any, name: str, size: int, stream: Stream) -> int:
-        """What an allocator raises is printed and lost, and counts as no memory."""
+        """An exception of an allocator is printed and dropped, and counts as no memory."""
         before = self._addresses.get(name, 0)
         try:
             if hasattr(allocator, "reallocate_output_async"):
@@ -497,9 +497,9 @@ class IExecutionContext:
             self._retained += [self._gpu.create_stream(stream.context) for _ in range(lacking - len(self._retained))]
             self._compare(stream)
         elif apart:
-            raise Misuse("an auxiliary stream is on other SMs, of which this library says nothing")
+            raise Misuse("an auxiliary stream is on other SMs, which this library does not report")
         elif lacking > 0:
-            raise Misuse("auxiliary streams that the library makes itself have everybody's SMs")
+            raise Misuse("auxiliary streams that the library makes itself run on all SMs")
         if self._config._graphs == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
             self._graphs_on = self._graphs_on or stream.context
             if self._graphs_on is not stream.context:
@@ -512,7 +512,7 @@ class IExecutionContext:
             self._gpu.reach(address, size)
 
     def _compare(self, stream: Stream) -> None:
-        """Warn of a green context with fewer SMs than the profile was built for, or of a profile that was built for none."""
+        """Warn if the profile was built for more SMs than the green context has, or for no number of SMs."""
         sms = self._engine._profile_sms(self._profile)
         if stream.context.green and sms is None:
             self._warn("the optimization profile was built without CUDA green context constraints")
@@ -526,7 +526,7 @@ class IExecutionContext:
         self._touch("a capture")
         if self._config._graphs == CudaGraphStrategy.WHOLE_GRAPH_CAPTURE:
             raise Misuse("a context with graphs of its own was captured")
-        waits = self._streams_weights or self._engine._is_surprising
+        waits = self._streams_weights or self._engine._has_data_dependent_outputs
         if key not in self._ready or not self._gpu.capturable or waits:
             raise capture.spoil()  # What a shape needs when it runs first is allocated then.
 
@@ -543,8 +543,8 @@ class IExecutionContext:
         return np.frombuffer(self._gpu.read(address, int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A context is one thread's at a time, whatever the threads do with it."""
+    def _exclusive(self) -> Iterator[None]:
+        """Only one thread at a time may use a context."""
         if not self._turn.acquire(blocking=False):
             raise Misuse("two threads used one execution context at once")
         try:
@@ -560,11 +560,11 @@ class IExecutionContext:
         return bool(_complain(self._logger, f"IExecutionContext::{what}: Error Code 3: ", why))
 
 
-def _surprises(onnx: bytes) -> set[str]:
-    """The tensors of a model that come, over however many nodes, of one of SURPRISING."""
+def _data_dependent_tensors(onnx: bytes) -> set[str]:
+    """The tensors of a model that follow, over any number of nodes, from one of DATA_DEPENDENT_OPS."""
     found: set[str] = set()
     for node in load_model_from_string(onnx).graph.node:  # They are sorted: what a node takes comes before it.
-        if node.op_type in SURPRISING or found & set(node.input):
+        if node.op_type in DATA_DEPENDENT_OPS or found & set(node.input):
             found |= set(node.output)
     return found
 
@@ -574,19 +574,19 @@ def _different(shape: Shape, dtype: Any) -> Any:
 
 
 def library(gpu: Gpu, name: str = "tensorrt_rtx", version: str = "", **others: Any) -> ModuleType:
-    """The newest known library of this name and version as a module for this GPU, with what its manifest has and nothing else.
+    """The newest known library of this name and version as a module for this GPU, with the members in its manifest only.
 
-    `others` are further names in it, or None for those that it is to lack.
+    `others` are further names in it, or None for names that it is to lack.
     """
     manifest = find_manifest(name, version)
     ours = bound(sys.modules[__name__], gpu) | bound(tensorrt_config, gpu)
-    kinds = {key: _narrowed(kind, manifest["classes"].get(key, {})) for key, kind in ours.items()}
+    kinds = {key: _restricted_class(kind, manifest["classes"].get(key, {})) for key, kind in ours.items()}
     gpu.kinds = {**kinds, "green": (name, manifest["version"].split(".")[0]) == ("tensorrt", "11")}
     there = {key: kind for key, kind in {**kinds, **others}.items() if key in manifest["classes"] and kind is not None}
     return make_module(name, {"__version__": manifest["version"], **there})
 
 
-def _narrowed(kind: Any, members: Mapping[str, Any]) -> Any:
+def _restricted_class(kind: Any, members: Mapping[str, Any]) -> Any:
     """A class without those of its public members that a version lacks; the class itself where it lacks none."""
     known = {*members.get("methods", {}), *members.get("properties", {}), *members.get("enumerations", {})}
     known |= {*members.get("overridden", {}), *members.get("values", {})}

@@ -1,4 +1,4 @@
-"""How contexts of a simulated TensorRT-RTX are configured, and the cache of kernels that they may share."""
+"""The configuration of a simulated TensorRT-RTX's contexts, and the kernel cache that they may share."""
 
 import json
 import threading
@@ -47,9 +47,9 @@ class EngineInvalidityDiagnostics(IntEnum):
 
 
 class IRuntimeCache:
-    """Kernels by name. It takes in what another one of the same GPU and driver gave, and keeps what it has besides.
+    """Kernels by name. It adds what another one of the same GPU and driver has serialised to its own.
 
-    Contexts may share it, but not two threads at once: the real one crashes the process in `execute_async_v3` then.
+    Contexts may share it, but not two threads at once: the real one then crashes the process in `execute_async_v3`.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -62,7 +62,7 @@ class IRuntimeCache:
 
     def serialize(self) -> bytes:
         self._gpu.enter("IRuntimeCache.serialize")
-        with self._alone():
+        with self._exclusive():
             return json.dumps([self._gpu.name, sorted(self._kernels)]).encode() if self._kernels else b""
 
     def deserialize(self, blob: bytes) -> bool:
@@ -71,21 +71,21 @@ class IRuntimeCache:
             name, kernels = json.loads(bytes(blob))
         except ValueError:
             return False
-        with self._alone():
+        with self._exclusive():
             if name == self._gpu.name:
                 self._kernels |= set(kernels)
         return bool(name == self._gpu.name)
 
     def _compile(self, kernel: str) -> None:
-        """Whoever runs a kernel comes by. A test can hold a thread inside with `meanwhile(COMPILING, ...)`."""
-        with self._alone():
+        """Called by every use of a kernel. A test can hold a thread here with `meanwhile(COMPILING, ...)`."""
+        with self._exclusive():
             if kernel not in self._kernels:
                 self._gpu.enter(COMPILING)
                 self._kernels.add(kernel)
                 self._gpu.compiled.append(kernel)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         if not self._turn.acquire(blocking=False):
             raise Misuse("two threads used one cache of kernels at once")
         try:

@@ -275,7 +275,7 @@ def test_the_simulation_objects_to_auxiliary_streams_of_the_library_s_own(bench:
     """F75."""
     executor = bench.load(bench.plan(aux_streams=2)).bind(bench.partition)
     executor.instance.contexts[0]._trt_context.set_aux_streams([])
-    with pytest.raises(Misuse, match="everybody's SMs"):
+    with pytest.raises(Misuse, match="run on all SMs"):
         run(executor, rows(5))
     executor.close()
 
