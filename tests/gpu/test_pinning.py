@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.copies import Carrier, carrier
-from partitions.cuda.pages import touch
+from partitions.cuda.pages import populate
 from tests.gpu.across import MIB, fresh, register, unregister
 
 pytestmark = pytest.mark.gpu
@@ -80,12 +80,12 @@ def test_pinning_at_once(device: Any, neighbour: Neighbour, figures: dict[str, A
     found: dict[str, Any] = {"neighbour alone": quiet(neighbour)}
     untouched, touched = fresh(SIZE), fresh(SIZE)
     found["pin untouched"] = neighbour.worst(lambda: register(untouched.address, SIZE))
-    found["touch"] = neighbour.worst(lambda: touch(touched.address, SIZE))
+    found["populate"] = neighbour.worst(lambda: populate(touched.address, SIZE))
     found["pin touched"] = neighbour.worst(lambda: register(touched.address, SIZE))
     found["unpin"] = neighbour.worst(lambda: unregister(touched.address))
     unregister(untouched.address)
     figures["64 MiB at once: ms, and a neighbour's slowest 3 KiB meanwhile"] = found
-    assert found["touch"][1] < 5, "touching takes no lock of the driver's"
+    assert found["populate"][1] < 5, "touching takes no lock of the driver's"
 
 
 @pytest.mark.parametrize("piece", [MIB // 4, MIB, 4 * MIB], ids=["256 KiB", "1 MiB", "4 MiB"])
@@ -101,7 +101,7 @@ def test_pinning_in_pieces(device: Any, neighbour: Neighbour, figures: dict[str,
             times.append((perf_counter() - began) * 1e3)
 
     found: dict[str, Any] = {"neighbour alone": quiet(neighbour)}
-    found["touch all"] = neighbour.worst(lambda: touch(memory.address, SIZE))
+    found["populate all"] = neighbour.worst(lambda: populate(memory.address, SIZE))
     found["pin all"] = neighbour.worst(lambda: each(lambda at: register(at, piece)))
     found["pin one, most"], times = max(times), []
     found["unpin all"] = neighbour.worst(lambda: each(unregister))

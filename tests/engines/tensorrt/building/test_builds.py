@@ -62,7 +62,9 @@ def children(parent: int | None = None) -> set[int]:
     """The children of a process, by default this one, zombies among them."""
     parent = os.getpid() if parent is None else parent
     tasks = Path(f"/proc/{parent}/task")
-    return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
+    while True:
+        with suppress(FileNotFoundError, ProcessLookupError):  # A thread that ends meanwhile leaves its children to another.
+            return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
 
 
 def builds(folder: Path, **options: Any) -> Builds:
