@@ -16,8 +16,8 @@ from ..signature import Signature
 from ..wiring import Wiring
 from .bind import move_executor, open_executor
 from .chain import ChainedPlan, open_chain
-from .executor import Opener, TensorRTExecutor
-from .instance import open_instance
+from .executor import TensorRTExecutor
+from .instance import Opener, open_instance
 from .lifetime import InstancePool, close_collected
 from .plan import LoadedPlan
 from .release import releasing

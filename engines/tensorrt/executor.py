@@ -8,7 +8,7 @@ submitted call by call, with the library's own graphs if it has any, and the cop
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,17 +29,14 @@ from ..signature import Shape, align
 from ..streams import selected
 from .address_cache import AddressCache, ResolvedAddresses
 from .copies import RING_LENGTH, Span
-from .graph_mode import GraphMode, captures_under_override
-from .instance import Instance
+from .graph_mode import captures_under_override
+from .instance import Instance, Opener
 from .lifetime import Finalizer, InstancePool
 from .plan import LoadedPlan
 from .shapes import Fit, Override, Prepared, ReadyShapes
 from .staging import Staging
 from .stream_order import StreamOrder, open_stream_order
 from .work import CompletedCount, Completion, JoinedWork, TensorRTWork, failing, failure
-
-Opener = Callable[[LoadedPlan, GraphMode, Sequence[int], Stream], Instance]
-"""Opens an instance; see `open_instance`."""
 
 
 class BoundEngine(Engine, Protocol):

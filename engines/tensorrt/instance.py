@@ -202,6 +202,10 @@ class BackgroundContexts:
             self._kernels.close()
 
 
+Opener = Callable[[LoadedPlan, GraphMode, Sequence[int], Stream], Instance]
+"""The type of `open_instance`."""
+
+
 def open_instance(loaded: LoadedPlan, graph_mode: GraphMode, profiles: Sequence[int], stream: Stream) -> Instance:
     """Open contexts for these profiles, memory and copies. Blocks, perhaps for seconds.
 
