@@ -96,8 +96,7 @@ class TensorRTExecutor:
         self._events = resources.events
         self._order = resources.order
         self._aux_streams = resources.aux_streams
-        inputs = len(engine.signature.inputs)
-        self._staging = Staging(engine.loaded.log_staging, partition.device.index, instance.sizes, inputs)
+        self._staging = Staging(self._loaded.log_staging, partition.device.index, instance.sizes, len(engine.signature.inputs))
         self._addresses = AddressCache(partition.device)
         self._lock = RLock()
         self._shapes = ReadyShapes(engine.loaded, partition, instance, resources.aux_streams, self._lock)
