@@ -26,7 +26,8 @@ from server.link.messages import Done
 from server.link.slots import Slot
 from server.tenants.service import open_local
 from server.workers.gil_priority import GilPriorities
-from server.workers.worker import Endpoint, Worker
+from server.workers.session import Endpoint
+from server.workers.worker import Worker
 
 from .asks import TOLERANCE
 from .inside import quiet

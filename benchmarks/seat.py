@@ -94,10 +94,10 @@ def at_rate(seat: Seat, rate: float, start: float, seconds: float, priorities: G
     samples, due, took = Samples(), 0.0, BUNDLE + 1
     with placed(priorities, lambda: perf_counter() >= start + due) as place:
         while due < seconds:
-            place.rest()
-            place.leave(False)
+            place.end_enqueuing()
+            place.start_waiting(False)
             sleep(max(0.0, start + due - perf_counter()))
-            place.come(monotonic_ns())
+            place.start_enqueuing(monotonic_ns())
             began = perf_counter()
             wait(seat.enqueue(), place, took)
             ended = perf_counter()
@@ -116,7 +116,7 @@ def back_to_back(seat: Seat, start: float, until: float, priorities: GilPrioriti
         while perf_counter() < until:
             place.yield_gil(began := monotonic_ns())
             wait(works.popleft(), place, took)
-            place.come(ended := monotonic_ns())
+            place.start_enqueuing(ended := monotonic_ns())
             works.append(seat.enqueue())
             done, took = done + 1, ended - began
         for work in works:
@@ -137,10 +137,10 @@ def placed(priorities: GilPriorities, waiting: Callable[[], bool]) -> Iterator[G
 def wait(work: Work, place: GilPriority, took: int) -> None:
     """Wait for the outputs; if the last took so many nanoseconds that others may go first meanwhile, let them. Blocks."""
     if took > BUNDLE:
-        place.rest()
-        place.leave(True)  # The thread that waits is the only one.
+        place.end_enqueuing()
+        place.start_waiting(True)  # The thread that waits is the only one.
     work.wait()
-    place.go_on()
+    place.start_completing()
 
 
 def all_at_once(tasks: list[tuple[Seat, Callable[[Seat], T]]]) -> list[T]:

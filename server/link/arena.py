@@ -1,8 +1,8 @@
-"""The memory that the two sides of one tenant share, as two threads of a process or as two processes.
+"""The memory that the HTTP side and the device side of one tenant share, whether they are threads or processes.
 
-There are two files in memory. One is the arena's: the cells of the two rings and three single ones (see `ring`), then
-for every slot a page for what is said about it; a process that takes another's place gets a new one. The other one holds
-the tensors and lives as long as the tenant is served: the device is made to reach it once.
+There are two memory files. One is the arena: the cells of the two rings, three single cells (see `ring`), and for each slot a
+page for its ticket and one for its completion; a restarted HTTP process gets a new one. The other has the tensors and lives as
+long as the tenant is served: it is page-locked for the device only once.
 """
 
 import mmap
@@ -13,13 +13,13 @@ import numpy as np
 from .slots import Slot
 
 MESSAGE = 8 * 1024
-"""Bytes for a slot's ticket, and as many for its completion."""
+"""Bytes for a slot's ticket, and the same for its completion."""
 _CELL = 4
 _NORESERVE = 0x4000  # MAP_NORESERVE of Linux, on every architecture; Python has no name for it before 3.13.
 
 
 class TensorMemory:
-    """The memory of one tenant's tensors in this process: `nbytes` bytes at `address`. A page is taken when first written."""
+    """The memory of one tenant's tensors as mapped here: `nbytes` bytes at `address`. Pages are allocated at first write."""
 
     def __init__(self, memory: mmap.mmap, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -31,7 +31,7 @@ class TensorMemory:
 
 
 class Arena:
-    """Rings, and slots that lie in `memory`; `shared` is of `nbytes(count)` bytes. Slots are made when first asked for."""
+    """Rings, and `count` slots with tensors in `memory`; `shared` has `nbytes(count)` bytes. Slots are created at first use."""
 
     def __init__(self, shared: mmap.mmap, count: int, memory: TensorMemory) -> None:
         self.count = count
@@ -48,22 +48,22 @@ class Arena:
         return self._view[start : start + self.count * _CELL].cast("I")
 
     @property
-    def announced(self) -> memoryview:
-        """How many tickets were put so far, modulo 2**32, as one cell: for whoever looks without reading any."""
+    def total_put(self) -> memoryview:
+        """One cell: how many tickets were put so far, modulo 2**32. Lets a reader check for tickets without reading any."""
         return self._single(0)
 
     @property
     def deferred(self) -> memoryview:
-        """How many tickets the device side has put deferred, as one cell."""
+        """One cell: how many tickets the device side has deferred."""
         return self._single(1)
 
     @property
     def on_host_cores(self) -> memoryview:
-        """1 if works are done on cores of the host, which requests are answered on as well, else 0, as one cell."""
+        """One cell: 1 if works run on cores of the host, which also answer requests, else 0."""
         return self._single(2)
 
-    def _single(self, place: int) -> memoryview:
-        start = (2 * self.count + place) * _CELL
+    def _single(self, index: int) -> memoryview:
+        start = (2 * self.count + index) * _CELL
         return self._view[start : start + _CELL].cast("I")
 
     def slot(self, index: int) -> Slot:
@@ -80,22 +80,22 @@ class Arena:
 
 
 def create(count: int) -> int:
-    """A descriptor of fresh shared memory for the rings and pages of so many slots; the caller closes it."""
+    """Create shared memory for the rings and pages of so many slots; the caller closes the descriptor."""
     return _create("greenlane", nbytes(count))
 
 
 def create_memory(size: int) -> int:
-    """A descriptor of fresh shared memory for so many bytes of tensors; the caller closes it."""
+    """Create shared memory for so many bytes of tensors; the caller closes the descriptor."""
     return _create("greenlane tensors", size)
 
 
 def attach(descriptor: int, count: int, memory: TensorMemory) -> Arena:
-    """Map what `create` made; the descriptor may be closed afterwards."""
+    """Map memory made by `create`; the descriptor may be closed afterwards."""
     return Arena(_map(descriptor, nbytes(count)), count, memory)
 
 
 def attach_memory(descriptor: int, size: int) -> TensorMemory:
-    """Map what `create_memory` made; the descriptor may be closed afterwards."""
+    """Map memory made by `create_memory`; the descriptor may be closed afterwards."""
     return TensorMemory(_map(descriptor, size), size)
 
 

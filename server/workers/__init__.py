@@ -1,1 +1,1 @@
-"""The device side of each tenant: the threads that enqueue its inferences, and what watches and replaces them."""
+"""The worker threads of each tenant, which enqueue its inferences, and what halts, watches and restarts them."""

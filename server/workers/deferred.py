@@ -1,4 +1,4 @@
-"""Tickets that wait until their executor has prepared itself for their shapes, while those of others go past."""
+"""Tickets deferred until their executor has prepared itself for their shapes, while other tickets go ahead."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,13 +14,14 @@ Key = tuple[ModelKey, tuple[Shape, ...]]
 class DeferredTickets:
     """The tickets that one worker has deferred; tickets of one model and equal shapes stay in order of arrival.
 
-    `ready` are those that can start now; at first `left`, the tickets that the worker before had deferred. `tell` is called
-    with the number of deferred tickets whenever it changes; `wake` wakes the worker. One thread at a time, except `wake`.
+    `ready` are those that can start now; at first `left`, the tickets that the worker before had deferred. `on_change` is
+    called with the number of deferred tickets whenever it changes; `wake` wakes the worker. One thread at a time, except
+    `wake`.
     """
 
-    def __init__(self, left: Iterable[Ticket], tell: Callable[[int], None], wake: Callable[[], None]) -> None:
+    def __init__(self, left: Iterable[Ticket], on_change: Callable[[int], None], wake: Callable[[], None]) -> None:
         self.ready: deque[Ticket] = deque(left)
-        self._tell = tell
+        self._on_change = on_change
         self._wake = wake
         self._closing = Lock()
         self._closed = False
@@ -32,9 +33,9 @@ class DeferredTickets:
         return f"<DeferredTickets {self.count} tickets of {len(self._groups)} shapes, {len(self.ready)} of them ready>"
 
     def follow(self, ticket: Ticket, again: bool = False) -> bool:
-        """Put a ticket aside behind those of its model and shapes, if there are any; whether there are.
+        """Defer a ticket behind deferred ones of its model and shapes; False if there are none.
 
-        One that was aside before, `again`, goes before those that are ready.
+        A ticket that was deferred before (`again`) goes ahead of those that are ready.
         """
         if group := self._groups.get((ticket.model, ticket.shapes)):
             group.append(ticket)
@@ -46,19 +47,19 @@ class DeferredTickets:
         return True
 
     def put(self, ticket: Ticket, prepared: "Future[None]") -> None:
-        """Put a ticket aside until this is done."""
+        """Defer a ticket until this future is done."""
         key = (ticket.model, ticket.shapes)
         self._groups[key] = [ticket]
         self._change(1)
-        prepared.add_done_callback(partial(self._hear, key))
+        prepared.add_done_callback(partial(self._on_prepared, key))
 
     def collect(self) -> list[tuple[Ticket, Exception]]:
-        """Make those ready whose executor is prepared. Returns those, not aside any more, for which that failed, and why."""
+        """Make tickets ready whose executor is prepared. Returns the tickets for which that failed, with the errors."""
         lost = []
         while self._prepared:
             key, prepared = self._prepared.popleft()
             group = self._groups.pop(key, [])
-            if error := failed(prepared):
+            if error := error_of(prepared):
                 lost += [(ticket, error) for ticket in group]
             else:
                 self.ready += group
@@ -66,13 +67,13 @@ class DeferredTickets:
         return lost
 
     def take(self) -> Ticket:
-        """The first that is ready; it is not aside any more."""
+        """Remove and return the first ready ticket."""
         ticket = self.ready.popleft()
         self._change(-1)
         return ticket
 
     def drop(self, is_over: Callable[[Ticket], bool]) -> list[Ticket]:
-        """Those that need not be run any more; they are not aside any more."""
+        """Remove and return the tickets that need not be run any more."""
         dropped = [ticket for ticket in self._all() if is_over(ticket)]
         if dropped:
             serials = {ticket.serial for ticket in dropped}
@@ -89,7 +90,7 @@ class DeferredTickets:
                 self._wake()
 
     def close(self) -> list[Ticket]:
-        """Wake nobody any more. Returns all that are deferred, as they came, for the next worker; they count as before."""
+        """Stop waking the worker. Returns all deferred tickets in order of arrival, for the next worker; `count` stays."""
         with self._closing:
             self._closed = True
         return sorted(self._all(), key=_serial)
@@ -97,19 +98,19 @@ class DeferredTickets:
     def _all(self) -> list[Ticket]:
         return [*self.ready, *[ticket for group in self._groups.values() for ticket in group]]
 
-    def _hear(self, key: Key, prepared: "Future[None]") -> None:
-        """On whichever thread did it."""
+    def _on_prepared(self, key: Key, prepared: "Future[None]") -> None:
+        """Runs on the thread that completed the future."""
         self._prepared.append((key, prepared))
         self.wake()
 
     def _change(self, by: int) -> None:
         if by:
             self.count += by
-            self._tell(self.count)
+            self._on_change(self.count)
 
 
-def failed(prepared: "Future[None]") -> Exception | None:
-    """Why this failed, which is done; None if it did not."""
+def error_of(prepared: "Future[None]") -> Exception | None:
+    """The error of this completed future; None if it succeeded."""
     try:
         prepared.result()
     except Exception as error:

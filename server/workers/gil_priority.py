@@ -1,9 +1,8 @@
-"""Which worker goes first, where all of them share one interpreter.
+"""Which worker may take the GIL first, since all workers of a process share one interpreter.
 
-A thread that wants the interpreter while another keeps letting go of it and taking it back gets it by luck: each time it is
-woken, and mostly too late. An inference needs it several times, and beside a tenant that never rests each of them took up
-to half a millisecond (docs/isolation/leaks.md). So a worker with many more inferences than another steps aside for a
-moment while that one has something to do. It never waits long: a share of the device is not taken from anybody this way.
+The GIL is not fair: a worker that releases and retakes it in a loop starves the others. Each inference needs the GIL several
+times, and beside a busy tenant each wait took up to 0.5 ms (docs/isolation/leaks.md). So a worker that runs at least 4 times as
+often as another sleeps up to 3 x 20 us while that one has work. This is too short to take a share of the device from a tenant.
 """
 
 import time
@@ -11,24 +10,24 @@ from collections.abc import Callable
 from threading import Lock
 
 STEP = 20e-6
-"""Seconds to stay aside before looking again; with the kernel's slack it is some 80 microseconds."""
+"""Seconds to sleep before checking again; with the kernel's timer slack about 80 microseconds."""
 STEPS = 3
-"""The most such looks for one inference to begin, and for one to end."""
+"""The most such sleeps when an inference starts, and when one ends."""
 OFTEN = 4
-"""How many times as often as another's a worker's inferences come for it to step aside for that one."""
+"""A worker yields to workers whose inferences come less often by this factor."""
 RARE = 250_000
-"""Nanoseconds between inferences from which on a worker disturbs nobody."""
+"""Nanoseconds between inferences above which a worker never has to yield."""
 
 _SMOOTHING = 3
-"""A gap counts for an eighth in the average of the gaps."""
+"""The moving average of the gaps: each new gap has a weight of 1 / 2**3."""
 
 
 class GilPriority:
-    """One worker's place among those of its process. For the worker's threads; the others' look at it.
+    """One worker's priority among those of its process. The worker's threads change it; threads of other workers read it.
 
-    A worker has something to do while a thread of its own enqueues (from `come` to `rest`) or deals with a work that ended
-    (from `go_on` to `leave`), and when a ticket came that it did not get yet, which `waiting` says. Each of the two is for one
-    thread at a time. Times are in nanoseconds of `time.monotonic_ns`.
+    A worker has work while one of its threads enqueues (from `start_enqueuing` to `end_enqueuing`) or handles a work that ended
+    (from `start_completing` to `start_waiting`), and when a ticket has arrived that it did not take yet (`waiting`). One thread
+    at a time enqueues, and one completes. Times are in nanoseconds of `time.monotonic_ns`.
     """
 
     def __init__(self, priorities: "GilPriorities", waiting: Callable[[], bool], sleep: Callable[[float], None]) -> None:
@@ -42,28 +41,28 @@ class GilPriority:
         state = "working" if self._enqueuing or self._ending else "away" if self._deaf else "resting"
         return f"<GilPriority {state}, an inference every {self._gap / 1e6:.3f} ms>"
 
-    def come(self, now: int) -> None:
-        """A ticket came, at this time: there is something to do."""
+    def start_enqueuing(self, now: int) -> None:
+        """A ticket has been taken, at this time."""
         self._gap += (now - self._came - self._gap) >> _SMOOTHING
         self._came = now
         self._enqueuing = True
 
-    def rest(self) -> None:
-        """Every ticket that came is enqueued."""
+    def end_enqueuing(self) -> None:
+        """All tickets that had arrived are enqueued."""
         self._enqueuing = False
 
-    def leave(self, deaf: bool) -> None:
-        """There is no work to deal with until the device has done one; `deaf`: and until then no thread hears of tickets."""
+    def start_waiting(self, deaf: bool) -> None:
+        """The thread will block until a work ends; `deaf`: and until then no thread of the worker listens for tickets."""
         self._deaf = deaf
         self._ending = False
 
-    def go_on(self) -> None:
-        """There is a work to deal with: the device has done it, or will have in no time."""
+    def start_completing(self) -> None:
+        """A work has ended, or will end immediately, and has to be handled."""
         self._ending = True
         self._deaf = False
 
     def yield_gil(self, now: int) -> None:
-        """Let those go first who have something to do, and much less often. Blocks for a moment."""
+        """Let workers go first that have work and run much less often. Blocks, for at most STEPS times STEP seconds."""
         if self._gap > RARE:
             return
         for _ in range(STEPS):
@@ -72,35 +71,35 @@ class GilPriority:
             self._sleep(STEP)
 
     def goes_before(self, other: "GilPriority", now: int) -> bool:
-        """Whether it has something to do, and so much less often than the other that it should go first."""
+        """Whether this worker has work, and runs so much less often than the other that it should go first."""
         if self._gap + (now - self._came >> _SMOOTHING) < OFTEN * other._gap:
             return False
         return self._enqueuing or self._ending or (not self._deaf and self._waiting())
 
 
 class GilPriorities:
-    """The places of all workers of a process. Any thread."""
+    """The priorities of all workers of a process. Any thread."""
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
         self._sleep = sleep
         self._changing = Lock()
-        self._places: tuple[GilPriority, ...] = ()
+        self._all: tuple[GilPriority, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<GilPriorities of {len(self._places)} workers>"
+        return f"<GilPriorities of {len(self._all)} workers>"
 
     def join(self, waiting: Callable[[], bool]) -> GilPriority:
-        """A place for a worker that is about to begin; `waiting` as for `GilPriority`."""
-        place = GilPriority(self, waiting, self._sleep)
+        """Add a worker that is about to start; `waiting` is as for `GilPriority`."""
+        priority = GilPriority(self, waiting, self._sleep)
         with self._changing:
-            self._places = (*self._places, place)
-        return place
+            self._all = (*self._all, priority)
+        return priority
 
-    def remove(self, place: GilPriority) -> None:
-        """This worker is gone."""
+    def remove(self, priority: GilPriority) -> None:
+        """Remove a worker that has ended."""
         with self._changing:
-            self._places = tuple([each for each in self._places if each is not place])
+            self._all = tuple([each for each in self._all if each is not priority])
 
     def should_yield(self, by: GilPriority, now: int) -> bool:
-        """Whether anybody goes_before this one."""
-        return any(place is not by and place.goes_before(by, now) for place in self._places)
+        """Whether some other worker should go first."""
+        return any(priority is not by and priority.goes_before(by, now) for priority in self._all)

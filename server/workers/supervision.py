@@ -1,4 +1,4 @@
-"""Stops inferences that run for too long, starts workers again that failed, and tells tenants 503 meanwhile."""
+"""Stops inferences that run for too long and restarts workers that failed; their tenants get 503 meanwhile."""
 
 import asyncio
 import logging
@@ -9,15 +9,33 @@ from ..host.backoff import Backoff
 from ..link.messages import Failure
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
-from .overruns import GIVING_UP, INTERVAL, Oldest
 from .worker import Worker
 from .worker_control import WorkerControl
 
 log = logging.getLogger("greenlane.runtime")
 
+INTERVAL = 0.25
+"""Seconds between two checks; a work may exceed its limit by as much."""
+CANCEL_TIMEOUT = 5.0
+"""Seconds that a cancelled work may go on before its tenant is suspended: a GPU kernel cannot be stopped."""
+
+
+class OldestWork:
+    """For how long a tenant's oldest work has been in flight, observed from outside, so that inferences pay nothing for it."""
+
+    def __init__(self) -> None:
+        self._serial: int | None = None
+        self._since = 0.0
+
+    def age(self, now: float, serial: int | None) -> float:
+        """`serial` is the oldest work now, None if there is none. Returns the seconds for which it has been seen at least."""
+        if serial is None or serial != self._serial:
+            self._serial, self._since = serial, now
+        return now - self._since
+
 
 class Supervision:
-    """Looks after the workers of now, by tenant, from `start` to `close`. Every method belongs to the event loop."""
+    """Supervises the current workers from `start` to `close`. Every method belongs to the event loop."""
 
     def __init__(
         self,
@@ -34,88 +52,88 @@ class Supervision:
         self._workers = workers
         self._worker_control = worker_control
         self._lifecycle = lifecycle
-        self._mending: set[asyncio.Future[None]] = set()
-        self._broken: set[str] = set()
+        self._restarting: set[asyncio.Future[None]] = set()
+        self._failed: set[str] = set()
         self._stuck: set[str] = set()
-        self._oldest = {name: Oldest() for name in frontends}
+        self._oldest = {name: OldestWork() for name in frontends}
         self._watching: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Supervision of {len(self._workers)} workers, {len(self._broken)} broken, {len(self._stuck)} stuck>"
+        return f"<Supervision of {len(self._workers)} workers, {len(self._failed)} broken, {len(self._stuck)} stuck>"
 
     def start(self) -> None:
-        """Look for inferences that run for too long from now on."""
+        """Start checking for inferences that run for too long."""
         self._watching = asyncio.create_task(self._watch())
 
     def close(self) -> None:
-        """Look no more. Workers that are being started again end that by themselves, as the server is closed."""
+        """Stop checking. Restarts in progress end by themselves, because the server is closed."""
         if self._watching:
             self._watching.cancel()
 
     async def replace_link(self, name: str, free: Callable[[], None] = lambda: None) -> None:
         """Serve the new link of the tenant's frontend once the work in flight from the old one has ended; then call `free`.
 
-        It leads to the same memory, so the device reaches it already: pinning would stop every tenant. If that does not end
-        in time this returns all the same, and the tenant is told 503 until it has.
+        The link has the same tensor memory, which is page-locked already: doing that again would stop every tenant. If the old
+        work does not end within `max_pause` this returns all the same, and the tenant gets 503 until it has ended.
         """
-        moving = asyncio.ensure_future(self._worker_control.replace_link(name, free))
-        self._mending.add(moving)
-        moving.add_done_callback(self._mending.discard)
-        if not (await asyncio.wait({moving}, timeout=self._max_pause))[0]:
-            self.suspend(name, "what a process before had asked for is still running")
-            moving.add_done_callback(lambda _: self.suspend(name, ""))
+        replacing = asyncio.ensure_future(self._worker_control.replace_link(name, free))
+        self._restarting.add(replacing)
+        replacing.add_done_callback(self._restarting.discard)
+        if not (await asyncio.wait({replacing}, timeout=self._max_pause))[0]:
+            self.suspend(name, "an inference of the previous HTTP process is still running")
+            replacing.add_done_callback(lambda _: self.suspend(name, ""))
 
     def suspend(self, name: str, reason: str) -> None:
-        """Tell a tenant's clients this until it is taken back with ""."""
+        """Answer all requests of a tenant 503 with this reason, until it is called with ""."""
         if reason:
-            log.error("tenant %s is told 503: %s", name, reason)
+            log.error("tenant %s suspended, its requests get 503: %s", name, reason)
         else:
             log.info("tenant %s is served again", name)
         self._frontends[name].suspend(reason)
 
     def restart_worker(self, name: str, error: Exception) -> None:
-        """A tenant's worker failed with this: tell the tenant 503, and start the worker again until it wait_until_started."""
-        if name not in self._broken:
-            self._broken.add(name)
-            self.suspend(name, f"the worker of tenant {name} failed, and is being started again: {error}")
-            mending = asyncio.ensure_future(self._serve_again(name))
-            self._mending.add(mending)
-            mending.add_done_callback(self._mending.discard)
+        """Suspend the tenant whose worker failed with this error, and restart the worker until it starts."""
+        if name not in self._failed:
+            self._failed.add(name)
+            self.suspend(name, f"the worker of tenant {name} failed and is being restarted: {error}")
+            restarting = asyncio.ensure_future(self._restart_until_started(name))
+            self._restarting.add(restarting)
+            restarting.add_done_callback(self._restarting.discard)
 
     async def _watch(self) -> None:
-        """Look now and then how long everyone's inferences have been running, and stop those that take too long."""
+        """Check every INTERVAL how long each tenant's oldest inference has been running, and stop those over their limit."""
         while True:
             await asyncio.sleep(INTERVAL)
-            self._look_at_all(time.monotonic())
+            self._check_all(time.monotonic())
 
-    def _look_at_all(self, now: float) -> None:
-        """In a frame that ends, which keeps no worker that is replaced before the next look, and no memory of its models."""
+    def _check_all(self, now: float) -> None:
+        """Not part of `_watch`, so that no local variable keeps a replaced worker and its models alive until the next check."""
         for name, worker in self._workers.items():
             serial = worker.oldest
-            self._look(name, worker, serial, self._oldest[name].lasts(now, serial))
+            self._check(name, worker, serial, self._oldest[name].age(now, serial))
 
-    def _look(self, name: str, worker: Worker, serial: int | None, seconds: float) -> None:
-        """A tenant's oldest work has been running for so long."""
+    def _check(self, name: str, worker: Worker, serial: int | None, seconds: float) -> None:
+        """Stop the tenant's oldest work if it has been running for too long; suspend the tenant if it cannot be stopped."""
         limit, key = self._limits[name]
         late = bool(limit) and seconds > limit
         if name in self._stuck and not late:
             self._stuck.discard(name)
             self.suspend(name, "")
-        elif late and serial is not None and seconds <= limit + GIVING_UP:
-            text = f"the inference was stopped, as it had not ended in {limit:g} s, which is the limit ({key})"
+        elif late and serial is not None and seconds <= limit + CANCEL_TIMEOUT:
+            text = f"the inference was stopped after {limit:g} s, its limit ({key})"
             worker.overrun(serial, Failure("overrun", text))
         elif late and name not in self._stuck:
             self._stuck.add(name)
-            self.suspend(name, f"an inference of tenant {name} cannot be stopped that has been running for {seconds:.0f} s")
+            self.suspend(name, f"an inference of tenant {name} has been running for {seconds:.0f} s and cannot be stopped")
 
-    async def _serve_again(self, name: str) -> None:
-        """Have a tenant's worker serve again that failed, as often as it takes."""
+    async def _restart_until_started(self, name: str) -> None:
+        """Restart a failed worker, with backoff, until it starts."""
         restarts = Backoff()
         while self._lifecycle.state not in ("closed", "lost"):
             now = time.monotonic()
             restarts.started(now)
             await asyncio.sleep(restarts.delay(now))
             if await self._worker_control.restart(name):
-                self._broken.discard(name)
+                self._failed.discard(name)
                 self.suspend(name, "")
                 return

@@ -1,11 +1,11 @@
-"""Which of a worker's threads does what: one waits for the oldest work while another listens for tickets.
+"""Which of a worker's two threads does what: one waits for the oldest work while the other listens for tickets.
 
-Leader and followers without a handover: each thread that has nothing else to do is blocked in `Tickets.listen`, and the
-kernel tells one of them what came. That one enqueues it, then waits for works unless the other thread does. So no inference
-waits until one thread has woken another.
+Leader/followers without a handover: each idle thread is blocked in `Tickets.listen`, and the kernel wakes one of them when
+tickets arrive. That thread enqueues them, then waits for works unless the other thread does. So no inference has to wait until
+one thread has woken the other.
 
-Where a work ends as soon as another thread would be awake, a second thread that hears of tickets costs more than it gives.
-While works are that short one of the two is parked, and the other looks for tickets between two waits.
+If works end sooner than a thread can be woken, the second thread costs more than it gains. While works are that short one of
+the two is parked, and the other polls for tickets between two waits.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from threading import Lock, Semaphore
 
 
 class ThreadRoles:
-    """What the threads of a worker, one or two, do now. Any of them calls any method, unless it says otherwise.
+    """What the one or two threads of a worker do. Their threads call the methods, unless a method says otherwise.
 
-    The second of two is parked from the start. `wake` makes one thread that listens go on. `stopped` is whether all should end
-    once nothing is in flight. `alone` is whether the thread that waits for works has to look for tickets itself, as no other
-    listens. `long` is whether it waits for a long one, or did so last.
+    The second of two threads is parked at first. `wake` makes one listening thread return. `stopped`: the threads should end
+    once nothing is in flight. `alone`: the thread that waits for works has to poll for tickets, as no other thread listens.
+    `long`: the current or last work is a long one.
     """
 
     def __init__(self, threads: int, wake: Callable[[], None]) -> None:
@@ -35,25 +35,25 @@ class ThreadRoles:
         return f"<ThreadRoles of {self._threads} threads, {state}{', one is parked' if self._parked else ''}>"
 
     def enter(self) -> None:
-        """For the second thread, before anything else: blocks while it is parked."""
+        """Called first by the second thread: blocks while it is parked."""
         self._parking.acquire()
 
     def listens(self) -> bool:
-        """Whether the calling thread should listen, which has nothing else to do; it should end if not. Blocks while parked."""
+        """Called by an idle thread: whether it should listen for tickets, or end. Blocks while the thread is parked."""
         if not self.long and not self.alone:
             self._park()
         return not self.stopped
 
     def waits(self) -> bool:
-        """Whether the calling thread should wait for works, until it calls `done`; another thread does if not."""
+        """Whether the calling thread should wait for works until it calls `done`; False if the other thread does."""
         return self._waiting.acquire(blocking=False)
 
     def done(self) -> None:
-        """The calling thread waits no more. It has to look again whether anything was enqueued meanwhile."""
+        """The calling thread has stopped waiting for works. It must check again whether anything was enqueued meanwhile."""
         self._waiting.release()
 
     def expect(self, long: bool) -> None:
-        """The next work takes long, or it does not. For the thread that waits for works, before it blocks."""
+        """Set whether the next work is a long one. For the thread that waits for works, before it blocks."""
         if long == self.long:
             return
         with self._changing:
@@ -62,21 +62,21 @@ class ThreadRoles:
                 self._unpark()
 
     def stop(self) -> None:
-        """Have every thread end once nothing is in flight. Any thread."""
+        """Make all threads end once nothing is in flight. Any thread."""
         with self._changing:
             self.stopped = True
             self._unpark()
         self._wake()
 
     def end(self) -> bool:
-        """The calling thread ends; whether it was the last."""
+        """The calling thread ends; returns whether it was the last."""
         with self._changing:
             self._threads -= 1
             self._unpark()
             self.alone = True
             last = not self._threads
         if not last:
-            self._wake()  # Another may be listening still.
+            self._wake()  # The other may still be listening.
         return last
 
     def _park(self) -> None:
@@ -87,7 +87,7 @@ class ThreadRoles:
         self._parking.acquire()
 
     def _unpark(self) -> None:
-        """With the lock."""
+        """Call with `_changing` held."""
         if self._parked:
             self._parked = self.alone = False
             self._parking.release()

@@ -8,138 +8,85 @@ its time. No error of a model ends the threads.
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock, Semaphore, Thread
-from typing import Any, NamedTuple
+from threading import Thread
+from typing import Any
 
-from engines import Cancelled, Executor, Room, Work
+from engines import Cancelled, Executor
 from partitions import DeviceLost, Partition
-from partitions.base import Closing
 
 from ..errors import Outgrown
 from ..link.messages import Done, Extent, Failure, ModelKey, Ticket
-from ..link.ring import Link
-from .deferred import DeferredTickets, failed
-from .gil_priority import GilPriorities, GilPriority
-from .thread_roles import ThreadRoles
+from .cancellations import WITHDRAWN, Cancellations
+from .deferred import error_of
+from .gil_priority import GilPriorities
+from .session import Endpoint, InFlight, Session
 
 log = logging.getLogger("greenlane.worker")
 
 BUNDLE = 50_000
-"""Nanoseconds for which completions of short works may be gathered before the other side is woken."""
-BUNDLE_BESIDE = 300_000
-"""The same where the other side is a process on the partition's own cores: whichever is woken makes the other wait, and
-brings its own data into the cache."""
-BUNDLE_TOGETHER = 1_000_000
-"""The same where both sides share an interpreter as well."""
-FRESH = 10_000
-"""Nanoseconds after a look for tickets within which another, which takes a call of the system, would find none; where a
-worker had nothing to do, and its works are short, those of a bundle."""
-RESUMED = 2
-"""The most in flight for a ticket that was put aside to be begun: one runs, and one is behind it. The other side does not count
-them, so all at once would be far more than its credits."""
-
-WITHDRAWN = Failure("cancelled", "withdrawn before it began")
-"""What is said of tickets that are not begun, which nobody waits for any more."""
+"""Nanoseconds for which completions of short works may be collected before the HTTP side is woken."""
+BUNDLE_ON_SAME_CORES = 300_000
+"""The same if the HTTP process runs on the partition's cores: each wakes at the other's expense, and evicts its cache lines."""
+BUNDLE_ON_SAME_INTERPRETER = 1_000_000
+"""The same if both sides also share one interpreter."""
+LOOK_INTERVAL = 10_000
+"""Nanoseconds between two polls for tickets, each of which is a system call; after an idle phase with short works, `BUNDLE`."""
+MAX_RESUMED = 2
+"""Deferred tickets are started while fewer than this are in flight: one runs, one is queued behind it. The HTTP side does not
+count deferred tickets as in flight, so starting all at once would exceed its limit by far."""
 
 
 def _ignore(_: Exception) -> None:
-    """Nothing has to be done."""
+    """The default for `on_error`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatistics:
-    """Inferences that ended well, and otherwise, and models bound."""
+    """Inferences that succeeded and failed, and models that are bound."""
 
     done: int
     failed: int
     models: int
 
 
-@dataclass(slots=True)
-class InFlight:
-    """One ticket on the stream."""
-
-    ticket: Ticket
-    work: Work
-    room: Room
-
-
-class Endpoint(NamedTuple):
-    """Where a worker works: the tenant's link, and what keeps the memory of its tensors reachable for the device."""
-
-    link: Link
-    pinned: Closing
-
-
-class Session:
-    """What the threads of a worker share from `serve` to `halt`.
-
-    The one that has `enqueuing` takes tickets and enqueues them, to `flights`; the one that has `telling` writes completions;
-    and one waits for the flights, as `roles` has it.
-    """
-
-    def __init__(self, endpoint: Endpoint, place: GilPriority, threads: int) -> None:
-        self.link = endpoint.link
-        self.place = place
-        self.roles = ThreadRoles(threads, endpoint.link.tickets.wake)
-        self.deferred = DeferredTickets(
-            endpoint.link.tickets.left(), endpoint.link.completions.report_deferred, endpoint.link.tickets.wake
-        )
-        self.flights: deque[InFlight] = deque()
-        self.enqueuing = Lock()
-        self.telling = Lock()
-        self.ended: Future[None] = Future()
-        self.ended.set_running_or_notify_cancel()  # So that nobody who waits for it cancels it.
-        """Done once its last thread ends: nothing is in flight any more."""
-        self.broken: Exception | None = None
-        self.begun = Semaphore(0)
-        """Released by each thread once it is attached, or cannot be."""
-
-    def __repr__(self) -> str:
-        return f"<Session {self.roles!r}, {len(self.flights)} in flight, {self.deferred!r}>"
-
-
 class Worker:
-    """Runs tickets on a partition, in order, from `serve` to `halt`; whoever serves the link next goes on where it stopped.
+    """Runs tickets on a partition, in order, from `serve` to `halt`; the next worker on the link continues where it stopped.
 
-    Only tickets whose executor has to prepare itself for their shapes first are overtaken, by those of other models and shapes.
-    `lost` is called, on a thread of the worker's, when the device turns out to be lost, `broke` when a thread of it ends with
-    another error: then it stops, and may `serve` again. `priorities` is that of all workers of the process.
+    A ticket is only overtaken while its executor prepares itself for its shapes, by tickets of other models and shapes.
+    Both callbacks run on a thread of the worker: `on_lost` when the device is lost, `on_error` when a thread ends with another
+    error; then the worker stops, and may `serve` again. `priorities` are shared by all workers of the process.
     """
 
     def __init__(
         self,
         partition: Partition,
         executors: Mapping[ModelKey, Executor],
-        lost: Callable[[DeviceLost], None],
+        on_lost: Callable[[DeviceLost], None],
         priorities: GilPriorities,
-        broke: Callable[[Exception], None] = _ignore,
+        on_error: Callable[[Exception], None] = _ignore,
     ) -> None:
         self.partition = partition
         self.executors = dict(executors)
-        self._lost = lost
-        self._broke = broke
+        self._on_lost = on_lost
+        self._on_error = on_error
         self._priorities = priorities
         self._endpoint: Endpoint | None = None
         self._session: Session | None = None
-        self._running: list[Thread] = []
-        self._flying: dict[int, InFlight] = {}
-        self._cancelled: dict[int, int] = {}
-        self._kinds: dict[type, bool] = {}
-        self._last: ModelKey | None = None
-        self._took = self._rung = self._look_at = 0
-        self._patience = self._gathers = BUNDLE
-        self._abandoned: Failure | None = None
-        self._overrun: tuple[int, Failure] | None = None
+        self._threads: list[Thread] = []
+        self._in_flight: dict[int, InFlight] = {}
+        self._cancellations = Cancellations()
+        self._can_prepare: dict[type, bool] = {}
+        self._last_model: ModelKey | None = None
+        self._last_duration = self._rung_at = self._next_look = 0
+        self._max_delay = self._ring_before = BUNDLE
         self._done = self._failed = 0
 
     def __repr__(self) -> str:
-        state = "running" if self._running else "not running"
+        state = "running" if self._threads else "not running"
         return f"<Worker {len(self.executors)} models on {self.partition!r}, {state}>"
 
     def statistics(self) -> WorkerStatistics:
@@ -147,64 +94,66 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether no inference runs or waits here, as of now. Any thread."""
+        """Whether no inference runs or waits in this worker now. Any thread."""
         session = self._session
-        return session is None or not (self._flying or session.deferred.count or session.link.tickets.waiting())
+        return session is None or not (self._in_flight or session.deferred.count or session.link.tickets.waiting())
 
     def serve(self, endpoint: Endpoint) -> None:
-        """Run what comes over this link, from now on and on threads of its own."""
-        if endpoint is not self._endpoint:  # Another link counts its serials anew.
-            self._cancelled = {}
-        self._endpoint, self._abandoned = endpoint, None
+        """Start the threads, which run the tickets of this link."""
+        if endpoint is not self._endpoint:  # Serials start again at 1 with each link.
+            self._cancellations.by_slot = {}
+        self._endpoint, self._cancellations.abandoned = endpoint, None
         hosted = self.partition.host_cores is not None
-        self._patience = BUNDLE_TOGETHER if endpoint.link.shares_interpreter else BUNDLE_BESIDE if hosted else BUNDLE
-        self._gathers = self._patience if hosted else BUNDLE
+        self._max_delay = (
+            BUNDLE_ON_SAME_INTERPRETER if endpoint.link.shares_interpreter else BUNDLE_ON_SAME_CORES if hosted else BUNDLE
+        )
+        self._ring_before = self._max_delay if hosted else BUNDLE
         endpoint.link.tickets.open()
         endpoint.link.completions.set_on_host_cores(hosted)
         session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2)
         self._session = session
         if session.deferred.count or endpoint.link.tickets.waiting():
-            endpoint.link.tickets.wake()  # Of what the worker before heard and did not begin, nothing else tells.
+            endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.
         names = [f"worker {self.partition!r}", f"worker {self.partition!r}, second"]
-        self._running = [
+        self._threads = [
             Thread(target=self._run, args=(session, second), name=name, daemon=True)
             for second, name in enumerate(names[:1] if hosted else names)
         ]
-        for thread in self._running:
+        for thread in self._threads:
             thread.start()
 
     def abandon(self, reason: Failure = WITHDRAWN) -> None:
-        """Stop what is in flight, begin nothing, and say this of all of it. Does not block. Any thread."""
-        self._abandoned = reason
-        for flight in list(self._flying.values()):
+        """Cancel what is in flight and start nothing more; all of it fails with this reason. Does not block. Any thread."""
+        self._cancellations.abandoned = reason
+        for flight in list(self._in_flight.values()):
             flight.work.cancel()
         if session := self._session:
             session.deferred.wake()
 
     @property
     def oldest(self) -> int | None:
-        """The serial of the work that has been in flight the longest, if there is any. Any thread."""
-        flights = list(self._flying.values())
+        """The serial of the oldest work in flight, None if there is none. Any thread."""
+        flights = list(self._in_flight.values())
         return flights[0].ticket.serial if flights else None
 
     def overrun(self, serial: int, reason: Failure) -> None:
-        """Stop the work of this serial if it is in flight and can be stopped, and say this of it. Any thread."""
-        for flight in list(self._flying.values()):
+        """Cancel the work with this serial, if it is in flight; it then fails with this reason. Any thread."""
+        for flight in list(self._in_flight.values()):
             if flight.ticket.serial == serial:
-                self._overrun = serial, reason
+                self._cancellations.overrun = serial, reason
                 flight.work.cancel()
 
     def wait_until_started(self) -> bool:
-        """Whether every thread that `serve` started is at work. Blocks until each of them is, or has failed."""
+        """Whether all threads that `serve` started are attached to the partition. Blocks until each is, or has failed."""
         session = self._session
         if session is None:
             return False
-        for _ in self._running:
-            session.begun.acquire()
-        return session.broken is None
+        for _ in self._threads:
+            session.started.acquire()
+        return session.error is None
 
     def stop(self) -> "Future[None]":
-        """As `halt`, which is to be called once this is done, but does not block."""
+        """Begin to halt, without blocking; call `halt` when the future is done."""
         if session := self._session:
             session.roles.stop()
             return session.ended
@@ -213,18 +162,18 @@ class Worker:
         return ended
 
     def halt(self) -> None:
-        """Begin nothing more, and finish what is in flight. Blocks for that long, and not for what is put deferred."""
+        """Start nothing more, and wait for what is in flight. Blocks. Deferred tickets are left to the next worker."""
         if session := self._session:
             session.roles.stop()
-            for thread in self._running:
+            for thread in self._threads:
                 thread.join()
-            self._running, self._session = [], None
+            self._threads, self._session = [], None
             session.link.tickets.give_back(session.deferred.close())
 
     def cancel(self, slot: int, serial: int) -> None:
-        """Stop this ticket if it is here and can be stopped; its Done is still reported. Does not block. Any thread."""
-        self._cancelled[slot] = serial
-        flight = self._flying.get(slot)
+        """Cancel this ticket if it is still here; its completion is reported all the same. Does not block. Any thread."""
+        self._cancellations.by_slot[slot] = serial
+        flight = self._in_flight.get(slot)
         if flight and flight.ticket.serial == serial:
             flight.work.cancel()
         elif session := self._session:
@@ -238,7 +187,7 @@ class Worker:
         self.partition.close()
 
     def trim(self, after: float) -> None:
-        """Have executors give back memory that no inference has needed for so many seconds. Blocks; not while one is closed."""
+        """Have executors free memory unused for `after` seconds. Blocks; not while an executor is being closed."""
         idle = self.idle
         for executor in list(self.executors.values()):
             if (trim := getattr(executor, "trim", None)) is not None:
@@ -247,37 +196,37 @@ class Worker:
     def _run(self, session: Session, second: int) -> None:
         try:
             self.partition.attach()
-            session.begun.release()
+            session.started.release()
             if second:
                 session.roles.enter()
             self._work(session)
         except Exception as error:
-            self._break(session, error)
+            self._fail_session(session, error)
         finally:
             if session.roles.end():
-                self._priorities.remove(session.place)
-                if session.broken:
-                    self._clear(session)
+                self._priorities.remove(session.priority)
+                if session.error:
+                    self._fail_in_flight(session)
                 session.ended.set_result(None)
 
-    def _break(self, session: Session, error: Exception) -> None:
-        """A thread cannot go on, so the other is to end, too."""
-        log.error("%s cannot go on: %s", self, error, exc_info=error)
-        session.broken = error
-        session.begun.release()
+    def _fail_session(self, session: Session, error: Exception) -> None:
+        """A thread has failed: end the other one too, and call `on_lost` or `on_error`."""
+        log.error("%s failed: %s", self, error, exc_info=error)
+        session.error = error
+        session.started.release()
         session.roles.stop()
         if isinstance(error, DeviceLost):
-            self._lost(error)
+            self._on_lost(error)
         else:
-            self._broke(error)
+            self._on_error(error)
 
-    def _clear(self, session: Session) -> None:
-        """Wait for what is in flight when no thread is left that would, so that its memory is free, and say that it failed."""
-        for flight in list(self._flying.values()):
+    def _fail_in_flight(self, session: Session) -> None:
+        """When no thread is left, wait for the works in flight, so that their memory is free, and report them as failed."""
+        for flight in list(self._in_flight.values()):
             with suppress(Exception):
                 flight.work.wait()
             with suppress(Exception):
-                self._fail(session, flight.ticket.slot, Failure("stopped", f"the worker failed: {session.broken}"), 0)
+                self._fail(session, flight.ticket.slot, Failure("stopped", f"the worker failed: {session.error}"), 0)
         with suppress(Exception):
             self._ring(session)
 
@@ -291,65 +240,65 @@ class Worker:
             self._ring(session)  # Before this thread blocks, to listen or parked.
 
     def _enqueue(self, session: Session, count: int) -> None:
-        """Begin what came: so many tickets, or some that were put deferred."""
+        """Start `count` new tickets, and deferred ones that are ready."""
         session.enqueuing.acquire()
         try:
             now = time.monotonic_ns()
-            session.link.tickets.heard(count)
-            self._look_at = now + (BUNDLE if self._took < BUNDLE else FRESH)
-            self._begin_all(session, now)
+            session.link.tickets.add_unread(count)
+            self._next_look = now + (BUNDLE if self._last_duration < BUNDLE else LOOK_INTERVAL)
+            self._start_all(session, now)
         finally:
             session.enqueuing.release()
 
     def _wait(self, session: Session) -> None:
-        """Until nothing is in flight."""
-        flights, deferred, roles, place = session.flights, session.deferred, session.roles, session.place
-        place.go_on()
+        """Wait for works, in order, until none is in flight."""
+        flights, deferred, roles, priority = session.flights, session.deferred, session.roles, session.priority
+        priority.start_completing()
         while flights:
             self._finish(session, flights.popleft())
             if deferred.count or flights:
                 now = time.monotonic_ns()
-                place.yield_gil(now)
-                if deferred.ready or (roles.alone and now > self._look_at):
+                priority.yield_gil(now)
+                if deferred.ready or (roles.alone and now > self._next_look):
                     with session.enqueuing:
-                        self._begin_all(session, now)
-        place.leave(False)
+                        self._start_all(session, now)
+        priority.start_waiting(False)
 
-    def _begin_all(self, session: Session, now: int) -> None:
-        """Begin those that are there; where no other thread listens, they are looked for as well, but not too often."""
-        place, roles, tickets, flights = session.place, session.roles, session.link.tickets, session.flights
+    def _start_all(self, session: Session, now: int) -> None:
+        """Start all tickets that have arrived. If no other thread listens, also poll, once per LOOK_INTERVAL."""
+        priority, roles, tickets, flights = session.priority, session.roles, session.link.tickets, session.flights
         if session.deferred.count:
-            self._resume(session)
+            self._start_deferred(session)
         while not roles.stopped:
-            if look := roles.alone and now > self._look_at and bool(flights):
-                self._look_at = now + FRESH
+            if look := roles.alone and now > self._next_look and bool(flights):
+                self._next_look = now + LOOK_INTERVAL
             ticket = tickets.poll(look)
             if ticket is None:
                 break
-            place.come(now)
-            self._begin(session, ticket)
+            priority.start_enqueuing(now)
+            self._start(session, ticket)
             now = time.monotonic_ns()
-            place.yield_gil(now)
-        place.rest()
+            priority.yield_gil(now)
+        priority.end_enqueuing()
 
-    def _resume(self, session: Session) -> None:
-        """Begin what was put aside and may go on, a few at a time, and end what need not be begun any more."""
+    def _start_deferred(self, session: Session) -> None:
+        """Start deferred tickets that are ready, a few at a time, and fail those that need not be run any more."""
         deferred = session.deferred
         for ticket, error in deferred.collect():
             self._fail(session, ticket.slot, self._failure(error), time.monotonic_ns())
-        for ticket in deferred.drop(self._is_over):
-            self._begin(session, ticket)
-        while deferred.ready and len(self._flying) < RESUMED and not session.roles.stopped:
-            self._begin(session, deferred.take(), again=True)
+        for ticket in deferred.drop(self._cancellations.is_refused):
+            self._start(session, ticket)
+        while deferred.ready and len(self._in_flight) < MAX_RESUMED and not session.roles.stopped:
+            self._start(session, deferred.take(), again=True)
 
-    def _begin(self, session: Session, ticket: Ticket, again: bool = False) -> None:
-        """Enqueue a ticket, or put it deferred, perhaps `again`; what may not be begun, or cannot, has failed."""
-        if refused := self._refusal(ticket):
+    def _start(self, session: Session, ticket: Ticket, again: bool = False) -> None:
+        """Enqueue a ticket, defer it (perhaps `again`), or report it as failed."""
+        if refused := self._cancellations.refusal(ticket):
             self._fail(session, ticket.slot, refused, time.monotonic_ns())
             return
         try:
             executor = self.executors[ticket.model]
-            if self._may_prepare(executor) and self._puts_aside(session, ticket, executor, again):
+            if self._prepares(executor) and self._defer(session, ticket, executor, again):
                 return
             slot = session.link.arena.slot(ticket.slot)
             slot.use_block(ticket.start, ticket.capacity)
@@ -358,82 +307,69 @@ class Worker:
         except Exception as error:
             self._fail(session, ticket.slot, self._failure(error), time.monotonic_ns())
             return
-        self._flying[ticket.slot] = flight
+        self._in_flight[ticket.slot] = flight
         session.flights.append(flight)
-        if self._is_cancelled(ticket):  # Since the first look, by somebody who did not find the work.
+        if self._cancellations.covers(ticket):  # Cancelled since `_refusal`, when the work could not be found yet.
             flight.work.cancel()
 
-    def _may_prepare(self, executor: Executor) -> bool:
-        """Whether it is a `Preparing`; remembered by kind, for to ask for what is not there takes half a microsecond."""
+    def _prepares(self, executor: Executor) -> bool:
+        """Whether the executor is a `Preparing`; cached by type, because a failed `hasattr` takes half a microsecond."""
         kind = type(executor)
-        known = self._kinds.get(kind)
+        known = self._can_prepare.get(kind)
         if known is None:
-            known = self._kinds[kind] = hasattr(executor, "preparing")
+            known = self._can_prepare[kind] = hasattr(executor, "preparing")
         return known
 
-    def _puts_aside(self, session: Session, ticket: Ticket, executor: Any, again: bool) -> bool:
-        """Whether the executor has to prepare itself for a ticket's shapes, so that the ticket waits. Raises why it cannot."""
+    def _defer(self, session: Session, ticket: Ticket, executor: Any, again: bool) -> bool:
+        """Defer a ticket whose executor first has to prepare itself for its shapes; whether it did. Raises what that raised."""
         deferred = session.deferred
         if not (deferred.count and deferred.follow(ticket, again)):
             prepared = executor.preparing(ticket.shapes)
             if prepared is None:
                 return False
             if prepared.done():
-                if error := failed(prepared):
+                if error := error_of(prepared):
                     raise error
                 return False
             deferred.put(ticket, prepared)
-        if self._is_cancelled(ticket):  # By somebody who saw nothing deferred.
+        if self._cancellations.covers(ticket):  # Cancelled before it could be found among the deferred.
             deferred.wake()
         return True
 
-    def _refusal(self, ticket: Ticket) -> Failure | None:
-        if self._is_cancelled(ticket):
-            return self._abandoned or WITHDRAWN
-        if time.monotonic() > ticket.deadline:
-            return Failure("expired", "Request timeout expired before it began")
-        return None
-
-    def _is_over(self, ticket: Ticket) -> bool:
-        return self._refusal(ticket) is not None
-
-    def _is_cancelled(self, ticket: Ticket) -> bool:
-        return self._abandoned is not None or self._cancelled.get(ticket.slot) == ticket.serial
-
     def _finish(self, session: Session, flight: InFlight) -> None:
         slot, model, began = flight.ticket.slot, flight.ticket.model, time.monotonic_ns()
-        took = self._took if model == self._last else self._patience + 1
+        took = self._last_duration if model == self._last_model else self._max_delay + 1
         if (took > BUNDLE) != session.roles.long:
             session.roles.expect(took > BUNDLE)
         if took > BUNDLE:
-            session.place.leave(session.roles.alone)
-        if took > self._gathers or began - self._rung > self._patience:
-            self._ring(session)  # Nobody should have to wait for a long work to hear of an earlier one.
-            self._rung = began
+            session.priority.start_waiting(session.roles.alone)
+        if took > self._ring_before or began - self._rung_at > self._max_delay:
+            self._ring(session)  # Earlier completions must not wait for a long work.
+            self._rung_at = began
         try:
             outputs = flight.work.wait()
             ended = time.monotonic_ns()
-            session.place.go_on()
-            self._last, self._took = model, ended - began
+            session.priority.start_completing()
+            self._last_model, self._last_duration = model, ended - began
             extents = session.link.arena.slot(slot).store_outputs(outputs, flight.room)
         except Exception as error:
-            self._fail(session, slot, self._stopped(flight.ticket, error) or self._failure(error), began)
+            self._fail(session, slot, self._cancellations.reason(flight.ticket, error) or self._failure(error), began)
         else:
             self._end(session, Done(slot, extents, None, began, ended))
 
     def _ring(self, session: Session) -> None:
-        session.telling.acquire()  # In place of `with`, which takes twice the time where this is compiled.
+        session.reporting.acquire()  # Not `with`, which takes twice the time when compiled.
         try:
             session.link.completions.ring()
         finally:
-            session.telling.release()
+            session.reporting.release()
 
     def _fail(self, session: Session, slot: int, failure: Failure, began: int) -> None:
         self._end(session, Done(slot, _NOTHING, failure, began, time.monotonic_ns()))
 
     def _end(self, session: Session, done: Done) -> None:
-        self._flying.pop(done.slot, None)
-        session.telling.acquire()
+        self._in_flight.pop(done.slot, None)
+        session.reporting.acquire()
         try:
             if done.failure:
                 self._failed += 1
@@ -441,20 +377,12 @@ class Worker:
                 self._done += 1
             session.link.completions.put(done)
         finally:
-            session.telling.release()
-
-    def _stopped(self, ticket: Ticket, error: Exception) -> Failure | None:
-        """Why a work was told to end, where that was not its client's doing."""
-        if not isinstance(error, Cancelled):
-            return None
-        if self._overrun and self._overrun[0] == ticket.serial:
-            return self._overrun[1]
-        return self._abandoned if self._abandoned is not WITHDRAWN else None
+            session.reporting.release()
 
     def _failure(self, error: Exception) -> Failure:
         text = str(error) or type(error).__name__
         if isinstance(error, DeviceLost):
-            self._lost(error)
+            self._on_lost(error)
             return Failure("lost", text)
         if isinstance(error, Outgrown):
             return Failure("outgrown", str(error.nbytes))

@@ -1,4 +1,4 @@
-"""Halts tenants' workers and has them serve again: one change of a tenant's worker at a time."""
+"""Halts and resumes tenants' workers, one change of a tenant's worker at a time."""
 
 import asyncio
 import time
@@ -14,18 +14,19 @@ from ..config.tables import dotted
 from ..errors import Conflict
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
-from .worker import Endpoint, Worker
+from .session import Endpoint
+from .worker import Worker
 
 TOGETHER = 0.01
-"""Seconds for which one who moves may be kept waiting by another's inference."""
-_UNCHANGED = "; nothing was changed, and everyone is served as before"
+"""Seconds for which a tenant that moves may have to wait for the inference of another that moves with it."""
+_UNCHANGED = "; nothing was changed, and all tenants are served as before"
 
 
 class WorkerControl:
-    """The link and the memory that each tenant's worker serves (`worker.Endpoint`). Every method belongs to the event loop.
+    """Halts and resumes workers, and keeps the endpoint that each of them serves. Every method belongs to the event loop.
 
     `source` names the configuration in errors, and `max_pause` is `server.max_pause` in seconds. `workers` are the current
-    ones, by tenant; one is replaced there only while it is `halted`.
+    ones, by tenant; a worker is replaced there only while it is `halted`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class WorkerControl:
         self._max_pause = max_pause
         self._frontends = frontends
         self.locks = {name: asyncio.Lock() for name in frontends}
-        """Of those who halt a tenant's worker and have one serve again: taken last, and for as long as that takes."""
+        """Held while a tenant's worker is halted and resumed; always the last lock that is taken."""
         self._workers = workers
         self._lifecycle = lifecycle
         self._endpoints: dict[str, Endpoint] = {}
@@ -50,16 +51,16 @@ class WorkerControl:
         return f"<WorkerControl of {', '.join(self._endpoints) or 'no tenant'}; being changed: {', '.join(halting) or 'none'}>"
 
     async def pin(self, device: Device, name: str) -> None:
-        """Make a tenant's memory reachable for the device, before its worker serves. Raises ConfigError if it cannot be."""
+        """Page-lock a tenant's tensor memory for the device, before its worker serves. Raises ConfigError."""
         self._endpoints[name] = Endpoint(
             self._frontends[name].link, await asyncio.to_thread(self._pin, device, name, self._frontends[name])
         )
 
     @asynccontextmanager
     async def halted(self, workers: Mapping[str, Worker]) -> AsyncIterator[None]:
-        """These tenants' workers are halted within; afterwards those that are theirs then serve, each once it can.
+        """Halt these tenants' workers; at the end of the block their current workers serve, each as soon as it can.
 
-        Raises Conflict if one does not halt within `max_pause`: it is that one whose inference takes longer.
+        Raises Conflict, naming the tenant, if an inference does not end within `max_pause`.
         """
         held: list[str] = []
         halting: dict[str, asyncio.Future[None]] = {}
@@ -75,14 +76,14 @@ class WorkerControl:
                     self.locks[name].release()
                 elif halting[name].done():
                     self._go_on(name, workers[name])
-                else:  # Two would read its link.
+                else:  # Before it has ended, two workers would read the link.
                     halting[name].add_done_callback(partial(self._go_on, name, workers[name]))
 
     async def _halt(self, workers: Mapping[str, Worker], halting: "dict[str, asyncio.Future[None]]") -> None:
-        """Return when all of these have halted; `halting` is then what says so of each that was told to, also after an error.
+        """Return when all of these have halted. `halting` gets a future for each that was asked to halt, also after an error.
 
-        Those whose inferences take longer than TOGETHER are halted first. If another one's turns out to, those that have halted
-        are served again until that has ended. Raises Conflict.
+        Workers whose inferences take longer than TOGETHER are halted first. If another one turns out to take that long, those
+        that have halted are resumed until it has ended. Raises Conflict.
         """
         pause = self._max_pause
         until = time.monotonic() + pause
@@ -99,7 +100,7 @@ class WorkerControl:
                 self._resume(name, workers[name])
 
     def _go_on(self, name: str, halted: Worker, _: object = None) -> None:
-        """Serve a tenant again whose worker has halted, and let others change that."""
+        """Resume a tenant whose worker has halted, and release its lock."""
         self._resume(name, halted)
         self.locks[name].release()
 
@@ -109,7 +110,7 @@ class WorkerControl:
             self.serve(name)
 
     async def replace_link(self, name: str, free: Callable[[], None]) -> None:
-        """Stop a tenant's work in flight, have its worker serve the frontend's new link once that has ended, and call `free`.
+        """Cancel a tenant's work in flight, have its worker serve the frontend's new link when that has ended, and call `free`.
 
         Does nothing after the server was closed.
         """
@@ -126,7 +127,7 @@ class WorkerControl:
 
     @asynccontextmanager
     async def stopped(self, name: str) -> AsyncIterator[None]:
-        """A tenant's worker is halted within, once what it has in flight has ended, and serves again afterwards."""
+        """Halt a tenant's worker, once its work in flight has ended; it serves again at the end of the block."""
         async with self.locks[name]:
             await _ended(self._workers[name])
             try:
@@ -135,10 +136,7 @@ class WorkerControl:
                 self.serve(name)
 
     async def restart(self, name: str) -> bool:
-        """Have a tenant's worker that failed serve again. Returns whether all its threads are at work.
-
-        False also if the server was closed: then nothing is started.
-        """
+        """Restart a tenant's failed worker; whether all its threads started. False also if the server was closed."""
         async with self.locks[name]:
             if self._lifecycle.state == "closed":
                 return False
@@ -148,13 +146,13 @@ class WorkerControl:
             return await asyncio.to_thread(worker.wait_until_started)
 
     def serve(self, name: str) -> None:
-        """Have a tenant's worker of now, which is halted or new, serve, and tell its frontend the cores of its partition."""
+        """Start the tenant's current worker, which is halted or new, and set the frontend's cores to those of its partition."""
         worker = self._workers[name]
         worker.serve(self._endpoints[name])
         self._frontends[name].set_cores(worker.partition.host_cores)
 
     def close(self) -> None:
-        """Give up the pinned memory; no worker may be serving."""
+        """Release the page-locked memory; no worker may be serving."""
         for endpoint in self._endpoints.values():
             endpoint.pinned.close()
 
@@ -165,7 +163,7 @@ class WorkerControl:
             return device.pin(memory.address, memory.nbytes)
         except PartitionError as error:
             key = dotted(("tenants", name, "memory"))
-            text = f"the device cannot be made to reach {memory.nbytes} bytes of memory; lower it: {error}"
+            text = f"{memory.nbytes} bytes of memory cannot be page-locked for the device; lower it: {error}"
             raise ConfigError([f"{self._source}: {key}: {text}"]) from error
 
 
@@ -175,12 +173,12 @@ async def hold(lock: asyncio.Lock, name: str, limit: float) -> None:
         async with asyncio.timeout(limit):
             await lock.acquire()
     except TimeoutError:
-        why = "a model of it is being loaded or unloaded, or an inference does not end"
+        why = "one of its models is being loaded or unloaded, or an inference does not end"
         raise Conflict(f"tenant {name}: {why}{_UNCHANGED}") from None
 
 
 async def _busy(workers: Mapping[str, Worker]) -> list[str]:
-    """Those whose works take longer than TOGETHER now."""
+    """The workers whose current work takes longer than TOGETHER."""
     before = {name: worker.oldest for name, worker in workers.items()}
     if all(serial is None for serial in before.values()):
         return []
@@ -189,14 +187,14 @@ async def _busy(workers: Mapping[str, Worker]) -> list[str]:
 
 
 async def _unfinished(halting: Mapping[str, "asyncio.Future[None]"], seconds: float) -> list[str]:
-    """Those that have not halted after so long, or sooner if all have."""
+    """Wait until all have halted, at most this long; those that have not."""
     if halting:
         await asyncio.wait(halting.values(), timeout=max(0.0, seconds))
     return [name for name, halted in halting.items() if not halted.done()]
 
 
 async def _ended(worker: Worker) -> None:
-    """Halt a worker, without a thread that waits for it."""
+    """Halt a worker without blocking a thread meanwhile."""
     await asyncio.shield(asyncio.wrap_future(worker.stop()))
     worker.halt()
 

@@ -167,7 +167,7 @@ def test_a_repartition_that_meets_an_endless_inference_names_its_tenant_and_all_
                 answer = admin.put("/admin/partitions", json={"acme": 1, "globex": 3})
                 assert answer.status_code == 409
                 assert "tenant acme: " in answer.json()["error"]
-                assert "everyone is served as before" in answer.json()["error"]
+                assert "all tenants are served as before" in answer.json()["error"]
                 assert infer(globex, "identity", SMALL).status_code == 200
                 assert globex.post("/v2/repository/models/identity/load").status_code == 200
                 assert admin.post("/admin/partitions/probe").status_code == 200
@@ -204,7 +204,7 @@ def test_an_inference_that_takes_longer_than_it_may_is_stopped_and_says_so(stand
     config = configured(tmp_path, standard, 'max_execution = "1s"')
     with running(config) as server, client(server) as admin, endless(server, admin) as connection:
         answer = connection.answer()
-        text = "the inference was stopped, as it had not ended in 1 s, which is the limit (tenants.acme.max_execution)"
+        text = "the inference was stopped after 1 s, its limit (tenants.acme.max_execution)"
         assert (answer.status, answer.json["error"]) == (504, text)
         with client(server, **{"X-Tenant": "acme"}) as acme:
             assert infer(acme, "identity", SMALL).status_code == 200

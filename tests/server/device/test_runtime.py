@@ -247,11 +247,11 @@ async def test_a_change_that_is_given_up_while_the_movers_finish_lets_them_go_on
         await asyncio.to_thread(gate.wait_for_arrival)
         changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
         await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
-        thread = site.runtime._workers["acme"]._running
+        thread = site.runtime._workers["acme"]._threads
         changing.cancel()
         for _ in range(9):
             await asyncio.sleep(0)
-        assert site.runtime._workers["acme"]._running is thread, "another serves before this one has stopped"
+        assert site.runtime._workers["acme"]._threads is thread, "another serves before this one has stopped"
         gate.open()
         with pytest.raises(asyncio.CancelledError):
             await changing
@@ -348,7 +348,7 @@ async def test_memory_that_cannot_be_pinned_is_a_mistake_of_the_configuration(ro
     site = Site(root)
     refusal = "pinning: CUDA_ERROR_OUT_OF_MEMORY"
     site.script.fail("pin", nth=2, error=PartitionError(refusal))
-    text = rf"^test: tenants.globex.memory: the device cannot be made to reach {MEMORY} bytes of memory; lower it: {refusal}$"
+    text = rf"^test: tenants.globex.memory: {MEMORY} bytes of memory cannot be page-locked for the device; lower it: {refusal}$"
     with pytest.raises(ConfigError, match=text):
         await site.runtime.start()
     await site.runtime.close()
@@ -846,7 +846,7 @@ async def test_a_worker_that_cannot_begin_is_told_to_its_tenant_and_begun_again(
         await site.runtime.replace_link("acme")
         while not lane.suspended:
             await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="the worker of tenant acme failed, and is being started again: told to fail"):
+        with pytest.raises(Unavailable, match="the worker of tenant acme failed and is being restarted: told to fail"):
             await site.infer("acme")
         await site.infer("globex")
         while lane.suspended:
@@ -857,7 +857,7 @@ async def test_a_worker_that_cannot_begin_is_told_to_its_tenant_and_begun_again(
 async def test_what_waits_is_told_that_the_worker_failed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(root) as site:
         worker = site.runtime._workers["acme"]
-        monkeypatch.setattr(worker, "_begin_all", _fail)
+        monkeypatch.setattr(worker, "_start_all", _fail)
         asking = await site.asked(3)
         answers = await asyncio.gather(*asking, return_exceptions=True)
         assert {type(answer) for answer in answers} == {Unavailable}
@@ -876,16 +876,16 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_given_up_until_it_has_en
     """As a kernel on a GPU."""
     async with serving(root, max_execution=0.01, max_pause=1.0) as site:
         monkeypatch.setattr("tests.fakes.FakeWork.cancel", lambda work: None)
-        monkeypatch.setattr("server.workers.supervision.GIVING_UP", 0.01)
+        monkeypatch.setattr("server.workers.supervision.CANCEL_TIMEOUT", 0.01)
         gate, lane = site.script.hold("run"), site.tenant("acme").lane
         asking = await site.asked(4)
-        with pytest.raises(Unavailable, match="an inference of tenant acme cannot be stopped"):
+        with pytest.raises(Unavailable, match=r"an inference of tenant acme has been running for \d+ s and cannot be stopped"):
             await asking[0]
         await asyncio.gather(*asking, return_exceptions=True)
         with pytest.raises(Conflict, match="tenant acme: an inference has been running for 1 s"):
             await site.runtime.repartition({"acme": 1, "globex": 3})
         assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
-        with pytest.raises(Conflict, match="tenant acme: a model of it is being loaded"):
+        with pytest.raises(Conflict, match="tenant acme: one of its models is being loaded"):
             await site.runtime.repartition({"acme": 1})
         await site.runtime.repartition({"globex": 3})
         gate.open()
@@ -905,7 +905,7 @@ async def test_who_looks_for_inferences_that_take_too_long_keeps_no_worker_that_
         looked.set()
 
     monkeypatch.setattr("server.workers.supervision.INTERVAL", 0.001)
-    monkeypatch.setattr("server.workers.supervision.Supervision._look", look)
+    monkeypatch.setattr("server.workers.supervision.Supervision._check", look)
     gc.collect()
     before = [id(thing) for thing in gc.get_objects() if isinstance(thing, Worker)]
     async with serving(root) as site:

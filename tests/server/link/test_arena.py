@@ -39,7 +39,7 @@ def test_no_part_reaches_into_another(count: int) -> None:
     arena = arena_of(count)
     for ring in (0, 1):
         arena.cells(ring)[count - 1] = 0xFFFFFFFF
-    arena.announced[0] = 5
+    arena.total_put[0] = 5
     for slot in [arena.slot(index) for index in {0, count // 2, count - 1}]:
         assert not any(slot.ticket[:8])
         slot.ticket[:] = b"\x01" * MESSAGE
@@ -47,7 +47,7 @@ def test_no_part_reaches_into_another(count: int) -> None:
         slot.reserve(1)
         assert not any(slot.view[:64])
     assert [arena.cells(ring)[count - 1] for ring in (0, 1)] == [0xFFFFFFFF] * 2
-    assert arena.announced[0] == 5
+    assert arena.total_put[0] == 5
     assert nbytes(count) > count * 2 * MESSAGE
 
 

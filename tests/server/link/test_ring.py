@@ -117,7 +117,7 @@ class Interleavings(RuleBasedStateMachine):
     def listen(self) -> None:
         came = self.link.tickets.listen()
         assert came == len(self.tickets) - self.heard
-        self.link.tickets.heard(came)
+        self.link.tickets.add_unread(came)
         self.heard += came
         self.woken = False
 
@@ -141,7 +141,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def next_reader(self) -> None:
-        assert self.link.tickets.left() == self.left_over
+        assert self.link.tickets.take_returned() == self.left_over
         self.flying.extend(self.left_over)
         self.left_over = []
 
@@ -220,7 +220,7 @@ def test_of_two_that_listen_each_is_woken_once_and_one_hears_of_a_ticket(link: L
 
 def test_tickets_that_nobody_took_are_there_for_the_next_reader(link: Link) -> None:
     put(link, ticket(0), ticket(1))
-    link.tickets.heard(link.tickets.listen())
+    link.tickets.add_unread(link.tickets.listen())
     assert link.tickets.poll() == ticket(0)
     link.tickets.wake()
     put(link, ticket(2))
@@ -252,7 +252,7 @@ def test_a_signal_does_not_disturb_a_reader_that_waits(link: Link) -> None:
                 signal.pthread_kill(thread.ident, signal.SIGUSR1)
                 os.sched_yield()
             put(link, ticket(0, turn))
-            link.tickets.heard(came.result(PATIENCE))
+            link.tickets.add_unread(came.result(PATIENCE))
             assert link.tickets.poll(False) == ticket(0, turn)
             thread.join()
     finally:
@@ -261,7 +261,7 @@ def test_a_signal_does_not_disturb_a_reader_that_waits(link: Link) -> None:
 
 def test_a_ticket_that_is_longer_than_its_page_is_refused_and_harms_no_other(link: Link) -> None:
     put(link, ticket(0))
-    with pytest.raises(BadRequest, match=r"^inputs: 2000 tensors have shapes too long to be told, \d+ bytes$"):
+    with pytest.raises(BadRequest, match=r"^inputs: 2000 tensors have shapes too long to send, \d+ bytes$"):
         link.tickets.write(ticket(1, shapes=((1 << 40,),) * 2000))
     put(link, ticket(2))
     assert [link.tickets.poll() for _ in range(3)] == [ticket(0), ticket(2), None]
@@ -273,7 +273,7 @@ def test_a_model_with_thousands_of_outputs_is_a_failure_that_says_so(link: Link)
     assert (done.slot, done.outputs, done.began, done.ended) == (1, (), 3, 4)
     assert done.failure
     assert done.failure.kind == "raised"
-    assert done.failure.text.startswith("5000 outputs have shapes too long to be told, ")
+    assert done.failure.text.startswith("5000 outputs have shapes too long to send, ")
 
 
 @given(st.text(min_size=1, max_size=9), KINDS)

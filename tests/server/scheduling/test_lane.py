@@ -131,7 +131,7 @@ async def test_a_ticket_says_how_much_of_its_slot_may_be_used(lane: Lane, hand: 
 
 async def test_a_ticket_too_long_to_be_told_is_refused_and_takes_nobodys_turn(lane: Lane, hand: Hand) -> None:
     slot = lane.take_slot()
-    with pytest.raises(BadRequest, match="shapes too long to be told"):
+    with pytest.raises(BadRequest, match="shapes too long to send"):
         submit(lane, slot, "m/1#1", ((1 << 40,),) * 2000)
     lane.release(slot)
     _, answer = ask(lane)

@@ -29,7 +29,7 @@ class Bench:
         """One whose inferences came with this gap between them until then, of which the last one is being worked on."""
         place = self.priorities.join(lambda: self.waiting)
         for nth in range(SETTLED):
-            place.come(until - (SETTLED - nth) * gap)
+            place.start_enqueuing(until - (SETTLED - nth) * gap)
         return place
 
     def slept(self, place: GilPriority, now: int = SECOND) -> int:
@@ -44,7 +44,7 @@ def test_who_never_rests_steps_aside_for_who_seldom_has_something_to_do_while_it
     greedy, modest = bench.place(30_000), bench.place(5_000_000)
     assert bench.slept(greedy) == STEPS
     assert bench.slept(modest) == 0
-    modest.rest()
+    modest.end_enqueuing()
     assert bench.slept(greedy) == 0
 
 
@@ -52,7 +52,7 @@ def test_a_ticket_that_was_not_got_yet_is_something_to_do() -> None:
     """The other one's thread may be waiting for the interpreter to get it."""
     bench = Bench()
     greedy, modest = bench.place(30_000), bench.place(5_000_000)
-    modest.rest()
+    modest.end_enqueuing()
     bench.waiting = True
     assert bench.slept(greedy) == STEPS
 
@@ -60,20 +60,20 @@ def test_a_ticket_that_was_not_got_yet_is_something_to_do() -> None:
 def test_nobody_steps_aside_for_a_worker_that_waits_for_the_device() -> None:
     bench = Bench()
     greedy, modest = bench.place(30_000), bench.place(5_000_000)
-    modest.rest()
-    modest.leave(deaf=True)
+    modest.end_enqueuing()
+    modest.start_waiting(deaf=True)
     bench.waiting = True
     assert bench.slept(greedy) == 0
     assert "away" in repr(modest)
-    modest.go_on()
+    modest.start_completing()
     assert bench.slept(greedy) == STEPS
 
 
 def test_a_worker_that_waits_for_the_device_and_listens_goes_first_when_a_ticket_comes() -> None:
     bench = Bench()
     greedy, modest = bench.place(30_000), bench.place(5_000_000)
-    modest.rest()
-    modest.leave(deaf=False)
+    modest.end_enqueuing()
+    modest.start_waiting(deaf=False)
     assert bench.slept(greedy) == 0
     assert "resting" in repr(modest)
     bench.waiting = True
@@ -83,17 +83,17 @@ def test_a_worker_that_waits_for_the_device_and_listens_goes_first_when_a_ticket
 def test_what_one_thread_does_is_told_apart_from_what_the_other_does() -> None:
     bench = Bench()
     greedy, modest = bench.place(30_000), bench.place(5_000_000)
-    modest.go_on()
-    modest.rest()
+    modest.start_completing()
+    modest.end_enqueuing()
     assert bench.slept(greedy) == STEPS
-    modest.leave(deaf=False)
+    modest.start_waiting(deaf=False)
     assert bench.slept(greedy) == 0
 
 
 def test_it_goes_on_as_soon_as_the_other_has_nothing_to_do() -> None:
     bench = Bench()
     greedy, modest = bench.place(30_000), bench.place(5_000_000)
-    bench.after = modest.rest
+    bench.after = modest.end_enqueuing
     assert bench.slept(greedy) == 1
 
 
@@ -113,10 +113,10 @@ def test_a_long_rest_makes_a_busy_worker_one_that_goes_first_for_a_while() -> No
     bench = Bench()
     later = SECOND + 20_000_000
     greedy, other = bench.place(30_000, later), bench.place(30_000, SECOND)
-    other.come(later)
+    other.start_enqueuing(later)
     assert bench.slept(greedy, later) == STEPS
     for nth in range(SETTLED):
-        other.come(later + nth * 30_000)
+        other.start_enqueuing(later + nth * 30_000)
     assert bench.slept(greedy, later + SETTLED * 30_000) == 0
 
 

@@ -16,7 +16,8 @@ from server.link.messages import Done, Ticket
 from server.link.ring import Link
 from server.link.slots import SMALLEST
 from server.workers.gil_priority import GilPriorities
-from server.workers.worker import BUNDLE, RESUMED, Endpoint, Worker
+from server.workers.session import Endpoint
+from server.workers.worker import BUNDLE, MAX_RESUMED, Worker
 from tests.contract import in_a_thread
 from tests.fakes import FakeDevice, FakeEngine, FakePartition, Script
 from tests.memory import Watched, watched
@@ -504,9 +505,9 @@ def test_what_was_prepared_is_begun_a_few_at_a_time(bench: Bench) -> None:
     gate = bench.script.hold("run")
     prepared.set_result(None)
     gate.wait_for_arrival()
-    bench.script.wait_for("enqueue", 1 + RESUMED)
-    assert len(bench.partition.stream.works) == RESUMED
-    assert bench.link.completions.deferred() == 6 - RESUMED
+    bench.script.wait_for("enqueue", 1 + MAX_RESUMED)
+    assert len(bench.partition.stream.works) == MAX_RESUMED
+    assert bench.link.completions.deferred() == 6 - MAX_RESUMED
     gate.open()
     assert [bench.answer(bench.next()) for _ in range(6)] == [[slot, slot] for slot in range(6)]
 

@@ -1,0 +1,49 @@
+"""Which of a worker's tickets are cancelled, and what their requests are answered."""
+
+import time
+
+from engines import Cancelled
+
+from ..link.messages import Failure, Ticket
+
+WITHDRAWN = Failure("cancelled", "withdrawn before it began")
+"""For tickets that are not started because their requests were released."""
+
+
+class Cancellations:
+    """Any thread sets an attribute, in one step; the worker's threads read them.
+
+    `by_slot` has the serial of the ticket that was last cancelled in each slot. `abandoned` is set if all tickets are
+    cancelled, `overrun` if one work, of this serial, ran for too long; each has the failure to report.
+    """
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, int] = {}
+        self.abandoned: Failure | None = None
+        self.overrun: tuple[int, Failure] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Cancellations {len(self.by_slot)} slots, abandoned: {self.abandoned}>"
+
+    def covers(self, ticket: Ticket) -> bool:
+        """Whether this ticket is cancelled."""
+        return self.abandoned is not None or self.by_slot.get(ticket.slot) == ticket.serial
+
+    def refusal(self, ticket: Ticket) -> Failure | None:
+        """Why a ticket must not be started: it is cancelled, or its deadline has passed."""
+        if self.covers(ticket):
+            return self.abandoned or WITHDRAWN
+        if time.monotonic() > ticket.deadline:
+            return Failure("expired", "Request timeout expired before it began")
+        return None
+
+    def is_refused(self, ticket: Ticket) -> bool:
+        return self.refusal(ticket) is not None
+
+    def reason(self, ticket: Ticket, error: Exception) -> Failure | None:
+        """Why the work of a ticket was cancelled, if not by its client."""
+        if not isinstance(error, Cancelled):
+            return None
+        if self.overrun and self.overrun[0] == ticket.serial:
+            return self.overrun[1]
+        return self.abandoned if self.abandoned is not WITHDRAWN else None
