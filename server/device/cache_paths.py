@@ -1,4 +1,4 @@
-"""Where a server keeps the plans that it builds and the kernels that are compiled, and how long a build may take."""
+"""Where the server keeps built plans and compiled kernels, and how long a build may take."""
 
 import os
 from pathlib import Path
@@ -8,11 +8,11 @@ from engines import Builds, CacheFolder
 from ..config.schema import ModelsConfig
 
 BESIDE = ".greenlane"
-"""The directory in the repository that is used where nothing else is configured; no model's name begins with a dot."""
+"""The default directory, in the repository; no model's name begins with a dot."""
 
 
 def open_builds(models: ModelsConfig) -> Builds:
-    """What builds for this configuration; nothing is looked at or made before something is to be kept.
+    """The builder for this configuration; directories are created only when something is stored.
 
     Without `models.cache` that is a directory in the repository, or, where the repository cannot be written, in the user's
     own directory for caches: $XDG_CACHE_HOME, or else ~/.cache.

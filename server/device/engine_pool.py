@@ -1,7 +1,7 @@
-"""The engines that were loaded: shared by tenants, and kept for a while after the last model that uses one was unloaded.
+"""The loaded engines: shared by tenants, and kept for a while after the last model that uses one was unloaded.
 
-To free an engine keeps the interpreter for up to some 100 ms, in which no tenant is served. So an unloaded model's engine
-stays: loading the same file again finds it with everything compiled. It is freed at a moment at which no inference waits.
+Freeing an engine holds the GIL for up to about 100 ms, in which no tenant is served. So the engine of an unloaded model is kept
+(loading the same file again then needs no compilation) and is freed when no inference is queued or runs.
 """
 
 import logging
@@ -16,13 +16,13 @@ from partitions import PartitionError
 log = logging.getLogger("greenlane.models")
 
 KEEP_SECONDS = 30.0
-"""How long an engine is kept at least after it was last used: an unload is often the first half of a reload."""
+"""An engine is kept at least this long after its last use: an unload is often the first half of a reload."""
 MOST_UNUSED = 8
-"""Unused engines from which on the oldest is freed although inferences wait: their memory on the device is not for ever."""
+"""With more unused engines than this, the oldest is freed even while inferences wait, because each takes device memory."""
 
 
 class EnginePool:
-    """Engines by key: whatever tells one loaded file from another. Every method may be called from any thread.
+    """Engines by a key that identifies the loaded file. Every method may be called from any thread.
 
     `clock` gives seconds.
     """
@@ -40,10 +40,10 @@ class EnginePool:
         return len(self._engines)
 
     def hold(self, key: Hashable, read: Callable[[], Engine], parts: Sequence[Engine] = ()) -> Engine:
-        """The engine of this key, from `read` if there is none. It is not freed before `let_go` of it, until when it is bound.
+        """The engine with this key, made by `read` if there is none. It is not freed before `let_go`, called after binding it.
 
-        `parts` are engines of the pool that it is made of, and that are in use now: they are not freed before it either. Two
-        threads that ask at once may both read; the first to end counts. Blocks as `read` does, and raises what that does.
+        `parts` are the pool's engines that it consists of; they are not freed before it either. If two threads ask at once,
+        both may read, and the first result is used. Blocks and raises as `read` does.
         """
         with self._lock:
             if engine := self._engines.get(key):
@@ -60,14 +60,14 @@ class EnginePool:
             return engine
 
     def let_go(self, engine: Engine) -> None:
-        """It has been bound, or will not be."""
+        """The engine was bound, or will not be."""
         with self._lock:
             self._let_go(engine)
 
     def release(self, in_use: Iterable[Engine], quiet: bool) -> bool:
-        """Free one engine that is in nobody's use, if there is one to be freed now; whether it did.
+        """Free one unused engine, if one should be freed now; whether it did. Blocks.
 
-        `in_use` are the engines of all executors there are, `quiet` whether no inference waits or runs. Blocks.
+        `in_use` are the engines of all executors; `quiet`: no inference is queued or runs.
         """
         engine, unused = self._choose(in_use, quiet)
         if engine is None:
@@ -79,16 +79,16 @@ class EnginePool:
                 self._let_go(part)
         if not quiet:
             held = (self._clock() - begun) * 1000
-            log.warning("%d unloaded engines were kept, so one was freed while requests wait, which took %.0f ms", unused, held)
+            log.warning("freed one of %d unused engines under load, which held up all tenants for %.0f ms", unused, held)
         return True
 
     def close(self) -> None:
-        """Free all of them, whatever fails, and wait for one that is being freed; no executor may be left. Blocks."""
+        """Free all engines, and wait for one that is being freed; no executor may be left. Blocks. Failures are logged."""
         with self._lock:
             engines, self._engines = self._engines, {}
-        for engine in reversed(engines.values()):  # What is made of others came after them.
+        for engine in reversed(engines.values()):  # Chains come after the engines that they consist of.
             self._free(engine)
-        with self._freeing:  # That of `release`, on another thread, too.
+        with self._freeing:  # `release` may be freeing one on another thread.
             pass
 
     def _let_go(self, engine: Engine) -> None:
@@ -97,7 +97,7 @@ class EnginePool:
             self._used[key] = self._clock()
 
     def _free(self, engine: Engine) -> None:
-        """What goes wrong is a warning: where one cannot be freed, as on a device that is lost, the others are all the same."""
+        """Failures are logged as warnings: if one cannot be freed, as on a lost device, the others still are."""
         with self._freeing:
             try:
                 engine.close()
@@ -105,7 +105,7 @@ class EnginePool:
                 log.warning("freeing %r: %s", engine, error)
 
     def _choose(self, in_use: Iterable[Engine], quiet: bool) -> tuple[Engine | None, int]:
-        """Take out the one unused for longest, and say how many there were."""
+        """Remove the engine that has been unused the longest, if one should be freed; also how many are unused."""
         busy = {id(engine) for engine in in_use}
         with self._lock:
             idle = [key for key, each in self._engines.items() if id(each) not in busy and not self._held[id(each)]]

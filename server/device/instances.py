@@ -1,7 +1,7 @@
-"""Several executors of one engine on one partition, as if they were one: each inference goes to the next of them.
+"""Several executors of one engine on one partition, used in round robin as if they were one.
 
-Works of a partition's stream run one after another all the same. What is gained is that each executor keeps shapes, graphs
-and memory of its own, so that one may be prepared anew while works of the others are in flight.
+Works on a partition's stream still run one after another. The gain is that each executor has its own shapes, graphs and memory,
+so one can prepare itself for new shapes while works of the others are in flight.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from partitions import Partition
 
 
 class RoundRobinExecutor:
-    """Executors of one engine that take turns; see `engines.base.Executor`."""
+    """Passes each inference to the next of several executors of one engine; see `engines.base.Executor`."""
 
     def __init__(self, executors: Sequence[Executor]) -> None:
         self.engine = executors[0].engine
@@ -33,25 +33,25 @@ class RoundRobinExecutor:
         return next(self._turns).enqueue(inputs, room)
 
     def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
-        """None where all of them are ready: whose turn it will be is not known while others are enqueued."""
+        """None if all executors are ready: which one is next is unknown while others are being enqueued."""
         asked = [getattr(executor, "preparing", None) for executor in self._executors]
         pending = [future for ask in asked if ask is not None and (future := ask(shapes)) is not None]
         return _all(pending) if pending else None
 
     def rebind(self, partition: Partition) -> "RoundRobinExecutor":
-        """All or none."""
+        """All executors or none."""
         return RoundRobinExecutor(_all_or_none([partial(executor.rebind, partition) for executor in self._executors]))
 
     @contextmanager
     def overriding(self, **changes: Any) -> Iterator[None]:
-        """For all of them."""
+        """For all executors."""
         with ExitStack() as after:
             for executor in self._executors:
                 after.enter_context(executor.overriding(**changes))
             yield
 
     def describe(self) -> Mapping[str, object]:
-        """As the first says, with how many there are, and the counts of all."""
+        """The description of the first, with the number of executors and the sum of all counts."""
         each = [executor.describe() for executor in self._executors]
         counts: dict[str, int] = {}
         for said in each:
@@ -61,13 +61,13 @@ class RoundRobinExecutor:
         return {**each[0], "instances": len(each), **({"counts": counts} if counts else {})}
 
     def trim(self, after: float, idle: bool) -> None:
-        """Each."""
+        """Trim each."""
         for executor in self._executors:
             if (trim := getattr(executor, "trim", None)) is not None:
                 trim(after, idle)
 
     def close(self) -> None:
-        """Each, whatever becomes of the others; raises the first error."""
+        """Close each, even if others fail; raises the first error."""
         errors: list[Exception] = []
         for executor in self._executors:
             try:
@@ -79,7 +79,7 @@ class RoundRobinExecutor:
 
 
 def bind_instances(engine: Engine, partition: Partition, count: int) -> Executor:
-    """So many executors of an engine, all or none, as one; or the only one itself. Blocks. Raises ModelRefused."""
+    """Bind `count` executors, all or none, as one; a single one is returned itself. Blocks. Raises ModelRefused."""
     if count == 1:
         return engine.bind(partition)
     return RoundRobinExecutor(_all_or_none([partial(engine.bind, partition)] * count))
@@ -98,7 +98,7 @@ def _all_or_none(binders: Sequence[Callable[[], Executor]]) -> list[Executor]:
 
 
 def _all(pending: "Sequence[Future[None]]") -> "Future[None]":
-    """A future that ends with the last of these, with the first error there was."""
+    """A future that completes with the last of these, with the first error if there is one."""
     whole: Future[None] = Future()
     left, lock = set(map(id, pending)), Lock()
 

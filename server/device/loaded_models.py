@@ -1,4 +1,4 @@
-"""Which models each tenant is served with now, and what follows from that; nothing here waits or blocks."""
+"""The models of each tenant, and the server state that follows from them. Nothing here awaits or blocks."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -9,11 +9,11 @@ from ..workers.worker import Worker
 from .model_loader import LoadedModel
 
 UNLOADED = "unloaded"
-"""Why a model is not there that was asked to go: that makes no server unready, however strict it is."""
+"""The reason of a model that was unloaded on request; it does not make the server unready with `strict_readiness`."""
 
 
 class Execution(NamedTuple):
-    """A model at a version, of a tenant's, and what its executor says of itself."""
+    """A version of a tenant's model, and its executor's description."""
 
     tenant: str
     name: str
@@ -22,9 +22,9 @@ class Execution(NamedTuple):
 
 
 class LoadedModels:
-    """Every tenant's models that were tried, by name, those that failed or were unloaded included.
+    """Each tenant's models that were tried, by name, including those that failed or were unloaded.
 
-    Changed on the event loop only. The executors are not here: those of now are the worker's.
+    Changed on the event loop only. The executors are not here but in the tenant's current worker.
     """
 
     def __init__(self, tenants: Iterable[str], strict: bool) -> None:
@@ -35,27 +35,27 @@ class LoadedModels:
         return f"<LoadedModels {'; '.join(f'{tenant}: {self.shown(tenant)}' for tenant in self._models)}>"
 
     def of(self, tenant: str) -> Mapping[str, LoadedModel]:
-        """A tenant's models by name, as they are whenever they are looked at. Any thread may look."""
+        """A live view of a tenant's models by name. Any thread may read it."""
         return self._models[tenant]
 
     def put(self, tenant: str, loaded: LoadedModel) -> LoadedModel | None:
-        """A tenant's model is this from now on. Returns what it was before, if it was tried before."""
+        """Replace a tenant's model. Returns the one before, if there was one."""
         models = self._models[tenant]
         before = models.get(loaded.name)
         models[loaded.name] = replace(loaded, executors={})
         return before
 
     def serves(self, tenant: str, name: str) -> bool:
-        """Whether some version of a tenant's model is served."""
+        """Whether at least one version of a tenant's model is served."""
         loaded = self._models[tenant].get(name)
         return bool(loaded and loaded.served)
 
     def ensembles(self, tenant: str, models: Collection[str]) -> list[LoadedModel]:
-        """Those that run one of these models, or would if it were served."""
+        """The ensembles that use one of these models as a step, served or not."""
         return [loaded for loaded in self._models[tenant].values() if not set(loaded.steps).isdisjoint(models)]
 
     def state(self) -> State:
-        """The state of a server that has tried every model: serving, or incomplete where it asks for all and one failed."""
+        """The state once all models were tried: serving, or incomplete if `strict_readiness` is on and one failed."""
         if not self._strict:
             return "serving"
         loaded = [each for models in self._models.values() for each in models.values()]
@@ -63,7 +63,7 @@ class LoadedModels:
         return "incomplete" if failed else "serving"
 
     def executions(self, workers: Mapping[str, Worker]) -> list[Execution]:
-        """Which way every model runs now on these workers, see `engines.Executor.describe`."""
+        """How each model runs on these workers now; see `engines.Executor.describe`."""
         found = []
         for tenant, worker in workers.items():
             for served in (served for loaded in self._models[tenant].values() for served in loaded.served):
@@ -72,10 +72,10 @@ class LoadedModels:
         return found
 
     def shown(self, tenant: str) -> str:
-        """A tenant's models that are served, with their versions, in words."""
+        """A tenant's served models with their versions, for the log."""
         return " and ".join(versions(loaded) for loaded in self._models[tenant].values() if loaded.served) or "nothing"
 
 
 def versions(loaded: LoadedModel) -> str:
-    """A model and its versions that are served, in words."""
+    """A model and its served versions, for the log."""
     return f"{loaded.name} {', '.join(served.version for served in loaded.served)}"

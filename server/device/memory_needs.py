@@ -1,4 +1,4 @@
-"""How much memory a model's requests take, as far as its signature tells, and whether a tenant's memory is enough for them."""
+"""How much memory a model's requests need by its signature, and whether a tenant's memory is large enough."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ from .model_loader import LoadedModel
 
 
 def fit(loaded: LoadedModel, tenant: TenantConfig) -> LoadedModel:
-    """The same without the versions of which not even the smallest request fits the tenant's memory, which are closed.
+    """Close and remove versions whose smallest request does not fit the tenant's memory; they become problems.
 
-    Where only the largest does not, a warning is added. Blocks if something is closed.
+    If only the largest request does not fit, a warning is added. Blocks if something is closed.
     """
     most, key = largest_block(tenant.memory), dotted(("tenants", tenant.name, "memory"))
     served, problems, warnings, executors = [], list(loaded.problems), list(loaded.warnings), dict(loaded.executors)
@@ -35,9 +35,9 @@ def fit(loaded: LoadedModel, tenant: TenantConfig) -> LoadedModel:
 
 
 def needed(signature: Signature, largest: bool) -> tuple[int, int] | None:
-    """Bytes of the inputs and the outputs of the largest or the smallest request; None if some dimension has no limit.
+    """Bytes of the inputs and of the outputs of the largest or smallest request; None if a dimension has no limit.
 
-    Texts, and outputs whose size no shape tells, count as nothing. A dimension without a lower limit is 1 at least.
+    BYTES, and outputs whose size depends on data, count as 0. A dimension without a lower limit is at least 1.
     """
     sizes: dict[str, int] = {}
     shapes = []
@@ -56,7 +56,7 @@ def needed(signature: Signature, largest: bool) -> tuple[int, int] | None:
 
 
 def _size(signature: Signature, spec: TensorSpec, axis: int, largest: bool) -> int | None:
-    """The most or the least that a variable dimension may be."""
+    """The largest or smallest size of a variable dimension."""
     limits = spec.limits[axis] if axis < len(spec.limits) else None
     if not largest:
         return limits[0] if limits else 1

@@ -1,6 +1,6 @@
-"""From files to models that are ready on a partition: engines are loaded once and shared, executors are bound.
+"""Loads models from the repository onto a partition: engines are loaded once and shared, executors are bound.
 
-Everything here blocks and belongs on a thread of its own, never on the event loop.
+Everything here blocks; never call it on the event loop.
 """
 
 import logging
@@ -59,15 +59,15 @@ log = logging.getLogger("greenlane.models")
 DEFAULTS = RuntimeSettings()
 MAX_BODY: int = ServerConfig.model_fields["max_body"].default
 _MOST_REASONS = 3
-"""How many reasons an answer gives for a load that failed."""
+"""The most reasons that the answer to a failed load gives."""
 
 Read = Callable[[Path, int | None, RuntimeSettings], Engine]
-"""Makes an engine of a model's file, for batches of up to so many rows where it has to be built first."""
+"""Loads the engine of a model file; the number is the largest batch if it has to be built first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What became of one model on one partition."""
+    """The result of loading one model onto one partition."""
 
     name: str
     served: list[ServedModel]
@@ -76,28 +76,28 @@ class LoadedModel:
     warnings: list[str] = field(default_factory=list)
     engines: dict[ModelKey, Engine] = field(default_factory=dict)
     steps: tuple[str, ...] = ()
-    """The models that it runs, where it is an ensemble: without one of them it is not served."""
+    """The models that an ensemble uses; without one of them it is not served."""
     override: str | None = None
-    """The configuration that it was loaded with, where that is not the file's."""
+    """The configuration that it was loaded with, if not the file's."""
 
     def messages(self, kept: bool = False) -> tuple[str, ...]:
-        """What people should hear about it, a line each; `kept` is whether what was served before goes on being served."""
-        what = "could not be loaded, and what was served before goes on" if kept else "is unavailable"
+        """Lines for the log; `kept`: the versions that were served before stay."""
+        what = "could not be loaded, the versions loaded before stay" if kept else "is unavailable"
         return *self.warnings, *(f"model {_which(problem)} {what}: {problem.reason}" for problem in self.problems)
 
     def why(self) -> str:
-        """The first of its problems, with the versions they are of, and how many there are besides."""
+        """Its first problems with their versions, and how many more there are."""
         reasons = [_reason(problem) for problem in self.problems]
         others = len(reasons) - _MOST_REASONS
         return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {others} more" if others > 0 else "")
 
     def stopped(self, reason: str) -> "LoadedModel":
-        """The same ensemble, served no more for this reason, until its steps are loaded again."""
+        """This ensemble, unavailable for this reason until its steps are loaded again."""
         problems = [IndexEntry(self.name, "", "UNAVAILABLE", reason)]
         return LoadedModel(self.name, [], problems, {}, steps=self.steps, override=self.override)
 
-    def give_up(self) -> "LoadedModel":
-        """The same with nothing to serve: its executors are closed. Blocks."""
+    def discard(self) -> "LoadedModel":
+        """Close its executors and return the result without served versions. Blocks."""
         for executor in self.executors.values():
             executor.close()
         return replace(self, served=[], executors={}, engines={})
@@ -107,7 +107,7 @@ NOTHING: Mapping[str, LoadedModel] = MappingProxyType({})
 
 
 class PreparedVersion(NamedTuple):
-    """A version of a model that was read: its file, how it is to run, and its engine, which `ModelLoader.bind` lets go of."""
+    """A version that was read: its file, settings and engine, which `ModelLoader.bind` returns to the pool."""
 
     file: ModelFile
     settled: ResolvedSettings
@@ -116,17 +116,17 @@ class PreparedVersion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A model that was read and is bound to no partition yet: what went wrong so far, and the versions to bind."""
+    """A model that was read but not bound yet: the problems so far, and the versions to bind."""
 
     loaded: LoadedModel
     versions: list[PreparedVersion] = field(default_factory=list)
 
 
 class ModelLoader:
-    """The repository, and the engines of its models. Every method may be called from any thread.
+    """Loads the models of a repository, and has their engines. Every method may be called from any thread.
 
-    `base` is how a model runs of which nothing is said, `unsupported` what of its settings cannot be honoured and why.
-    Nothing is warmed up with inputs of more bytes than `max_body`, as no request brings them.
+    `base` are the default settings; `unsupported` returns which settings cannot be honoured, and why. Warm-up inputs are at
+    most `max_body` bytes, as no request has more.
     """
 
     def __init__(
@@ -144,15 +144,15 @@ class ModelLoader:
         self._max_body = max_body
         self._loads = count(1)
         self._engines = EnginePool()
-        self._told: dict[str, frozenset[str]] = {}
-        self._telling = Lock()
+        self._logged: dict[str, frozenset[str]] = {}
+        self._logging = Lock()
 
     def __repr__(self) -> str:
         engines = len(self._engines)
         return f"<ModelLoader {self._repository!r}, {engines} engine{'s' * (engines != 1)}>"
 
     def names(self) -> list[str]:
-        """Every model directory of the repository, sorted; none where it cannot be read, which the log tells."""
+        """The model directories of the repository, sorted; none, with a logged error, if it cannot be read."""
         try:
             return self._repository.names()
         except OSError as error:
@@ -160,32 +160,32 @@ class ModelLoader:
             return []
 
     def steps(self, name: str, override: str | None = None) -> tuple[str, ...]:
-        """The models that an ensemble runs, each once; none of a model that is no ensemble, or cannot be read."""
+        """The models that an ensemble uses, each once; none if the model is no ensemble or cannot be read."""
         if override is not None and PLATFORM not in override and "\\" not in override:
-            return ()  # It says nothing of an ensemble, so that a tenant's large configuration is read once, by `prepare`.
+            return ()  # No ensemble; so a large configuration is parsed only once, by `prepare`.
         return _steps(self._repository.read(name, override))
 
     def in_order(self, names: Iterable[str]) -> list[str]:
-        """The same names, those of ensembles after all others, as their steps have to be loaded before them."""
+        """These names, ensembles last, since their steps have to be loaded before them."""
         return sorted(names, key=lambda name: bool(self.steps(name)))
 
     def load(self, name: str, partition: Partition, override: str | None = None) -> LoadedModel:
-        """Load every version of a model that its policy selects and bind it to the partition; what fails is a problem.
+        """Load and bind every version that the model's policy selects; failures become problems of the result.
 
-        `override` is a model configuration as JSON, in place of the file beside the model. What goes wrong is logged.
+        `override` is a model configuration as JSON that replaces the file beside the model. Problems are logged.
         """
         return self.bind(self.prepare(name, override), partition)
 
     def attempt(
         self, name: str, partition: Partition, override: str | None = None, among: Mapping[str, LoadedModel] = NOTHING
     ) -> LoadedModel:
-        """As `load`, but what goes wrong is left to the caller to tell. `among` is as in `prepare`."""
+        """As `load`, but problems are not logged. `among` is as in `prepare`."""
         return self._bind(self.prepare(name, override, among), partition)
 
     def prepare(self, name: str, override: str | None = None, among: Mapping[str, LoadedModel] = NOTHING) -> PreparedModel:
-        """The part of `load` that needs no partition, and takes as long as builds do.
+        """The part of `load` that needs no partition; it takes as long as builds do.
 
-        `among` are the tenant's other models, of which ensembles are made; their engines may not be released meanwhile.
+        `among` are the tenant's other models, of which ensembles are made; their engines must not be freed meanwhile.
         """
         listing = self._repository.read(name, override)
         problems = [IndexEntry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
@@ -194,7 +194,7 @@ class ModelLoader:
         for file in listing.files:
             settled = self._settle(file, prepared.loaded)
             if not settled.problems:
-                with _noting(file, prepared.loaded):
+                with _recording(file, prepared.loaded):
                     engine = self._chain(file, settled, among, prepared.loaded) if steps else self._engine(file, settled)
                     prepared.versions.append(PreparedVersion(file, settled, engine))
         return prepared
@@ -205,11 +205,11 @@ class ModelLoader:
         `whole` is for all or nothing: where one version fails, nothing is served. `kept` is as in `LoadedModel.told`.
         """
         loaded = self._bind(prepared, partition, whole)
-        self._tell(loaded, kept)
+        self._log(loaded, kept)
         return loaded
 
     def release_unused(self, in_use: Iterable[Executor], quiet: bool) -> bool:
-        """Free an engine that no executor has, if it is time; see `EnginePool.release`. Blocks."""
+        """Free an unused engine if one should be freed now; see `EnginePool.release`. Blocks."""
         return self._engines.release([executor.engine for executor in in_use], quiet)
 
     def close(self) -> None:
@@ -221,11 +221,11 @@ class ModelLoader:
         for version in prepared.versions:
             try:
                 if not (whole and loaded.problems):
-                    with _noting(version.file, loaded):
+                    with _recording(version.file, loaded):
                         self._bind_version(version, partition, loaded)
             finally:
                 self._engines.let_go(version.engine)
-        return loaded.give_up() if whole and loaded.problems else loaded
+        return loaded.discard() if whole and loaded.problems else loaded
 
     def _settle(self, file: ModelFile, loaded: LoadedModel) -> ResolvedSettings:
         """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
@@ -243,12 +243,12 @@ class ModelLoader:
         )
         return replace(settled, settings=settled.settings.merge(batch_padding=padding, optional_inputs=optional))
 
-    def _tell(self, loaded: LoadedModel, kept: bool) -> None:
-        """Each line once, though every tenant loads the model, until a load goes otherwise."""
-        told = loaded.messages(kept)
-        with self._telling:
-            before, self._told[loaded.name] = self._told.get(loaded.name, frozenset()), frozenset(told)
-        for line in told:
+    def _log(self, loaded: LoadedModel, kept: bool) -> None:
+        """Log each line once although every tenant loads the model, until a load has another result."""
+        lines = loaded.messages(kept)
+        with self._logging:
+            before, self._logged[loaded.name] = self._logged.get(loaded.name, frozenset()), frozenset(lines)
+        for line in lines:
             if line not in before:
                 log.warning("%s", line)
 
@@ -274,7 +274,7 @@ class ModelLoader:
         loaded.engines[key] = engine
 
     def _check_warm_up(self, file: ModelFile, settings: RuntimeSettings, signature: Signature) -> None:
-        """Raise ModelRefused for something to be ready for that is larger than any request there may be."""
+        """Raise ModelRefused for warm-up inputs that are larger than any possible request."""
         samples, most = settings.warm_up if isinstance(settings.warm_up, tuple) else (), largest_batch(signature)
         for sample in samples:
             where = file.config.settings["warm_up"].where
@@ -285,7 +285,7 @@ class ModelLoader:
                 raise ModelRefused(f"{where}: {text}; leave it out, or raise server.max_body")
 
     def _engine(self, file: ModelFile, settled: ResolvedSettings) -> Engine:
-        """The engine of a file as it is now, for these settings, held until it is let go of."""
+        """The engine of the current file with these settings, held until `EnginePool.let_go`."""
         settings, max_batch, found = settled.settings, file.config.max_batch or None, os.stat(file.path)
         key = (file.path, max_batch, settings, found.st_ino, found.st_mtime_ns, found.st_size)
         return self._engines.hold(key, lambda: self._read(file.path, max_batch, settings))
@@ -293,7 +293,7 @@ class ModelLoader:
     def _chain(
         self, file: ModelFile, settled: ResolvedSettings, among: Mapping[str, LoadedModel], loaded: LoadedModel
     ) -> Engine:
-        """The engine of an ensemble, of the engines that the tenant's models have now, held until it is let go of."""
+        """The engine of an ensemble, from the tenant's current models, held until `EnginePool.let_go`."""
         steps = file.config.steps
         parts = [self._part(step, among) for step in steps]
         links = chain_steps(steps, parts, file.config.max_batch or 0)
@@ -307,7 +307,7 @@ class ModelLoader:
         model = among.get(step.model)
         if model is None:
             known = self.names()
-            if step.model in known and self.steps(step.model):  # It is loaded after others, if it is the tenant's.
+            if step.model in known and self.steps(step.model):  # Ensembles are loaded last, so it is missing from `among`.
                 raise ModelRefused(f"{step.where} {_NESTED}")
             hint = "is not a model of this tenant's" if step.model in known else "is not in the repository"
             raise ModelRefused(f"{step.where} {hint}")
@@ -327,17 +327,17 @@ _NESTED = "is an ensemble, which cannot be a step; name its steps instead"
 
 
 @contextmanager
-def _noting(file: ModelFile, loaded: LoadedModel) -> Iterator[None]:
-    """What fails is a problem of this version."""
+def _recording(file: ModelFile, loaded: LoadedModel) -> Iterator[None]:
+    """Record errors as problems of this version."""
     version = str(file.version)
     try:
         yield
     except Exception as error:
         if not isinstance(error, EngineError):
-            log.exception("model %s %s: the library went wrong", file.name, version)
-        # Clients read this, and where the repository lies is not theirs to know.
+            log.exception("unexpected error while loading model %s version %s", file.name, version)
+        # Clients see this; it must not name the repository's path.
         reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.filename}".rstrip("/"))
-        if file.config.steps:  # Whose errors may name their files.
+        if file.config.steps:  # Errors of its steps may name their files.
             reason = reason.replace(f"{file.path.parent.parent}/", "")
         loaded.problems.append(IndexEntry(file.name, version, "UNAVAILABLE", reason + _said(reason, file.config.settings)))
 
@@ -345,9 +345,9 @@ def _noting(file: ModelFile, loaded: LoadedModel) -> Iterator[None]:
 def open_model_loader(
     config: Config, device: Device | None, read: Read | None = None, builds: Builds | None = None
 ) -> ModelLoader:
-    """The models of a configuration, for this device, as they are served and as they are checked.
+    """The loader for a configuration and a device, used by the server and by the check.
 
-    `read` makes engines in place of the libraries that serve from the device; `builds` is what builds ONNX files for these.
+    `read` replaces the libraries that load engines; `builds` builds ONNX files for them.
     """
     return ModelLoader(
         Repository(config.models.repository, config.models.options, config.source),
@@ -359,7 +359,7 @@ def open_model_loader(
 
 
 def _nbytes(sample: Sample, signature: Signature) -> int:
-    """Bytes of the inputs of a sample, at least: what it does not say counts as 1."""
+    """Bytes of a sample's inputs at least: unspecified dimensions count as 1."""
     total = 0
     for spec in signature.inputs:
         shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.dims)
@@ -372,7 +372,7 @@ def _nbytes(sample: Sample, signature: Signature) -> int:
 
 
 def _said(reason: str, settings: StatedSettings) -> str:
-    """Where a setting was said that an error is about, which knows it by its name within the program."""
+    """Where the setting was configured that an error names by its internal name."""
     ours = {field: said.where for field, said in settings.items() if "_" in field and not said.is_tritons}
     found = [where for field, where in ours.items() if field in reason and field not in where]
     return f" ({', '.join(found)})" if found else ""
@@ -383,12 +383,12 @@ def _steps(listing: Listing) -> tuple[str, ...]:
 
 
 def _of_steps(unsupported: Unsupported) -> Unsupported:
-    """What an ensemble cannot honour: what its steps were loaded with besides."""
+    """The settings that an ensemble cannot honour, because its steps have their own."""
     return lambda asked: {**unsupported(asked), **{field: NO_OWN_SETTINGS for field in asked if field not in SETTINGS}}
 
 
 def _required(config: ModelConfig, signature: Signature) -> Iterator[str]:
-    """What to say of inputs that are configured as optional and are not."""
+    """Warnings about inputs that are configured as optional but have no default."""
     optional = [each.name for each in config.inputs if each.optional]
     for spec in signature.inputs:
         if spec.name in optional and spec.default is None:
@@ -405,6 +405,6 @@ def _which(entry: IndexEntry) -> str:
 
 
 def _reason(entry: IndexEntry) -> str:
-    """With the version where the reason does not name it by its path."""
+    """The reason, with the version unless the reason begins with the version's path."""
     named = not entry.version or entry.reason.startswith(f"{entry.name}/{entry.version}")
     return entry.reason if named else f"version {entry.version}: {entry.reason}"

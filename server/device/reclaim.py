@@ -1,4 +1,4 @@
-"""Frees engines of models that were unloaded, and memory of executors that was not needed lately."""
+"""Frees engines of unloaded models, and memory that executors have not used for a while."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,15 +7,15 @@ from ..workers.worker import Worker
 from .model_loader import ModelLoader
 
 KEPT = 5.0
-"""Seconds after a large inference for which what it took of the process's memory is kept for the next."""
+"""Seconds for which the host memory of a large inference is kept for the next one."""
 LOOK = 1.0
-"""Seconds between two looks for engines that can be freed."""
+"""Seconds between two checks for engines that can be freed."""
 
 
 async def free_engines(model_loader: ModelLoader, workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock]) -> None:
-    """Free what was unloaded, an engine at a time, when no inference has run or waited for two looks in a row.
+    """Free unused engines, one at a time, when no inference was queued or ran at two checks in a row.
 
-    Runs on the event loop until it is cancelled. `changing` are the locks of those who change a tenant's models.
+    Runs on the event loop until it is cancelled. `changing` are the locks of each tenant's models.
     """
     before = False
     while True:
@@ -27,7 +27,7 @@ async def free_engines(model_loader: ModelLoader, workers: Mapping[str, Worker],
 
 
 async def _trim(workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock]) -> None:
-    """Have every tenant's executors give back memory that was not needed lately, but for those that are being changed."""
+    """Have all executors free memory that they have not used for a while, except of tenants whose models are changing."""
     for name, lock in changing.items():
         if not lock.locked():
             async with lock:

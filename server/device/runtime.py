@@ -1,4 +1,4 @@
-"""What lives as long as the process: the device, the account of its granules, and every tenant's worker."""
+"""Owns what lives as long as the process: the device, its partitions, each tenant's worker and the models."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ log = logging.getLogger("greenlane.runtime")
 
 @dataclass(frozen=True, slots=True)
 class RuntimeStatistics:
-    """The state, and how often the device was partitioned anew."""
+    """The state, and how often the device was partitioned."""
 
     state: State
     repartitions: int
@@ -68,7 +68,7 @@ class Runtime:
         self._priorities = GilPriorities()
         self._workers: dict[str, Worker] = {}
         self._changing = {name: asyncio.Lock() for name in config.tenants}
-        """Of those who change a tenant's models or partition, also while that is prepared."""
+        """Held while a tenant's models or partition change, including the preparation."""
         self._worker_control = WorkerControl(config.source, config.server.max_pause, frontends, self._workers, self._lifecycle)
         limits = {name: config.execution_limit(name) for name in config.tenants}
         self._supervision = Supervision(
@@ -91,16 +91,16 @@ class Runtime:
 
     @property
     def state(self) -> State:
-        """Of the server."""
+        """The state of the server."""
         return self._lifecycle.state
 
     @property
     def ready(self) -> bool:
-        """Whether new work is welcome: every model was tried, or loaded if that is asked for, and nobody asked for the end."""
+        """As `Lifecycle.ready`."""
         return self._lifecycle.ready
 
     async def start(self) -> None:
-        """Give every tenant its partition and its memory, and begin to load the models. Raises DoesNotFit or ConfigError."""
+        """Create all partitions, page-lock the tenants' memory, and start loading models. Raises DoesNotFit or ConfigError."""
         self._loop = asyncio.get_running_loop()
         for name, frontend in self.frontends.items():
             frontend.open(self)
@@ -113,16 +113,16 @@ class Runtime:
         self._supervision.start()
 
     async def loaded(self) -> None:
-        """Wait until every model that is configured was tried."""
+        """Wait until every configured model was tried."""
         await self._models.loaded()
 
     async def repartition(self, counts: Mapping[str, int]) -> Move:
-        """Give these tenants these numbers of granules while everyone is served; the others keep theirs.
+        """Give these tenants these numbers of granules while all are served; the other tenants keep theirs.
 
-        New partitions are made, loaded, warmed and probed beside the old ones; then the movers pause for as long as
-        their longest work in flight takes, change over, and go on. Raises DoesNotFit with the arithmetic, BadRequest for
-        an unknown tenant or a count below one, Conflict naming the tenant whose work takes longer than `max_pause`; after any
-        error the old plan is in force.
+        New partitions are created, loaded, warmed up and probed beside the old ones; then the tenants that move pause until
+        their work in flight has ended, switch, and go on. Raises DoesNotFit with the arithmetic, BadRequest for an unknown
+        tenant or a count below 1, Conflict naming a tenant whose work takes longer than `max_pause`. After an error the old
+        partitions stay.
         """
         self._check_counts(counts)
         async with AsyncExitStack() as locks:
@@ -162,45 +162,45 @@ class Runtime:
         await self._models.unload(tenant, name)
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
-        """Stop a ticket of a tenant, if it can be stopped."""
+        """Cancel a tenant's ticket, if it can be."""
         if worker := self._workers.get(tenant):
             worker.cancel(slot, serial)
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
-        """What every tenant's HTTP side has counted."""
+        """The report of each tenant's HTTP side."""
         found = await asyncio.gather(*(frontend.report() for frontend in self.frontends.values()))
         return [(self.config.tenants[name], report) for name, report in zip(self.frontends, found, strict=True)]
 
     def executions(self) -> list[Execution]:
-        """Which way every model runs now, see `engines.Executor.describe`. Does not block."""
+        """How each model runs now; see `engines.Executor.describe`. Does not block."""
         return self._models.executions()
 
     async def probe(self) -> dict[str, frozenset[int]]:
-        """Run a little work in every partition and say on which units it ran."""
+        """Run a small kernel in each partition; the units on which it ran, by tenant."""
         async with self._repartitioning:
             return await asyncio.to_thread(probes.locate, self.manager.held)
 
     async def drain(self, grace: float) -> None:
-        """Say that the server is not ready; `grace` seconds later refuse new work, and return when the last is answered.
+        """Become not ready; after `grace` seconds refuse new requests, and return when the last one is answered.
 
-        Models that are being built by then are abandoned. What has not ended after half of `drain_timeout` is stopped, and
-        after as much again, or a second, it is waited for no more.
+        Builds that are still running then are abandoned. Inferences that have not ended after half of `drain_timeout` are
+        cancelled, and waited for once more as long, at most a second.
         """
         if self.state in ("closed", "lost"):
             return
         self._lifecycle.set_state("draining")
-        log.info("draining: not ready from now on, new requests are refused in %g s", grace)
+        log.info("draining: not ready, new requests are refused in %g s", grace)
         await asyncio.sleep(grace)
         self.builds.close()
         limit = self.config.server.drain_timeout / 2
         emptying = asyncio.ensure_future(self._empty("the server is draining"))
         if not (await asyncio.wait({emptying}, timeout=limit))[0]:
-            text = f"the server is draining, and this has not ended in {limit:g} s (server.drain_timeout)"
-            log.error("inferences are stopped that have not ended in %g s, and those behind them", limit)
+            text = f"the server is draining, and this had not ended after {limit:g} s (server.drain_timeout)"
+            log.error("drain: cancelling inferences that have not ended after %g s, and those queued behind them", limit)
             for worker in self._workers.values():
                 worker.abandon(Failure("stopped", text))
             if not (await asyncio.wait({emptying}, timeout=min(limit, 1.0)))[0]:
-                log.error("some inferences cannot be stopped: their requests are answered without them")
+                log.error("drain: some inferences cannot be cancelled; their requests are answered 503")
                 for name in self.frontends:
                     self._supervision.suspend(name, text)
                 return
@@ -208,13 +208,13 @@ class Runtime:
         log.info("drained: every request was answered")
 
     async def close(self) -> None:
-        """Finish what is in flight, but for builds, and release the device. Calling it again does nothing."""
+        """Wait for work in flight, abandon builds, and release the device. Idempotent."""
         if self.state == "closed":
             return
         self._lifecycle.set_state("closed")
         self.builds.close()
         await self.loaded()
-        async with AsyncExitStack() as locks:  # A change that has begun goes on to its end.
+        async with AsyncExitStack() as locks:  # Changes in progress are completed first.
             everyones = (
                 *self._models.ordering.values(),
                 self._repartitioning,
@@ -248,7 +248,7 @@ class Runtime:
     def _lose(self, error: DeviceLost) -> None:
         if self.state != "lost":
             self._lifecycle.set_state("lost")
-            log.critical("the device is lost, and this process with it: %s", error)
+            log.critical("the device is lost, this process will exit: %s", error)
             self._leaving = asyncio.create_task(self._leave(f"the device is lost: {error}"))
 
     async def _leave(self, reason: str) -> None:
@@ -261,7 +261,7 @@ class Runtime:
         await asyncio.gather(*(frontend.drained() for frontend in self.frontends.values()))
 
     def _broke(self, name: str, error: Exception) -> None:
-        """The worker of this tenant cannot go on. Any thread."""
+        """A tenant's worker has failed. Any thread."""
         if self._loop:
             self._loop.call_soon_threadsafe(self._supervision.restart_worker, name, error)
 
@@ -273,9 +273,9 @@ class Runtime:
                 raise BadRequest(f"{name}: {show(count)} granules; expected an integer of at least 1")
 
     def _prepare(self, move: Move) -> dict[str, Worker]:
-        """Workers on the movers' new partitions, with all their models, ready and probed. Blocks. All or none.
+        """Workers on the new partitions, with all models ready and the partitions probed; all or none. Blocks.
 
-        Each mover's models are set up on a thread of its own.
+        The models of each tenant are set up on a separate thread.
         """
         carved = self.manager.carve(move)
         workers: dict[str, Worker] = {}

@@ -1,4 +1,4 @@
-"""The models that each tenant is served with: loaded at the start, loaded and unloaded when a tenant asks for it."""
+"""Loads the tenants' models at the start, and loads and unloads models on request."""
 
 import asyncio
 import logging
@@ -25,10 +25,10 @@ log = logging.getLogger("greenlane.runtime")
 
 
 class TenantModels:
-    """What each tenant is served with. Every method belongs to the event loop; what blocks runs on threads.
+    """Changes the models of each tenant. Every method belongs to the event loop; blocking calls run on threads.
 
-    A model is read under the tenant's `ordering` lock alone, as that takes minutes where it has to be built. It is bound to
-    the tenant's partition and put in place under the tenant's `changing` lock as well, which repartitions hold, too.
+    A model is read under the tenant's `ordering` lock alone, since that takes minutes if it has to be built. It is bound to the
+    partition and published under the tenant's `changing` lock as well, which repartitions also hold.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TenantModels:
         self._lifecycle = lifecycle
         self._served = LoadedModels(config.tenants, config.server.strict_readiness)
         self.ordering = {name: asyncio.Lock() for name in config.tenants}
-        """Of those who load or unload for a tenant, from its first file to its last: one at a time."""
+        """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
         self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", lower_priority)
         self._changes: set[asyncio.Task[None]] = set()
         self._loading: asyncio.Task[None] | None = None
@@ -59,46 +59,46 @@ class TenantModels:
         return f"<TenantModels {len(self._changes)} changes on their way, {self._served!r}>"
 
     def start(self) -> None:
-        """Begin to load what every tenant may call; each must have its partition."""
+        """Start loading all models of all tenants; each must have its partition."""
         self._loading = asyncio.create_task(self._load_all())
 
     def close(self) -> None:
-        """Give back the threads that read models."""
+        """Shut down the threads that read models."""
         self._loaders.shutdown(wait=False)
 
     async def loaded(self) -> None:
-        """Wait until every model that is configured was tried."""
+        """Wait until every configured model was tried."""
         if self._loading:
             await self._loading
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
-        """Load or reload a model for one tenant, all versions or none; other tenants keep what they have.
+        """Load or reload a model for one tenant, all versions or none; other tenants are not affected.
 
-        An ensemble's steps are loaded before it if they are not, and ensembles that run the model are made again. What served
-        before goes on serving until the new is ready, and if that fails. Raises NotFound for a model that is not the tenant's,
-        BadRequest when a version cannot be served, with the reason. Cancelled before its turn nothing is loaded, cancelled
-        later it goes on to its end.
+        An ensemble's missing steps are loaded before it, and ensembles that use the model are rebuilt. The old versions serve
+        until the new ones are ready, and stay if the load fails. Raises NotFound for a model that the tenant may not call,
+        BadRequest with the reason if a version cannot be served. If cancelled while it waits for earlier changes nothing is
+        loaded; later it is completed all the same.
         """
         self._check_may_call(tenant, name)
         await self._in_turn(tenant, partial(self._load, tenant, name, override))
 
     async def unload(self, tenant: str, name: str) -> None:
-        """Stop serving a model to one tenant: requests that are in are finished, new ones are told it is unavailable.
+        """Stop serving a model to one tenant: accepted requests are finished, new ones get 503.
 
-        So are those for ensembles that run it, until it is loaded again. Raises NotFound for a model that is not the tenant's.
-        Cancelled as `load` is.
+        The same holds for ensembles that use it, until it is loaded again. Raises NotFound for a model that the tenant may not
+        call. Cancelling is as for `load`.
         """
         self._check_may_call(tenant, name)
         await self._in_turn(tenant, partial(self._unload, tenant, name))
 
     def executions(self) -> list[Execution]:
-        """As `LoadedModels.executions`, on the workers of now."""
+        """As `LoadedModels.executions`, on the current workers."""
         return self._served.executions(self._workers)
 
     async def _in_turn(self, tenant: str, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Change what a tenant is served once the changes before are made; not cancelled any more when its turn has come.
+        """Run a change after all earlier ones of the tenant; once started it is completed even if the caller is cancelled.
 
-        Raises Unavailable if the server was closed before that.
+        Raises Unavailable if the server was closed meanwhile.
         """
         ordering = self.ordering[tenant]
         await ordering.acquire()
@@ -135,9 +135,9 @@ class TenantModels:
         return loaded
 
     async def _renew_ensembles(self, tenant: str, changed: Collection[str], name: str) -> None:
-        """Make those that run one of these models again, of what it is now; but for the one of this name, which is new.
+        """Rebuild the ensembles that use one of these models, except the one of this name, which was just loaded.
 
-        One that cannot be made of it is unavailable, with the reason, as it is in Triton.
+        An ensemble that cannot be rebuilt becomes unavailable with the reason, as in Triton.
         """
         for ensemble in self._served.ensembles(tenant, changed):
             if ensemble.name != name:
@@ -155,7 +155,7 @@ class TenantModels:
                 log.info("unloaded for %s: %s", tenant, name)
 
     async def _load_all(self) -> None:
-        """Load what every tenant may call, all tenants at once; ready when the last model is."""
+        """Load all models, all tenants in parallel; the server is ready when the last model was tried."""
         await asyncio.gather(*(self._load_tenant(tenant) for tenant in self._config.tenants.values()))
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self._served.state())
@@ -176,24 +176,24 @@ class TenantModels:
                     await self._put(tenant.name, await self._bind(tenant.name, prepared))
         if not any(self._served.serves(tenant.name, name) for name in self._served.of(tenant.name)):
             log.warning(
-                "tenant %s is served nothing: %s", tenant.name, "every model failed" if names else "it may call no model"
+                "tenant %s has no loaded model: %s", tenant.name, "every model failed" if names else "it may call no model"
             )
 
     async def _read_model(self, tenant: str, name: str, override: str | None) -> PreparedModel:
-        """Read a model, which takes minutes where it has to be built: with no partition held, for what goes on meanwhile, and
-        on threads that nothing else waits for. A tenant has one at a time.
+        """Read a model, which takes minutes if it has to be built: without a partition's lock, and on threads that are used for
+        nothing else. One at a time for each tenant.
         """
         self._frontends[tenant].announce(name)
         loop, among = asyncio.get_running_loop(), self._served.of(tenant)
         return await loop.run_in_executor(self._loaders, self._model_loader.prepare, name, override, among)
 
     async def _bind(self, tenant: str, prepared: PreparedModel, whole: bool = False, kept: bool = False) -> LoadedModel:
-        """Bind what was read to the tenant's partition, and see whether its requests fit the tenant's memory.
+        """Bind a model to the tenant's partition, and check that its requests fit the tenant's memory.
 
         `whole` and `kept` are as in `ModelLoader.bind`.
         """
         partition = self._workers[tenant].partition
-        # What computes on the host's own cores keeps the priority of the thread that bound it.
+        # CPU executors inherit the scheduling priority of the thread that binds them.
         threads = self._loaders if partition.host_cores is None else None
         loop = asyncio.get_running_loop()
         loaded = await loop.run_in_executor(threads, self._model_loader.bind, prepared, partition, whole, kept)
@@ -202,10 +202,10 @@ class TenantModels:
         for line in fitting.messages(kept):
             if line not in known:
                 log.warning("%s", line)
-        return await asyncio.to_thread(fitting.give_up) if whole and fitting.problems else fitting
+        return await asyncio.to_thread(fitting.discard) if whole and fitting.problems else fitting
 
     async def _put(self, tenant: str, loaded: LoadedModel) -> None:
-        """Serve what was loaded in place of what was; the old is closed once its last request ended."""
+        """Publish a model in place of the old one, which is closed when its last request has ended."""
         executors = self._workers[tenant].executors
         executors.update(loaded.executors)
         before = self._served.put(tenant, loaded)
@@ -213,7 +213,7 @@ class TenantModels:
         left = [executors.pop(served.key) for served in before.served] if before else []
         if settled:
             await asyncio.to_thread(_close, left)
-        elif left:  # Its process died: what that had asked for may still be running.
+        elif left:  # Its HTTP process died: its requests may still be running.
             async with self._worker_control.stopped(tenant):
                 await asyncio.to_thread(_close, left)
         if self._lifecycle.state in ("serving", "incomplete") and self._served.state() != self._lifecycle.state:

@@ -1,25 +1,25 @@
-"""Which parts of a tenant's memory its requests hold: a block each, of the size that its tensors need. Pure: no I/O.
+"""Allocates a tenant's tensor memory: one block for each request, of the size that its tensors need. Pure: no I/O.
 
-Blocks of up to 1 MiB are taken from the beginning of the memory, larger ones from its end, and an eighth at the beginning is
-never taken by a larger one. So large requests do not keep small ones out, and small ones do not break up the space of large
-ones. A block that was given back is kept for the next request of its size, which then finds the memory that was used last,
-and is joined with what is free beside it when another size is needed.
+Blocks of up to 1 MiB are allocated from the start of the memory, larger ones from its end, and large blocks never use the first
+eighth. So large requests cannot keep small ones out, and small ones do not fragment the space of large ones. A freed block is
+kept for the next request of its size, which then gets recently used memory; it is merged with its free neighbours when another
+size is needed.
 """
 
 from ..errors import MemoryFull, TooLarge
 
 UNIT = 64 * 1024
-"""Bytes that every block is a multiple of."""
+"""The size of every block is a multiple of this, in bytes."""
 LARGE = 1 << 20
-"""Bytes above which a block is a large one."""
+"""Blocks of more bytes than this are large."""
 _SHARE = 8
-"""What part of the memory is kept for blocks that are not large: one in so many."""
+"""One part in this many is reserved for blocks that are not large."""
 _STEPS = 16
-"""Sizes of blocks between 0 and a power of two: few, so that blocks are used again, and at most an eighth is wasted."""
+"""Block sizes up to each power of two: few, so that freed blocks are used again; at most an eighth is wasted."""
 
 
 class BlockAllocator:
-    """Gives out parts of `nbytes` bytes; `setting` is what that number is called where it is set. Not thread-safe."""
+    """Allocates blocks of a memory of `nbytes` bytes; `setting` is its configuration key. Not thread-safe."""
 
     def __init__(self, nbytes: int, setting: str = "memory") -> None:
         self.nbytes = nbytes
@@ -28,21 +28,21 @@ class BlockAllocator:
         self._common = nbytes // _SHARE // UNIT * UNIT
         self._most = largest_block(nbytes)
         self._kept: dict[int, list[int]] = {}
-        self._holes: list[tuple[int, int]] = [(0, nbytes // UNIT * UNIT)]  # Where each begins, ascending, and its size.
+        self._holes: list[tuple[int, int]] = [(0, nbytes // UNIT * UNIT)]  # Start and size of each, ascending.
 
     def __repr__(self) -> str:
         return f"<BlockAllocator, {self.used} of {self.nbytes} bytes in use>"
 
     def check(self, nbytes: int) -> None:
-        """Raise TooLarge if so many bytes do not fit, whatever is free."""
+        """Raise TooLarge if so many bytes can never be allocated at once."""
         if nbytes > self._most:
             needed = f"the request and its answer need {nbytes} bytes of memory"
             raise TooLarge(f"{needed}; the most for one is {self._most} ({self._explain()})")
 
     def allocate(self, nbytes: int, spare: int = 0) -> tuple[int, int]:
-        """A block that is free, of at least so many bytes: where it begins, and its size. With `spare` more, if that fits.
+        """Allocate a block of at least so many bytes, plus `spare` if that fits; its start and size.
 
-        Raises TooLarge if it would not fit if all were free, MemoryFull if it does not fit now.
+        Raises TooLarge if it would not fit into empty memory, MemoryFull if it does not fit now.
         """
         self.check(nbytes)
         size = min(block_size(nbytes + spare), self._most)
@@ -59,7 +59,7 @@ class BlockAllocator:
         return start, size
 
     def free(self, start: int, size: int) -> None:
-        """Take back a block that nothing uses any more."""
+        """Free a block that nothing uses any more."""
         self.used -= size
         kept = self._kept.get(size)
         if kept is None:
@@ -67,18 +67,18 @@ class BlockAllocator:
         kept.append(start)
 
     def _find(self, size: int) -> int:
-        """Where a block of this size can begin; -1 if nowhere."""
+        """The start of a free block of this size; -1 if there is none."""
         kept = self._kept.get(size)
         if kept:
             return kept.pop()
         start = self._cut(size)
         if start < 0 and self._kept:
-            self._join()
+            self._merge()
             start = self._cut(size)
         return start
 
     def _cut(self, size: int) -> int:
-        """Cut a block off a hole: a large one off the end of the last that has room, another off the beginning of the first."""
+        """Cut a block off a hole: a large one off the end of the last hole with room, others off the start of the first."""
         if size > LARGE:
             for place in range(len(self._holes) - 1, -1, -1):
                 start, room = self._holes[place]
@@ -99,8 +99,8 @@ class BlockAllocator:
         else:
             del self._holes[place]
 
-    def _join(self) -> None:
-        """Make one hole of all free parts that lie side by side."""
+    def _merge(self) -> None:
+        """Merge adjacent free blocks and holes."""
         parts = self._holes + [(start, size) for size, kept in self._kept.items() for start in kept]
         self._kept = {}
         self._holes = []
@@ -112,7 +112,7 @@ class BlockAllocator:
                 self._holes.append((start, size))
 
     def _largest(self) -> int:
-        """The most bytes that a block could have now, after `_join`."""
+        """The largest block that could be allocated now; call it after `_merge`."""
         small = max([min(room, LARGE) for _, room in self._holes], default=0)
         large = max([start + room - max(start, self._common) for start, room in self._holes], default=0)
         return large if large > LARGE else small
@@ -122,12 +122,12 @@ class BlockAllocator:
 
 
 def block_size(nbytes: int) -> int:
-    """The size of the block for so many bytes, where there is that much."""
+    """The size of the block for so many bytes, if there is that much memory."""
     step = max(UNIT, (1 << (nbytes - 1).bit_length()) // _STEPS) if nbytes else UNIT
     return max(step, -(-nbytes // step) * step)
 
 
 def largest_block(nbytes: int) -> int:
-    """The most that one request may take of a memory of so many bytes."""
+    """The largest block of a memory of so many bytes."""
     whole = nbytes // UNIT * UNIT
     return max(min(whole, LARGE), whole - nbytes // _SHARE // UNIT * UNIT)

@@ -1,21 +1,21 @@
-"""What crosses between the HTTP side and the device side: small, flat, and never a tensor.
+"""The messages between the HTTP side and the device side: small, flat, and never a tensor.
 
-Tickets go in, completions come out. Both are plain numbers and strings, so that the two sides may be two threads or two
-processes; the tensors lie in the slot's memory, which both sides see.
+Tickets go to the device side, completions (`Done`) come back. Both are plain numbers and strings, so the two sides may be
+threads or processes; the tensors are in the slot's memory, which both sides share.
 """
 
 from typing import Literal, NamedTuple
 
 Shape = tuple[int, ...]
 ModelKey = str
-"""`name/version#load`: one model at one version as it was loaded once; a reload is another."""
+"""`name/version#load`: one load of one version of a model; a reload has a new key."""
 
 
 class Ticket(NamedTuple):
-    """One inference to run: the slot that holds its inputs, their shapes in the signature's order, and until when.
+    """One inference to run: the slot with its inputs, their shapes in the signature's order, and its deadline.
 
-    `serial` tells it from what was in the same slot before. `deadline` is on the clock of `time.monotonic`, in seconds;
-    infinity for none. The slot's tensors lie in `capacity` bytes from `start` on, in the tenant's memory.
+    `serial` distinguishes it from earlier tickets in the same slot. `deadline` is in seconds on the clock of `time.monotonic`,
+    infinity for none. The slot's tensors are in `capacity` bytes from `start` on in the tenant's memory.
     """
 
     slot: int
@@ -28,7 +28,7 @@ class Ticket(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Where in the slot an output lies: its shape, and its place in bytes. BYTES are in wire form."""
+    """Where an output is in its slot: its shape, and offset and size in bytes. BYTES are in wire form."""
 
     shape: Shape
     offset: int
@@ -36,11 +36,11 @@ class Extent(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why there are no outputs: the model `raised`, the work was `cancelled`, had `expired`, or the device is `lost`.
+    """Why there are no outputs.
 
-    It may also have `overrun` what an inference may take, or been `stopped` for the server's own reasons; the text says which.
-
-    Outputs that have `outgrown` the slot need as many bytes of it, inputs included, as the text says.
+    - `raised`: the model raised an error; `cancelled`: its request was released; `expired`: its deadline passed before it began
+    - `lost`: the device is lost; `overrun`: it ran for too long; `stopped`: the server stopped it, for the reason in `text`
+    - `outgrown`: the outputs do not fit into the slot; `text` is the number of bytes that it needs, inputs included
     """
 
     kind: Literal["raised", "cancelled", "expired", "lost", "outgrown", "overrun", "stopped"]
@@ -48,9 +48,9 @@ class Failure(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An inference that ended. `began` and `ended` are nanoseconds on the clock of `time.monotonic_ns`.
+    """An inference that has ended. `began` and `ended` are in nanoseconds on the clock of `time.monotonic_ns`.
 
-    `rows` never crosses: the HTTP side says to each of several requests that ran together how many rows they had in all.
+    `rows` is set on the HTTP side only, for requests that ran in a batch: the rows of the whole batch.
     """
 
     slot: int

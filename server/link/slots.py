@@ -1,8 +1,8 @@
 """The memory that an inference's tensors live in, from the parsed request to the encoded answer.
 
-A slot's layout follows from the model's signature and the shapes alone, so that both sides find the tensors without
-being told: inputs in the signature's order, each at a multiple of 64 bytes, the outputs after them. A BYTES tensor,
-whose size no shape tells, is preceded by one such block that begins with its size as a little-endian uint64.
+A slot's layout follows from the model's signature and the shapes alone, so both sides compute it without exchanging it: inputs
+in the signature's order, each at a multiple of 64 bytes, then the outputs. A BYTES tensor, whose size does not follow from its
+shape, is preceded by 64 bytes that begin with its size as a little-endian uint64.
 """
 
 import struct
@@ -18,15 +18,15 @@ from .messages import Extent, Shape
 
 _SIZE = struct.Struct("<Q")
 SMALLEST = UNIT
-"""Bytes that the block of a slot has at least."""
+"""The smallest block of a slot, in bytes."""
 
 
 class Slot:
     """Memory for one request at a time; owned by one side at a time, and by one thread there.
 
-    Its tensors lie in a block of the tenant's memory, of `capacity` bytes from `start` on: `view`, at `address` in this
-    process. The HTTP side takes one from `blocks` when it knows how much is needed, the device side is told of it. What is
-    said of the slot is written to `ticket` and `completion`.
+    Its tensors are in a block of the tenant's memory, of `capacity` bytes from `start` on: `view`, at `address` in this
+    process. The HTTP side allocates the block from `blocks` when it knows the size; the ticket names it to the device side.
+    `ticket` and `completion` are the pages of the slot's messages.
     """
 
     def __init__(self, index: int, memory: memoryview, base: int, ticket: memoryview, completion: memoryview) -> None:
@@ -40,15 +40,15 @@ class Slot:
         self.completion = completion
         self._memory = memory
         self._base = base
-        self._laid: tuple[object, tuple[list[Tensor], Room]] | None = None
+        self._layout: tuple[object, tuple[list[Tensor], Room]] | None = None
 
     def __repr__(self) -> str:
         return f"<Slot {self.index}, {self.capacity} bytes>"
 
     def reserve(self, nbytes: int, spare: int = 0) -> None:
-        """Have a block of at least so many bytes, and `spare` more if they can be had; what was in a smaller one is kept.
+        """Make the block at least this large, plus `spare` if there is room; the contents of a smaller block are kept.
 
-        For the HTTP side. Raises TooLarge or MemoryFull, and leaves the slot as it was.
+        For the HTTP side. Raises TooLarge or MemoryFull, and then leaves the slot unchanged.
         """
         if self.capacity and nbytes <= self.capacity:
             return
@@ -62,7 +62,7 @@ class Slot:
             self.blocks.free(start, capacity)
 
     def use_block(self, start: int, capacity: int) -> None:
-        """Lie in this block, which the slot's owner holds. Raises ValueError for one that is not in the tenant's memory."""
+        """Use this block, which the slot's owner holds. Raises ValueError if it is not inside the tenant's memory."""
         if start == self.start and capacity == self.capacity:
             return
         if not 0 <= start <= start + capacity <= len(self._memory):
@@ -72,16 +72,15 @@ class Slot:
         self.address = self._base + start
 
     def free_block(self) -> None:
-        """Give the block back; nothing may read or write it any more."""
+        """Free the block; nothing may read or write it any more."""
         if self.blocks is not None and self.capacity:
             self.blocks.free(self.start, self.capacity)
         self.capacity = 0
 
     def lay_out(self, signature: Signature, sizes: Sequence[int], room: int = 0, spare: int = 0) -> list[int]:
-        """Lay out inputs of these sizes in bytes, reserve that and `room` bytes after them, and return their offsets.
+        """Lay out inputs of these sizes, in bytes, with `room` bytes after them; reserve the memory and return the offsets.
 
-        `spare` is as for `reserve`.
-        Raises TooLarge or MemoryFull.
+        `spare` is as for `reserve`. Raises TooLarge or MemoryFull.
         """
         offsets, end = [], 0
         for spec, size in zip(signature.inputs, sizes, strict=True):
@@ -95,10 +94,10 @@ class Slot:
         return offsets
 
     def inputs(self, signature: Signature, shapes: Sequence[Shape], capacity: int) -> tuple[list[Tensor], Room]:
-        """The tensors that `place` laid out, and the room after them, up to `capacity` bytes from the slot's beginning."""
+        """The tensors that `lay_out` laid out, and the room after them, up to `capacity` bytes from the slot's start."""
         key = (signature, shapes, self.start, capacity)
-        if self._laid and self._laid[0] == key:  # A slot's requests are mostly alike, and so are its blocks.
-            return self._laid[1]
+        if self._layout and self._layout[0] == key:  # Successive requests in a slot mostly have the same shapes and block.
+            return self._layout[1]
         tensors, end, sized = [], 0, True
         for spec, shape in zip(signature.inputs, shapes, strict=True):
             size = spec.nbytes(shape)
@@ -108,20 +107,20 @@ class Slot:
             tensors.append(Tensor(shape, self.address + end, size))
             end = align(end + size)
         laid = tensors, Room(self.address + end, capacity - end)
-        self._laid = (key, laid) if sized else None
+        self._layout = (key, laid) if sized else None
         return laid
 
     def store_outputs(self, outputs: Sequence[Tensor], room: Room) -> tuple[Extent, ...]:
-        """Say where the outputs lie in this slot, after bringing in those that lie elsewhere to behind what is in the room.
+        """Where the outputs are in this slot; outputs that are elsewhere in memory are copied behind those that are here.
 
-        An output may lie over an input: it stays there. Raises Outgrown if they do not fit, and leaves the inputs as they were.
+        An output may overlap an input. Raises Outgrown if the outputs do not fit, and then leaves the inputs unchanged.
         """
         low, high = self.address, self.address + self.capacity
         if all(low <= tensor.address and tensor.address + tensor.nbytes <= high for tensor in outputs):
             return tuple([Extent(t.shape, t.address - low, t.nbytes) for t in outputs])
-        return self._bring_in(outputs, room.address - low)
+        return self._copy_in(outputs, room.address - low)
 
-    def _bring_in(self, outputs: Sequence[Tensor], end: int) -> tuple[Extent, ...]:
+    def _copy_in(self, outputs: Sequence[Tensor], end: int) -> tuple[Extent, ...]:
         base, capacity = self.address, self.capacity
         inside = [base <= t.address and t.address + t.nbytes <= base + capacity for t in outputs]
         end = max([end, *(align(t.address - base + t.nbytes) for t, here in zip(outputs, inside, strict=True) if here)])

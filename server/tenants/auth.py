@@ -1,4 +1,4 @@
-"""Whose request is this? From a bearer key, a tenant's name or the default, to one tenant."""
+"""Identifies the tenant of a request by its bearer key, its X-Tenant header, or the default."""
 
 import hashlib
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from ..errors import Unauthorized
 
 
 class Tenancy:
-    """Every tenant, by name and by key. Changes nothing once made."""
+    """All tenants by name and by key. Immutable."""
 
     def __init__(self, tenants: Iterable[TenantConfig], default: str | None) -> None:
         self.tenants = {tenant.name: tenant for tenant in tenants}
@@ -21,8 +21,8 @@ class Tenancy:
     def identify(self, authorization: str | None, name: str | None) -> TenantConfig:
         """The tenant of a request with these values of Authorization and X-Tenant.
 
-        Raises Unauthorized for a key that nobody has, a tenant that does not exist, one that wants its key, and a key and
-        a name that disagree. Where no tenant has a key, Authorization is not for this server, but for a proxy in front of it.
+        Raises Unauthorized for an unknown key, an unknown tenant, a tenant that needs its key, and a key of another tenant
+        than the name. If no tenant has a key, Authorization is ignored: it is for a proxy in front of this server.
         """
         if authorization and self._by_key:
             return self._by_bearer(authorization, name)

@@ -17,10 +17,10 @@ from .statistics import ModelStatistics
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model at one version, ready on this tenant's partition; `batching` is how its requests are joined, if they are.
+    """One version of a model, ready on this tenant's partition.
 
-    `labels` are what the classes of its outputs are called, `queues` how its requests may wait where its own configuration
-    says so.
+    `batching` is set if its requests are batched; `labels` are the names of its output classes; `queues` are the limits of its
+    queues, if its configuration has any.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A line of the repository index; `version` is empty where the problem is the whole model's."""
+    """A line of the repository index; `version` is empty if the problem concerns the whole model."""
 
     name: str
     version: str
@@ -51,7 +51,7 @@ class IndexEntry:
 
 
 class Catalog:
-    """What one tenant is served, by model and version. Belongs to the event loop."""
+    """The models that one tenant may call, by name and version. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._served: dict[str, dict[str, ServedModel]] = {}
@@ -83,8 +83,8 @@ class Catalog:
     def index(self, there: Collection[str] | None = None, expected: Collection[str] = ()) -> list[IndexEntry]:
         """Every model that this tenant may call, by name, with its state.
 
-        `there` are those of them that are in the repository, if that is known: what was not loaded yet is listed too, and what
-        is neither there nor served nor `expected` is left out.
+        `there` are the models in the repository, if known: then models that are not loaded yet are listed too, and those that
+        are neither there nor served nor `expected` are omitted.
         """
         if there is None:
             return [entry for name in sorted(self._entries) for entry in self._entries[name]]
@@ -94,19 +94,19 @@ class Catalog:
         return [e for name in named for e in self._entries.get(name) or [IndexEntry(name, "", "UNAVAILABLE", "not loaded")]]
 
     def listing(self) -> list[tuple[str, list[ServedModel], list[IndexEntry]]]:
-        """What it would take to say all of this again: by model, what is ready and what is wrong; neither while it loads."""
+        """The arguments for `put` that rebuild this catalog: what is ready and what failed; neither while a model loads."""
         return [
             (name, list(self._served.get(name, {}).values()), [e for e in entries if e.state == "UNAVAILABLE"])
             for name, entries in self._entries.items()
         ]
 
     def announce(self, name: str) -> None:
-        """This model is being loaded; a version that serves goes on."""
+        """Mark a model as loading; versions that are served stay."""
         if name not in self._served:
             self._entries[name] = [IndexEntry(name, "", "LOADING")]
 
     def put(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
-        """From now on these versions of a model are served, and no others; each keeps its counts."""
+        """Serve exactly these versions of a model; each keeps the counters of the same version before."""
         before = self._served.pop(name, {})
         kept = [_continue(item, before.get(item.version)) for item in served]
         if kept:

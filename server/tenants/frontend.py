@@ -1,6 +1,7 @@
-"""A tenant's HTTP side as the device side sees it: where tickets come from, who is told what can be asked for.
+"""A tenant's HTTP side as the device side sees it: it sends tickets, and is notified of models and states.
 
-It may be in this process (`service.LocalFrontend`) or in another one (`processes.remote_frontend`); the runtime cannot tell.
+It is in this process (`service.LocalFrontend`) or in another one (`processes.remote_frontend`); the runtime does not know
+which.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ from .catalog import IndexEntry, ServedModel
 from .statistics import ModelStatistics
 
 State = Literal["starting", "serving", "incomplete", "draining", "lost", "closed"]
-"""Of the server. It is incomplete when it serves, but not every model, and `server.strict_readiness` asks for all of them."""
+"""The server's state. `incomplete`: it serves, but a model failed to load and `server.strict_readiness` requires all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """A model at a version, what was counted of it, and how many requests for it wait."""
+    """A version of a model, its counters, and how many requests are queued for it."""
 
     name: str
     version: str
@@ -29,7 +30,7 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a tenant's HTTP side has counted so far, and its index; `age` seconds ago, as it does not answer now, or 0."""
+    """The counters and model index of a tenant's HTTP side, `age` seconds old if it did not answer now."""
 
     served: Sequence[ModelReport]
     index: Sequence[IndexEntry]
@@ -39,10 +40,10 @@ class Report:
 
 
 class Backend(Protocol):
-    """What a frontend may ask of the runtime, besides the tickets that come over its link."""
+    """What a frontend may ask of the runtime besides sending tickets."""
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
-        """Stop a ticket that was handed over, if it can be stopped; its completion still comes."""
+        """Cancel a ticket that was sent, if it can be; its completion still comes."""
 
 
 class Frontend(Protocol):
@@ -53,31 +54,31 @@ class Frontend(Protocol):
         """The device side's end of the link."""
 
     def open(self, device: Backend) -> None:
-        """Begin: completions are heard from now on."""
+        """Start receiving completions."""
 
     def announce(self, name: str) -> None:
-        """This model is being loaded; what serves goes on."""
+        """Mark a model as loading; versions that are served stay."""
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
-        """Serve these versions of a model from now on; return once no request is left for what they replace.
+        """Serve exactly these versions of a model; return when no request is left for those that they replace.
 
-        False if nobody is there any more who would know.
+        False if the HTTP process has died, so that it is unknown whether its requests have ended.
         """
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
-        """These of the host's cores are the tenant's own now; None if the hardware does not say."""
+        """Set the host's cores that belong to the tenant's partition; None on a GPU."""
 
     async def report(self) -> Report:
-        """What was counted; within a second or so, though that may be what was known before."""
+        """The current counters, or after about a second without an answer the last known ones."""
 
     def refuse(self, reason: str) -> None:
-        """Take no more requests."""
+        """Refuse new requests for good."""
 
     def suspend(self, reason: str) -> None:
-        """Take no requests for now, and tell everyone who waits why; with "" take them again."""
+        """Refuse new requests and fail all current ones for this reason; with "" accept requests again."""
 
     async def drained(self) -> None:
-        """Return once every request that was taken has been answered."""
+        """Return when every accepted request has been answered."""
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop receiving completions."""

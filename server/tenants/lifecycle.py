@@ -6,20 +6,20 @@ from .frontend import State
 
 
 class Lifecycle:
-    """The state that the server is in. Every change of it is passed to `tell`. Belongs to the event loop."""
+    """The server's state; `on_change` is called with every new state. Belongs to the event loop."""
 
-    def __init__(self, tell: Callable[[State], None]) -> None:
+    def __init__(self, on_change: Callable[[State], None]) -> None:
         self.state: State = "starting"
-        self._tell = tell
+        self._on_change = on_change
 
     def __repr__(self) -> str:
         return f"<Lifecycle {self.state}>"
 
     @property
     def ready(self) -> bool:
-        """Whether new work is welcome: every model was tried, or loaded if that is asked for, and nobody asked for the end."""
+        """Whether the server is ready: loading has finished (`strict_readiness`: succeeded), and it is not stopping."""
         return self.state == "serving"
 
     def set_state(self, state: State) -> None:
         self.state = state
-        self._tell(state)
+        self._on_change(state)

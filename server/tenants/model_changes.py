@@ -1,4 +1,4 @@
-"""Loads and unloads that one tenant asks for: one at a time, a few that wait, and no others."""
+"""Limits the loads and unloads of one tenant: one at a time, and a few that wait."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -7,15 +7,15 @@ from contextlib import asynccontextmanager, contextmanager
 from ..errors import QueueFull
 
 MOST_WAITING = 4
-"""Of one tenant, besides the one whose turn it is."""
+"""The most that may wait besides the current one."""
 PAUSE = 0.02
-"""Seconds after each. It takes a few milliseconds of the interpreter of the device's process, which all tenants share, even if
-it is refused there: so one that asks again and again leaves them most of it.
+"""Seconds between two changes. Each takes a few milliseconds of the device process's interpreter, which all tenants share,
+even if it is refused there; so a tenant that sends them in a loop leaves most of it to the others.
 """
 
 
 class ModelChanges:
-    """Belongs to the event loop of the process that speaks HTTP with the tenant."""
+    """Belongs to the event loop of the tenant's HTTP process."""
 
     def __init__(self, pause: float = PAUSE) -> None:
         self._pause = pause
@@ -27,7 +27,7 @@ class ModelChanges:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """Be one of those that wait or have their turn. Raises QueueFull if there are as many as may be."""
+        """Count as waiting or current within the block. Raises QueueFull if there are too many."""
         if self._asked > MOST_WAITING:
             raise QueueFull(f"{MOST_WAITING} loads and unloads wait already, and no more may; ask again when one was answered")
         self._asked += 1
@@ -38,7 +38,7 @@ class ModelChanges:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for the turn, and have it; a pause follows before the next."""
+        """Wait for the turn and hold it within the block; the next turn begins after a pause."""
         await self._lock.acquire()
         try:
             yield
@@ -47,5 +47,5 @@ class ModelChanges:
 
 
 def is_change(path: str) -> bool:
-    """Whether this path is for a model to be loaded or unloaded."""
+    """Whether this path is of a load or unload request."""
     return path.startswith("/v2/repository/models/") and path.endswith(("/load", "/unload"))

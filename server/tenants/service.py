@@ -1,4 +1,4 @@
-"""What the HTTP side knows: who the tenants are, what each of those that are served here may call, and the server's state."""
+"""What the HTTP side knows: the tenants, the models of those served in this process, and the server's state."""
 
 import asyncio
 import logging
@@ -24,18 +24,16 @@ from .uploads import Uploads
 log = logging.getLogger("greenlane")
 
 HORIZON = 200_000
-"""Nanoseconds of short works that may be handed to a worker ahead: a few times what the way there and back takes."""
+"""Nanoseconds of short works that may be launched ahead: a few times the round trip to the worker."""
 NOBODYS = 4 << 20
-"""Bytes of bodies that may be on their way at a time to what is no tenant's: administrators', of which each has up to 1 MiB."""
+"""Bytes of request bodies without a tenant that may arrive at a time: of administrators, up to 1 MiB each."""
 SPARE = 256
-"""Slots beyond those of a full queue: for what is in flight, being decoded, and being encoded."""
+"""Slots beyond those of a full queue: for requests in flight, being decoded, and being encoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant that is served here: what is configured, what it is served, its way to the worker, what comes for it, and the
-    loads and unloads that it asked for.
-    """
+    """A tenant that is served in this process: configuration, models, queue, request bodies, and its model changes."""
 
     config: TenantConfig
     catalog: Catalog
@@ -48,12 +46,12 @@ class Tenant:
         return self.config.name
 
     def refuse(self, reason: str) -> None:
-        """Refuse new work, and what would become that once its body is here."""
+        """Refuse new requests, and those whose bodies are still arriving."""
         self.lane.refusing = reason
         self.uploads.refuse(reason)
 
     def suspend(self, reason: str) -> None:
-        """The same for now, and for those that wait or run, too; with "" all is taken again."""
+        """As `refuse`, but until it is called with "", and also fail requests that are queued or run."""
         self.lane.suspend(reason)
         if reason:
             self.uploads.refuse(reason)
@@ -82,8 +80,8 @@ class Service:
 
     @property
     def unready(self) -> str | None:
-        """Why new work is not welcome; None when every model was tried, or loaded if that is asked for, nobody asked the server
-        to stop, and the device's process, if that is another, was heard of a moment ago.
+        """Why the server is not ready; None if it is: loading has finished, it is not stopping, and the device process, if
+        it is another one, has sent a heartbeat recently.
         """
         if self.state == "incomplete":
             which = "POST /v2/repository/index says which of a tenant's, the log which of all"
@@ -98,25 +96,25 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether new work is welcome."""
+        """Whether the server is ready."""
         return self.unready is None
 
     @property
     def unanswered(self) -> int:
-        """Requests of all tenants here that were accepted and are not answered yet."""
+        """How many requests, of all tenants in this process, are queued or in flight."""
         lanes = [tenant.lane.statistics() for tenant in self.tenants.values()]
         return sum(lane.waiting + lane.in_flight for lane in lanes)
 
     def heartbeat(self) -> None:
-        """The device's process, which is another, turns: it says so again and again from now on."""
+        """The device process is alive; called repeatedly if it is another process."""
         self._heard = time.monotonic()
 
     def set_state(self, state: State) -> None:
-        """This is the server's state from now on."""
+        """Set the server's state."""
         self.state = state
 
     def tenant(self, authorization: str | None, name: str | None) -> Tenant:
-        """Whose request this is, by its headers. Raises Unauthorized, or Misdirected for one who is served elsewhere."""
+        """The tenant of a request with these headers. Raises Unauthorized, or Misdirected if another process serves it."""
         who = self.tenancy.identify(authorization, name)
         try:
             return self.tenants[who.name]
@@ -128,7 +126,7 @@ class Service:
 
 
 def open_tenant(config: TenantConfig, link: Link, control: Canceller) -> Tenant:
-    """A tenant that is served nothing yet."""
+    """A tenant without models yet."""
     scheduler = Scheduler(config.queue, config.in_flight, HORIZON, dotted(("tenants", config.name, "queue")))
     lane = Lane(config.name, scheduler, link, control)
     memory = dotted(("tenants", config.name, "memory"))
@@ -136,12 +134,12 @@ def open_tenant(config: TenantConfig, link: Link, control: Canceller) -> Tenant:
 
 
 def slots(config: TenantConfig) -> int:
-    """How many slots a tenant's link has."""
+    """The number of slots of a tenant's link."""
     return config.queue + SPARE
 
 
 class LocalFrontend:
-    """A tenant served in the process that holds the device; see `frontend.Frontend`. `only` is whether there is no other."""
+    """A tenant served in the device process; see `frontend.Frontend`. `only`: it is the only tenant."""
 
     def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link, only: bool = False) -> None:
         self.link = link
@@ -166,8 +164,8 @@ class LocalFrontend:
         return True
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
-        """An only tenant's cores become the event loop's: two threads that take turns with one interpreter wake each other
-        soonest on one core. One of several tenants would have the others' requests on its cores.
+        """If this is the only tenant, move the event loop to its cores: two threads that alternate on one interpreter wake each
+        other fastest on one core. With several tenants, requests of the others would run on this one's cores.
         """
         if self._only and cores:
             self._before = self._before or os.sched_getaffinity(0)
@@ -200,16 +198,13 @@ class LocalFrontend:
 
 
 def open_local(config: TenantConfig, only: bool = False) -> LocalFrontend:
-    """A frontend of this process, for its `only` tenant or one of several; its `close` frees what this takes.
-
-    Several are never served much at a time: the others would wait for it.
-    """
+    """A frontend in this process; `only`: its tenant is the only one. `close` it in the end."""
     descriptors = links.create(slots(config), config.memory)
     return LocalFrontend(config, descriptors, links.join(descriptors, shares_interpreter=only), only)
 
 
 async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
-    """Serve these versions of a model to a tenant; return once no request is left for what they replace."""
+    """Serve exactly these versions of a model; return when no request is left for those that they replace."""
     left = [item.key for item in tenant.catalog.served() if item.name == name]
     tenant.catalog.put(name, served, problems)
     for key in left:
@@ -217,7 +212,7 @@ async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems
 
 
 def report(tenant: Tenant) -> Report:
-    """What was counted of a tenant."""
+    """The current report of a tenant."""
     backlog = tenant.lane.backlog()
     served = [ModelReport(s.name, s.version, s.statistics, backlog[s.key]) for s in tenant.catalog.served()]
     return Report(served, tenant.catalog.index(), tenant.lane.statistics(), tenant.lane.slots.statistics())

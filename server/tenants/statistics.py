@@ -1,4 +1,4 @@
-"""What was served, counted by model: Triton's categories, in plain integers."""
+"""Counters of each model, in Triton's categories."""
 
 import time
 from bisect import bisect_left
@@ -9,7 +9,7 @@ from ..link.messages import Done
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """How often something happened, and for how many nanoseconds in all."""
+    """A count and the total nanoseconds."""
 
     count: int
     ns: int
@@ -19,16 +19,16 @@ class Duration:
 
 
 BOUNDS = (*(digit * 10**power for power in range(5, 10) for digit in (1, 2, 5)), 10**10)
-"""Nanoseconds up to which the buckets of a histogram count: 100 microseconds to 10 seconds."""
+"""Upper bounds of the histogram's buckets in nanoseconds: 100 microseconds to 10 seconds."""
 
 
 _NO_CACHE = {"cache_hit": {"count": 0, "ns": 0}, "cache_miss": {"count": 0, "ns": 0}}
-"""There is no cache of responses, and Triton shows the fields all the same where it has none."""
+"""There is no response cache; Triton reports these fields also without one."""
 
 
 @dataclass(slots=True)
 class Size:
-    """Requests of one number of rows that were answered, or runs, and where their nanoseconds went, added up."""
+    """Requests (or runs) of one number of rows: how many succeeded, and the sums of their nanoseconds by phase."""
 
     count: int = 0
     total: int = 0
@@ -42,11 +42,10 @@ class Size:
 class ModelStatistics:
     """One model at one version, as one tenant used it. The HTTP side's: not thread-safe.
 
-    `sizes` are requests that ran alone, by rows; `joined` all that ran together with others, `joined_rows` their rows, and
-    `runs` what they ran in, by rows; `buckets` are how many were answered within each of `BOUNDS` and not the one before, and
-    the last how many took longer; `failures` are by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER); `last` is when
-    the last request was answered, on the clock of `time.monotonic_ns`, 0 for never. What is asked for seldom is added up
-    when asked for.
+    `sizes` are requests that ran alone, by rows. `joined` are all requests that ran in batches, `joined_rows` their rows, and
+    `runs` the batches, by rows. `buckets` count answers by the smallest of `BOUNDS` that they kept, the last one those above
+    all. `failures` are by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER). `last` is when the last request was answered,
+    on the clock of `time.monotonic_ns`, 0 for never. Totals are computed when they are read.
     """
 
     sizes: dict[int, Size] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class ModelStatistics:
     def succeeded(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> None:
         """Count an answered request; the times are nanoseconds on the clock of `time.monotonic_ns`.
 
-        Those that ran together are counted one after another.
+        Call it for each request of a batch, one after the other.
         """
         size = self._share(arrived, decoded, done, encoded, rows) if done.rows else self.sizes.get(rows)
         if size is None:
@@ -79,7 +78,7 @@ class ModelStatistics:
         self.last = encoded
 
     def _share(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> Size:
-        """Count the run with the first request that tells of it; its beginning is its name."""
+        """Count a batch with its first request; batches are distinguished by when they began."""
         self.joined_rows += rows
         if done.began != self.last_run:
             self.last_run = done.began
@@ -91,7 +90,7 @@ class ModelStatistics:
         return self.joined
 
     def failed(self, ns: int, reason: str) -> None:
-        """Count a request that got an error instead."""
+        """Count a failed request."""
         self.failed_ns += ns
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
@@ -107,7 +106,7 @@ class ModelStatistics:
 
     @property
     def success(self) -> Duration:
-        """Requests answered, and their time from the whole body to the encoded answer."""
+        """Successful requests, and their time from the complete body to the encoded answer."""
         return self._sum("total")
 
     @property

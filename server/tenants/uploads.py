@@ -1,7 +1,6 @@
-"""The bodies that are on their way to one tenant: what memory they may take, and how long they may.
+"""Request bodies that are arriving for one tenant: limits their memory and refuses those that arrive too slowly.
 
-A body counts against its tenant from the moment its length is known until the request was answered. One that comes too
-slowly is refused.
+A body counts against its tenant from when its length is known until the request was answered.
 """
 
 import asyncio
@@ -13,29 +12,29 @@ from typing import Any, Protocol
 from ..errors import RequestError, TooSlow, Unavailable
 
 GRACE = 30.0
-"""Seconds that any body may take to come; each `LEAST` bytes of it that came give it another."""
+"""Seconds that any body may take to arrive; each `LEAST` bytes that arrived give it one more."""
 LEAST = 16 * 1024
-"""Bytes a second at which a body has to come in the long run: a slow mobile line brings several times as many."""
+"""The minimum average rate in bytes a second; a slow mobile line has several times as many."""
 LOOK = 1.0
-"""Seconds between two looks at whether bodies come as fast as that."""
+"""Seconds between two checks of the rates."""
 
 
 class Upload(Protocol):
-    """A body on its way: a connection that it comes on, or a task that waits for it."""
+    """A body that is arriving: a connection, or a task that waits for it."""
 
     def received(self) -> int:
-        """How many bytes of it came so far."""
+        """Bytes that have arrived so far."""
 
     def refuse(self, error: RequestError) -> None:
-        """Answer this now, without the rest."""
+        """Answer with this error now, without the rest of the body."""
 
 
 class Uploads:
-    """The bodies that are on their way to one tenant, or to none: what memory they may take, and how long they may.
+    """The request bodies that are arriving for one tenant, or for none. Belongs to the event loop.
 
-    `most` is in bytes, of all of them together: those that are told beforehand, or else those that came, and what packed
-    ones unpack to. One alone may be larger. `full` makes the error for what does not fit beside the others.
-    `counted` are the bytes of all that ever were. Belongs to the event loop.
+    `most` is the limit in bytes for all of them together: announced lengths, or else received bytes, and what compressed bodies
+    decompress to. A single body may be larger. `full` makes the error for a body that does not fit beside the others. `counted`
+    is the sum of all bodies so far.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Uploads:
         return f"<Uploads {len(self._waiting)} on their way, {self._taken} of {self._most} bytes>"
 
     def reserve(self, nbytes: int, own: int = 0) -> None:
-        """Count these bytes until `give` is called with as many; `own` of those that are counted are of the same body.
+        """Reserve these bytes until they are passed to `release`; `own` bytes of the same body are reserved already.
 
         Raises what `full` makes.
         """
@@ -65,11 +64,11 @@ class Uploads:
         self.counted += nbytes
 
     def release(self, nbytes: int) -> None:
-        """These bytes are free again."""
+        """Free reserved bytes."""
         self._taken -= nbytes
 
     def add(self, upload: Upload, nbytes: int) -> None:
-        """This waits for a body of so many bytes. Raises as `take` does."""
+        """Add an upload with a body of so many bytes. Raises as `reserve` does."""
         self.reserve(nbytes)
         self._waiting[upload] = self._clock(), nbytes
         if not self._looking:
@@ -77,28 +76,28 @@ class Uploads:
             asyncio.get_running_loop().call_later(LOOK, self._look)
 
     def discard(self, upload: Upload) -> None:
-        """It waits no more, if it did."""
+        """Remove an upload and release its bytes; does nothing if it was removed."""
         if found := self._waiting.pop(upload, None):
             self.release(found[1])
 
     def forget(self, upload: Upload) -> None:
-        """It waits no more, and gives what it took itself."""
+        """Remove an upload, which releases its bytes itself."""
         self._waiting.pop(upload, None)
 
     def expect(self, nbytes: int, received: Callable[[], int] | None = None) -> "AwaitedBody":
-        """For a `with` around what the calling task does until it has a body and is done with it; raises as `add` does.
+        """A context manager for the calling task, from before it reads a body until it is done with it; raises as `add` does.
 
-        `nbytes` is what is told of its length, or 0; `received` says how many came, where the task is not told of each part.
+        `nbytes` is the announced length, or 0. `received` returns how many bytes arrived, if the task does not see each chunk.
         """
         return AwaitedBody(self, nbytes, received)
 
     def refuse(self, reason: str) -> None:
-        """Tell everyone so whose body is on its way."""
+        """Refuse all bodies that are arriving, with 503."""
         for upload in list(self._waiting):
             upload.refuse(Unavailable(reason))
 
     def _look(self) -> None:
-        """Refuse what takes too long. Those that came first are first, so that few are looked at."""
+        """Refuse uploads that are too slow. The oldest come first, so only few are checked."""
         now = self._clock()
         for upload, (begun, _) in list(self._waiting.items()):
             if now - begun <= GRACE:
@@ -112,7 +111,7 @@ class Uploads:
 
 
 class AwaitedBody:
-    """A body that one task waits for; see `Uploads.expect`."""
+    """A body that a task waits for; see `Uploads.expect`."""
 
     def __init__(self, uploads: Uploads, nbytes: int, received: Callable[[], int] | None) -> None:
         self._uploads = uploads
@@ -134,35 +133,35 @@ class AwaitedBody:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.complete()
         self._uploads.release(self._told + self._more)
-        task, self._task = self._task, None  # The task's error knows the frames that know this, and would not be freed.
+        task, self._task = self._task, None  # Breaks the cycle of the task, its error and this object.
         refused, self._error = self._error, None
         try:
             if refused and isinstance(error, asyncio.CancelledError) and task and not task.uncancel():
                 raise refused from None
         finally:
-            del refused, error, traceback  # They would know this frame, and be left to the garbage collector.
+            del refused, error, traceback  # Breaks their cycle with this frame, which only the garbage collector would free.
 
     def received(self) -> int:
         return self._received() if self._received else self._parts
 
     def refuse(self, error: RequestError) -> None:
-        """Raise this where the task waits."""
+        """Raise this error in the waiting task."""
         self.complete()
         if self._task:
             self._error = error
             self._task.cancel()
 
     def add_received(self, nbytes: int) -> None:
-        """So much more of it came. Raises as `Uploads.take` does, if more came than was told."""
+        """Count received bytes. Raises as `Uploads.reserve` does for bytes beyond the announced length."""
         self._parts += nbytes
         if self._parts > self._told + self._more:
             self.reserve_more(self._parts - self._told - self._more)
 
     def reserve_more(self, nbytes: int) -> None:
-        """It takes so much more memory. Raises as `Uploads.take` does."""
+        """Reserve more memory for this body. Raises as `Uploads.reserve` does."""
         self._uploads.reserve(nbytes, self._told + self._more)
         self._more += nbytes
 
     def complete(self) -> None:
-        """Nothing more of it comes; what it takes is counted until the end of the `with`."""
+        """The body is complete; its bytes stay reserved until the end of the `with`."""
         self._uploads.forget(self)

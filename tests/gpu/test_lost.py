@@ -135,7 +135,7 @@ class TestLost:
             for answer in told:
                 assert_lost(answer, case, "the device is lost: ")
             assert any(status == 503 for status, _ in told), f"nobody was told: {told}\n{case.log}"
-        assert "the device is lost, and this process with it" in case.log
+        assert "the device is lost, this process will exit" in case.log
         self.check_that_it_serves_again(case, fronts, port)
 
     def check_that_it_serves_again(self, case: Case, fronts: str, port: int) -> None:

@@ -622,7 +622,7 @@ async def test_a_reload_that_fails_is_told_as_such_in_the_log(root: Path, caplog
         with pytest.raises(BadRequest):
             await site.runtime.load("acme", "a")
         told = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
-        text = "model a 1 could not be loaded, and what was served before goes on: told to fail at bind"
+        text = "model a 1 could not be loaded, the versions loaded before stay: told to fail at bind"
         assert [line for line in told if line.startswith("model a")] == [text]
 
 
