@@ -215,7 +215,7 @@ def test_the_servers_are_configured_as_the_server_reads_it(tmp_path: Path) -> No
     assert found[SHARED].tenants[0].granules == sum(tenant.granules for tenant in found[SPLIT].tenants)
 
 
-@pytest.mark.parametrize("kind", kinds.KINDS.values(), ids=str)
+@pytest.mark.parametrize("kind", kinds.KINDS.values(), ids=lambda kind: kind.name)
 def test_an_aggressor_s_connections_are_shared_by_its_processes(kind: kinds.Kind) -> None:
     jobs = kind.jobs(1, "aggressor", 1.0, rows=2, processes=2, cores=(3,))
 

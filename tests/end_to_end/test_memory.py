@@ -15,7 +15,7 @@ import pytest
 
 from partitions.cpu import CpuDevice
 from server.config.schema import TenantConfig
-from server.device import freeing
+from server.device import reclaim
 from server.link.slots import SMALLEST
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.auth import digest
@@ -225,13 +225,13 @@ def test_outputs_that_nobody_could_expect_are_whole_and_the_next_have_room_at_on
 def test_what_a_session_took_for_outputs_that_never_fit_is_given_back(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(freeing, "KEPT", math.inf)
+    monkeypatch.setattr(reclaim, "KEPT", math.inf)
     before = anonymous()
     inputs = tensor("x", "FP32", [1000], [1.5] * 1000), tensor("times", "INT64", [1], [32_000])
     answer = infer(http, "tile", request(*inputs, parameters={"binary_data_output": True}))
     assert answer.status_code == 413
     assert anonymous() - before > 64 * MIB
-    monkeypatch.setattr(freeing, "KEPT", 0.0)
+    monkeypatch.setattr(reclaim, "KEPT", 0.0)
     until(lambda: anonymous() - before < 32 * MIB)
 
 
