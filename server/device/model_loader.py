@@ -202,7 +202,7 @@ class ModelLoader:
     def bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False, kept: bool = False) -> LoadedModel:
         """The rest of `load`, once for what `prepare` gave.
 
-        `whole` is for all or nothing: where one version fails, nothing is served. `kept` is as in `LoadedModel.told`.
+        `whole`: if one version fails, none is served. `kept` is as in `LoadedModel.messages`.
         """
         loaded = self._bind(prepared, partition, whole)
         self._log(loaded, kept)

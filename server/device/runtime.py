@@ -238,9 +238,9 @@ class Runtime:
             self._models.close()
 
     def on_device_lost(self, error: DeviceLost) -> None:
-        """The device is lost for everyone: not ready at once, nothing new is taken, and what waits is told. Any thread.
+        """The device is lost for all tenants: not ready, new requests are refused, queued ones fail. Any thread.
 
-        `gone` is set when everyone was; nothing but a new process will get the device back.
+        `device_gone` is set when all requests are answered; only a new process can use the device again.
         """
         if self._loop:
             self._loop.call_soon_threadsafe(self._lose, error)
