@@ -74,7 +74,8 @@ def records(broken_root: Path) -> Iterator[list[logging.LogRecord]]:
 
 @pytest.fixture(scope="module")
 def broken_served(broken_root: Path, records: list[logging.LogRecord]) -> Iterator[Served]:
-    everything_and_more = TenantConfig(name="acme", granules=1, models=("*", "absent"))
+    names = sorted(path.name for path in broken_root.iterdir())
+    everything_and_more = TenantConfig(name="acme", granules=1, models=(*names, "absent"))
     with serving(configuration(broken_root, everything_and_more)) as served:
         yield served
 
