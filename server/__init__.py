@@ -1,3 +1,3 @@
-"""Whose turn, and over which wire: tenants, lanes, the Open Inference Protocol and its administration."""
+"""The server: tenants and their queues, HTTP and the Open Inference Protocol, the device process, and administration."""
 
 __version__ = "0.1.0"

@@ -22,7 +22,7 @@ from ..errors import BadRequest, NotFound, RequestError, WrongMethod, answer
 log = logging.getLogger("greenlane")
 
 _CLIENT_CLOSED_REQUEST = 499
-"""As in the logs of many servers: the client is gone, so nobody reads the answer."""
+"""As in the logs of many servers: the client is gone, and the answer goes nowhere."""
 
 
 def build(routers: Sequence[APIRouter], lifespan: Lifespan[FastAPI] | None = None, **state: Any) -> FastAPI:

@@ -1,1 +1,1 @@
-"""What may be configured: the schema, the TOML file, and everything that can be wrong with it."""
+"""The configuration: its schema, the TOML file, and everything that can be wrong with it."""

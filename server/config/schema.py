@@ -1,4 +1,4 @@
-"""What may be configured, as frozen pydantic models; `server.config.file` reads them from a TOML file.
+"""The configuration as frozen pydantic models; `server.config.file` reads them from a TOML file.
 
 Sizes are bytes, durations seconds and paths absolute. `python -m server.config.reference` makes docs/configuration.md,
 deploy/greenlane.toml and a JSON Schema of the descriptions; `examples` are for keys without a default in these.

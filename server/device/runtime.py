@@ -46,7 +46,7 @@ class Runtime:
     `TenantModels` loads and unloads, `WorkerControl` halts and resumes workers, `Supervision` restarts failed ones; all share
     the dict of current workers. Each tenant has two locks, both taken by repartitions: `_changing` first, the one of
     `WorkerControl` last. Methods run on the event loop unless they say otherwise. `read` makes an engine of a model file and
-    its largest batch; `tell` is called with each state of the server.
+    its largest batch; `publish` is called with each state of the server.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Runtime:
         config: Config,
         device: Device,
         frontends: Mapping[str, Frontend],
-        tell: Callable[[State], None],
+        publish: Callable[[State], None],
         read: Read | None = None,
     ) -> None:
         self.config = config
@@ -64,7 +64,7 @@ class Runtime:
         self.builds = open_builds(config.models)
         self.model_loader = open_model_loader(config, device, read, self.builds)
         self.device_gone = asyncio.Event()
-        self._lifecycle = Lifecycle(tell)
+        self._lifecycle = Lifecycle(publish)
         self._priorities = GilPriorities()
         self._workers: dict[str, Worker] = {}
         self._changing = {name: asyncio.Lock() for name in config.tenants}

@@ -1,8 +1,8 @@
 """`python -m server.host.watch`: the watchdog process, which ends a process whose event loop hangs. See `server.host.watchdog`.
 
 It is a separate process because a thread that never releases the GIL stops every other Python thread. And only from outside
-can a hang be told from a pause: /proc says that a process is stopped (SIGSTOP, a debugger), and a pause of everything (a frozen
-container, a virtual machine that migrates) pauses this process as well.
+can a hang be distinguished from a pause: /proc says that a process is stopped (SIGSTOP, a debugger), and a pause of everything
+(a frozen container, a virtual machine that migrates) pauses this process as well.
 """
 
 import ctypes

@@ -76,7 +76,7 @@ class Service:
         self._heard = float("inf")
 
     def __repr__(self) -> str:
-        return f"<Service {self.state}, of {', '.join(self.tenants) or 'nobody'}>"
+        return f"<Service {self.state}, of {', '.join(self.tenants) or 'no tenant'}>"
 
     @property
     def unready(self) -> str | None:
