@@ -1,4 +1,4 @@
-"""What runs together, decided over queues made up by hand and by hypothesis."""
+"""`choose` over queues written by hand and drawn by hypothesis: which requests run as one batch, and which wait."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ ENOUGH = 2
 
 
 def queue(*rows: int, batching: Batching | None = PLAIN) -> list[Queued]:
-    """Requests of so many rows for one model, which came at 0, 1, 2 ..."""
+    """Requests of so many rows for one model, which arrived at 0, 1, 2 ... seconds."""
     return [entry(place, count, batching) for place, count in enumerate(rows)]
 
 
@@ -38,30 +38,30 @@ def chosen(waiting: Sequence[Queued], running: int = 0, now: float = LATE) -> li
     return slots(choose(waiting, running, ENOUGH, now))
 
 
-def test_a_request_that_is_not_joined_goes_alone() -> None:
+def test_a_request_without_batching_runs_alone() -> None:
     assert choose(queue(1, 1, batching=None), ENOUGH, ENOUGH, now=0) == Choice(queue(1, batching=None))
 
 
-def test_a_request_alone_on_an_idle_partition_goes_at_once_whatever_the_delay() -> None:
+def test_a_single_request_on_an_idle_partition_is_launched_without_delay() -> None:
     waiting = queue(1, batching=PATIENT)
     assert choose(waiting, 0, ENOUGH, now=0) == Choice(waiting)
 
 
-def test_kin_go_together_as_far_as_they_fit() -> None:
+def test_requests_of_one_batch_key_are_batched_up_to_the_largest_batch() -> None:
     assert chosen(queue(3, 1, 4, 1)) == [0, 1, 2]
     assert choose(queue(1, 1), 0, ENOUGH, LATE).batching is PLAIN
 
 
-def test_the_first_that_does_not_fit_ends_the_batch_and_is_not_overtaken_by_its_kin() -> None:
+def test_the_first_request_that_does_not_fit_ends_the_batch_and_is_not_overtaken() -> None:
     assert chosen(queue(5, 4, 1)) == [0]
 
 
-def test_a_request_as_large_as_a_batch_goes_at_once_though_others_run() -> None:
+def test_a_request_as_large_as_a_batch_is_launched_at_once() -> None:
     assert chosen(queue(8), running=ENOUGH) == [0]
     assert chosen(queue(9), running=ENOUGH) == [0]  # More than an engine was built for; the model says so itself.
 
 
-def test_a_batch_that_could_grow_is_held_back_behind_enough_works_and_a_full_one_is_not() -> None:
+def test_a_batch_that_could_grow_waits_behind_enough_works_and_a_full_one_does_not() -> None:
     for running in (ENOUGH, ENOUGH + 3):
         assert choose(queue(1, 1), running, ENOUGH, LATE) is NOTHING
         assert chosen(queue(4, 4), running) == [0, 1]
@@ -75,12 +75,12 @@ def test_a_batch_is_launched_behind_fewer_works_in_flight() -> None:
     assert slots(choose(queue(1, 1), 2, 3, LATE)) == [0, 1]
 
 
-def test_other_kinds_stay_and_nobody_is_held_back_before_them() -> None:
+def test_a_batch_is_not_held_back_before_requests_of_another_batch_key() -> None:
     waiting = [entry(0), entry(1, model="other"), entry(2, width=4), entry(3), entry(4, batching=None)]
     assert chosen(waiting, ENOUGH) == [0, 3]
 
 
-def test_several_wait_on_an_idle_partition_until_the_first_has_waited_for_the_delay() -> None:
+def test_several_requests_on_an_idle_partition_wait_for_the_delay_of_the_first() -> None:
     waiting = queue(1, 1, batching=PATIENT)
     assert choose(waiting, 0, ENOUGH, now=0.5) == Choice(due=1.0)
     assert chosen(waiting, now=1.0) == [0, 1]
@@ -88,23 +88,23 @@ def test_several_wait_on_an_idle_partition_until_the_first_has_waited_for_the_de
     assert chosen(queue(7, 1, batching=PATIENT), now=0.0) == [0, 1]
 
 
-def test_behind_work_in_flight_one_alone_waits_for_its_delay_as_well() -> None:
+def test_a_single_request_behind_work_in_flight_waits_for_its_delay() -> None:
     assert choose(queue(1, batching=PATIENT), 1, ENOUGH, now=0.5) == Choice(due=1.0)
     assert chosen(queue(1, batching=PATIENT), running=1, now=1.0) == [0]
 
 
-def test_a_batch_ends_at_the_largest_preferred_size_and_waits_for_no_more() -> None:
+def test_a_batch_of_the_largest_preferred_size_is_launched_at_once() -> None:
     assert chosen(queue(1, 1, batching=CHOOSY), running=ENOUGH) == [0, 1]
     assert chosen(queue(1, 1, 1, batching=CHOOSY), running=ENOUGH) == [0, 1]
     assert chosen(queue(*[1] * 8, batching=CHOOSY), running=ENOUGH) == [0, 1, 2, 3]
 
 
-def test_a_batch_that_passes_every_preferred_size_is_all_there_is() -> None:
+def test_a_batch_past_every_preferred_size_takes_all_that_wait() -> None:
     assert chosen(queue(3, batching=CHOOSY), running=ENOUGH) == []
     assert chosen(queue(3, 2, batching=CHOOSY)) == [0, 1]
 
 
-def test_a_run_takes_no_more_rows_than_the_engine_was_built_for() -> None:
+def test_the_largest_batch_is_what_the_engine_was_built_for() -> None:
     assert largest_batch(SIGNATURE) == 8
     limited = TensorSpec("x", FP32, ("b",), limits=((1, 4),))
     assert largest_batch(Signature((limited,), (), 8)) == 4
@@ -122,7 +122,7 @@ def test_a_run_takes_no_more_rows_than_the_engine_was_built_for() -> None:
         ([], [("b",)], "it has no inputs"),
     ],
 )
-def test_models_whose_rows_cannot_be_told_apart_are_known(
+def test_obstacle_names_why_a_model_cannot_be_batched(
     inputs: list[tuple[int | str, ...]], outputs: list[tuple[int | str, ...]], why: str | None
 ) -> None:
     specs = [tuple(TensorSpec(name, FP32, dims) for dims in each) for name, each in (("x", inputs), ("y", outputs))]
@@ -145,7 +145,7 @@ def queues(draw: st.DrawFn) -> list[Queued]:
 
 
 @given(queues(), st.integers(0, ENOUGH + 1), st.floats(0, 14))
-def test_what_is_chosen_is_the_head_and_its_kin_in_order_and_never_more_than_fit(
+def test_choose_takes_the_head_and_its_batch_key_in_order_and_no_more_than_fit(
     waiting: list[Queued], running: int, now: float
 ) -> None:
     members = list(choose(waiting, running, ENOUGH, now).members)
@@ -158,11 +158,11 @@ def test_what_is_chosen_is_the_head_and_its_kin_in_order_and_never_more_than_fit
     if None in kinds:
         assert len(members) == 1
     between = [each for each in waiting[: places[-1]] if each[3] and each[3].key in kinds] if members else []
-    assert between == [each for each in members[:-1] if each[3]]  # No kin was passed over.
+    assert between == [each for each in members[:-1] if each[3]]  # No request of the same batch key was passed over.
 
 
 @given(queues(), st.integers(0, ENOUGH - 1), st.floats(0, 14))
-def test_everybody_goes_once_and_nobody_waits_for_longer_than_a_delay_behind_few_works(
+def test_every_request_is_launched_once_and_no_later_than_its_delay_behind_few_works(
     waiting: list[Queued], running: int, now: float
 ) -> None:
     left, gone = list(waiting), list[Queued]()
@@ -179,14 +179,12 @@ def test_everybody_goes_once_and_nobody_waits_for_longer_than_a_delay_behind_few
 
 
 @given(queues(), st.integers(ENOUGH, ENOUGH + 2))
-def test_whoever_is_held_back_behind_work_in_flight_has_nobody_of_another_kind_behind(
-    waiting: list[Queued], running: int
-) -> None:
+def test_a_batch_is_held_back_only_if_all_that_wait_have_its_batch_key(waiting: list[Queued], running: int) -> None:
     if not choose(waiting, running, ENOUGH, LATE).members:
         assert len({part.key for _, _, _, part in waiting if part}) == 1
         assert all(part for _, _, _, part in waiting)
 
 
 @given(queues(), st.integers(0, ENOUGH - 1))
-def test_behind_few_works_and_with_every_delay_over_something_is_launched(waiting: list[Queued], running: int) -> None:
+def test_behind_few_works_something_is_launched_once_every_delay_is_over(waiting: list[Queued], running: int) -> None:
     assert choose(waiting, running, ENOUGH, LATE).members

@@ -1,4 +1,4 @@
-"""Deadlines on an event loop that the test holds up, or lets go on: who is told, when, and that nobody is told twice."""
+"""Deadlines fire in order, at their times and once, by the event loop's timer or by `fire_due`."""
 
 import asyncio
 import time
@@ -12,35 +12,35 @@ FAR = 3600.0
 
 
 @pytest.fixture
-def told() -> list[str]:
+def fired() -> list[str]:
     return []
 
 
-def past(deadlines: Deadlines, number: int, told: list[str], name: str) -> None:
-    """One whose time has come already, and which the loop had no turn to tell of."""
-    deadlines.add(time.monotonic() - FAR + number, number, partial(told.append, name))
+def past(deadlines: Deadlines, number: int, fired: list[str], name: str) -> None:
+    """Add a deadline that has passed already, before the event loop's timer could fire it."""
+    deadlines.add(time.monotonic() - FAR + number, number, partial(fired.append, name))
 
 
-async def test_whoever_looks_tells_those_whose_time_has_come_in_the_order_of_their_deadlines(told: list[str]) -> None:
+async def test_fire_due_fires_passed_deadlines_in_order(fired: list[str]) -> None:
     deadlines = Deadlines()
-    past(deadlines, 2, told, "second")
-    past(deadlines, 1, told, "first")
-    deadlines.add(time.monotonic() + FAR, 3, partial(told.append, "third"))
+    past(deadlines, 2, fired, "second")
+    past(deadlines, 1, fired, "first")
+    deadlines.add(time.monotonic() + FAR, 3, partial(fired.append, "third"))
     deadlines.fire_due()
-    assert told == ["first", "second"]
+    assert fired == ["first", "second"]
     assert repr(deadlines) == "<Deadlines 1 waiting>"
     deadlines.fire_due()
-    assert told == ["first", "second"]
+    assert fired == ["first", "second"]
     deadlines.close()
 
 
-async def test_nobody_is_told_where_nobody_waits(told: list[str]) -> None:
+async def test_fire_due_without_deadlines_does_nothing(fired: list[str]) -> None:
     deadlines = Deadlines()
     deadlines.fire_due()
     assert len(deadlines) == 0
 
 
-async def test_one_that_nobody_looks_for_is_told_by_the_loop_at_its_time(told: list[str]) -> None:
+async def test_the_event_loop_fires_a_deadline_at_its_time(fired: list[str]) -> None:
     deadlines, came = Deadlines(), asyncio.Event()
     due = time.monotonic() + 0.01
     deadlines.add(due, 1, came.set)
@@ -49,70 +49,70 @@ async def test_one_that_nobody_looks_for_is_told_by_the_loop_at_its_time(told: l
     assert len(deadlines) == 0
 
 
-async def test_an_earlier_one_that_comes_later_is_told_before(told: list[str]) -> None:
+async def test_an_earlier_deadline_that_is_added_later_fires_first(fired: list[str]) -> None:
     deadlines, came, now = Deadlines(), asyncio.Event(), time.monotonic()
-    deadlines.add(now + FAR, 1, partial(told.append, "far"))
-    deadlines.add(now + 0.005, 2, partial(told.append, "near"))
+    deadlines.add(now + FAR, 1, partial(fired.append, "far"))
+    deadlines.add(now + 0.005, 2, partial(fired.append, "near"))
     deadlines.add(now + 0.01, 3, came.set)
     await came.wait()
-    assert told == ["near"]
+    assert fired == ["near"]
     deadlines.close()
 
 
-async def test_one_that_was_removed_is_not_told_and_the_next_is_on_time(told: list[str]) -> None:
+async def test_a_removed_deadline_does_not_fire_and_the_next_is_on_time(fired: list[str]) -> None:
     deadlines, came, now = Deadlines(), asyncio.Event(), time.monotonic()
-    deadlines.add(now + 0.005, 1, partial(told.append, "removed"))
+    deadlines.add(now + 0.005, 1, partial(fired.append, "removed"))
     deadlines.add(now + 0.01, 2, came.set)
     deadlines.remove(now + 0.005, 1)
     deadlines.remove(now + 0.005, 1)
     deadlines.remove(now + FAR, 3)
     await came.wait()
     deadlines.fire_due()
-    assert told == []
+    assert fired == []
 
 
-async def test_of_two_at_the_same_time_the_one_is_removed_that_was_meant(told: list[str]) -> None:
+async def test_remove_takes_the_given_one_of_two_equal_deadlines(fired: list[str]) -> None:
     deadlines, due = Deadlines(), time.monotonic() - 1
-    deadlines.add(due, 1, partial(told.append, "one"))
-    deadlines.add(due, 3, partial(told.append, "three"))
+    deadlines.add(due, 1, partial(fired.append, "one"))
+    deadlines.add(due, 3, partial(fired.append, "three"))
     deadlines.remove(due, 2)
     deadlines.remove(due, 1)
     deadlines.fire_due()
-    assert told == ["three"]
+    assert fired == ["three"]
 
 
-async def test_whoever_is_told_may_look_and_bring_another_which_is_told_in_its_turn(told: list[str]) -> None:
+async def test_a_callback_may_call_fire_due_and_add_a_deadline_that_fires_in_order(fired: list[str]) -> None:
     deadlines = Deadlines()
 
     def busy() -> None:
-        past(deadlines, 3, told, "brought")
+        past(deadlines, 3, fired, "brought")
         deadlines.fire_due()
-        told.append("busy")
+        fired.append("busy")
 
     deadlines.add(time.monotonic() - FAR, 1, busy)
-    past(deadlines, 2, told, "next")
+    past(deadlines, 2, fired, "next")
     deadlines.fire_due()
-    assert told == ["busy", "next", "brought"]
+    assert fired == ["busy", "next", "brought"]
 
 
-async def test_one_that_fails_keeps_nobody_else_from_being_told(told: list[str]) -> None:
+async def test_a_callback_that_raises_does_not_keep_others_from_firing(fired: list[str]) -> None:
     deadlines, came = Deadlines(), asyncio.Event()
 
     def fail() -> None:
-        raise RuntimeError("told")
+        raise RuntimeError("fired")
 
     deadlines.add(time.monotonic() - FAR, 1, fail)
     deadlines.add(time.monotonic() - 1, 2, came.set)
-    with pytest.raises(RuntimeError, match="told"):
+    with pytest.raises(RuntimeError, match="fired"):
         deadlines.fire_due()
     await came.wait()
 
 
-async def test_after_the_end_nobody_is_told(told: list[str]) -> None:
+async def test_after_close_no_deadline_fires(fired: list[str]) -> None:
     deadlines = Deadlines()
-    past(deadlines, 1, told, "late")
+    past(deadlines, 1, fired, "late")
     deadlines.close()
     deadlines.fire_due()
     await asyncio.sleep(0)
-    assert told == []
+    assert fired == []
     deadlines.close()

@@ -1,4 +1,4 @@
-"""Rows of several requests into one slot, and back."""
+"""`gather` copies the rows of several requests into one slot; `split` divides the outputs among them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ MIXED = Signature((TEXT, X), (TEXT, TensorSpec("y", FP32, ("b",))), 64)
 
 
 def filled(slot: Slot, signature: Signature, rows: int, data: Sequence[bytes]) -> tuple[Slot, Shapes]:
-    """A request as decoding leaves it."""
+    """A slot and its shapes as the decoder of a request leaves them."""
     for offset, each in zip(slot.lay_out(signature, list(map(len, data))), data, strict=True):
         slot.view[offset : offset + len(each)] = each
     return slot, tuple((rows, *(dim for dim in spec.dims[1:] if isinstance(dim, int))) for spec in signature.inputs)
@@ -41,7 +41,7 @@ def found(slot: Slot, signature: Signature, shapes: Shapes) -> list[bytes]:
     return [bytes(slot.view[t.address - slot.address :][: t.nbytes]) for t in tensors]
 
 
-def test_the_rows_of_each_input_lie_side_by_side_where_the_device_side_finds_them() -> None:
+def test_gather_concatenates_the_rows_of_each_input_where_the_device_side_finds_them() -> None:
     arena = arena_of(4)
     data = [numbers(rows, 10 * rows) for rows in (2, 1, 2)]
     members = [filled(arena.slot(index), NUMBERS, len(each[1]) // 4, each) for index, each in enumerate(data)]
@@ -50,7 +50,7 @@ def test_the_rows_of_each_input_lie_side_by_side_where_the_device_side_finds_the
     assert found(arena.slot(3), NUMBERS, whole) == [b"".join(column) for column in zip(*data, strict=True)]
 
 
-def test_texts_of_different_lengths_are_joined_too() -> None:
+def test_gather_concatenates_bytes_tensors_of_different_lengths() -> None:
     arena = arena_of(3)
     data = [[texts(rows, 5), numbers(rows, rows)[0]] for rows in (1, 2)]
     members = [filled(arena.slot(index), MIXED, index + 1, each) for index, each in enumerate(data)]
@@ -58,7 +58,7 @@ def test_texts_of_different_lengths_are_joined_too() -> None:
     assert found(arena.slot(2), MIXED, whole) == [b"".join(column) for column in zip(*data, strict=True)]
 
 
-def test_the_slot_has_room_for_the_outputs_of_the_whole() -> None:
+def test_the_slot_of_a_batch_has_room_for_all_outputs() -> None:
     arena = arena_of(33)
     wide = Signature((TensorSpec("x", FP32, ("b",)),), (TensorSpec("y", FP32, ("b", SMALLEST // 16)),), 64)
     members = [filled(arena.slot(index), wide, 1, [bytes(4)]) for index in range(32)]
@@ -66,7 +66,7 @@ def test_the_slot_has_room_for_the_outputs_of_the_whole() -> None:
     assert arena.slot(32).capacity > 32 * SMALLEST // 4
 
 
-def test_a_whole_that_the_model_does_not_take_is_refused() -> None:
+def test_gather_refuses_a_batch_that_the_signature_does_not_take() -> None:
     arena = arena_of(3)
     members = [filled(arena.slot(index), NUMBERS, 40, numbers(40, 0)) for index in range(2)]
     with pytest.raises(TensorMismatch, match="batch of 80"):
@@ -88,7 +88,7 @@ def content(slot: Slot, extent: Extent) -> bytes:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
-def test_each_member_gets_its_rows_of_every_output(rows: list[int]) -> None:
+def test_split_gives_each_request_its_rows_of_every_output(rows: list[int]) -> None:
     slot, total = SLOTS.slot(0), sum(rows)
     y = np.arange(total, dtype=np.float32)
     elements = [b"e" * index for index in range(total * 2)]
@@ -101,19 +101,19 @@ def test_each_member_gets_its_rows_of_every_output(rows: list[int]) -> None:
         start += count
 
 
-def test_outputs_whose_first_dimension_is_not_the_rows_cannot_be_split() -> None:
+def test_split_refuses_outputs_whose_first_dimension_is_not_the_number_of_rows() -> None:
     slot = SLOTS.slot(0)
     for shape in ((3, 3), ()):
         with pytest.raises(ValueError, match=rf"output 'y' has shape \[{'3, 3' if shape else ''}\] after 2 rows went in"):
             split(written(slot, (shape, bytes(36))), [1, 1], NUMBERS, slot)
 
 
-def test_a_model_without_outputs_gives_each_nothing() -> None:
+def test_split_of_a_model_without_outputs_gives_each_request_none() -> None:
     nothing: Any = Signature((X,), (), 8)
     assert split((), [1, 1], nothing, SLOTS.slot(0)) == [(), ()]
 
 
-def test_outputs_whose_size_no_shape_tells_have_as_much_room_together_as_they_have_alone() -> None:
+def test_a_batch_reserves_for_outputs_of_unknown_size_what_its_requests_reserved() -> None:
     arena = arena_of(3)
     texts = Signature((X,), (TensorSpec("y", DATATYPES["BYTES"], ("b",)),), 8)
     members = []

@@ -1,4 +1,4 @@
-"""A lane over a link whose other end the test plays itself: who waits, who is told what, and when a slot is free again."""
+"""Lane over a link of which the test plays the device side: queueing, answers, errors, batches, and when slots are freed."""
 
 import asyncio
 import time
@@ -25,11 +25,11 @@ FP32 = DATATYPES["FP32"]
 ROWS = Signature((TensorSpec("x", FP32, ("b", 2)),), (TensorSpec("y", FP32, ("b",)),), 4)
 BATCHING = Batching(ROWS, 4)
 WAITED = 0.02
-"""Seconds of delay, so long that a slow machine does as much within it as a test wants."""
+"""Seconds of a batch's delay, long enough for a slow machine to do within it what a test needs."""
 
 
 class Hand:
-    """In the device side's place: takes tickets and answers them when the test says so, and remembers what it was asked."""
+    """The device side, driven by the test: takes tickets, answers them when asked to, and records cancellations."""
 
     def __init__(self, link: Link) -> None:
         self.cancelled: list[tuple[int, int]] = []
@@ -39,7 +39,7 @@ class Hand:
 
     @property
     def tickets(self) -> list[Ticket]:
-        """Those that came and were not answered."""
+        """The tickets that arrived and have no answer yet."""
         while ticket := self._link.tickets.poll():
             self._tickets.append(ticket)
         return self._tickets
@@ -48,14 +48,14 @@ class Hand:
         self.cancelled.append((slot, serial))
 
     async def end(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = ()) -> None:
-        """The oldest ticket ended, and the lane heard of it."""
+        """Complete the oldest ticket, and let the lane process its completion."""
         self._link.completions.put(Done(self.tickets.pop(0).slot, outputs, failure, 1, 2))
         self._link.completions.ring()
         await settle()
 
 
 async def settle() -> None:
-    """Let everything happen that can."""
+    """Run the event loop until its callbacks and tasks have nothing left to do."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -81,21 +81,21 @@ def opened(link: Link, hand: Hand, scheduler: Scheduler) -> Iterator[Lane]:
 
 @pytest.fixture
 async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
-    """With one credit and room for two to wait."""
+    """With an in-flight limit of one and room for two to wait."""
     with opened(link, hand, Scheduler(2, 1)) as lane:
         yield lane
 
 
 @pytest.fixture
 async def batchable(link: Link, hand: Hand) -> AsyncIterator[Lane]:
-    """With one credit and room for eight to wait."""
+    """With an in-flight limit of one and room for eight to wait."""
     with opened(link, hand, Scheduler(8, 1)) as lane:
         yield lane
 
 
 @pytest.fixture
 async def ahead(link: Link, hand: Hand) -> AsyncIterator[Lane]:
-    """With two in_flight_limit and room for eight to wait."""
+    """With an in-flight limit of two and room for eight to wait."""
     with opened(link, hand, Scheduler(8, 2)) as lane:
         yield lane
 
@@ -105,7 +105,7 @@ def ask(lane: Lane, priority: int = 0, timeout: float | None = None) -> tuple[Sl
     return slot, submit(lane, slot, "m/1#1", SHAPES, priority, timeout)
 
 
-async def test_a_request_is_launched_answered_and_its_slot_used_again(lane: Lane, hand: Hand) -> None:
+async def test_a_request_is_launched_answered_and_its_slot_reused(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane)
     assert hand.tickets == [Ticket(slot.index, 1, "m/1#1", SHAPES, float("inf"), 0)]
     await hand.end()
@@ -114,7 +114,7 @@ async def test_a_request_is_launched_answered_and_its_slot_used_again(lane: Lane
     assert lane.take_slot() is slot
 
 
-async def test_what_is_in_a_slot_is_told_from_what_was_there_before(lane: Lane, hand: Hand) -> None:
+async def test_every_use_of_a_slot_has_another_serial_number(lane: Lane, hand: Hand) -> None:
     for serial in (1, 2):
         slot, _ = ask(lane)
         assert [(ticket.slot, ticket.serial) for ticket in hand.tickets] == [(0, serial)]
@@ -122,14 +122,14 @@ async def test_what_is_in_a_slot_is_told_from_what_was_there_before(lane: Lane, 
         lane.release(slot)
 
 
-async def test_a_ticket_says_how_much_of_its_slot_may_be_used(lane: Lane, hand: Hand) -> None:
+async def test_a_ticket_carries_the_start_and_capacity_of_its_slot(lane: Lane, hand: Hand) -> None:
     slot = lane.take_slot()
     slot.reserve(3 * SMALLEST)
     submit(lane, slot, "m/1#1", SHAPES)
     assert (hand.tickets[0].start, hand.tickets[0].capacity) == (slot.start, 3 * SMALLEST)
 
 
-async def test_a_ticket_too_long_to_be_told_is_refused_and_takes_nobodys_turn(lane: Lane, hand: Hand) -> None:
+async def test_a_ticket_too_long_for_the_link_is_refused_and_leaves_the_queue_as_it_was(lane: Lane, hand: Hand) -> None:
     slot = lane.take_slot()
     with pytest.raises(BadRequest, match="shapes too long to send"):
         submit(lane, slot, "m/1#1", ((1 << 40,),) * 2000)
@@ -140,7 +140,7 @@ async def test_a_ticket_too_long_to_be_told_is_refused_and_takes_nobodys_turn(la
     assert lane.statistics().in_flight == 0
 
 
-async def test_a_full_queue_refuses_and_counts(lane: Lane) -> None:
+async def test_a_full_queue_rejects_a_request_and_counts_it(lane: Lane) -> None:
     for _ in range(3):
         ask(lane)
     with pytest.raises(QueueFull, match="Exceeds maximum queue size: 2 requests may wait, and as many do"):
@@ -149,7 +149,7 @@ async def test_a_full_queue_refuses_and_counts(lane: Lane) -> None:
     assert lane.slots.statistics().used == 3
 
 
-async def test_the_next_is_launched_when_one_ends_the_highest_priority_first(lane: Lane, hand: Hand) -> None:
+async def test_a_completion_launches_the_waiting_request_of_highest_priority(lane: Lane, hand: Hand) -> None:
     first, _ = ask(lane)
     usual, _ = ask(lane)
     urgent, _ = ask(lane, priority=1)
@@ -160,9 +160,7 @@ async def test_the_next_is_launched_when_one_ends_the_highest_priority_first(lan
     assert [ticket.slot for ticket in hand.tickets] == [usual.index]
 
 
-async def test_a_deadline_is_answered_though_the_work_goes_on_and_the_slot_is_kept_until_it_ended(
-    lane: Lane, hand: Hand
-) -> None:
+async def test_a_deadline_in_flight_is_answered_at_once_and_the_slot_freed_when_the_work_ends(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane, timeout=0.001)
     text = r"^Request timeout expired: 1000 microseconds \(parameters\.timeout\) passed$"
     with pytest.raises(DeadlineExceeded, match=text):
@@ -177,7 +175,7 @@ async def test_a_deadline_is_answered_though_the_work_goes_on_and_the_slot_is_ke
 
 
 @pytest.mark.parametrize("first", ["the worker", "the clock"])
-async def test_a_deadline_is_told_and_counted_once_whoever_sees_it_first(lane: Lane, hand: Hand, first: str) -> None:
+async def test_an_expired_deadline_is_reported_and_counted_once(lane: Lane, hand: Hand, first: str) -> None:
     slot, answer = ask(lane, timeout=60 if first == "the worker" else 0.001)
     if first == "the clock":
         await asyncio.wait([answer])
@@ -188,7 +186,7 @@ async def test_a_deadline_is_told_and_counted_once_whoever_sees_it_first(lane: L
     assert lane.statistics().expired == 1
 
 
-async def test_what_waits_is_withdrawn_and_never_reaches_the_worker(lane: Lane, hand: Hand) -> None:
+async def test_releasing_a_waiting_request_withdraws_it_before_the_worker_sees_it(lane: Lane, hand: Hand) -> None:
     ask(lane)
     waiting, _ = ask(lane)
     lane.release(waiting)
@@ -197,7 +195,7 @@ async def test_what_waits_is_withdrawn_and_never_reaches_the_worker(lane: Lane, 
     assert hand.tickets == []
 
 
-async def test_a_completion_after_the_deadline_is_nobodys(lane: Lane, hand: Hand) -> None:
+async def test_a_completion_after_the_deadline_is_dropped_and_frees_the_slot(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane, timeout=0.001)
     with pytest.raises(DeadlineExceeded):
         await answer
@@ -222,7 +220,7 @@ async def test_a_timer_does_not_outlive_its_request(lane: Lane, hand: Hand) -> N
         (Failure("lost", "CUDA error 700"), Unavailable, "the device is lost: CUDA error 700"),
     ],
 )
-async def test_a_failure_is_told_as_what_it_is(
+async def test_each_kind_of_failure_raises_its_error(
     lane: Lane, hand: Hand, failure: Failure, error: type[Exception], text: str
 ) -> None:
     _, answer = ask(lane)
@@ -231,7 +229,7 @@ async def test_a_failure_is_told_as_what_it_is(
         await answer
 
 
-async def test_the_memory_of_an_abandoned_request_is_free_when_its_work_has_ended_and_no_sooner(lane: Lane, hand: Hand) -> None:
+async def test_memory_of_an_abandoned_request_is_freed_only_when_its_work_has_ended(lane: Lane, hand: Hand) -> None:
     slot = lane.take_slot()
     slot.reserve(1 << 20)
     submit(lane, slot, "m/1#1", SHAPES)
@@ -241,7 +239,7 @@ async def test_the_memory_of_an_abandoned_request_is_free_when_its_work_has_ende
     assert lane.slots.statistics().nbytes == 0
 
 
-async def test_a_request_whose_outputs_did_not_fit_may_begin_again_with_more_memory(lane: Lane, hand: Hand) -> None:
+async def test_a_request_whose_outputs_did_not_fit_is_submitted_again_with_more_memory(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane)
     await hand.end(Failure("outgrown", str(3 * SMALLEST)))
     with pytest.raises(Outgrown) as raised:
@@ -255,7 +253,7 @@ async def test_a_request_whose_outputs_did_not_fit_may_begin_again_with_more_mem
     assert lane.slots.statistics() == (0, 1, 0)
 
 
-async def test_the_backlog_counts_what_waits_by_model(lane: Lane, hand: Hand) -> None:
+async def test_the_backlog_counts_waiting_requests_by_model(lane: Lane, hand: Hand) -> None:
     for model in ("a", "a", "b"):
         submit(lane, lane.take_slot(), model, SHAPES)
     assert lane.backlog() == {"a": 1, "b": 1}
@@ -265,9 +263,7 @@ async def test_the_backlog_counts_what_waits_by_model(lane: Lane, hand: Hand) ->
     assert lane.backlog() == {}
 
 
-async def test_a_lane_that_is_closed_hears_no_more_and_what_was_said_meanwhile_when_it_opens_again(
-    lane: Lane, hand: Hand
-) -> None:
+async def test_a_closed_lane_reads_completions_only_once_it_is_opened_again(lane: Lane, hand: Hand) -> None:
     loop = asyncio.get_running_loop()
     _, answer = ask(lane)
     lane.close(loop)
@@ -277,7 +273,7 @@ async def test_a_lane_that_is_closed_hears_no_more_and_what_was_said_meanwhile_w
     await answer
 
 
-async def test_empty_waits_for_every_request_and_forgotten_for_those_of_one_model(lane: Lane, hand: Hand) -> None:
+async def test_drained_waits_for_every_request_and_model_drained_for_those_of_one_model(lane: Lane, hand: Hand) -> None:
     slot, answer = ask(lane)
     other = asyncio.ensure_future(lane.model_drained("other/1#1"))
     mine = asyncio.ensure_future(lane.model_drained("m/1#1"))
@@ -287,12 +283,12 @@ async def test_empty_waits_for_every_request_and_forgotten_for_those_of_one_mode
     await hand.end()
     await answer
     await asyncio.sleep(0)
-    assert not mine.done()  # It is answered, but its tensors are still being read.
+    assert not mine.done()  # It is answered, but its outputs are still being read.
     lane.release(slot)
     await asyncio.gather(mine, empty)
 
 
-async def test_whoever_waits_for_a_lane_may_give_up(lane: Lane, hand: Hand) -> None:
+async def test_waiting_for_drained_can_be_cancelled(lane: Lane, hand: Hand) -> None:
     slot, _ = ask(lane)
     empty = asyncio.ensure_future(lane.drained())
     await asyncio.sleep(0)
@@ -309,7 +305,7 @@ async def test_a_draining_lane_refuses_new_requests_with_the_reason(lane: Lane) 
         lane.take_slot()
 
 
-async def test_repr_says_how_it_is(lane: Lane) -> None:
+async def test_repr_shows_what_waits_and_what_is_in_flight(lane: Lane) -> None:
     ask(lane)
     assert repr(lane).startswith("<Lane acme <Scheduler 0/2 waiting, 1/1 in flight>")
 
@@ -317,7 +313,7 @@ async def test_repr_says_how_it_is(lane: Lane) -> None:
 def give(
     lane: Lane, rows: int = 1, batching: Batching = BATCHING, model: str = "m", priority: int = 0, timeout: float | None = None
 ) -> tuple[Slot, "asyncio.Future[Done]"]:
-    """A request for a model whose requests are joined; its numbers are that of its slot."""
+    """Submit a request for a batching model; every element of its input is the number of its slot."""
     slot, shape = lane.take_slot(), (rows, 2)
     (offset,) = slot.lay_out(ROWS, [rows * 8])
     slot.view[offset : offset + rows * 8] = np.full(shape, slot.index, np.float32).tobytes()
@@ -337,7 +333,7 @@ def rows_out(count: int) -> tuple[Extent, ...]:
 
 
 async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING) -> list[tuple[Slot, "asyncio.Future[Done]"]]:
-    """Requests that are held back behind as many in flight as there are in_flight_limit, which alone are over there."""
+    """Submit requests that are held back because the in-flight limit is reached by other requests."""
     others = ["other"] * lane._scheduler.in_flight_limit
     for other in others:
         submit(lane, lane.take_slot(), other, SHAPES)
@@ -347,14 +343,14 @@ async def held(lane: Lane, hand: Hand, *rows: int, batching: Batching = BATCHING
     return made
 
 
-async def test_a_request_to_an_idle_tenant_goes_at_once_in_its_own_slot(batchable: Lane, hand: Hand) -> None:
+async def test_a_request_to_an_idle_tenant_is_launched_at_once_in_its_own_slot(batchable: Lane, hand: Hand) -> None:
     slot, answer = give(batchable)
     assert hand.tickets == [Ticket(slot.index, 1, "m", ((1, 2),), float("inf"), SMALLEST, slot.start)]
     await hand.end(outputs=rows_out(1))
     assert (await answer) == Done(slot.index, rows_out(1), None, 1, 2)
 
 
-async def test_what_came_behind_work_in_flight_goes_together_and_each_gets_its_rows(
+async def test_requests_that_waited_behind_work_are_batched_and_each_gets_its_rows(
     batchable: Lane, hand: Hand, link: Link
 ) -> None:
     (one, first), (two, second) = await held(batchable, hand, 1, 2)
@@ -370,7 +366,7 @@ async def test_what_came_behind_work_in_flight_goes_together_and_each_gets_its_r
     assert await second == Done(ticket.slot, (Extent((2,), 260, 8),), None, 1, 2, 3)
 
 
-async def test_the_slot_of_a_batch_is_free_when_the_last_of_it_was_released(batchable: Lane, hand: Hand) -> None:
+async def test_the_slot_of_a_batch_is_free_when_its_last_request_is_released(batchable: Lane, hand: Hand) -> None:
     (one, _), (two, _) = await held(batchable, hand, 1, 1)
     await hand.end()
     shared = hand.tickets[0].slot
@@ -384,7 +380,7 @@ async def test_the_slot_of_a_batch_is_free_when_the_last_of_it_was_released(batc
     assert hand.cancelled == []
 
 
-async def test_a_full_batch_goes_ahead_of_the_end_of_what_is_in_flight(ahead: Lane, hand: Hand) -> None:
+async def test_a_full_batch_is_launched_while_work_is_in_flight(ahead: Lane, hand: Hand) -> None:
     submit(ahead, ahead.take_slot(), "other", SHAPES)
     for _ in range(5):
         give(ahead)
@@ -393,7 +389,7 @@ async def test_a_full_batch_goes_ahead_of_the_end_of_what_is_in_flight(ahead: La
     assert ahead.backlog() == {"m": 1}
 
 
-async def test_a_batch_that_could_grow_is_launched_behind_one_in_flight_while_a_credit_is_free(ahead: Lane, hand: Hand) -> None:
+async def test_a_batch_that_could_grow_is_launched_below_the_in_flight_limit(ahead: Lane, hand: Hand) -> None:
     submit(ahead, ahead.take_slot(), "other", SHAPES)
     for _ in range(2):
         give(ahead)
@@ -407,9 +403,7 @@ async def test_a_batch_that_could_grow_is_launched_behind_one_in_flight_while_a_
     assert [ticket.shapes for ticket in hand.tickets] == [((2, 2),), ((3, 2),)]
 
 
-async def test_nothing_that_could_grow_is_launched_ahead_on_cores_that_answer_requests_too(
-    ahead: Lane, hand: Hand, link: Link
-) -> None:
+async def test_on_host_cores_a_batch_that_could_grow_waits_behind_one_in_flight(ahead: Lane, hand: Hand, link: Link) -> None:
     link.completions.set_on_host_cores(True)
     submit(ahead, slot := ahead.take_slot(), "other", SHAPES)
     await hand.end()
@@ -420,7 +414,7 @@ async def test_nothing_that_could_grow_is_launched_ahead_on_cores_that_answer_re
     assert [ticket.model for ticket in hand.tickets] == ["other"]
 
 
-async def test_other_shapes_and_models_go_by_themselves(ahead: Lane, hand: Hand) -> None:
+async def test_requests_for_other_models_are_not_batched_together(ahead: Lane, hand: Hand) -> None:
     await held(ahead, hand, 1, 1)
     give(ahead, model="n")
     await hand.end()
@@ -437,7 +431,7 @@ async def test_the_highest_priority_is_first_in_its_batch(batchable: Lane, hand:
     assert given(link, hand.tickets[0]) == [urgent.index, usual.index]
 
 
-async def test_one_that_is_withdrawn_before_is_not_in_the_batch_and_one_after_ends_nothing(
+async def test_a_request_released_before_launch_is_not_batched_and_one_after_cancels_nothing(
     batchable: Lane, hand: Hand, link: Link
 ) -> None:
     (one, _), (two, second), (three, _) = await held(batchable, hand, 1, 1, 1)
@@ -448,14 +442,12 @@ async def test_one_that_is_withdrawn_before_is_not_in_the_batch_and_one_after_en
     batchable.release(one)
     assert batchable.statistics().abandoned == 1
     assert hand.cancelled == []
-    give(batchable)  # In the memory of the one that left.
+    give(batchable)  # In the memory of the one that was released.
     await hand.end(outputs=rows_out(2))
     assert (await second).outputs == (Extent((1,), 260, 4),)
 
 
-async def test_work_is_stopped_when_all_of_a_batch_left_and_its_slot_is_kept_until_it_ended(
-    batchable: Lane, hand: Hand
-) -> None:
+async def test_releasing_all_of_a_batch_cancels_its_work_and_its_slot_is_freed_at_the_end(batchable: Lane, hand: Hand) -> None:
     (one, _), (two, _) = await held(batchable, hand, 1, 1)
     await hand.end()
     (ticket,) = hand.tickets
@@ -471,7 +463,7 @@ async def test_work_is_stopped_when_all_of_a_batch_left_and_its_slot_is_kept_unt
     await forgotten
 
 
-async def test_each_is_told_at_its_own_deadline_and_the_batch_has_the_latest(batchable: Lane, hand: Hand) -> None:
+async def test_requests_of_a_batch_keep_their_deadlines_and_the_batch_has_the_latest(batchable: Lane, hand: Hand) -> None:
     await held(batchable, hand)
     early, missed = give(batchable, timeout=0.001)
     _, late = give(batchable, timeout=60.0)
@@ -485,7 +477,7 @@ async def test_each_is_told_at_its_own_deadline_and_the_batch_has_the_latest(bat
     assert (await late).rows == 2
 
 
-async def test_what_raised_together_is_tried_once_more_alone(ahead: Lane, hand: Hand) -> None:
+async def test_requests_of_a_batch_that_raised_are_each_retried_alone_once(ahead: Lane, hand: Hand) -> None:
     (one, first), (_, second), (three, _) = await held(ahead, hand, 1, 1, 1)
     for _ in range(2):
         await hand.end()
@@ -499,7 +491,7 @@ async def test_what_raised_together_is_tried_once_more_alone(ahead: Lane, hand: 
         await second
 
 
-async def test_what_has_no_room_for_its_outputs_together_is_tried_alone(batchable: Lane, hand: Hand) -> None:
+async def test_requests_of_a_batch_whose_outputs_did_not_fit_are_retried_alone(batchable: Lane, hand: Hand) -> None:
     answers = [answer for _, answer in await held(batchable, hand, 1, 1)]
     await hand.end()
     await hand.end(Failure("outgrown", "1000000"))
@@ -509,7 +501,7 @@ async def test_what_has_no_room_for_its_outputs_together_is_tried_alone(batchabl
     assert [(await answer).failure for answer in answers] == [None, None]
 
 
-async def test_a_lost_device_is_told_to_all_of_a_batch(batchable: Lane, hand: Hand) -> None:
+async def test_a_lost_device_fails_every_request_of_a_batch(batchable: Lane, hand: Hand) -> None:
     answers = [answer for _, answer in await held(batchable, hand, 1, 1)]
     await hand.end()
     await hand.end(Failure("lost", "gone"))
@@ -518,7 +510,7 @@ async def test_a_lost_device_is_told_to_all_of_a_batch(batchable: Lane, hand: Ha
             await answer
 
 
-async def test_a_model_that_does_not_give_a_row_for_a_row_is_told_once_and_its_requests_go_alone(
+async def test_outputs_that_cannot_be_split_disable_batching_and_requests_run_alone(
     ahead: Lane, hand: Hand, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = [answer for _, answer in await held(ahead, hand, 1, 1)]
@@ -535,7 +527,7 @@ async def test_a_model_that_does_not_give_a_row_for_a_row_is_told_once_and_its_r
     assert [answer.result().outputs for answer in answers] == [rows_out(7)] * 2
 
 
-async def test_without_a_slot_to_join_them_in_requests_go_alone(lane: Lane, hand: Hand) -> None:
+async def test_without_a_free_slot_for_the_batch_requests_run_alone(lane: Lane, hand: Hand) -> None:
     first, _ = give(lane)
     others = [give(lane)[0] for _ in range(2)]
     for _ in range(SLOTS - 3):
@@ -545,7 +537,7 @@ async def test_without_a_slot_to_join_them_in_requests_go_alone(lane: Lane, hand
     lane.release(first)
 
 
-async def test_requests_that_would_not_fit_together_go_alone(batchable: Lane, hand: Hand) -> None:
+async def test_requests_that_exceed_the_signature_together_run_alone(batchable: Lane, hand: Hand) -> None:
     more = Batching(ROWS, 6)  # Than the signature lets through.
     made = await held(batchable, hand, 3, 2, batching=more)
     used = batchable.slots.statistics().used
@@ -554,7 +546,7 @@ async def test_requests_that_would_not_fit_together_go_alone(batchable: Lane, ha
     assert batchable.slots.statistics().used == used
 
 
-async def test_several_on_an_idle_partition_wait_for_their_delay(batchable: Lane, hand: Hand) -> None:
+async def test_several_requests_on_an_idle_partition_wait_for_their_delay(batchable: Lane, hand: Hand) -> None:
     answers = [answer for _, answer in await held(batchable, hand, 1, 1, batching=Batching(ROWS, 4, WAITED))]
     await hand.end()
     if not hand.tickets:  # Else this machine took longer than the delay.
@@ -574,8 +566,8 @@ async def test_a_lane_that_is_closed_launches_no_more(batchable: Lane, hand: Han
     assert batchable._batch_timer is None
 
 
-async def test_what_the_worker_has_put_aside_uses_no_credit_and_waits(lane: Lane, hand: Hand, link: Link) -> None:
-    """One credit, and room for two."""
+async def test_deferred_tickets_do_not_count_as_in_flight(lane: Lane, hand: Hand, link: Link) -> None:
+    """With an in-flight limit of one and room for two."""
     asked = [ask(lane) for _ in range(2)]
     assert len(hand.tickets) == 1
     link.completions.report_deferred(1)  # The first, whose shapes are being prepared.

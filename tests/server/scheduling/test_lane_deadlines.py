@@ -1,4 +1,4 @@
-"""A lane whose event loop gets no turn for its timers: deadlines that passed are told by whatever the lane is asked next."""
+"""Deadlines that passed while the event loop was too busy for its timers are reported by the lane's next call."""
 
 import asyncio
 import math
@@ -16,11 +16,11 @@ from tests.memory import linked
 
 SHAPES = ((1,),)
 SHORT = 0.001
-"""Seconds that a request has."""
+"""Seconds of a request's timeout."""
 
 
-class Nobody:
-    """In the device side's place: takes its time for ever."""
+class NeverAnswers:
+    """A device side that never completes a ticket."""
 
     def cancel(self, slot: int, serial: int) -> None: ...
 
@@ -33,22 +33,22 @@ def link() -> Iterator[Link]:
 
 @pytest.fixture
 def lane(link: Link) -> Lane:
-    return Lane("a", Scheduler(2, 1), link, Nobody())
+    return Lane("a", Scheduler(2, 1), link, NeverAnswers())
 
 
 def hold_up(until: float) -> None:
-    """Keep the event loop from its timers until this time has passed, as a turn of much work does."""
+    """Block the event loop, and so its timers, until this time of `time.monotonic` has passed."""
     while time.monotonic() <= until:
         pass
 
 
 def begin(lane: Lane, told: list[Done | RequestError], timeout: float | None = None) -> float:
-    """Begin a request, and return its deadline or a little after it."""
+    """Submit a request, and return its deadline or a time shortly after it."""
     lane.submit(lane.take_slot(), "m/1#1", SHAPES, told.append, timeout=timeout)
     return time.monotonic() + (timeout or 0)
 
 
-async def test_a_request_that_comes_after_a_deadline_has_that_told_first(lane: Lane) -> None:
+async def test_check_room_reports_a_passed_deadline_first(lane: Lane) -> None:
     told: list[Done | RequestError] = []
     hold_up(begin(lane, told, SHORT))
     lane.check_room()
@@ -56,7 +56,7 @@ async def test_a_request_that_comes_after_a_deadline_has_that_told_first(lane: L
     assert lane.statistics().expired == 1
 
 
-async def test_a_request_that_is_refused_has_it_told_as_well(lane: Lane) -> None:
+async def test_check_room_reports_a_passed_deadline_before_it_raises_queue_full(lane: Lane) -> None:
     told: list[Done | RequestError] = []
     begin(lane, [])
     begin(lane, [])
@@ -66,7 +66,7 @@ async def test_a_request_that_is_refused_has_it_told_as_well(lane: Lane) -> None
     assert [type(end) for end in told] == [DeadlineExceeded]
 
 
-async def test_a_completion_that_is_heard_after_a_deadline_has_that_told_first(lane: Lane, link: Link) -> None:
+async def test_a_passed_deadline_is_reported_before_a_later_completion(lane: Lane, link: Link) -> None:
     order: list[Done | RequestError] = []
     slot = lane.take_slot()
     lane.submit(slot, "m/1#1", SHAPES, order.append)
@@ -77,7 +77,7 @@ async def test_a_completion_that_is_heard_after_a_deadline_has_that_told_first(l
     assert [type(end) for end in order] == [DeadlineExceeded, Done]
 
 
-async def test_a_request_that_was_released_is_told_nothing(lane: Lane) -> None:
+async def test_a_released_request_gets_no_deadline_error(lane: Lane) -> None:
     told: list[Done | RequestError] = []
     slot = lane.take_slot()
     lane.submit(slot, "m/1#1", SHAPES, told.append, timeout=SHORT)
@@ -88,7 +88,7 @@ async def test_a_request_that_was_released_is_told_nothing(lane: Lane) -> None:
     assert told == []
 
 
-async def test_a_lane_that_was_closed_tells_of_no_deadline(lane: Lane) -> None:
+async def test_a_closed_lane_reports_no_deadlines(lane: Lane) -> None:
     told: list[Done | RequestError] = []
     loop = asyncio.get_running_loop()
     lane.open(loop)

@@ -45,7 +45,7 @@ async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
 
 
 class Asked:
-    """A request, and what it was told."""
+    """A submitted request and how it ended."""
 
     def __init__(
         self,
@@ -57,57 +57,57 @@ class Asked:
         batching: Batching | None = None,
     ) -> None:
         self.lane, self.slot = lane, lane.take_slot()
-        self.told: list[Done | RequestError] = []
+        self.ends: list[Done | RequestError] = []
         shapes = ((1, 2),) if batching else SHAPES
         if batching:
             self.slot.lay_out(ROWS, [8])
         try:
-            lane.submit(self.slot, model, shapes, self.hear, priority, timeout, batching, queues)
+            lane.submit(self.slot, model, shapes, self.on_end, priority, timeout, batching, queues)
         except RequestError as error:
-            self.hear(error)
+            self.on_end(error)
 
-    def hear(self, end: Done | RequestError) -> None:
-        """As whoever asks does: the slot is given back with whatever came."""
-        self.told.append(end)
+    def on_end(self, end: Done | RequestError) -> None:
+        """Record the end and release the slot, as a handler of requests does."""
+        self.ends.append(end)
         self.lane.release(self.slot)
 
-    async def hears(self) -> Done | RequestError:
-        while not self.told:
+    async def end(self) -> Done | RequestError:
+        while not self.ends:
             await asyncio.sleep(0)
-        (end,) = self.told
+        (end,) = self.ends
         return end
 
 
-async def test_one_more_than_may_wait_is_refused_as_triton_does(lane: Lane, hand: Hand) -> None:
+async def test_a_full_model_queue_refuses_as_triton_does(lane: Lane, hand: Hand) -> None:
     first, second, third = [Asked(lane, ONE) for _ in range(3)]
-    (refused,) = third.told
+    (refused,) = third.ends
     assert (type(refused), str(refused)) == (Unavailable, FULL)
-    assert (first.told, second.told, lane.statistics().rejected) == ([], [], 1)
+    assert (first.ends, second.ends, lane.statistics().rejected) == ([], [], 1)
     await hand.end()
     await hand.end()
-    assert [type(await each.hears()) for each in (first, second)] == [Done, Done]
+    assert [type(await each.end()) for each in (first, second)] == [Done, Done]
 
 
 async def test_another_model_has_a_queue_of_its_own(lane: Lane) -> None:
     for model in ("m/1#1", "m/1#1", "n/1#1", "o/1#1"):
-        assert Asked(lane, ONE, model).told == []
-    assert Asked(lane, None).told == []
+        assert Asked(lane, ONE, model).ends == []
+    assert Asked(lane, None).ends == []
 
 
-async def test_a_queue_is_not_full_again_once_one_of_it_runs(lane: Lane, hand: Hand) -> None:
+async def test_a_queue_has_room_again_once_one_of_its_requests_runs(lane: Lane, hand: Hand) -> None:
     for _ in range(2):
         Asked(lane, ONE)
     await hand.end()
-    assert Asked(lane, ONE).told == []
+    assert Asked(lane, ONE).ends == []
 
 
-async def test_each_priority_has_a_queue_of_its_own_where_there_are_levels(lane: Lane, hand: Hand) -> None:
+async def test_with_priority_levels_each_has_a_queue_of_its_own(lane: Lane, hand: Hand) -> None:
     queues = QueuePolicy(QueueLimits(1, 0, KEY), 3, 2, {3: QueueLimits(2, 0, "of 3")})
-    told = [len(Asked(lane, queues, priority=priority).told) for priority in (1, 1, 1, 2, 0, 9, 3, 3, 3)]
-    assert told == [0, 0, 1, 0, 1, 1, 0, 0, 1]
+    ends = [len(Asked(lane, queues, priority=priority).ends) for priority in (1, 1, 1, 2, 0, 9, 3, 3, 3)]
+    assert ends == [0, 0, 1, 0, 1, 1, 0, 0, 1]
 
 
-async def test_a_request_without_a_priority_has_the_usual_one(lane: Lane, hand: Hand) -> None:
+async def test_a_request_without_a_priority_gets_the_default_level(lane: Lane, hand: Hand) -> None:
     queues = QueuePolicy(QueueLimits(0, 0, KEY), 3, 1)
     asked = [Asked(lane, queues, priority=priority) for priority in (2, 3, 2, 0, 4)]
     launched = []
@@ -117,38 +117,38 @@ async def test_a_request_without_a_priority_has_the_usual_one(lane: Lane, hand: 
     assert launched == [asked[place].slot.index for place in (0, 3, 4, 2, 1)]
 
 
-async def test_what_waits_too_long_is_refused_and_what_runs_is_not(lane: Lane, hand: Hand) -> None:
+async def test_a_request_that_waits_too_long_is_refused_and_one_that_runs_is_not(lane: Lane, hand: Hand) -> None:
     first, second = Asked(lane, SOON), Asked(lane, SOON)
-    refused = await second.hears()
+    refused = await second.end()
     assert (type(refused), str(refused)) == (Unavailable, TIRED)
-    assert (first.told, lane.statistics().expired) == ([], 1)
+    assert (first.ends, lane.statistics().expired) == ([], 1)
     await hand.end()
-    assert isinstance(await first.hears(), Done)
+    assert isinstance(await first.end(), Done)
     assert hand.tickets == []
 
 
-async def test_what_gets_its_turn_in_time_is_left_alone(lane: Lane, hand: Hand) -> None:
+async def test_a_request_launched_in_time_does_not_expire(lane: Lane, hand: Hand) -> None:
     asked = [Asked(lane, SOON), Asked(lane, SOON)]
     await hand.end()
-    await asyncio.gather(Asked(lane, SOON).hears())
-    assert asked[1].told == []
+    await asyncio.gather(Asked(lane, SOON).end())
+    assert asked[1].ends == []
     await hand.end()
-    assert isinstance(await asked[1].hears(), Done)
+    assert isinstance(await asked[1].end(), Done)
 
 
-async def test_what_runs_with_others_is_left_alone(lane: Lane, hand: Hand) -> None:
+async def test_a_batched_request_does_not_expire_while_it_runs(lane: Lane, hand: Hand) -> None:
     asked = [Asked(lane, SOON, batching=BATCHING) for _ in range(3)]
     await hand.end()
     (ticket,) = hand.tickets
     assert ticket.shapes == ((2, 2),)
     late = Asked(lane, SOON, model="n/1#1")
-    assert str(await late.hears()) == TIRED
-    assert [each.told for each in asked[1:]] == [[], []]
+    assert str(await late.end()) == TIRED
+    assert [each.ends for each in asked[1:]] == [[], []]
 
 
-async def test_a_requests_own_deadline_holds_as_well(lane: Lane) -> None:
+async def test_the_earlier_of_a_requests_timeout_and_the_queues_counts(lane: Lane) -> None:
     Asked(lane, None)
     soon = QueuePolicy(QueueLimits(0, 60, KEY))
-    assert isinstance(await Asked(lane, soon, timeout=SHORT).hears(), DeadlineExceeded)
-    assert str(await Asked(lane, SOON, timeout=60).hears()) == TIRED
+    assert isinstance(await Asked(lane, soon, timeout=SHORT).end(), DeadlineExceeded)
+    assert str(await Asked(lane, SOON, timeout=60).end()) == TIRED
     assert len(lane.deadlines) == 0

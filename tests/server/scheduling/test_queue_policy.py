@@ -1,4 +1,4 @@
-"""What `dynamic_batching` says of a model's queues, and what is wrong with it."""
+"""Parsing the queue policies of `dynamic_batching` in config.pbtxt, and the errors for invalid ones."""
 
 import pytest
 
@@ -12,18 +12,18 @@ def queues(text: str) -> QueuePolicy | None:
     return parse(f"dynamic_batching {{ {text} }}", "m/config.pbtxt").queues
 
 
-def test_nothing_said_is_no_policy() -> None:
+def test_without_limits_there_is_no_policy() -> None:
     assert queues("") is None
     assert queues("default_queue_policy { allow_timeout_override: true }") is None
 
 
-def test_the_size_and_the_time_of_a_queue_are_read() -> None:
+def test_the_size_and_timeout_of_a_queue_are_read() -> None:
     policy = queues("default_queue_policy { max_queue_size: 3 default_timeout_microseconds: 500 }")
     assert policy == QueuePolicy(QueueLimits(3, 0.0005, KEY))
     assert policy.limits_for(0) == policy.limits_for(7) == policy.limits
 
 
-def test_levels_have_limits_of_their_own() -> None:
+def test_a_priority_level_may_have_limits_of_its_own() -> None:
     policy = queues(
         "priority_levels: 2 default_priority_level: 2 default_queue_policy { max_queue_size: 3 } "
         "priority_queue_policy { key: 1 value { max_queue_size: 1 } }"
@@ -33,7 +33,7 @@ def test_levels_have_limits_of_their_own() -> None:
     assert policy.limits_for(1).full_text.endswith("(dynamic_batching.priority_queue_policy 1.max_queue_size)")
 
 
-def test_where_those_that_waited_too_long_wait_on_no_time_is_kept_and_that_is_told() -> None:
+def test_timeout_action_delay_has_no_timeout_and_is_reported_as_unread() -> None:
     text = (
         "dynamic_batching { default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 max_queue_size: 1 } }"
     )
@@ -43,7 +43,7 @@ def test_where_those_that_waited_too_long_wait_on_no_time_is_kept_and_that_is_to
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error"),
     [
         ("priority_levels: 2", "default_priority_level is 0; expected 1 to 2, the priority_levels"),
         ("priority_levels: 2 default_priority_level: 3", "default_priority_level is 3; expected 1 to 2, the priority_levels"),
@@ -54,13 +54,13 @@ def test_where_those_that_waited_too_long_wait_on_no_time_is_kept_and_that_is_to
         ("priority_queue_policy { key: 1 value {} }", "priority_queue_policy has a key 1; expected none, as there are no"),
     ],
 )
-def test_priorities_that_there_are_not_are_refused(text: str, told: str) -> None:
+def test_priorities_outside_the_levels_are_refused(text: str, error: str) -> None:
     with pytest.raises(ConfigRefused) as refused:
         queues(text)
-    assert str(refused.value).startswith(f"m/config.pbtxt: dynamic_batching.{told}")
+    assert str(refused.value).startswith(f"m/config.pbtxt: dynamic_batching.{error}")
 
 
-def test_any_priority_is_taken_as_it_comes_where_there_are_no_levels() -> None:
+def test_without_levels_any_priority_is_taken_as_it_is() -> None:
     free, levelled = QueuePolicy(QueueLimits(1, 0, KEY)), QueuePolicy(QueueLimits(0, 0, KEY), 3, 1)
     assert [free.priority(each) for each in (0, 1, 9)] == [0, 1, 9]
     assert [levelled.priority(each) for each in (0, 1, 3, 4)] == [1, 1, 3, 1]

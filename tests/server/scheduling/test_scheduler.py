@@ -16,7 +16,7 @@ def ticket(slot: int) -> Ticket:
 
 
 def filled(scheduler: Scheduler, *slots: int) -> Scheduler:
-    """A scheduler with these slots waiting, whatever room there is."""
+    """The scheduler, with these slots waiting, whether or not its limit allows them."""
     for slot in slots:
         scheduler.add(ticket(slot))
     return scheduler
@@ -26,27 +26,27 @@ def taken(scheduler: Scheduler) -> list[int]:
     return [ticket.slot for ticket in scheduler.take()]
 
 
-def test_tickets_go_in_the_order_they_came_as_far_as_the_credits_reach() -> None:
+def test_tickets_are_launched_in_order_of_arrival_up_to_the_in_flight_limit() -> None:
     scheduler = filled(Scheduler(limit=8, in_flight_limit=2), 5, 3, 4)
     assert taken(scheduler) == [5, 3]
     assert taken(scheduler) == []
     assert scheduler.in_flight == {5, 3}
 
 
-def test_a_ticket_that_ends_makes_room_for_the_next() -> None:
+def test_a_ticket_that_ends_lets_the_next_be_launched() -> None:
     scheduler = filled(Scheduler(limit=8, in_flight_limit=1), 1, 2)
     assert taken(scheduler) == [1]
     scheduler.finish(1)
     assert taken(scheduler) == [2]
 
 
-def test_what_is_taken_is_what_was_added() -> None:
+def test_take_returns_the_ticket_that_was_added() -> None:
     scheduler = Scheduler(limit=1, in_flight_limit=1)
     scheduler.add(Ticket(7, 3, "m/2#3", ((2, 3),), 1.5, 64))
     assert scheduler.take() == [Ticket(7, 3, "m/2#3", ((2, 3),), 1.5, 64)]
 
 
-def test_the_smallest_priority_goes_first_and_the_default_last() -> None:
+def test_the_smallest_priority_number_is_launched_first_and_the_default_last() -> None:
     scheduler = Scheduler(limit=8, in_flight_limit=8)
     for slot, priority in enumerate([0, 2, 2**64 - 1, 1, 2, 0]):
         scheduler.add(ticket(slot), priority)
@@ -64,21 +64,21 @@ def test_one_more_than_the_limit_is_refused_and_not_queued() -> None:
     assert scheduler.statistics() == SchedulerStatistics(waiting=2, in_flight=1, limit=2, in_flight_limit=1)
 
 
-def test_a_free_credit_lets_one_more_in_and_only_one() -> None:
+def test_below_the_in_flight_limit_one_more_request_is_accepted() -> None:
     scheduler = filled(Scheduler(limit=1, in_flight_limit=1), 0, 1)
     with pytest.raises(QueueFull):
         scheduler.check()
     assert taken(scheduler) == [0]
 
 
-def test_a_queue_of_limit_0_still_uses_its_credits() -> None:
+def test_a_queue_of_limit_0_accepts_requests_up_to_the_in_flight_limit() -> None:
     scheduler = filled(Scheduler(limit=0, in_flight_limit=1), 0)
     assert taken(scheduler) == [0]
     with pytest.raises(QueueFull):
         scheduler.check()
 
 
-def test_a_ticket_withdrawn_never_goes_and_frees_its_place() -> None:
+def test_a_withdrawn_ticket_is_never_launched_and_frees_its_place_in_the_queue() -> None:
     scheduler = Scheduler(limit=2, in_flight_limit=1)
     filled(scheduler, 0)
     scheduler.take()
@@ -98,17 +98,17 @@ def test_a_ticket_in_flight_or_unknown_cannot_be_withdrawn() -> None:
     assert scheduler.in_flight == {0}
 
 
-def test_what_is_not_in_flight_cannot_finish() -> None:
+def test_finish_raises_for_a_slot_that_is_not_in_flight() -> None:
     scheduler = filled(Scheduler(limit=2, in_flight_limit=1), 0)
     with pytest.raises(KeyError):
         scheduler.finish(0)
 
 
-def test_fewer_credits_than_are_in_flight_launch_nothing_and_lose_nothing() -> None:
+def test_an_in_flight_limit_below_what_is_in_flight_launches_nothing_and_loses_nothing() -> None:
     scheduler = ended(Scheduler(limit=8, in_flight_limit=1, horizon=300), *[1] * 50)
     assert taken(filled(scheduler, 0, 1, 2)) == [0, 1, 2]
     filled(scheduler, 3, 4)
-    scheduler.finish(0, 300)  # So long a work: nothing is launched ahead of another any more.
+    scheduler.finish(0, 300)  # So long a work that no more are launched ahead.
     assert taken(scheduler) == []
     scheduler.finish(1)
     assert taken(scheduler) == []
@@ -117,7 +117,7 @@ def test_fewer_credits_than_are_in_flight_launch_nothing_and_lose_nothing() -> N
 
 
 def ended(scheduler: Scheduler, *took: int | None) -> Scheduler:
-    """The scheduler after works that ran one by one, each for these nanoseconds."""
+    """The scheduler after works that ran one after another, each for so many nanoseconds."""
     for duration in took:
         filled(scheduler, 0).take()
         scheduler.finish(0, duration)
@@ -125,29 +125,29 @@ def ended(scheduler: Scheduler, *took: int | None) -> Scheduler:
 
 
 def launched(scheduler: Scheduler) -> int:
-    """How many of many are launched at once."""
+    """How many of 50 waiting tickets are launched at once."""
     return len(filled(scheduler, *range(50)).take())
 
 
-def test_works_are_launched_ahead_only_as_far_as_the_credits_until_they_proved_short() -> None:
+def test_works_of_unknown_duration_are_launched_up_to_the_in_flight_limit() -> None:
     assert launched(Scheduler(limit=99, in_flight_limit=2, horizon=1000)) == 2
     assert launched(ended(Scheduler(limit=99, in_flight_limit=2, horizon=1000), None, None)) == 2
 
 
-def test_short_works_are_launched_ahead_as_many_as_end_within_the_horizon() -> None:
+def test_short_works_are_launched_ahead_up_to_the_horizon() -> None:
     assert launched(ended(Scheduler(limit=99, in_flight_limit=2, horizon=1000), *[100] * 40)) == 10
 
 
-def test_a_long_work_ends_that_at_once() -> None:
+def test_after_one_long_work_no_more_are_launched_ahead() -> None:
     assert launched(ended(Scheduler(limit=99, in_flight_limit=2, horizon=1000), *[100] * 40, 600)) == 2
 
 
-def test_works_as_long_as_the_horizon_or_a_horizon_of_nothing_leave_the_credits() -> None:
+def test_long_works_or_no_horizon_leave_the_in_flight_limit_as_configured() -> None:
     assert launched(ended(Scheduler(limit=99, in_flight_limit=2, horizon=1000), *[1000] * 40)) == 2
     assert launched(ended(Scheduler(limit=99, in_flight_limit=2), *[1] * 40)) == 2
 
 
-def test_works_that_take_no_time_at_all_are_launched_ahead_as_far_as_the_queue_reaches() -> None:
+def test_works_of_0_nanoseconds_are_all_launched_ahead() -> None:
     assert launched(ended(Scheduler(limit=99, in_flight_limit=1, horizon=1000), *[0] * 99)) == 50
 
 
@@ -157,7 +157,7 @@ def joinable(scheduler: Scheduler, *slots: int) -> Scheduler:
     return scheduler
 
 
-def test_those_that_go_together_take_one_credit_until_their_work_ends() -> None:
+def test_a_batch_counts_as_one_in_flight_until_it_ends() -> None:
     scheduler = joinable(Scheduler(limit=8, in_flight_limit=1), 0, 1, 2, 3)
     choice = scheduler.choose(0.0)
     assert [each[2].slot for each in choice.members] == [0, 1, 2]
@@ -170,18 +170,18 @@ def test_those_that_go_together_take_one_credit_until_their_work_ends() -> None:
 
 
 def held_back(scheduler: Scheduler, running: int) -> bool:
-    """Whether a batch that could grow is, behind so many works."""
+    """Whether a batch that could grow is held back behind so many works in flight."""
     filled(scheduler, *range(running))
     assert len(scheduler.take()) == running
     return not joinable(scheduler, 50).choose(0.0).members
 
 
-def test_a_batch_that_could_grow_is_held_back_once_the_credits_are_used_up() -> None:
+def test_a_batch_that_could_grow_is_held_back_at_the_in_flight_limit() -> None:
     assert not held_back(Scheduler(limit=8, in_flight_limit=3), 2)
     assert held_back(Scheduler(limit=8, in_flight_limit=3), 3)
 
 
-def test_where_works_are_short_or_on_the_cores_that_answer_it_is_held_back_behind_a_single_one() -> None:
+def test_a_batch_is_held_back_behind_one_work_if_works_are_short_or_on_host_cores() -> None:
     assert held_back(ended(Scheduler(limit=99, in_flight_limit=3, horizon=1000), *[100] * 40), 1)
     assert not held_back(ended(Scheduler(limit=99, in_flight_limit=3, horizon=1000), *[300] * 40), 1)
     hosted = Scheduler(limit=8, in_flight_limit=3)
@@ -189,7 +189,7 @@ def test_where_works_are_short_or_on_the_cores_that_answer_it_is_held_back_behin
     assert held_back(hosted, 1)
 
 
-def test_those_that_are_put_back_take_their_old_places_to_go_alone() -> None:
+def test_requests_put_back_keep_their_places_and_are_launched_alone() -> None:
     scheduler = joinable(Scheduler(limit=2, in_flight_limit=1), 0, 1, 2)
     members = scheduler.choose(0.0).members
     scheduler.launch(members, 7)
@@ -206,7 +206,7 @@ def test_those_that_are_put_back_take_their_old_places_to_go_alone() -> None:
     assert scheduler.idle
 
 
-def test_one_that_is_withdrawn_joins_nobody() -> None:
+def test_a_withdrawn_request_is_not_batched() -> None:
     scheduler = joinable(Scheduler(limit=8, in_flight_limit=1), 0, 1)
     assert scheduler.withdraw(0)
     assert not scheduler.idle
@@ -217,25 +217,25 @@ def test_one_that_is_withdrawn_joins_nobody() -> None:
     assert scheduler.choose(0.0).members == ()
 
 
-def test_a_scheduler_shows_what_waits_and_flies() -> None:
+def test_repr_shows_what_waits_and_what_is_in_flight() -> None:
     scheduler = filled(Scheduler(limit=4, in_flight_limit=1), 0, 1)
     scheduler.take()
     assert repr(scheduler) == "<Scheduler 1/4 waiting, 1/1 in flight>"
 
 
 class Model(RuleBasedStateMachine):
-    """The same decisions made by sorting a plain list, beside the scheduler's own."""
+    """Compares the scheduler with a model that sorts a plain list."""
 
     @initialize(limit=st.integers(0, 4), in_flight_limit=st.integers(1, 3))
     def begin(self, limit: int, in_flight_limit: int) -> None:
         self.scheduler = Scheduler(limit, in_flight_limit)
         self.waiting: list[tuple[float, int]] = []
-        self.flying: set[int] = set()
+        self.in_flight: set[int] = set()
         self.next_slot = 0
         self.ended: set[int] = set()
 
     def free(self) -> int:
-        return self.scheduler.in_flight_limit - len(self.flying)
+        return self.scheduler.in_flight_limit - len(self.in_flight)
 
     @rule(priority=st.sampled_from([0, 0, 1, 2, 2**64 - 1]))
     def add(self, priority: int) -> None:
@@ -254,14 +254,14 @@ class Model(RuleBasedStateMachine):
         expected = [slot for _, slot in self.waiting[: self.free()]]
         assert taken(self.scheduler) == expected
         self.waiting = self.waiting[len(expected) :]
-        self.flying |= set(expected)
+        self.in_flight |= set(expected)
 
-    @precondition(lambda self: self.flying)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.flying)))
+        slot = data.draw(st.sampled_from(sorted(self.in_flight)))
         self.scheduler.finish(slot)
-        self.flying.remove(slot)
+        self.in_flight.remove(slot)
         self.ended.add(slot)
 
     @rule(slot=st.integers(0, 12))
@@ -272,16 +272,16 @@ class Model(RuleBasedStateMachine):
         self.ended |= {slot} if waits else set()
 
     @invariant()
-    def credits_and_limit_hold(self) -> None:
+    def in_flight_and_queue_limits_hold(self) -> None:
         scheduler = self.scheduler.statistics()
         assert scheduler.in_flight <= scheduler.in_flight_limit
         assert scheduler.waiting <= scheduler.limit + self.free()
 
     @invariant()
-    def nothing_is_lost_and_nothing_is_twice(self) -> None:
-        assert self.scheduler.in_flight == self.flying
+    def no_ticket_is_lost_or_duplicated(self) -> None:
+        assert self.scheduler.in_flight == self.in_flight
         assert self.scheduler.statistics().waiting == len(self.waiting)
-        known = [slot for _, slot in self.waiting] + list(self.flying) + list(self.ended)
+        known = [slot for _, slot in self.waiting] + list(self.in_flight) + list(self.ended)
         assert sorted(known) == list(range(self.next_slot))
 
 

@@ -16,7 +16,7 @@ def pool_of(count: int = 4, nbytes: int = 16 * MIB) -> SlotPool:
     return SlotPool(arena_of(count, nbytes), "tenants.acme.memory")
 
 
-def test_a_pool_makes_slots_when_they_are_needed_and_numbers_them() -> None:
+def test_acquire_makes_slots_on_demand_and_numbers_them() -> None:
     pool = pool_of()
     assert pool.statistics() == SlotStatistics(used=0, slots=0, nbytes=0)
     assert [pool.acquire().index for _ in range(3)] == [0, 1, 2]
@@ -24,7 +24,7 @@ def test_a_pool_makes_slots_when_they_are_needed_and_numbers_them() -> None:
     assert repr(pool) == f"<SlotPool 3 of 3 in use, <BlockAllocator, 0 of {16 * MIB} bytes in use>>"
 
 
-def test_the_slot_that_was_given_back_last_is_used_first() -> None:
+def test_the_slot_released_last_is_acquired_first() -> None:
     pool = pool_of()
     first, second = pool.acquire(), pool.acquire()
     pool.release(second)
@@ -35,7 +35,7 @@ def test_the_slot_that_was_given_back_last_is_used_first() -> None:
     assert pool.at(2).index == 2
 
 
-def test_when_all_are_in_use_one_more_is_refused_until_one_is_given_back() -> None:
+def test_acquire_raises_queue_full_while_all_slots_are_in_use() -> None:
     pool = pool_of(2)
     slots = [pool.acquire(), pool.acquire()]
     with pytest.raises(QueueFull, match=r"^all 2 slots are in use$"):
@@ -44,7 +44,7 @@ def test_when_all_are_in_use_one_more_is_refused_until_one_is_given_back() -> No
     assert pool.acquire() is slots[0]
 
 
-def test_a_large_request_leaves_nothing_behind_in_the_slot_it_had() -> None:
+def test_release_frees_the_memory_of_a_large_request() -> None:
     pool = pool_of()
     slot = pool.acquire()
     slot.reserve(9 * MIB)
@@ -56,7 +56,7 @@ def test_a_large_request_leaves_nothing_behind_in_the_slot_it_had() -> None:
     assert slot.capacity == SMALLEST
 
 
-def test_memory_over_the_budget_is_refused_with_the_numbers_and_given_when_it_is_free() -> None:
+def test_reserve_over_the_budget_raises_memory_full_with_the_numbers() -> None:
     pool = pool_of()
     first, second = pool.acquire(), pool.acquire()
     first.reserve(8 * MIB)
@@ -75,7 +75,7 @@ def test_memory_over_the_budget_is_refused_with_the_numbers_and_given_when_it_is
 
 
 class Pools(RuleBasedStateMachine):
-    """Nobody's memory is another's, none is lost, and there is never more of it than the budget."""
+    """Slots never overlap, no memory is lost, and the budget is never exceeded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Pools(RuleBasedStateMachine):
     @precondition(lambda self: not self.held)
     @rule()
     def take_all(self) -> None:
-        """When nothing is held, everything can be had again."""
+        """With no slot in use, the largest block can be reserved again."""
         slot = self.pool.acquire()
         slot.reserve(14 * MIB)
         self.pool.release(slot)
@@ -138,7 +138,7 @@ class Pools(RuleBasedStateMachine):
         assert not blocks or blocks[-1][1] <= 16 * MIB
 
     @invariant()
-    def it_counts_right(self) -> None:
+    def statistics_match_what_is_held(self) -> None:
         statistics = self.pool.statistics()
         assert (statistics.used, statistics.nbytes) == (len(self.held), sum(slot.capacity for slot in self.held))
 
