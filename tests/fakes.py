@@ -134,10 +134,11 @@ class Script:
 
 
 class FakeStream:
-    """Works that end in order, each run by the first thread that waits for it or for a later one."""
+    """Works that end in order, each run by the first thread that waits for it or for a later one; `ran` counts them."""
 
     def __init__(self) -> None:
         self.works: deque[FakeWork] = deque()
+        self.ran = 0
         self._turn = Lock()
 
     def __repr__(self) -> str:
@@ -147,6 +148,7 @@ class FakeStream:
         """Block until this work has ended."""
         with self._turn:
             while not last.ended:
+                self.ran += 1
                 self.works[0].run()
                 self.works.popleft()
 

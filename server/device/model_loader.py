@@ -169,23 +169,15 @@ class ModelLoader:
         """These names, ensembles last, since their steps have to be loaded before them."""
         return sorted(names, key=lambda name: bool(self.steps(name)))
 
-    def load(self, name: str, partition: Partition, override: str | None = None) -> LoadedModel:
-        """Load and bind every version that the model's policy selects; failures become problems of the result.
-
-        `override` is a model configuration as JSON that replaces the file beside the model. Problems are logged.
-        """
-        return self.bind(self.prepare(name, override), partition)
-
-    def attempt(
-        self, name: str, partition: Partition, override: str | None = None, among: Mapping[str, LoadedModel] = NOTHING
-    ) -> LoadedModel:
-        """As `load`, but problems are not logged. `among` is as in `prepare`."""
-        return self._bind(self.prepare(name, override, among), partition)
+    def attempt(self, name: str, partition: Partition, among: Mapping[str, LoadedModel] = NOTHING) -> LoadedModel:
+        """Prepare and bind a model without logging its problems. `among` is as in `prepare`."""
+        return self._bind(self.prepare(name, among=among), partition)
 
     def prepare(self, name: str, override: str | None = None, among: Mapping[str, LoadedModel] = NOTHING) -> PreparedModel:
-        """The part of `load` that needs no partition; it takes as long as builds do.
+        """Read every version that the model's policy selects, which needs no partition but takes as long as builds do.
 
-        `among` are the tenant's other models, of which ensembles are made; their engines must not be freed meanwhile.
+        Failures become problems of the result. `override` is a model configuration as JSON that replaces the file beside the
+        model. `among` are the tenant's other models, of which ensembles are made; their engines must not be freed meanwhile.
         """
         listing = self._repository.read(name, override)
         problems = [IndexEntry(name, problem.version, "UNAVAILABLE", problem.reason) for problem in listing.problems]
@@ -200,7 +192,7 @@ class ModelLoader:
         return prepared
 
     def bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False, kept: bool = False) -> LoadedModel:
-        """The rest of `load`, once for what `prepare` gave.
+        """Bind a model that `prepare` returned to a partition, and log its problems. Call it once for each such model.
 
         `whole`: if one version fails, none is served. `kept` is as in `LoadedModel.messages`.
         """

@@ -97,7 +97,7 @@ class Dispatcher:
     """Serves until the other end of `control` is closed. `listeners` are non-blocking.
 
     Over `control` the supervisor sends the name of an HTTP process with the socket over which it takes connections, and
-    heartbeats. `header_timeout` is in seconds of `clock`. `looks` counts how often it looked at a connection, for tests.
+    heartbeats. `header_timeout` is in seconds of `clock`.
     """
 
     def __init__(
@@ -118,7 +118,6 @@ class Dispatcher:
         self._epoll = select.epoll()
         self._queues = {name: HandoffQueue() for name in (*tenancy.tenants, SHARED, UNAUTHENTICATED)}
         self._waiting: OrderedDict[int, Waiting] = OrderedDict()
-        self.looks = 0
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._resume_at: float | None = None
         self._open = True
@@ -258,7 +257,6 @@ class Dispatcher:
 
     def _look(self, connection: socket.socket) -> None:
         """Hand a connection over if its headers are complete, or came in too many pieces; else wait for more of them."""
-        self.looks += 1
         try:
             data = connection.recv(MAX_HEAD, socket.MSG_PEEK)
         except BlockingIOError:

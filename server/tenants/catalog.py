@@ -68,10 +68,6 @@ class Catalog:
         except KeyError:
             raise self._missing(name, version) from None
 
-    def knows(self, name: str) -> bool:
-        """Whether the index has a line for this model."""
-        return name in self._entries
-
     def versions(self, name: str) -> list[str]:
         """The versions served of a model, the highest first."""
         return list(self._served.get(name, ()))

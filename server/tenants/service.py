@@ -95,11 +95,6 @@ class Service:
         return None if silence <= self._patience else f"the device's process has been silent for {silence:.0f} s"
 
     @property
-    def ready(self) -> bool:
-        """Whether the server is ready."""
-        return self.unready is None
-
-    @property
     def unanswered(self) -> int:
         """How many requests, of all tenants in this process, are queued or in flight."""
         lanes = [tenant.lane.statistics() for tenant in self.tenants.values()]

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
@@ -44,15 +43,6 @@ def _ignore(_: Exception) -> None:
     """The default for `on_error`."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatistics:
-    """Inferences that succeeded and failed, and models that are bound."""
-
-    done: int
-    failed: int
-    models: int
-
-
 class Worker:
     """Runs tickets on a partition, in order, from `serve` to `halt`; the next worker on the link continues where it stopped.
 
@@ -83,14 +73,10 @@ class Worker:
         self._last_model: ModelKey | None = None
         self._last_duration = self._rung_at = self._next_look = 0
         self._max_delay = self._ring_before = BUNDLE
-        self._done = self._failed = 0
 
     def __repr__(self) -> str:
         state = "running" if self._threads else "not running"
         return f"<Worker {len(self.executors)} models on {self.partition!r}, {state}>"
-
-    def statistics(self) -> WorkerStatistics:
-        return WorkerStatistics(self._done, self._failed, len(self.executors))
 
     @property
     def idle(self) -> bool:
@@ -371,10 +357,6 @@ class Worker:
         self._in_flight.pop(done.slot, None)
         session.reporting.acquire()
         try:
-            if done.failure:
-                self._failed += 1
-            else:
-                self._done += 1
             session.link.completions.put(done)
         finally:
             session.reporting.release()

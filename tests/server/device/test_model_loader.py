@@ -10,7 +10,7 @@ from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature,
 from engines.signature import Default
 from partitions import Partition
 from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
-from server.device.model_loader import ModelLoader, Read, open_model_loader
+from server.device.model_loader import LoadedModel, ModelLoader, Read, open_model_loader
 from server.repository.model_repository import Repository
 from server.scheduling.batching import Batching
 from server.tenants.catalog import IndexEntry
@@ -35,6 +35,10 @@ def library(root: Path, read: Read = lambda path, max_batch, settings: FakeEngin
     return ModelLoader(Repository(root, {}), read)
 
 
+def load(models: ModelLoader, name: str, partition: Partition) -> LoadedModel:
+    return models.bind(models.prepare(name), partition)
+
+
 def configured(root: Path, copies: str = "auto", **options: ModelOptions) -> Config:
     models = ModelsConfig(repository=root, options=options)
     return Config(device=DeviceConfig(copies=copies), models=models, tenants={}, source="greenlane.toml")
@@ -56,7 +60,7 @@ def test_a_warning_comes_once_for_a_model_and_not_for_every_tenant_and_load(
     add(tmp_path, "m", "instance_group { gpus: 0 }")
     models = library(tmp_path)
     for partition in [*partitions, *partitions]:
-        assert models.load("m", partition).served
+        assert load(models, "m", partition).served
     assert messages(caplog) == ["m/config.pbtxt: ignored, as they mean nothing here: instance_group.gpus"]
 
 
@@ -65,15 +69,15 @@ def test_a_problem_comes_once_and_again_when_it_came_back(
 ) -> None:
     add(tmp_path, "m", "max_batch_size: -1")
     models, (first, second) = library(tmp_path), partitions
-    models.load("m", first)
-    models.load("m", second)
+    load(models, "m", first)
+    load(models, "m", second)
     assert messages(caplog) == [
         "model m is unavailable: m/config.pbtxt: max_batch_size is -1; expected 0 (no batching) or more"
     ]
     (tmp_path / "m" / "config.pbtxt").write_text("")
-    assert models.load("m", first).served
+    assert load(models, "m", first).served
     (tmp_path / "m" / "config.pbtxt").write_text("max_batch_size: -1")
-    models.load("m", first)
+    load(models, "m", first)
     assert len(messages(caplog)) == 1
 
 
@@ -81,7 +85,7 @@ def test_a_problem_of_one_version_names_it_but_not_where_the_repository_lies(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
     add(tmp_path, "m")
-    library(tmp_path, refuse).load("m", partitions[0])
+    load(library(tmp_path, refuse), "m", partitions[0])
     assert messages(caplog) == ["model m 1 is unavailable: m/1/model.onnx: no good"]
 
 
@@ -92,7 +96,7 @@ def test_a_model_that_takes_batches_has_its_requests_joined_or_a_warning_why_not
     add(tmp_path, "square", "max_batch_size: 4")
     square = Signature((TensorSpec("x", DATATYPES["FP32"], ("n", "n")),), ())
     models = library(tmp_path, lambda path, *_: FakeEngine(square if "square" in str(path) else SIGNATURE, Script()))
-    (joined,), (alone,) = (models.load(name, partitions[0]).served for name in ("m", "square"))
+    (joined,), (alone,) = (load(models, name, partitions[0]).served for name in ("m", "square"))
     assert joined.batching == Batching(SIGNATURE.with_max_batch(4), 4)
     assert "dynamic_batching" in joined.config
     assert alone.batching is None
@@ -122,7 +126,7 @@ def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: 
         return read[-1]
 
     models = library(tmp_path, remember)
-    loaded = [models.load("m", partition) for partition in partitions]
+    loaded = [load(models, "m", partition) for partition in partitions]
     assert len(read) == 1
     assert repr(models) == f"<ModelLoader <Repository {tmp_path}>, 1 engine>"
     assert {len(each.executors) for each in loaded} == {1}
@@ -137,7 +141,7 @@ def test_an_engine_is_made_for_the_batches_that_are_configured(tmp_path: Path, p
 
     for config in ("", "max_batch_size: 0", "max_batch_size: 32"):
         add(tmp_path / config[-1:], "m", config=config)
-        library(tmp_path / config[-1:], read).load("m", partitions[0])
+        load(library(tmp_path / config[-1:], read), "m", partitions[0])
     assert asked == [None, None, 32]
 
 
@@ -155,7 +159,7 @@ def test_what_goes_wrong_in_a_library_is_a_problem_with_a_traceback(
     def raise_it(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         raise RuntimeError("a bug")
 
-    loaded = library(tmp_path, raise_it).load("m", partitions[0])
+    loaded = load(library(tmp_path, raise_it), "m", partitions[0])
     assert [problem.reason for problem in loaded.problems] == ["a bug"]
     assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
     assert caplog.records[0].exc_info
@@ -180,7 +184,7 @@ def test_a_model_of_which_nothing_is_said_runs_as_the_device_says_and_is_warm_at
 ) -> None:
     add(tmp_path, "m", "max_batch_size: 0")
     read = Reader()
-    open_model_loader(configured(tmp_path, copies), FakeDevice(), read).load("m", partitions[0])
+    load(open_model_loader(configured(tmp_path, copies), FakeDevice(), read), "m", partitions[0])
     assert read.settings == [RuntimeSettings(copies=copies, warm_up="usual")]
 
 
@@ -190,7 +194,7 @@ def test_the_servers_configuration_overrules_the_models(tmp_path: Path, partitio
     read = Reader()
     models = open_model_loader(configured(tmp_path, m=ModelOptions(warm_up=(1, 4))), FakeDevice(), read)
     for name in ("m", "n"):
-        assert models.load(name, partitions[0]).messages() == ()
+        assert load(models, name, partitions[0]).messages() == ()
     assert [(each.warm_up, each.graphs) for each in read.settings] == [((1, 4), "off"), ((8,), "off")]
 
 
@@ -200,7 +204,7 @@ def test_padding_is_asked_for_where_the_configuration_says_that_rows_are_a_batch
 ) -> None:
     add(tmp_path, "m", config)
     read = Reader()
-    open_model_loader(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
+    load(open_model_loader(configured(tmp_path), FakeDevice(), read), "m", partitions[0])
     assert [each.batch_padding for each in read.settings] == [padding]
 
 
@@ -216,7 +220,7 @@ def test_inputs_that_are_configured_as_optional_are_asked_for_and_told_where_the
         asked.append(settings)
         return FakeEngine(Signature((*SIGNATURE.inputs, own), ()), Script())
 
-    assert library(tmp_path, read).load("m", partitions[0]).served
+    assert load(library(tmp_path, read), "m", partitions[0]).served
     assert [settings.optional_inputs for settings in asked] == [("k", "x")]
     why = "the model has nothing to take in its place: send it"
     assert messages(caplog) == [f"model m 1: input 'x' is optional in m/config.pbtxt, but {why}"]
@@ -232,7 +236,7 @@ def test_everything_that_cannot_be_honoured_is_a_problem_with_its_key_and_nothin
     (tmp_path / "m" / "2" / "model.onnx").touch()
     read = Reader()
     models = open_model_loader(configured(tmp_path, m=ModelOptions(strategy="lazy", graphs="off")), FakeDevice(), read)
-    loaded = models.load("m", partitions[0])
+    loaded = load(models, "m", partitions[0])
     assert loaded.problems == [
         IndexEntry(
             "m",
@@ -259,7 +263,7 @@ def test_an_error_about_a_setting_says_where_it_was_said(tmp_path: Path, partiti
         raise ModelRefused(f"{path}: a weight_streaming_budget of {settings.weight_streaming_budget} bytes has no effect")
 
     options = {"m": ModelOptions(weight_budget=5)}
-    (problem,) = ModelLoader(Repository(tmp_path, options, "greenlane.toml"), read).load("m", partitions[0]).problems
+    (problem,) = load(ModelLoader(Repository(tmp_path, options, "greenlane.toml"), read), "m", partitions[0]).problems
     assert problem.reason == (
         "m/1/model.onnx: a weight_streaming_budget of 5 bytes has no effect (greenlane.toml: models.m.weight_budget)"
     )
@@ -268,7 +272,7 @@ def test_an_error_about_a_setting_says_where_it_was_said(tmp_path: Path, partiti
 def test_what_triton_asks_for_and_cannot_be_honoured_is_a_warning(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m", "instance_group { count: 2 }")
     read = Reader()
-    loaded = open_model_loader(configured(tmp_path), FakeDevice(), read).load("m", partitions[0])
+    loaded = load(open_model_loader(configured(tmp_path), FakeDevice(), read), "m", partitions[0])
     assert loaded.messages() == (
         "m/config.pbtxt: instance_group.count: 2 cannot be honoured: ONNX Runtime on a CPU runs one inference at a time on a "
         "partition's cores; it is ignored",
@@ -281,14 +285,14 @@ def test_a_library_that_is_missing_is_a_problem_of_the_model(tmp_path: Path, par
         raise ModelRefused("no TensorRT is installed")
 
     add(tmp_path, "m")
-    loaded = ModelLoader(Repository(tmp_path, {}), Reader(), unsupported=missing).load("m", partitions[0])
+    loaded = load(ModelLoader(Repository(tmp_path, {}), Reader(), unsupported=missing), "m", partitions[0])
     assert [problem.reason for problem in loaded.problems] == ["no TensorRT is installed"]
 
 
 def test_a_batch_to_be_ready_for_is_no_larger_than_the_largest(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m", "max_batch_size: 4")
     models = open_model_loader(configured(tmp_path, m=ModelOptions(warm_up=(4, 8))), FakeDevice(), Reader())
-    (problem,) = models.load("m", partitions[0]).problems
+    (problem,) = load(models, "m", partitions[0]).problems
     assert problem.reason == "greenlane.toml: models.m.warm_up: 8 is above the model's largest batch, which is 4"
 
 
@@ -297,7 +301,7 @@ def test_nothing_is_warmed_up_that_no_request_could_bring(tmp_path: Path, partit
     """A tenant may send such a configuration, and all share the machine's memory."""
     add(tmp_path, "m", text.replace("PARAMETER", "parameters { key: 'greenlane.warm_up' value { string_value: '99999999' } }"))
     read = Reader()
-    (problem,) = library(tmp_path, read).load("m", partitions[0]).problems
+    (problem,) = load(library(tmp_path, read), "m", partitions[0]).problems
     assert "inputs of 399999996 bytes, but the server takes bodies of up to 67108864" in problem.reason
     assert read.engines[0].executors == []
 
@@ -306,7 +310,7 @@ def test_as_many_executors_are_bound_as_are_asked_for(tmp_path: Path, partitions
     add(tmp_path, "m")
     read = Reader()
     options = {"m": ModelOptions(instances=3)}
-    loaded = ModelLoader(Repository(tmp_path, options), read).load("m", partitions[0])
+    loaded = load(ModelLoader(Repository(tmp_path, options), read), "m", partitions[0])
     (executor,) = loaded.executors.values()
     assert len(read.engines[0].executors) == 3
     assert executor.describe()["instances"] == 3
@@ -316,9 +320,9 @@ def test_equal_settings_share_an_engine_and_others_do_not(tmp_path: Path, partit
     add(tmp_path, "m")
     read = Reader()
     models = ModelLoader(Repository(tmp_path, {}), read)
-    kept = [models.load("m", partition) for partition in partitions]
+    kept = [load(models, "m", partition) for partition in partitions]
     (tmp_path / "m" / "config.pbtxt").write_text("optimization { cuda { graphs: false } }")
-    kept.append(models.load("m", partitions[0]))
+    kept.append(load(models, "m", partitions[0]))
     assert [each.graphs for each in read.settings] == ["on", "off"]
     assert [len(each.executors) for each in kept] == [1, 1, 1]
 
@@ -333,7 +337,7 @@ def test_which_way_a_model_runs_is_in_its_configuration_and_what_to_read_of_it_i
         engine.description = {"graphs": "none", "notes": ["cannot be captured (why)"], "counts": {"captures": 1}}
         return engine
 
-    (served,) = library(tmp_path, read).load("m", partitions[0]).served
+    (served,) = load(library(tmp_path, read), "m", partitions[0]).served
     told = served.config["parameters"]["greenlane.execution"]["string_value"]
     assert json.loads(told) == {"graphs": "none", "notes": ["cannot be captured (why)"]}
     assert messages(caplog) == ["model m 1: cannot be captured (why)"]

@@ -297,9 +297,7 @@ async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None
         assert old.closed
         workers = {thread.name for thread in new.threads if thread.name.startswith("worker")}
         assert workers == {f"worker {new!r}", f"worker {new!r}, second"}
-        statistics = site.runtime._workers["acme"].statistics()
-        assert 9 <= statistics.done <= 18
-        assert statistics.failed == 0
+        assert 9 <= new.stream.ran <= 18
 
 
 async def test_every_frontend_is_told_its_cores_when_it_gets_a_partition(root: Path) -> None:
@@ -747,7 +745,7 @@ async def test_a_first_load_that_fails_stands_in_the_index_with_the_reason(root:
         acme = site.tenant("acme")
         with pytest.raises(BadRequest, match="failed to load 'c': not in the repository"):
             await site.runtime.load("acme", "c")
-        assert not acme.catalog.knows("c")
+        assert not [entry for entry in acme.catalog.index() if entry.name == "c"]
         (root / "c" / "one").mkdir(parents=True)
         with pytest.raises(BadRequest, match="failed to load 'c'"):
             await site.runtime.load("acme", "c")

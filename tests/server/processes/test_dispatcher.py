@@ -52,6 +52,16 @@ class Listener:
         self._socket.close()
 
 
+class CountingDispatcher(Dispatcher):
+    """Counts in `looks` how often it looked at a connection."""
+
+    looks = 0
+
+    def _look(self, connection: socket.socket) -> None:
+        self.looks += 1
+        super()._look(connection)
+
+
 class Bench:
     """A dispatcher at work. `now` is its clock, in seconds."""
 
@@ -60,7 +70,7 @@ class Bench:
         self.now = 0.0
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listeners: Any = [self.listener]
-        self.dispatcher = Dispatcher(Tenancy(TENANTS, None), listeners, theirs, clock=lambda: self.now, **options)
+        self.dispatcher = CountingDispatcher(Tenancy(TENANTS, None), listeners, theirs, clock=lambda: self.now, **options)
         self._stack = ExitStack()
         for each in (self._control, theirs, self.listener):
             self._stack.callback(each.close)

@@ -48,7 +48,6 @@ def test_what_is_not_served_is_not_found_in_the_words_that_clients_look_for(name
 def test_an_unknown_model_has_no_versions_and_no_line() -> None:
     made = Catalog()
     assert made.versions("m") == []
-    assert not made.knows("m")
     assert made.index() == []
     assert made.served() == []
 
@@ -56,7 +55,6 @@ def test_an_unknown_model_has_no_versions_and_no_line() -> None:
 def test_a_model_that_is_being_loaded_is_known_but_not_ready() -> None:
     made = Catalog()
     made.announce("m")
-    assert made.knows("m")
     assert made.index() == [IndexEntry("m", "", "LOADING")]
     with pytest.raises(Unavailable, match=r"^model 'm' is loading: try again soon$"):
         made.find("m")

@@ -113,7 +113,7 @@ def test_a_service_is_ready_in_one_state_only() -> None:
     ready = {}
     for state in ("starting", "serving", "draining", "lost", "closed"):
         service.set_state(state)
-        ready[state] = service.ready
+        ready[state] = service.unready is None
     assert [state for state, is_ready in ready.items() if is_ready] == ["serving"]
 
 
@@ -234,11 +234,11 @@ def test_a_server_whose_device_is_another_process_is_ready_only_while_that_is_he
     for service in services:
         service.heartbeat()
     now = 105.0
-    assert [service.ready for service in (*services, alone)] == [True, True, True]
+    assert [service.unready for service in (*services, alone)] == [None, None, None]
     now = 106.0
     assert [service.unready for service in (*services, alone)] == ["the device's process has been silent for 6 s", None, None]
     services[0].heartbeat()
-    assert services[0].ready
+    assert services[0].unready is None
     services[0].set_state("incomplete")
     reason = "not every model could be loaded, and server.strict_readiness asks for all of them; "
     assert services[0].unready == reason + "POST /v2/repository/index says which of a tenant's, the log which of all"

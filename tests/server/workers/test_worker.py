@@ -138,7 +138,7 @@ def test_tickets_are_answered_in_order_from_their_slots(bench: Bench) -> None:
     assert [done.slot for done in dones] == list(range(5))
     assert [bench.answer(done) for done in dones] == [[number, number + 0.5] for number in range(5)]
     assert all(done.began <= done.ended for done in dones)
-    assert (bench.worker.statistics().done, bench.worker.statistics().failed) == (5, 0)
+    assert bench.partition.stream.ran == 5
 
 
 @pytest.mark.parametrize(("hosted", "threads"), [(False, 2), (True, 1)])
@@ -253,7 +253,6 @@ def test_a_model_that_raises_is_a_failure_and_the_next_ticket_is_served(bench: B
     bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
     assert bench.next().failure == ("raised", f"told to fail at {point}")
     assert bench.answer(bench.next()) == [2]
-    assert bench.worker.statistics().failed == 1
     assert bench.lost == []
 
 
@@ -359,7 +358,7 @@ def test_halting_waits_for_what_is_in_flight_and_leaves_the_rest_to_the_next_wor
         stack.callback(following.close)
         following.serve(bench.endpoint)
         assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
-        assert following.statistics().done == 2
+        assert bench.device.partitions[1].stream.ran == 2
 
 
 def test_a_worker_that_was_halted_serves_again(bench: Bench) -> None:
@@ -586,8 +585,7 @@ def test_halting_does_not_wait_for_what_is_put_aside_and_the_next_worker_begins_
         prepared.set_result(None)
         assert [bench.answer(bench.next()) for _ in range(2)] == [[1, 2], [3, 4]]
         following.halt()
-        assert following.statistics().done == 3
-    assert bench.worker.statistics().done == 1
+    assert [partition.stream.ran for partition in bench.device.partitions] == [1, 3]
 
 
 def test_what_was_prepared_while_no_worker_served_is_begun_by_the_next(bench: Bench) -> None:
