@@ -99,7 +99,7 @@ def test_where_nobody_is_served_everybody_is_sent_elsewhere(headers: tuple[str |
     service = Service(CONFIG, tenants=[])
     with pytest.raises(Misdirected, match=ELSEWHERE.format("no tenant", "(acme|globex)")):
         service.tenant(*headers)
-    assert repr(service) == "<Service starting, of nobody>"
+    assert repr(service) == "<Service starting, of no tenant>"
 
 
 @pytest.mark.parametrize("headers", [("Bearer wrong", None), (None, "globex"), (None, "nobody")])
