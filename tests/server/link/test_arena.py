@@ -19,7 +19,7 @@ def twice() -> tuple[Arena, Arena]:
     return lent(here), there
 
 
-def test_what_one_side_writes_the_other_reads_at_an_address_of_its_own(twice: tuple[Arena, Arena]) -> None:
+def test_both_mappings_show_the_same_slots_at_different_addresses(twice: tuple[Arena, Arena]) -> None:
     here, there = twice
     for index in range(3):
         here.slot(index).reserve(2)
@@ -35,7 +35,7 @@ def test_what_one_side_writes_the_other_reads_at_an_address_of_its_own(twice: tu
 
 
 @pytest.mark.parametrize("count", [1, 3, 600])
-def test_no_part_reaches_into_another(count: int) -> None:
+def test_the_parts_of_an_arena_do_not_overlap(count: int) -> None:
     arena = arena_of(count)
     for ring in (0, 1):
         arena.cells(ring)[count - 1] = 0xFFFFFFFF
@@ -60,7 +60,7 @@ def test_a_slot_is_always_the_same_object_and_its_block_begins_at_a_page() -> No
     assert repr(arena) == "<Arena of 2 slots, 2 used so far>"
 
 
-def test_memory_takes_from_the_system_only_what_was_written() -> None:
+def test_tensor_memory_commits_only_pages_that_were_written() -> None:
     descriptor = create_memory(1 << 30)
     memory = attach_memory(descriptor, 1 << 30)
     memory.view[-1:] = b"x"

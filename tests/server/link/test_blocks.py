@@ -18,7 +18,7 @@ def test_small_blocks_come_from_the_beginning_and_large_ones_from_the_end() -> N
     assert repr(blocks) == f"<BlockAllocator, {UNIT + LARGE + 16 * MIB} of {64 * MIB} bytes in use>"
 
 
-def test_the_block_that_was_given_back_last_is_taken_first() -> None:
+def test_the_block_freed_last_is_allocated_first() -> None:
     blocks = BlockAllocator(64 * MIB)
     first, second, large = blocks.allocate(10), blocks.allocate(20), blocks.allocate(30 * MIB)
     for each in (first, large, second):
@@ -40,7 +40,7 @@ def test_large_requests_leave_an_eighth_for_small_ones() -> None:
         blocks.allocate(1)
 
 
-def test_what_small_requests_left_behind_is_there_for_a_large_one() -> None:
+def test_freed_small_blocks_merge_for_a_large_request() -> None:
     blocks = BlockAllocator(64 * MIB)
     small = [blocks.allocate(10) for _ in range(64 * MIB // UNIT)]
     for each in small:
@@ -48,14 +48,14 @@ def test_what_small_requests_left_behind_is_there_for_a_large_one() -> None:
     assert blocks.allocate(56 * MIB) == (8 * MIB, 56 * MIB)
 
 
-def test_what_is_spare_is_given_if_it_is_there() -> None:
+def test_spare_memory_is_added_if_it_is_free() -> None:
     blocks = BlockAllocator(64 * MIB)
     assert blocks.allocate(MIB, 4 * MIB)[1] == 5 * MIB
     assert blocks.allocate(MIB, 64 * MIB)[1] == MIB, "but not at the price of being refused"
 
 
 @given(st.integers(0, 1 << 40))
-def test_a_block_is_at_most_an_eighth_or_a_unit_larger_than_asked_for(nbytes: int) -> None:
+def test_block_size_is_at_most_an_eighth_or_a_unit_more_than_asked_for(nbytes: int) -> None:
     size = block_size(nbytes)
     assert size % UNIT == 0
     assert nbytes <= size <= nbytes + max(UNIT, nbytes // 8 + 1)
@@ -63,7 +63,7 @@ def test_a_block_is_at_most_an_eighth_or_a_unit_larger_than_asked_for(nbytes: in
 
 
 @given(st.integers(MIB, 1 << 40))
-def test_as_much_as_is_said_to_be_the_most_can_be_taken_of_fresh_memory(nbytes: int) -> None:
+def test_largest_block_can_be_allocated_of_fresh_memory(nbytes: int) -> None:
     most = largest_block(nbytes)
     start, size = BlockAllocator(nbytes).allocate(most)
     assert size == most

@@ -1,4 +1,4 @@
-"""Both ends of a link: whatever is put is got once and in order, by whoever reads, in this process or another."""
+"""Both ends of a link, in one process or two: every ticket and completion arrives once and in order."""
 
 import os
 import select
@@ -74,7 +74,7 @@ def wait(link: Link) -> list[Done]:
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Both rings beside two plain queues; `woken` is whether the reader was woken since it listened last."""
+    """Compares both rings with plain queues; `woken` is whether the reader was woken since its last `listen`."""
 
     make = staticmethod(linked)
 
@@ -84,11 +84,11 @@ class Interleavings(RuleBasedStateMachine):
         self.link = self.left.enter_context(self.make(SLOTS))
         self.link.tickets.open()
         self.tickets: deque[Ticket] = deque()
-        self.flying: deque[Ticket] = deque()
+        self.in_flight: deque[Ticket] = deque()
         self.written: deque[Done] = deque()
         self.dones: deque[Done] = deque()
         self.woken = False
-        self.heard = 0
+        self.announced = 0
         self.left_over: list[Ticket] = []
         self.serials = count(1)
 
@@ -96,7 +96,7 @@ class Interleavings(RuleBasedStateMachine):
         self.left.close()
 
     def free(self) -> list[int]:
-        tickets, dones = (*self.tickets, *self.flying, *self.left_over), (*self.written, *self.dones)
+        tickets, dones = (*self.tickets, *self.in_flight, *self.left_over), (*self.written, *self.dones)
         used = {ticket.slot for ticket in tickets} | {done.slot for done in dones}
         return [slot for slot in range(SLOTS) if slot not in used]
 
@@ -112,37 +112,39 @@ class Interleavings(RuleBasedStateMachine):
         self.link.tickets.wake()
         self.woken = True
 
-    @precondition(lambda self: self.woken or len(self.tickets) > self.heard)
+    @precondition(lambda self: self.woken or len(self.tickets) > self.announced)
     @rule()
     def listen(self) -> None:
         came = self.link.tickets.listen()
-        assert came == len(self.tickets) - self.heard
+        assert came == len(self.tickets) - self.announced
         self.link.tickets.add_unread(came)
-        self.heard += came
+        self.announced += came
         self.woken = False
 
     @rule(look=st.booleans())
     def poll(self, look: bool) -> None:
-        if looks := look and not self.heard:
-            self.heard, self.woken = len(self.tickets), False
+        if looks := look and not self.announced:
+            self.announced, self.woken = len(self.tickets), False
         got = self.link.tickets.poll(look)
         if got is None:
-            assert not self.heard, f"a ticket that is there was not found, though it {'looked' if looks else 'was heard of'}"
+            assert not self.announced, (
+                f"a ticket that is there was not found, though it {'looked' if looks else 'was announced'}"
+            )
         else:
             self.take(got)
-            self.heard -= 1
+            self.announced -= 1
 
-    @precondition(lambda self: self.flying)
+    @precondition(lambda self: self.in_flight)
     @rule()
     def give_back(self) -> None:
-        given = self.flying.popleft()
+        given = self.in_flight.popleft()
         self.link.tickets.give_back([given])
         self.left_over.append(given)
 
     @rule()
     def next_reader(self) -> None:
         assert self.link.tickets.take_returned() == self.left_over
-        self.flying.extend(self.left_over)
+        self.in_flight.extend(self.left_over)
         self.left_over = []
 
     @rule(count=st.integers(0, SLOTS))
@@ -152,13 +154,13 @@ class Interleavings(RuleBasedStateMachine):
 
     def take(self, got: Ticket) -> None:
         assert got == self.tickets.popleft()
-        self.flying.append(got)
+        self.in_flight.append(got)
 
-    @precondition(lambda self: self.flying)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data(), shapes=SHAPES, failure=st.none() | st.builds(Failure, KINDS, st.text(max_size=99)))
     def end(self, data: st.DataObject, shapes: Any, failure: Failure | None) -> None:
-        ended = data.draw(st.sampled_from(list(self.flying)))
-        self.flying.remove(ended)
+        ended = data.draw(st.sampled_from(list(self.in_flight)))
+        self.in_flight.remove(ended)
         outputs = () if failure else tuple([Extent(shape, place * 64, place) for place, shape in enumerate(shapes)])
         done = Done(ended.slot, outputs, failure, ended.serial, ended.serial + 1)
         self.link.completions.put(done)
@@ -171,18 +173,18 @@ class Interleavings(RuleBasedStateMachine):
         self.written.clear()
 
     @rule()
-    def hear(self) -> None:
+    def take_completions(self) -> None:
         assert self.link.completions.take() == list(self.dones)
         self.dones.clear()
 
     @invariant()
-    def everything_describes_itself(self) -> None:
+    def repr_names_what_was_put(self) -> None:
         assert f"{repr(self.link.tickets).split()[1]} put" in repr(self.link.tickets)
         assert "<Completions " in repr(self.link.completions)
 
 
 class InterleavingsOfThreads(Interleavings):
-    """The same where what is said never becomes bytes."""
+    """The same for a link within one process, which passes objects and no bytes."""
 
     make = staticmethod(joined)
 
@@ -191,18 +193,18 @@ TestInterleavings = Interleavings.TestCase
 TestInterleavingsOfThreads = InterleavingsOfThreads.TestCase
 
 
-def test_between_two_threads_what_is_said_arrives_as_it_is_however_long() -> None:
+def test_within_a_process_messages_of_any_length_arrive_as_the_same_objects() -> None:
     said = ticket(1, shapes=((1 << 40,),) * 2000)
     with joined(SLOTS) as link:
         link.tickets.open()
         put(link, said)
         assert link.tickets.poll() is said
         end(link, done := Done(1, (Extent((1,), 0, 4),) * 5000, None, 3, 4))
-        (heard,) = link.completions.take()
-    assert heard is done
+        (got,) = link.completions.take()
+    assert got is done
 
 
-def test_a_reader_that_listens_is_woken_by_a_ticket_and_without_one(link: Link) -> None:
+def test_a_listening_reader_is_woken_by_a_ticket_or_by_wake(link: Link) -> None:
     _, came = in_a_thread(link.tickets.listen)
     put(link, ticket(2))
     assert came.result(PATIENCE) == 1
@@ -211,14 +213,14 @@ def test_a_reader_that_listens_is_woken_by_a_ticket_and_without_one(link: Link) 
     assert came.result(PATIENCE) == 0
 
 
-def test_of_two_that_listen_each_is_woken_once_and_one_hears_of_a_ticket(link: Link) -> None:
+def test_of_two_listening_readers_one_gets_the_ticket_and_one_the_wake(link: Link) -> None:
     listening = [in_a_thread(link.tickets.listen)[1] for _ in range(2)]
     put(link, ticket(1))
-    came = [heard.result(PATIENCE) for heard in as_completed(listening[:2], PATIENCE) if link.tickets.wake() is None]
+    came = [each.result(PATIENCE) for each in as_completed(listening[:2], PATIENCE) if link.tickets.wake() is None]
     assert sorted(came) == [0, 1]
 
 
-def test_tickets_that_nobody_took_are_there_for_the_next_reader(link: Link) -> None:
+def test_unread_tickets_are_kept_for_the_next_reader(link: Link) -> None:
     put(link, ticket(0), ticket(1))
     link.tickets.add_unread(link.tickets.listen())
     assert link.tickets.poll() == ticket(0)
@@ -229,7 +231,7 @@ def test_tickets_that_nobody_took_are_there_for_the_next_reader(link: Link) -> N
     assert link.tickets.poll() is None
 
 
-def test_the_other_side_is_woken_when_tickets_are_put_aside_and_not_when_they_go_on(link: Link) -> None:
+def test_more_deferred_tickets_wake_the_other_side_and_fewer_do_not(link: Link) -> None:
     poller = select.poll()
     poller.register(link.completions.event, select.POLLIN)
     link.completions.report_deferred(2)
@@ -242,7 +244,7 @@ def test_the_other_side_is_woken_when_tickets_are_put_aside_and_not_when_they_go
     assert [done.slot for done in link.completions.take()] == [0]
 
 
-def test_a_signal_does_not_disturb_a_reader_that_waits(link: Link) -> None:
+def test_a_signal_does_not_interrupt_a_listening_reader(link: Link) -> None:
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     try:
         for turn in range(50):
@@ -259,7 +261,7 @@ def test_a_signal_does_not_disturb_a_reader_that_waits(link: Link) -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_ticket_that_is_longer_than_its_page_is_refused_and_harms_no_other(link: Link) -> None:
+def test_a_ticket_longer_than_its_page_is_refused_and_others_arrive(link: Link) -> None:
     put(link, ticket(0))
     with pytest.raises(BadRequest, match=r"^inputs: 2000 tensors have shapes too long to send, \d+ bytes$"):
         link.tickets.write(ticket(1, shapes=((1 << 40,),) * 2000))
@@ -267,7 +269,7 @@ def test_a_ticket_that_is_longer_than_its_page_is_refused_and_harms_no_other(lin
     assert [link.tickets.poll() for _ in range(3)] == [ticket(0), ticket(2), None]
 
 
-def test_a_model_with_thousands_of_outputs_is_a_failure_that_says_so(link: Link) -> None:
+def test_outputs_too_many_for_a_completion_are_reported_as_a_failure(link: Link) -> None:
     end(link, Done(1, (Extent((1,), 0, 4),) * 5000, None, 3, 4))
     (done,) = link.completions.take()
     assert (done.slot, done.outputs, done.began, done.ended) == (1, (), 3, 4)
@@ -277,7 +279,7 @@ def test_a_model_with_thousands_of_outputs_is_a_failure_that_says_so(link: Link)
 
 
 @given(st.text(min_size=1, max_size=9), KINDS)
-def test_a_long_text_is_cut_and_still_of_its_kind(text: str, kind: Any) -> None:
+def test_a_long_failure_text_is_cut_and_keeps_its_kind(text: str, kind: Any) -> None:
     with linked(1) as link:
         end(link, Done(0, (), Failure(kind, text * MESSAGE), 1, 2))
         (done,) = link.completions.take()
@@ -288,7 +290,7 @@ def test_a_long_text_is_cut_and_still_of_its_kind(text: str, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "字", "\U0001f600", "\ud800"])
-def test_a_long_text_of_any_letters_fits(link: Link, letter: str) -> None:
+def test_a_long_failure_text_of_any_characters_fits(link: Link, letter: str) -> None:
     end(link, Done(0, (), Failure("lost", letter * MESSAGE), 1, 2))
     (done,) = link.completions.take()
     assert done.failure
@@ -296,7 +298,7 @@ def test_a_long_text_of_any_letters_fits(link: Link, letter: str) -> None:
     assert set(done.failure.text) == {letter}
 
 
-def test_no_completions_are_none(link: Link) -> None:
+def test_take_without_completions_returns_none(link: Link) -> None:
     assert link.completions.take() == []
 
 
@@ -314,7 +316,7 @@ def far() -> Iterator[tuple[Link, "subprocess.Popen[bytes]"]]:
     descriptors.close()
 
 
-def test_tensors_cross_to_another_process_and_its_answers_come_back(far: tuple[Link, Any]) -> None:
+def test_tensors_and_answers_cross_between_two_processes(far: tuple[Link, Any]) -> None:
     link, _ = far
     blocks = BlockAllocator(MEMORY)
     for turn in range(3 * SLOTS):
@@ -330,7 +332,7 @@ def test_tensors_cross_to_another_process_and_its_answers_come_back(far: tuple[L
         assert bytes(slot.view[extent.offset : extent.offset + 8]) == data[::-1]
 
 
-def test_what_fails_in_another_process_is_told_here(far: tuple[Link, Any]) -> None:
+def test_failures_in_another_process_are_reported_here(far: tuple[Link, Any]) -> None:
     link, _ = far
     put(link, ticket(0, shapes=((1, 2, 3),)), ticket(1)._replace(model="gone/1#1"))
     dones = wait(link)
@@ -339,7 +341,7 @@ def test_what_fails_in_another_process_is_told_here(far: tuple[Link, Any]) -> No
     assert [(done.slot, done.failure and done.failure.kind) for done in dones] == [(0, "raised"), (1, "raised")]
 
 
-def test_descriptors_are_closed_once_and_for_all() -> None:
+def test_descriptors_can_be_closed() -> None:
     descriptors = links.create(1, MEMORY)
     Descriptors(*descriptors).close()
     for descriptor in descriptors[:4]:

@@ -27,7 +27,7 @@ def signature(*datatypes: str) -> Signature:
 
 
 def laid_out(tensors: Sequence[tuple[str, int]]) -> tuple[Signature, list[int], list[tuple[int, ...]]]:
-    """The signature of such inputs, their sizes in bytes, and their shapes; a BYTES tensor's shape tells nothing."""
+    """The signature of such inputs, their sizes in bytes, and shapes; that of a BYTES tensor does not determine its size."""
     made = signature(*(name for name, _ in tensors))
     return made, [count * (DATATYPES[name].size or 1) for name, count in tensors], [(count,) for _, count in tensors]
 
@@ -52,7 +52,7 @@ def inside(slot: Slot, offset: int, data: bytes) -> Tensor:
 
 
 def filled(nbytes: int = 4 * SMALLEST) -> Slot:
-    """A slot that has so much memory."""
+    """A slot with a block of so many bytes."""
     slot = slot_of()
     slot.reserve(nbytes)
     return slot
@@ -89,13 +89,13 @@ def test_tensors_are_aligned_and_none_overlaps_another(tensors: list[tuple[str, 
     assert all(end <= start for end, start in zip(ends, [*starts, room.address], strict=True))
 
 
-def test_the_size_of_a_bytes_tensor_stands_in_a_block_before_it() -> None:
+def test_the_size_of_a_bytes_tensor_is_stored_before_it() -> None:
     slot = slot_of()
     assert slot.lay_out(signature("INT8", "BYTES"), [1, 9]) == [0, 128]
     assert bytes(slot.view[64:72]) == (9).to_bytes(8, "little")
 
 
-def test_a_slot_that_is_large_enough_stays_where_it_is() -> None:
+def test_reserve_keeps_a_block_that_is_large_enough() -> None:
     slot = slot_of()
     slot.reserve(10)
     before = slot.address
@@ -104,7 +104,7 @@ def test_a_slot_that_is_large_enough_stays_where_it_is() -> None:
 
 
 @given(st.integers(0, MEMORY // 2))
-def test_a_slot_has_what_was_asked_for_and_what_was_in_it(nbytes: int) -> None:
+def test_reserve_gives_the_size_asked_for_and_keeps_the_content(nbytes: int) -> None:
     slot = slot_of()
     slot.reserve(3)
     slot.view[:3] = b"abc"
@@ -114,7 +114,7 @@ def test_a_slot_has_what_was_asked_for_and_what_was_in_it(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [MEMORY, 1 << 80])
-def test_a_slot_that_cannot_grow_that_far_stays_as_it_was(nbytes: int) -> None:
+def test_reserve_of_too_much_raises_too_large_and_keeps_the_block(nbytes: int) -> None:
     slot = slot_of()
     slot.reserve(1)
     with pytest.raises(TooLarge, match=f"^the request and its answer need {nbytes} bytes of memory; the most for one is "):
@@ -122,7 +122,7 @@ def test_a_slot_that_cannot_grow_that_far_stays_as_it_was(nbytes: int) -> None:
     assert slot.capacity == SMALLEST
 
 
-def test_a_slot_gives_back_what_it_had_when_it_gets_more_and_in_the_end() -> None:
+def test_a_slot_frees_its_block_when_it_grows_and_on_free_block() -> None:
     arena = arena_of(2)
     blocks = arena.slot(0).blocks
     assert isinstance(blocks, BlockAllocator)
@@ -134,7 +134,7 @@ def test_a_slot_gives_back_what_it_had_when_it_gets_more_and_in_the_end() -> Non
     assert (blocks.used, arena.slot(0).capacity) == (0, 0)
 
 
-def test_a_slot_gets_no_more_than_is_there() -> None:
+def test_reserve_raises_memory_full_when_too_little_is_free() -> None:
     first, second = map(arena_of(2).slot, (0, 1))
     first.reserve(MEMORY // 2)
     with pytest.raises(MemoryFull, match=f"requests hold {MEMORY // 2} and"):
@@ -143,7 +143,7 @@ def test_a_slot_gets_no_more_than_is_there() -> None:
     assert second.capacity == SMALLEST
 
 
-def test_a_slot_that_no_pool_handed_out_has_no_memory() -> None:
+def test_reserve_on_a_slot_outside_a_pool_raises() -> None:
     slot = slot_of()
     slot.blocks = None
     with pytest.raises(ValueError, match="<Slot 0, 0 bytes> was not handed out by a pool"):
@@ -151,12 +151,12 @@ def test_a_slot_that_no_pool_handed_out_has_no_memory() -> None:
 
 
 @pytest.mark.parametrize(("start", "capacity"), [(-1, 1), (MEMORY, 1), (0, MEMORY + 1), (5, -1)])
-def test_the_device_side_uses_no_memory_beyond_the_tenant_s(start: int, capacity: int) -> None:
+def test_use_block_refuses_memory_beyond_the_tenants(start: int, capacity: int) -> None:
     with pytest.raises(ValueError, match=rf"slot 0: {capacity} bytes from {start} on are not in {MEMORY} of memory"):
         slot_of().use_block(start, capacity)
 
 
-def test_what_was_laid_out_in_one_block_is_looked_for_in_the_next() -> None:
+def test_inputs_are_found_again_after_the_slot_moved_to_another_block() -> None:
     slot, made = slot_of(), signature("UINT8")
     for start in (0, SMALLEST):
         slot.use_block(start, SMALLEST)
@@ -164,7 +164,7 @@ def test_what_was_laid_out_in_one_block_is_looked_for_in_the_next() -> None:
         assert (tensor.address, room.address) == (slot.address, slot.address + ALIGNMENT)
 
 
-def test_the_room_ends_where_the_ticket_says() -> None:
+def test_the_room_for_outputs_ends_at_the_capacity_of_the_ticket() -> None:
     slot = slot_of()
     slot.reserve(4 * SMALLEST)
     (tensor,), room = slot.inputs(signature("UINT8"), [(3,)], 2 * SMALLEST)
@@ -172,7 +172,7 @@ def test_the_room_ends_where_the_ticket_says() -> None:
     assert room == (slot.address + ALIGNMENT, 2 * SMALLEST - ALIGNMENT)
 
 
-def test_outputs_that_do_not_fit_behind_the_inputs_say_what_they_need_and_write_nothing() -> None:
+def test_outputs_that_do_not_fit_raise_outgrown_with_the_size_and_write_nothing() -> None:
     slot = filled(SMALLEST)
     slot.view[:] = b"i" * SMALLEST
     with pytest.raises(Outgrown) as raised:
@@ -183,7 +183,7 @@ def test_outputs_that_do_not_fit_behind_the_inputs_say_what_they_need_and_write_
     assert content(slot, extents) == [b"x" * 64, b"y" * 64]
 
 
-def test_outputs_in_the_room_stay_where_they_are() -> None:
+def test_outputs_already_in_the_room_are_not_copied() -> None:
     slot = filled()
     before = slot.address
     outputs = [inside(slot, 128, b"abc"), inside(slot, 64, b"de")]
@@ -191,25 +191,25 @@ def test_outputs_in_the_room_stay_where_they_are() -> None:
     assert slot.address == before
 
 
-def test_no_outputs_are_nowhere() -> None:
+def test_store_outputs_without_outputs() -> None:
     slot = filled()
     assert slot.store_outputs([], room_from(slot, 64)) == ()
 
 
-def test_outputs_elsewhere_are_brought_into_the_room_aligned() -> None:
+def test_outputs_elsewhere_are_copied_into_the_room_aligned() -> None:
     slot = filled()
     extents = slot.store_outputs([outside(b"abc"), outside(b"x" * 65), outside(b"d")], room_from(slot, 64))
     assert extents == (Extent((3,), 64, 3), Extent((65,), 128, 65), Extent((1,), 256, 1))
     assert content(slot, extents) == [b"abc", b"x" * 65, b"d"]
 
 
-def test_outputs_that_are_empty_may_lie_anywhere() -> None:
+def test_empty_outputs_may_have_any_address() -> None:
     slot = filled()
     extents = slot.store_outputs([Tensor((0,), 0, 0), outside(b"a")], room_from(slot, 64))
     assert content(slot, extents) == [b"", b"a"]
 
 
-def test_an_output_that_lies_over_an_input_stays_there() -> None:
+def test_an_output_that_aliases_an_input_is_not_copied() -> None:
     slot = slot_of()
     made = signature("UINT8")
     slot.lay_out(made, [200], 4 * SMALLEST)
@@ -224,7 +224,7 @@ def test_an_output_that_lies_over_an_input_stays_there() -> None:
     st.lists(st.tuples(st.booleans(), st.integers(0, 200) | st.integers(SMALLEST - 9, SMALLEST + 9)), max_size=5),
     st.integers(0, 3),
 )
-def test_outputs_inside_and_elsewhere_all_come_out_whole(plan: list[tuple[bool, int]], blocks: int) -> None:
+def test_outputs_inside_the_room_and_elsewhere_are_all_stored_whole(plan: list[tuple[bool, int]], blocks: int) -> None:
     slot = filled()
     start = end = ALIGNMENT * blocks
     outputs, expected = [], []
@@ -240,11 +240,11 @@ def test_outputs_inside_and_elsewhere_all_come_out_whole(plan: list[tuple[bool, 
     assert all(left + size <= right for (left, size), (right, _) in pairwise(taken))
 
 
-def test_a_slot_shows_its_number_and_size() -> None:
+def test_repr_shows_number_and_size() -> None:
     assert repr(slot_of(3)) == "<Slot 3, 0 bytes>"
 
 
-def test_large_outputs_are_brought_into_a_slot_without_the_interpreter() -> None:
+def test_large_outputs_are_copied_without_the_gil() -> None:
     nbytes = 1 << 26
     slot = slot_of(nbytes=2 * nbytes)
     slot.reserve(nbytes)
@@ -257,7 +257,7 @@ def test_large_outputs_are_brought_into_a_slot_without_the_interpreter() -> None
     assert np.frombuffer(slot.view, np.uint8)[extent.offset : extent.offset + nbytes].all()
 
 
-def test_what_a_slot_holds_moves_to_a_larger_block_without_the_interpreter() -> None:
+def test_reserve_copies_to_a_larger_block_without_the_gil() -> None:
     nbytes = 1 << 26
     slot = slot_of(nbytes=4 * nbytes)
     slot.reserve(nbytes)

@@ -42,28 +42,28 @@ def hold_up(until: float) -> None:
         pass
 
 
-def begin(lane: Lane, told: list[Done | RequestError], timeout: float | None = None) -> float:
+def begin(lane: Lane, ends: list[Done | RequestError], timeout: float | None = None) -> float:
     """Submit a request, and return its deadline or a time shortly after it."""
-    lane.submit(lane.take_slot(), "m/1#1", SHAPES, told.append, timeout=timeout)
+    lane.submit(lane.take_slot(), "m/1#1", SHAPES, ends.append, timeout=timeout)
     return time.monotonic() + (timeout or 0)
 
 
 async def test_check_room_reports_a_passed_deadline_first(lane: Lane) -> None:
-    told: list[Done | RequestError] = []
-    hold_up(begin(lane, told, SHORT))
+    ends: list[Done | RequestError] = []
+    hold_up(begin(lane, ends, SHORT))
     lane.check_room()
-    assert [type(end) for end in told] == [DeadlineExceeded]
+    assert [type(end) for end in ends] == [DeadlineExceeded]
     assert lane.statistics().expired == 1
 
 
 async def test_check_room_reports_a_passed_deadline_before_it_raises_queue_full(lane: Lane) -> None:
-    told: list[Done | RequestError] = []
+    ends: list[Done | RequestError] = []
     begin(lane, [])
     begin(lane, [])
-    hold_up(begin(lane, told, SHORT))
+    hold_up(begin(lane, ends, SHORT))
     with pytest.raises(QueueFull):
         lane.check_room()
-    assert [type(end) for end in told] == [DeadlineExceeded]
+    assert [type(end) for end in ends] == [DeadlineExceeded]
 
 
 async def test_a_passed_deadline_is_reported_before_a_later_completion(lane: Lane, link: Link) -> None:
@@ -78,23 +78,23 @@ async def test_a_passed_deadline_is_reported_before_a_later_completion(lane: Lan
 
 
 async def test_a_released_request_gets_no_deadline_error(lane: Lane) -> None:
-    told: list[Done | RequestError] = []
+    ends: list[Done | RequestError] = []
     slot = lane.take_slot()
-    lane.submit(slot, "m/1#1", SHAPES, told.append, timeout=SHORT)
+    lane.submit(slot, "m/1#1", SHAPES, ends.append, timeout=SHORT)
     due = time.monotonic() + SHORT
     lane.release(slot)
     hold_up(due)
     lane.check_room()
-    assert told == []
+    assert ends == []
 
 
 async def test_a_closed_lane_reports_no_deadlines(lane: Lane) -> None:
-    told: list[Done | RequestError] = []
+    ends: list[Done | RequestError] = []
     loop = asyncio.get_running_loop()
     lane.open(loop)
-    due = begin(lane, told, SHORT)
+    due = begin(lane, ends, SHORT)
     lane.close(loop)
     hold_up(due)
     lane.check_room()
-    assert told == []
+    assert ends == []
     assert math.isfinite(due)

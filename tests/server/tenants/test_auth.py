@@ -29,11 +29,11 @@ def refusal(authorization: str | None, name: str | None, default: str | None = N
 @pytest.mark.parametrize(("key", "name"), [(KEY, "acme"), (SPARE, "acme"), (OTHERS, "globex")])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 @pytest.mark.parametrize("default", [None, "open", "acme"])
-def test_a_key_tells_whose_request_it_is_whatever_the_default(scheme: str, key: str, name: str, default: str | None) -> None:
+def test_a_key_identifies_the_tenant_whatever_the_default(scheme: str, key: str, name: str, default: str | None) -> None:
     assert tenancy(default).identify(f"{scheme} {key}", None).name == name
 
 
-def test_a_key_and_a_name_that_agree_are_one_tenant() -> None:
+def test_a_key_and_the_name_of_its_tenant_are_accepted() -> None:
     assert tenancy().identify(f"Bearer {KEY}", "acme").name == "acme"
 
 
@@ -48,12 +48,12 @@ def test_a_key_and_a_name_that_disagree_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", [None, "open", "acme"])
 @pytest.mark.parametrize("key", ["wrong", KEY.upper(), KEY[:-1], digest(KEY), "é", " "])
-def test_a_key_that_nobody_has_is_refused_even_for_a_tenant_without_keys(key: str, name: str | None) -> None:
+def test_an_unknown_key_is_refused_even_for_a_tenant_without_keys(key: str, name: str | None) -> None:
     assert refusal(f"Bearer {key}", name, default="open") == "Authorization: no tenant has this key"
 
 
 @pytest.mark.parametrize("authorization", ["Bearer", "Bearer ", f"Basic {KEY}", KEY, f"Bearer:{KEY}", f" Bearer {KEY}"])
-def test_an_authorization_of_another_form_is_refused(authorization: str) -> None:
+def test_an_authorization_other_than_bearer_is_refused(authorization: str) -> None:
     assert refusal(authorization, "open") == "Authorization: expected 'Bearer KEY'"
 
 
@@ -64,7 +64,7 @@ def test_a_tenant_without_keys_is_found_by_its_name_or_as_the_default(authorizat
     assert tenancy("open").identify(authorization, "").name == "open"
 
 
-def test_a_name_goes_before_the_default() -> None:
+def test_x_tenant_overrules_the_default_tenant() -> None:
     two = Tenancy([tenant("one"), tenant("two")], "one")
     assert two.identify(None, "two").name == "two"
 
@@ -76,11 +76,11 @@ def test_a_tenant_with_keys_needs_one_by_name_and_as_the_default() -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", "OPEN", "open ", "acme-key"])
-def test_a_tenant_that_does_not_exist_is_refused_even_where_there_is_a_default(name: str) -> None:
+def test_an_unknown_tenant_is_refused_even_with_a_default_tenant(name: str) -> None:
     assert refusal(None, name, default="open") == f"X-Tenant: there is no tenant {name!r}"
 
 
-def test_a_request_of_nobody_is_told_how_to_say_whose_it_is() -> None:
+def test_a_request_without_a_tenant_is_refused_with_the_headers_to_send() -> None:
     assert refusal(None, None) == "no tenant: send Authorization: Bearer KEY or X-Tenant: NAME"
 
 
@@ -88,24 +88,22 @@ def test_a_request_of_nobody_is_told_how_to_say_whose_it_is() -> None:
     st.none() | st.sampled_from(["Bearer", "Basic"]).flatmap(lambda s: st.text(max_size=9).map(lambda key: f"{s} {key}")),
     st.none() | st.text(max_size=6) | st.sampled_from(["acme", "globex", "open"]),
 )
-def test_no_refusal_tells_keys_digests_or_tenants_that_the_request_did_not_name(
-    authorization: str | None, name: str | None
-) -> None:
+def test_no_refusal_reveals_keys_digests_or_names_of_other_tenants(authorization: str | None, name: str | None) -> None:
     everyone = tenancy()
     try:
         found = everyone.identify(authorization, name)
     except Unauthorized as error:
-        told = str(error)
+        text = str(error)
     else:
         assert found.name == "open"
         return
     secrets = {KEY, SPARE, OTHERS} | {key for tenant in everyone.tenants.values() for key in tenant.keys_sha256}
     others = everyone.tenants.keys() - {name}
-    shown = told.replace(repr(name), "") if name else told
+    shown = text.replace(repr(name), "") if name else text
     assert not [word for word in secrets | others if f"'{word}'" in shown or (word in secrets and word in shown)]
 
 
-def test_a_wrong_key_is_not_repeated() -> None:
+def test_a_wrong_key_is_not_repeated_in_the_error() -> None:
     assert "hunter2" not in refusal("Bearer hunter2", "open") + refusal("hunter2", "open")
 
 

@@ -22,7 +22,7 @@ def unavailable(name: str, version: str = "", reason: str = "broken") -> IndexEn
     return IndexEntry(name, version, "UNAVAILABLE", reason)
 
 
-def test_a_model_is_found_at_the_highest_version_or_the_one_asked_for() -> None:
+def test_find_returns_the_highest_version_or_the_one_asked_for() -> None:
     made = catalog(served("m", "9"), served("m", "10"), served("m", "2"))
     assert made.find("m").version == "10"
     assert made.find("m", "2").version == "2"
@@ -39,20 +39,20 @@ def test_a_model_is_found_at_the_highest_version_or_the_one_asked_for() -> None:
         ("", None, "''"),
     ],
 )
-def test_what_is_not_served_is_not_found_in_the_words_that_clients_look_for(name: str, version: str | None, what: str) -> None:
+def test_find_of_an_unknown_model_raises_not_found_in_tritons_words(name: str, version: str | None, what: str) -> None:
     with pytest.raises(NotFound) as refusal:
         catalog(served("m", "1")).find(name, version)
     assert str(refusal.value) == f"Request for unknown model: {what} is not found"
 
 
-def test_an_unknown_model_has_no_versions_and_no_line() -> None:
+def test_an_unknown_model_has_no_versions_and_no_index_entry() -> None:
     made = Catalog()
     assert made.versions("m") == []
     assert made.index() == []
     assert made.served() == []
 
 
-def test_a_model_that_is_being_loaded_is_known_but_not_ready() -> None:
+def test_a_loading_model_is_known_but_not_ready() -> None:
     made = Catalog()
     made.announce("m")
     assert made.index() == [IndexEntry("m", "", "LOADING")]
@@ -62,14 +62,14 @@ def test_a_model_that_is_being_loaded_is_known_but_not_ready() -> None:
         made.find("m", "1")
 
 
-def test_a_model_that_serves_goes_on_while_it_is_loaded_again() -> None:
+def test_a_served_model_stays_ready_during_a_reload() -> None:
     made = catalog(served("m", "1"))
     made.announce("m")
     assert made.find("m").version == "1"
     assert made.index() == [IndexEntry("m", "1", "READY")]
 
 
-def test_a_model_that_failed_to_load_says_why() -> None:
+def test_a_model_that_failed_to_load_is_unavailable_with_the_reason() -> None:
     made = Catalog()
     made.put("m", [], [unavailable("m")])
     for version in (None, "1"):
@@ -78,7 +78,7 @@ def test_a_model_that_failed_to_load_says_why() -> None:
     assert made.served() == []
 
 
-def test_a_version_that_failed_says_why_and_the_others_serve() -> None:
+def test_a_version_that_failed_has_the_reason_and_the_others_are_served() -> None:
     made = Catalog()
     made.put("m", [served("m", "1")], [unavailable("m", "2")])
     assert made.find("m").version == "1"
@@ -88,14 +88,14 @@ def test_a_version_that_failed_says_why_and_the_others_serve() -> None:
         made.find("m", "3")
 
 
-def test_another_version_is_no_reason_for_one_that_never_was() -> None:
+def test_a_model_that_failed_without_a_version_is_unavailable_in_all_others() -> None:
     made = Catalog()
     made.put("m", [served("m", "1")], [unavailable("m", "")])
     with pytest.raises(Unavailable):
         made.find("m", "7")
 
 
-def test_what_is_put_replaces_what_was() -> None:
+def test_put_replaces_all_versions_of_a_model() -> None:
     made = catalog(served("m", "1"), served("m", "2"))
     made.put("m", [served("m", "3")], [])
     assert made.versions("m") == ["3"]
@@ -106,7 +106,7 @@ def test_what_is_put_replaces_what_was() -> None:
     assert made.index() == [unavailable("m", reason="unloaded")]
 
 
-def test_a_version_that_is_loaded_again_keeps_its_counts_and_a_new_one_begins_at_nothing() -> None:
+def test_a_reloaded_version_keeps_its_statistics_and_a_new_one_starts_at_zero() -> None:
     made = catalog(served("m", "1"))
     made.find("m").statistics.failed(1, "OTHER")
     made.put("m", [served("m", "1", load=2), served("m", "2", load=2)], [])
@@ -115,7 +115,7 @@ def test_a_version_that_is_loaded_again_keeps_its_counts_and_a_new_one_begins_at
     assert made.find("m", "2").statistics.failures == {}
 
 
-def test_the_index_is_by_name_and_the_highest_version_first() -> None:
+def test_the_index_is_sorted_by_name_and_descending_version() -> None:
     made = catalog(served("z", "1"), served("a", "1"), served("a", "10"), served("a", "9"))
     made.put("k", [], [unavailable("k")])
     assert [(entry.name, entry.version, entry.state) for entry in made.index()] == [
@@ -127,7 +127,7 @@ def test_the_index_is_by_name_and_the_highest_version_first() -> None:
     ]
 
 
-def test_what_is_in_the_repository_and_was_never_loaded_is_listed_and_not_found() -> None:
+def test_a_model_never_loaded_is_in_the_index_as_not_loaded_and_not_found() -> None:
     made = catalog(served("m", "1"))
     assert made.index(["k", "m", "z"]) == [
         unavailable("k", reason="not loaded"),
@@ -138,7 +138,7 @@ def test_what_is_in_the_repository_and_was_never_loaded_is_listed_and_not_found(
         made.find("k")
 
 
-def test_what_is_gone_from_the_repository_leaves_the_index_unless_it_serves_or_loads_or_is_expected() -> None:
+def test_a_removed_model_leaves_the_index_unless_served_loading_or_configured() -> None:
     made = catalog(served("m", "1"))
     made.put("half", [served("half", "1")], [unavailable("half", "2")])
     made.put("broken", [], [unavailable("broken")])
@@ -151,20 +151,20 @@ def test_what_is_gone_from_the_repository_leaves_the_index_unless_it_serves_or_l
         ("loading", "", "LOADING"),
         ("m", "1", "READY"),
     ]
-    assert "broken" in {entry.name for entry in made.index()}, "it may be there, where nobody looked"
+    assert "broken" in {entry.name for entry in made.index()}, "without a listing of the repository it may still be there"
 
 
-def test_everything_that_is_ready_is_listed() -> None:
+def test_served_lists_every_ready_model() -> None:
     models = [served("m", "2"), served("m", "1"), served("k", "1")]
     assert catalog(*models).served() == models
 
 
-def test_an_entry_says_only_what_there_is_to_say() -> None:
+def test_as_json_of_an_entry_leaves_out_empty_fields() -> None:
     assert IndexEntry("m", "1", "READY").as_json() == {"name": "m", "version": "1", "state": "READY"}
     assert unavailable("m").as_json() == {"name": "m", "state": "UNAVAILABLE", "reason": "broken"}
 
 
-def test_a_catalog_shows_how_much_is_ready() -> None:
+def test_repr_shows_how_many_are_ready() -> None:
     made = catalog(served("m", "1"), served("m", "2"))
     made.announce("k")
     assert repr(made) == "<Catalog 2 ready, 2 known>"

@@ -1,4 +1,4 @@
-"""What the HTTP side knows of its tenants, and a frontend of this process over a device side that the test plays."""
+"""`Service` finds a request's tenant and its state; `LocalFrontend` over a device side that the test plays."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ ELSEWHERE = r"^this connection belongs to {}; send requests of '{}' to the serve
 
 
 class Device:
-    """Remembers what it was asked."""
+    """Records which requests were cancelled."""
 
     def __init__(self) -> None:
         self.cancelled: list[tuple[str, int, int]] = []
@@ -42,7 +42,7 @@ class Device:
 
 @pytest.fixture
 def frontends() -> Iterator[dict[str, LocalFrontend]]:
-    """Of both tenants, not open yet."""
+    """Frontends of both tenants, not open yet."""
     made = {tenant.name: open_local(tenant) for tenant in (ACME, GLOBEX)}
     yield made
     for frontend in made.values():
@@ -73,7 +73,7 @@ def test_a_request_s_tenant_is_found_with_its_catalog_and_lane(frontends: dict[s
     assert repr(service) == "<Service starting, of acme, globex>"
 
 
-def test_a_tenant_that_is_not_served_here_is_sent_elsewhere(frontends: dict[str, LocalFrontend]) -> None:
+def test_a_request_for_a_tenant_of_another_process_is_421(frontends: dict[str, LocalFrontend]) -> None:
     service = Service(CONFIG, [frontends["acme"].tenant])
     with pytest.raises(Misdirected, match=ELSEWHERE.format("tenant 'acme'", "globex")) as caught:
         service.tenant("Bearer globex-key", None)
@@ -81,13 +81,13 @@ def test_a_tenant_that_is_not_served_here_is_sent_elsewhere(frontends: dict[str,
     assert service.tenant(None, None).name == "acme"
 
 
-def test_a_tenant_with_a_port_of_its_own_is_sent_there_or_to_the_common_one(frontends: dict[str, LocalFrontend]) -> None:
+def test_the_421_names_the_port_of_a_tenant_that_has_one(frontends: dict[str, LocalFrontend]) -> None:
     tenants = {**CONFIG.tenants, "globex": GLOBEX.model_copy(update={"port": 8001})}
     with pytest.raises(Misdirected, match=r"send requests of 'globex' to the server's common port, or to 8001, its own, on"):
         Service(CONFIG.model_copy(update={"tenants": tenants}), [frontends["acme"].tenant]).tenant("Bearer globex-key", None)
 
 
-def test_a_full_queue_is_told_by_the_setting_that_limits_it(frontends: dict[str, LocalFrontend]) -> None:
+def test_queue_full_names_the_setting_that_limits_the_queue(frontends: dict[str, LocalFrontend]) -> None:
     full = CONFIG.tenants["acme"].model_copy(update={"queue": 0, "in_flight": 0})
     lane = open_tenant(full, frontends["acme"].link, frontends["acme"]).lane
     with pytest.raises(QueueFull, match=r"0 requests may wait, and as many do \(tenants\.acme\.queue\)$"):
@@ -95,7 +95,7 @@ def test_a_full_queue_is_told_by_the_setting_that_limits_it(frontends: dict[str,
 
 
 @pytest.mark.parametrize("headers", [(None, None), (None, "acme"), ("Bearer globex-key", "globex")])
-def test_where_nobody_is_served_everybody_is_sent_elsewhere(headers: tuple[str | None, str | None]) -> None:
+def test_in_a_process_without_tenants_every_identified_request_is_421(headers: tuple[str | None, str | None]) -> None:
     service = Service(CONFIG, tenants=[])
     with pytest.raises(Misdirected, match=ELSEWHERE.format("no tenant", "(acme|globex)")):
         service.tenant(*headers)
@@ -103,12 +103,12 @@ def test_where_nobody_is_served_everybody_is_sent_elsewhere(headers: tuple[str |
 
 
 @pytest.mark.parametrize("headers", [("Bearer wrong", None), (None, "globex"), (None, "nobody")])
-def test_who_is_nobody_learns_nothing_of_who_is_served_where(headers: tuple[str | None, str | None]) -> None:
+def test_an_unauthenticated_request_is_401_and_not_421(headers: tuple[str | None, str | None]) -> None:
     with pytest.raises(Unauthorized):
         Service(CONFIG, tenants=[]).tenant(*headers)
 
 
-def test_a_service_is_ready_in_one_state_only() -> None:
+def test_a_service_is_ready_only_while_serving() -> None:
     service = Service(CONFIG, [])
     ready = {}
     for state in ("starting", "serving", "draining", "lost", "closed"):
@@ -117,13 +117,13 @@ def test_a_service_is_ready_in_one_state_only() -> None:
     assert [state for state, is_ready in ready.items() if is_ready] == ["serving"]
 
 
-def test_a_link_has_slots_for_a_full_queue_and_to_spare(frontends: dict[str, LocalFrontend]) -> None:
+def test_a_link_has_slots_for_a_full_queue_and_some_to_spare(frontends: dict[str, LocalFrontend]) -> None:
     assert slots(ACME) == 3 + SPARE
     assert frontends["acme"].link.arena.count == 3 + SPARE
     assert frontends["acme"].link.arena.memory.nbytes == ACME.memory == 512 << 20
 
 
-async def test_a_frontend_tells_the_device_what_to_stop_and_hears_what_came_of_it(frontend: LocalFrontend) -> None:
+async def test_releasing_a_request_cancels_it_on_the_device_and_drained_waits_for_its_end(frontend: LocalFrontend) -> None:
     device, lane = Device(), frontend.tenant.lane
     frontend.open(device)
     slot = lane.take_slot()
@@ -138,7 +138,7 @@ async def test_a_frontend_tells_the_device_what_to_stop_and_hears_what_came_of_i
     await emptied
 
 
-async def test_a_frontend_without_a_device_asks_nobody(frontend: LocalFrontend) -> None:
+async def test_a_frontend_without_a_device_can_release_and_cancel(frontend: LocalFrontend) -> None:
     lane = frontend.tenant.lane
     slot = lane.take_slot()
     submit(lane, slot, "m/1#1", ((1,),))
@@ -147,7 +147,7 @@ async def test_a_frontend_without_a_device_asks_nobody(frontend: LocalFrontend) 
     assert lane.take_slot()
 
 
-async def test_what_is_published_is_served_and_what_it_replaces_is_waited_for(frontend: LocalFrontend) -> None:
+async def test_publish_serves_new_models_and_waits_for_requests_of_replaced_ones(frontend: LocalFrontend) -> None:
     frontend.open(Device())
     catalog, lane = frontend.tenant.catalog, frontend.tenant.lane
     frontend.announce("m")
@@ -169,7 +169,7 @@ async def test_what_is_published_is_served_and_what_it_replaces_is_waited_for(fr
     await publishing
 
 
-async def test_a_report_says_what_is_served_and_what_waits(frontend: LocalFrontend) -> None:
+async def test_report_has_served_models_pending_requests_and_index(frontend: LocalFrontend) -> None:
     frontend.open(Device())
     lane = frontend.tenant.lane
     await frontend.publish("m", [served("m")], [])
@@ -181,7 +181,7 @@ async def test_a_report_says_what_is_served_and_what_waits(frontend: LocalFronte
     assert [entry.state for entry in report.index] == ["READY"]
 
 
-async def test_a_frontend_that_refuses_says_why(frontend: LocalFrontend) -> None:
+async def test_a_refusing_frontend_gives_the_reason(frontend: LocalFrontend) -> None:
     frontend.refuse("the server is draining")
     frontend.set_cores(frozenset({0}))
     with pytest.raises(Unavailable, match=r"^the server is draining$"):
@@ -189,7 +189,7 @@ async def test_a_frontend_that_refuses_says_why(frontend: LocalFrontend) -> None
     assert repr(frontend).startswith("<LocalFrontend <Lane acme ")
 
 
-async def test_an_only_tenant_s_cores_are_the_event_loop_s_until_its_frontend_is_closed() -> None:
+async def test_the_event_loop_runs_on_a_single_tenants_cores_until_its_frontend_closes() -> None:
     before = os.sched_getaffinity(0)
     frontend = open_local(ACME, only=True)
     for core in (min(before), max(before)):
@@ -200,20 +200,20 @@ async def test_an_only_tenant_s_cores_are_the_event_loop_s_until_its_frontend_is
     assert os.sched_getaffinity(0) == before
 
 
-async def test_cores_that_the_event_loop_may_not_use_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_cores_that_the_event_loop_cannot_use_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     frontend = open_local(ACME, only=True)
     frontend.set_cores(frozenset({100_000}))
     frontend.close()
     assert caplog.messages == ["the event loop cannot run on cores [100000]: Invalid argument"]
 
 
-async def test_one_of_several_tenants_never_shares_its_cores_with_the_event_loop(frontend: LocalFrontend) -> None:
+async def test_with_several_tenants_set_cores_leaves_the_event_loops_affinity(frontend: LocalFrontend) -> None:
     before = os.sched_getaffinity(0)
     frontend.set_cores(frozenset({min(before)}))
     assert os.sched_getaffinity(0) == before
 
 
-async def test_a_frontend_that_is_closed_hears_no_more_and_holds_no_descriptors() -> None:
+async def test_a_closed_frontend_has_no_reader_and_no_descriptors() -> None:
     frontend = open_local(ACME)
     frontend.open(Device())
     event = frontend.link.completions.event
@@ -223,8 +223,8 @@ async def test_a_frontend_that_is_closed_hears_no_more_and_holds_no_descriptors(
         os.fstat(event)
 
 
-def test_a_server_whose_device_is_another_process_is_ready_only_while_that_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a quarter of `server.watchdog`; one in which both are one process hears of nobody."""
+def test_a_service_without_heartbeats_of_its_device_process_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a quarter of `server.watchdog`; where device and HTTP are one process, no heartbeat is expected."""
     now = 100.0
     monkeypatch.setattr("server.tenants.service.time.monotonic", lambda: now)
     config = CONFIG.model_copy(update={"server": ServerConfig(watchdog=20.0)})
@@ -246,7 +246,7 @@ def test_a_server_whose_device_is_another_process_is_ready_only_while_that_is_he
     assert services[0].unready == "the server is draining"
 
 
-def test_a_tenant_that_routing_has_identified_is_not_identified_again(
+def test_a_tenant_identified_by_routing_is_not_identified_again(
     frontends: dict[str, LocalFrontend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = Service(CONFIG, [frontends["acme"].tenant])

@@ -22,11 +22,11 @@ def inference(statistics: ModelStatistics) -> Any:
     return statistics.as_json()["inference_stats"]
 
 
-def test_a_duration_shows_how_often_and_how_long() -> None:
+def test_duration_as_json_has_count_and_ns() -> None:
     assert Duration(2, 7).as_json() == {"count": 2, "ns": 7}
 
 
-def test_a_model_that_was_never_asked_has_counted_nothing() -> None:
+def test_statistics_of_an_unused_model_are_all_zero() -> None:
     assert ModelStatistics().as_json() == {
         "last_inference": 0,
         "inference_count": 0,
@@ -40,7 +40,7 @@ def test_a_model_that_was_never_asked_has_counted_nothing() -> None:
     }
 
 
-def test_an_answered_request_is_counted_in_each_of_its_phases() -> None:
+def test_a_success_is_counted_in_each_of_its_phases() -> None:
     statistics = ModelStatistics()
     statistics.succeeded(arrived=100, decoded=110, done=done(130, 170), encoded=250, rows=4)
     assert inference(statistics) == {
@@ -55,13 +55,13 @@ def test_an_answered_request_is_counted_in_each_of_its_phases() -> None:
     assert (statistics.inferences, statistics.executions) == (4, 1)
 
 
-def test_the_last_answer_is_told_in_the_time_of_day() -> None:
+def test_last_inference_is_in_milliseconds_since_the_epoch() -> None:
     statistics, now = ModelStatistics(), time.monotonic_ns()
     statistics.succeeded(now - 4, now - 3, done(now - 2, now - 1), now, 1)
     assert statistics.last_ms == pytest.approx(time.time() * 1000, abs=10_000)
 
 
-def test_every_size_of_batch_is_counted_for_itself_the_smallest_first() -> None:
+def test_batch_stats_count_each_batch_size_smallest_first() -> None:
     statistics = ModelStatistics()
     for rows in (8, 1, 8):
         statistics.succeeded(arrived=0, decoded=1, done=done(2, 2 + rows), encoded=20, rows=rows)
@@ -72,7 +72,7 @@ def test_every_size_of_batch_is_counted_for_itself_the_smallest_first() -> None:
     assert (statistics.inferences, statistics.executions) == (17, 3)
 
 
-def test_requests_that_ran_together_are_one_run_of_all_their_rows() -> None:
+def test_requests_of_one_batch_count_as_one_execution_of_all_rows() -> None:
     statistics = ModelStatistics()
     for rows, arrived in ((1, 0), (2, 4)):
         statistics.succeeded(arrived, arrived + 1, done(10, 15, rows=3), encoded=20, rows=rows)
@@ -87,7 +87,7 @@ def test_requests_that_ran_together_are_one_run_of_all_their_rows() -> None:
     ]
 
 
-def test_a_request_is_counted_in_the_bucket_of_its_time_a_bound_included() -> None:
+def test_histogram_buckets_include_their_upper_bound() -> None:
     statistics = ModelStatistics()
     for total in (1, 100_000, 100_001, 10**10, 10**10 + 1):
         statistics.succeeded(0, 0, done(0, 0), total, 1)
@@ -96,13 +96,13 @@ def test_a_request_is_counted_in_the_bucket_of_its_time_a_bound_included() -> No
     assert statistics.buckets == [2, 2, *[0] * (len(BOUNDS) - 3), 1, 1]
 
 
-def test_work_that_began_before_its_decoding_was_noted_never_waited() -> None:
+def test_queue_time_is_never_negative() -> None:
     statistics = ModelStatistics()
     statistics.succeeded(arrived=0, decoded=10, done=done(8, 12), encoded=20, rows=1)
     assert inference(statistics)["queue"] == once(0)
 
 
-def test_a_failure_is_counted_by_its_reason_and_runs_no_inference() -> None:
+def test_a_failure_is_counted_by_its_reason_and_not_as_an_inference() -> None:
     statistics = ModelStatistics()
     statistics.failed(5, "REJECTED")
     statistics.failed(6, "BACKEND")
@@ -113,7 +113,7 @@ def test_a_failure_is_counted_by_its_reason_and_runs_no_inference() -> None:
     assert (statistics.inferences, statistics.executions, statistics.last_ms) == (0, 0, 0)
 
 
-def test_no_two_models_share_their_counts() -> None:
+def test_models_do_not_share_statistics() -> None:
     one, other = ModelStatistics(), ModelStatistics()
     one.failed(1, "OTHER")
     one.succeeded(0, 1, done(1, 2), 3, 1)

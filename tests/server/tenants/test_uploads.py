@@ -1,4 +1,4 @@
-"""Bodies on their way: what they count against a tenant, and how long they may take."""
+"""Uploads: how the bodies of requests count against a tenant's memory, and how long they may take."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,20 +21,20 @@ async def expecting(uploads: Uploads, nbytes: int = 0, body: Callable[[], Awaita
 
 
 class Connection:
-    """A connection that waits for a body, of which so much came; `told` is what it was refused with."""
+    """A connection that waits for a body, of which `came` bytes have arrived; `refusals` are the errors it was refused with."""
 
     def __init__(self, came: int = 0) -> None:
         self.came = came
-        self.told: list[RequestError] = []
+        self.refusals: list[RequestError] = []
 
     def received(self) -> int:
         return self.came
 
     def refuse(self, error: RequestError) -> None:
-        self.told.append(error)
+        self.refusals.append(error)
 
 
-async def test_a_body_that_is_waited_for_is_refused_with_the_reason() -> None:
+async def test_refuse_raises_the_reason_where_a_body_is_awaited() -> None:
     uploads = Uploads(10)
     waiting = asyncio.ensure_future(expecting(uploads, 7))
     await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def test_a_body_that_is_waited_for_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("also", [False, True], ids=["only", "refused too"])
-async def test_who_is_cancelled_while_it_waits_is_cancelled(also: bool) -> None:
+async def test_a_task_that_awaits_a_body_can_be_cancelled(also: bool) -> None:
     uploads = Uploads(10)
     waiting = asyncio.ensure_future(expecting(uploads, 7))
     await asyncio.sleep(0)
@@ -58,7 +58,7 @@ async def test_who_is_cancelled_while_it_waits_is_cancelled(also: bool) -> None:
     assert repr(uploads) == "<Uploads 0 on their way, 0 of 10 bytes>"
 
 
-async def test_a_body_that_came_is_refused_no_more_and_counts_until_it_was_used() -> None:
+async def test_a_complete_body_is_not_refused_and_counts_until_it_was_used() -> None:
     uploads = Uploads(10)
     with uploads.expect(7) as upload:
         upload.complete()
@@ -68,20 +68,20 @@ async def test_a_body_that_came_is_refused_no_more_and_counts_until_it_was_used(
     assert repr(uploads) == "<Uploads 0 on their way, 0 of 10 bytes>"
 
 
-async def test_a_connection_is_told_if_it_still_waits() -> None:
+async def test_refuse_reaches_only_connections_that_still_wait() -> None:
     uploads, one, other = Uploads(10), Connection(), Connection()
     uploads.add(one, 1)
     uploads.add(other, 2)
     uploads.discard(other)
     uploads.discard(other)
     uploads.refuse("the server is draining")
-    assert [str(error) for error in one.told] == ["the server is draining"]
-    assert other.told == []
+    assert [str(error) for error in one.refusals] == ["the server is draining"]
+    assert other.refusals == []
     uploads.discard(one)
     assert repr(uploads) == "<Uploads 0 on their way, 0 of 10 bytes>"
 
 
-async def test_bodies_that_do_not_fit_together_are_refused_and_one_alone_is_not() -> None:
+async def test_bodies_that_do_not_fit_together_are_refused_and_a_single_one_is_not() -> None:
     uploads = Uploads(10, QueueFull)
     with uploads.expect(12), pytest.raises(QueueFull, match=r"1 bytes while 12 bytes of others are on their way; .* have 10"):
         uploads.add(Connection(), 1)
@@ -90,23 +90,23 @@ async def test_bodies_that_do_not_fit_together_are_refused_and_one_alone_is_not(
     assert repr(uploads) == "<Uploads 0 on their way, 0 of 10 bytes>"
 
 
-async def test_what_is_not_told_counts_as_it_comes_and_what_it_unpacks_to() -> None:
+async def test_a_body_of_unknown_length_counts_as_it_arrives_and_as_it_is_decompressed() -> None:
     uploads = Uploads(10, QueueFull)
     with uploads.expect(0) as alone:
         for _ in range(4):
             alone.add_received(3)
         assert repr(uploads) == "<Uploads 1 on their way, 12 of 10 bytes>"
         assert repr(alone) == "<AwaitedBody 12 of 0 bytes>"
-    with uploads.expect(2) as told, uploads.expect(3):
-        told.add_received(1)
-        told.add_received(1)
-        told.reserve_more(5)
+    with uploads.expect(2) as sized, uploads.expect(3):
+        sized.add_received(1)
+        sized.add_received(1)
+        sized.reserve_more(5)
         with pytest.raises(QueueFull, match="a body of 8 bytes while 3 bytes of others"):
-            told.reserve_more(1)
+            sized.reserve_more(1)
     assert repr(uploads) == "<Uploads 0 on their way, 0 of 10 bytes>"
 
 
-async def test_a_body_that_comes_too_slowly_is_refused_and_one_that_comes_as_it_should_is_not(
+async def test_a_body_that_arrives_too_slowly_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(uploads_module, "LOOK", 0)
@@ -118,12 +118,12 @@ async def test_a_body_that_comes_too_slowly_is_refused_and_one_that_comes_as_it_
     uploads.add(steady, 20)
     now = GRACE
     await asyncio.sleep(0.01)
-    assert silent.told == []
+    assert silent.refusals == []
     now = GRACE + 9
     uploads.add(late := Connection(), 1)
     with pytest.raises(TooSlow, match="0 bytes of the body came in 39 s; expected 16384 a second after the first 30 s"):
         await asyncio.wait_for(complete, 10)
-    assert isinstance(silent.told[0], TooSlow)
-    assert steady.told == late.told == []
+    assert isinstance(silent.refusals[0], TooSlow)
+    assert steady.refusals == late.refusals == []
     for each in (silent, steady, late):
         uploads.discard(each)

@@ -1,4 +1,4 @@
-"""What is put deferred, by itself: in which order it goes on, and what it tells."""
+"""`DeferredTickets` without a worker: the order in which tickets are resumed, and the counts that are reported."""
 
 from concurrent.futures import Future
 
@@ -9,12 +9,12 @@ from server.workers.deferred import DeferredTickets
 
 
 class Bench:
-    """What is deferred, and what was told of it."""
+    """Deferred tickets, with the counts that were reported and how often the worker was woken."""
 
     def __init__(self, *left: Ticket) -> None:
-        self.told: list[int] = []
+        self.reported: list[int] = []
         self.wakes = 0
-        self.deferred = DeferredTickets(left, self.told.append, self.wake)
+        self.deferred = DeferredTickets(left, self.reported.append, self.wake)
 
     def wake(self) -> None:
         self.wakes += 1
@@ -24,18 +24,18 @@ def ticket(serial: int, *shape: int, model: str = "m") -> Ticket:
     return Ticket(serial, serial, model, (shape,), float("inf"), 64)
 
 
-def test_a_ticket_follows_those_of_its_model_and_shapes_only() -> None:
+def test_a_ticket_is_deferred_behind_those_of_its_model_and_shapes_only() -> None:
     bench, prepared = Bench(), Future[None]()
     assert not bench.deferred.follow(ticket(1, 2))
     bench.deferred.put(ticket(1, 2), prepared)
     assert bench.deferred.follow(ticket(2, 2))
     assert not bench.deferred.follow(ticket(3, 3))
     assert not bench.deferred.follow(ticket(4, 2, model="n"))
-    assert bench.told == [1, 2]
+    assert bench.reported == [1, 2]
     assert repr(bench.deferred) == "<DeferredTickets 2 tickets of 1 shapes, 0 of them ready>"
 
 
-def test_those_that_are_ready_go_on_in_their_order_and_what_comes_meanwhile_follows() -> None:
+def test_ready_tickets_are_resumed_in_order_and_later_ones_follow() -> None:
     bench, prepared = Bench(), Future[None]()
     bench.deferred.put(ticket(1, 2), prepared)
     bench.deferred.follow(ticket(2, 2))
@@ -44,10 +44,10 @@ def test_those_that_are_ready_go_on_in_their_order_and_what_comes_meanwhile_foll
     assert bench.deferred.collect() == []
     assert bench.deferred.follow(ticket(3, 2))
     assert [bench.deferred.take().serial for _ in range(3)] == [1, 2, 3]
-    assert bench.told == [1, 2, 3, 2, 1, 0]
+    assert bench.reported == [1, 2, 3, 2, 1, 0]
 
 
-def test_one_that_was_ready_and_has_to_wait_again_is_followed_by_the_others() -> None:
+def test_a_ready_ticket_deferred_again_keeps_its_place_before_the_others() -> None:
     """The executor may have forgotten its shapes meanwhile."""
     bench, again = Bench(ticket(1, 2), ticket(2, 2)), Future[None]()
     first = bench.deferred.take()
@@ -59,15 +59,15 @@ def test_one_that_was_ready_and_has_to_wait_again_is_followed_by_the_others() ->
     assert [bench.deferred.take().serial for _ in range(2)] == [1, 2]
 
 
-def test_what_another_worker_left_is_ready_and_counted_already() -> None:
+def test_tickets_left_by_another_worker_are_ready_and_already_counted() -> None:
     bench = Bench(ticket(1, 2), ticket(2, 3))
-    assert (bench.deferred.count, bench.told) == (2, [])
+    assert (bench.deferred.count, bench.reported) == (2, [])
     assert bench.deferred.take().serial == 1
-    assert bench.told == [1]
+    assert bench.reported == [1]
 
 
 @pytest.mark.parametrize("cancel", [False, True])
-def test_those_that_cannot_be_prepared_are_returned_with_the_reason(cancel: bool) -> None:
+def test_tickets_whose_preparation_failed_are_returned_with_the_error(cancel: bool) -> None:
     bench, prepared = Bench(), Future[None]()
     bench.deferred.put(ticket(1, 2), prepared)
     bench.deferred.put(ticket(2, 3), Future())
@@ -81,7 +81,7 @@ def test_those_that_cannot_be_prepared_are_returned_with_the_reason(cancel: bool
     assert bench.deferred.count == 1
 
 
-def test_what_is_dropped_is_gone_wherever_it_was() -> None:
+def test_drop_removes_ready_and_waiting_tickets() -> None:
     bench, prepared = Bench(ticket(1, 3), ticket(2, 3)), Future[None]()
     bench.deferred.put(ticket(3, 2), prepared)
     bench.deferred.follow(ticket(4, 2))
@@ -90,10 +90,10 @@ def test_what_is_dropped_is_gone_wherever_it_was() -> None:
     prepared.set_result(None)
     bench.deferred.collect()
     assert [bench.deferred.take().serial for _ in range(2)] == [1, 4]
-    assert bench.told[-1] == 0
+    assert bench.reported[-1] == 0
 
 
-def test_shapes_of_which_all_were_dropped_begin_anew() -> None:
+def test_shapes_whose_tickets_were_all_dropped_are_prepared_again() -> None:
     bench, first, second = Bench(), Future[None](), Future[None]()
     bench.deferred.put(ticket(1, 2), first)
     bench.deferred.drop(lambda _: True)
@@ -104,7 +104,7 @@ def test_shapes_of_which_all_were_dropped_begin_anew() -> None:
     assert bench.deferred.take().serial == 2
 
 
-def test_after_closing_nobody_is_woken_and_all_are_returned_as_they_came() -> None:
+def test_close_returns_all_tickets_in_order_and_wakes_no_worker_afterwards() -> None:
     bench, prepared = Bench(ticket(3, 3)), Future[None]()
     bench.deferred.put(ticket(1, 2), prepared)
     bench.deferred.follow(ticket(2, 2))
@@ -112,4 +112,4 @@ def test_after_closing_nobody_is_woken_and_all_are_returned_as_they_came() -> No
     prepared.set_result(None)
     bench.deferred.wake()
     assert bench.wakes == 0
-    assert bench.told == [2, 3]
+    assert bench.reported == [2, 3]

@@ -1,4 +1,4 @@
-"""Who steps aside for whom: decided from how often each has something to do, and whether it has now."""
+"""Which workers yield the GIL to which: decided from how often each has work, and whether it has some now."""
 
 from itertools import pairwise
 
@@ -9,11 +9,11 @@ from server.workers.gil_priority import OFTEN, RARE, STEPS, GilPriorities, GilPr
 
 SECOND = 1_000_000_000
 SETTLED = 200
-"""Inferences after which the average of the gaps is the gap."""
+"""Inferences after which the moving average of the gaps equals the gap."""
 
 
 class Bench:
-    """Places whose sleeps are counted instead of slept; `news` may be changed while somebody sleeps."""
+    """GIL priorities whose sleeps are counted instead of slept; `after` is called at the end of each."""
 
     def __init__(self) -> None:
         self.sleeps = 0
@@ -25,41 +25,41 @@ class Bench:
         self.sleeps += 1
         self.after()
 
-    def place(self, gap: int, until: int = SECOND) -> GilPriority:
-        """One whose inferences came with this gap between them until then, of which the last one is being worked on."""
-        place = self.priorities.join(lambda: self.waiting)
+    def priority(self, gap: int, until: int = SECOND) -> GilPriority:
+        """The priority of a worker with inferences `gap` nanoseconds apart up to `until`, the last of which is in progress."""
+        priority = self.priorities.join(lambda: self.waiting)
         for nth in range(SETTLED):
-            place.start_enqueuing(until - (SETTLED - nth) * gap)
-        return place
+            priority.start_enqueuing(until - (SETTLED - nth) * gap)
+        return priority
 
-    def slept(self, place: GilPriority, now: int = SECOND) -> int:
-        """How often it slept in order to step deferred."""
+    def slept(self, priority: GilPriority, now: int = SECOND) -> int:
+        """How often the worker slept to yield the GIL."""
         before = self.sleeps
-        place.yield_gil(now)
+        priority.yield_gil(now)
         return self.sleeps - before
 
 
-def test_who_never_rests_steps_aside_for_who_seldom_has_something_to_do_while_it_does() -> None:
+def test_a_busy_worker_yields_the_gil_to_a_rare_one_while_that_has_work() -> None:
     bench = Bench()
-    greedy, modest = bench.place(30_000), bench.place(5_000_000)
+    greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
     assert bench.slept(greedy) == STEPS
     assert bench.slept(modest) == 0
     modest.end_enqueuing()
     assert bench.slept(greedy) == 0
 
 
-def test_a_ticket_that_was_not_got_yet_is_something_to_do() -> None:
-    """The other one's thread may be waiting for the interpreter to get it."""
+def test_an_unread_ticket_counts_as_work() -> None:
+    """The other worker's thread may be waiting for the GIL to read it."""
     bench = Bench()
-    greedy, modest = bench.place(30_000), bench.place(5_000_000)
+    greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
     modest.end_enqueuing()
     bench.waiting = True
     assert bench.slept(greedy) == STEPS
 
 
-def test_nobody_steps_aside_for_a_worker_that_waits_for_the_device() -> None:
+def test_no_worker_yields_to_one_that_waits_for_the_device() -> None:
     bench = Bench()
-    greedy, modest = bench.place(30_000), bench.place(5_000_000)
+    greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
     modest.end_enqueuing()
     modest.start_waiting(deaf=True)
     bench.waiting = True
@@ -69,9 +69,9 @@ def test_nobody_steps_aside_for_a_worker_that_waits_for_the_device() -> None:
     assert bench.slept(greedy) == STEPS
 
 
-def test_a_worker_that_waits_for_the_device_and_listens_goes_first_when_a_ticket_comes() -> None:
+def test_a_busy_worker_yields_to_one_that_waits_and_listens_once_a_ticket_arrives() -> None:
     bench = Bench()
-    greedy, modest = bench.place(30_000), bench.place(5_000_000)
+    greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
     modest.end_enqueuing()
     modest.start_waiting(deaf=False)
     assert bench.slept(greedy) == 0
@@ -80,9 +80,9 @@ def test_a_worker_that_waits_for_the_device_and_listens_goes_first_when_a_ticket
     assert bench.slept(greedy) == STEPS
 
 
-def test_what_one_thread_does_is_told_apart_from_what_the_other_does() -> None:
+def test_enqueuing_and_completing_threads_of_a_worker_are_tracked_separately() -> None:
     bench = Bench()
-    greedy, modest = bench.place(30_000), bench.place(5_000_000)
+    greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
     modest.start_completing()
     modest.end_enqueuing()
     assert bench.slept(greedy) == STEPS
@@ -90,29 +90,29 @@ def test_what_one_thread_does_is_told_apart_from_what_the_other_does() -> None:
     assert bench.slept(greedy) == 0
 
 
-def test_it_goes_on_as_soon_as_the_other_has_nothing_to_do() -> None:
+def test_yielding_ends_as_soon_as_the_other_worker_is_idle() -> None:
     bench = Bench()
-    greedy, modest = bench.place(30_000), bench.place(5_000_000)
+    greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
     bench.after = modest.end_enqueuing
     assert bench.slept(greedy) == 1
 
 
-def test_who_comes_seldom_disturbs_nobody_and_steps_aside_for_nobody() -> None:
+def test_a_rare_worker_yields_to_no_other() -> None:
     bench = Bench()
-    place, _ = bench.place(RARE + 1000), bench.place(OFTEN * RARE * 10)
-    assert bench.slept(place) == 0
+    priority, _ = bench.priority(RARE + 1000), bench.priority(OFTEN * RARE * 10)
+    assert bench.slept(priority) == 0
 
 
-def test_equals_do_not_step_aside_for_each_other() -> None:
+def test_equally_busy_workers_do_not_yield_to_each_other() -> None:
     bench = Bench()
-    one, other = bench.place(30_000), bench.place(40_000)
+    one, other = bench.priority(30_000), bench.priority(40_000)
     assert bench.slept(one) == bench.slept(other) == 0
 
 
-def test_a_long_rest_makes_a_busy_worker_one_that_goes_first_for_a_while() -> None:
+def test_a_busy_worker_has_priority_for_a_while_after_a_long_rest() -> None:
     bench = Bench()
     later = SECOND + 20_000_000
-    greedy, other = bench.place(30_000, later), bench.place(30_000, SECOND)
+    greedy, other = bench.priority(30_000, later), bench.priority(30_000, SECOND)
     other.start_enqueuing(later)
     assert bench.slept(greedy, later) == STEPS
     for nth in range(SETTLED):
@@ -120,9 +120,9 @@ def test_a_long_rest_makes_a_busy_worker_one_that_goes_first_for_a_while() -> No
     assert bench.slept(greedy, later + SETTLED * 30_000) == 0
 
 
-def test_who_is_gone_precedes_nobody() -> None:
+def test_no_worker_yields_to_one_that_was_removed() -> None:
     bench = Bench()
-    greedy, modest = bench.place(30_000), bench.place(5_000_000)
+    greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
     bench.priorities.remove(modest)
     assert bench.slept(greedy) == 0
     assert "1 workers" in repr(bench.priorities)
@@ -130,10 +130,10 @@ def test_who_is_gone_precedes_nobody() -> None:
 
 
 @given(st.lists(st.integers(1_000, 10_000_000), min_size=2, max_size=6))
-def test_of_two_at_work_at_most_one_steps_aside_and_it_is_the_busier(gaps: list[int]) -> None:
+def test_of_two_working_workers_only_the_busier_yields(gaps: list[int]) -> None:
     bench = Bench()
-    places = [bench.place(gap) for gap in sorted(gaps)]
-    for busier, other in pairwise(places):
+    all_priorities = [bench.priority(gap) for gap in sorted(gaps)]
+    for busier, other in pairwise(all_priorities):
         assert not busier.goes_before(other, SECOND)
-    assert bench.slept(places[-1]) == 0
-    assert all(bench.slept(place) in (0, STEPS) for place in places)
+    assert bench.slept(all_priorities[-1]) == 0
+    assert all(bench.slept(priority) in (0, STEPS) for priority in all_priorities)

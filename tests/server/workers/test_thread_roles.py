@@ -1,4 +1,4 @@
-"""Which of a worker's threads listens, waits or is parked: by itself, with threads of the test's own."""
+"""`ThreadRoles` without a worker: which of two threads listens, waits for the device, or is parked."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ PATIENCE = 30
 
 
 class Wakes:
-    """Counts how often a thread that listens was woken."""
+    """Counts how often a listening thread was woken."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,7 +27,7 @@ def wakes() -> Wakes:
 
 @pytest.fixture
 def roles(wakes: Wakes) -> Iterator[ThreadRoles]:
-    """Of two threads; the test plays the first."""
+    """Roles of two threads, of which the test is the first."""
     roles = ThreadRoles(2, wakes)
     yield roles
     roles.stop()
@@ -45,7 +45,7 @@ def test_one_thread_waits_at_a_time(roles: ThreadRoles) -> None:
     assert roles.waits()
 
 
-def test_the_second_thread_is_parked_until_a_work_takes_long(roles: ThreadRoles) -> None:
+def test_the_second_thread_is_parked_until_works_take_long(roles: ThreadRoles) -> None:
     _, entered = in_a_thread(roles.enter)
     assert parked(roles)
     assert roles.alone
@@ -57,14 +57,14 @@ def test_the_second_thread_is_parked_until_a_work_takes_long(roles: ThreadRoles)
     assert not parked(roles)
 
 
-def test_while_works_take_long_both_listen(roles: ThreadRoles) -> None:
+def test_both_threads_listen_while_works_take_long(roles: ThreadRoles) -> None:
     roles.expect(True)
     assert roles.listens()
     assert roles.listens()
     assert not parked(roles)
 
 
-def test_once_they_are_short_the_first_with_nothing_to_do_is_parked_and_the_other_listens(roles: ThreadRoles) -> None:
+def test_once_works_are_short_one_idle_thread_is_parked_and_the_other_listens(roles: ThreadRoles) -> None:
     roles.expect(True)
     roles.enter()
     assert roles.waits()
@@ -79,7 +79,7 @@ def test_once_they_are_short_the_first_with_nothing_to_do_is_parked_and_the_othe
     assert listens.result(PATIENCE)
 
 
-def test_stopping_wakes_who_listens_and_who_is_parked_and_nobody_listens_any_more(roles: ThreadRoles, wakes: Wakes) -> None:
+def test_stop_wakes_listening_and_parked_threads_and_ends_listening(roles: ThreadRoles, wakes: Wakes) -> None:
     _, entered = in_a_thread(roles.enter)
     roles.stop()
     entered.result(PATIENCE)
@@ -88,7 +88,7 @@ def test_stopping_wakes_who_listens_and_who_is_parked_and_nobody_listens_any_mor
     assert "stopped" in repr(roles)
 
 
-def test_a_thread_that_ends_wakes_the_other_and_the_last_says_so(roles: ThreadRoles, wakes: Wakes) -> None:
+def test_end_wakes_the_other_thread_and_returns_true_for_the_last(roles: ThreadRoles, wakes: Wakes) -> None:
     roles.stop()
     assert not roles.end()
     assert wakes.count == 2
@@ -96,7 +96,7 @@ def test_a_thread_that_ends_wakes_the_other_and_the_last_says_so(roles: ThreadRo
     assert wakes.count == 2
 
 
-def test_a_second_thread_serves_alone_where_the_first_could_not_begin(roles: ThreadRoles) -> None:
+def test_the_second_thread_serves_alone_if_the_first_could_not_start(roles: ThreadRoles) -> None:
     _, entered = in_a_thread(roles.enter)
     assert not roles.end()  # The first could not be attached to its partition.
     entered.result(PATIENCE)
@@ -104,7 +104,7 @@ def test_a_second_thread_serves_alone_where_the_first_could_not_begin(roles: Thr
     assert roles.listens()
 
 
-def test_one_thread_is_never_parked(wakes: Wakes) -> None:
+def test_a_single_thread_is_never_parked(wakes: Wakes) -> None:
     roles = ThreadRoles(1, wakes)
     for long in (True, False, True):
         roles.expect(long)

@@ -1,4 +1,4 @@
-"""A worker over fakes: tickets in, completions out, nothing ends the thread, and another worker goes on where it stopped."""
+"""Worker over fakes: tickets in, completions out, no failure ends its threads, and another worker continues where it halted."""
 
 import os
 import select
@@ -30,7 +30,7 @@ PATIENCE = 30
 
 
 class Interrupted(Script):
-    """A script that first does what was put into `meanwhile`, once each, when a work is enqueued."""
+    """A script that calls the functions in `meanwhile`, each once, when a work is enqueued."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Interrupted(Script):
 
 
 class Bench:
-    """A worker with one model on a fake partition, its endpoint, and what it reports."""
+    """A worker with one model on a fake partition, its endpoint, and its completions."""
 
     def __init__(self, link: Link, tickets: Watched, priorities: GilPriorities | None = None) -> None:
         self.script = Interrupted()
@@ -82,7 +82,7 @@ class Bench:
         self.link.tickets.put(tickets)
 
     def rush(self) -> None:
-        """Have one inference done for each slot, one right after another."""
+        """Run one inference for each slot, without pauses."""
         self.put(*[self.ticket(slot, slot) for slot in range(SLOTS)])
         assert [self.answer(self.next()) for _ in range(SLOTS)] == [[slot] for slot in range(SLOTS)]
 
@@ -107,7 +107,7 @@ class Bench:
         return self._reported.pop(0)
 
     def kind(self) -> str:
-        """What kind of failure is reported next."""
+        """The kind of the next completion's failure."""
         failure = self.next().failure
         assert failure
         return failure.kind
@@ -142,9 +142,7 @@ def test_tickets_are_answered_in_order_from_their_slots(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("hosted", "threads"), [(False, 2), (True, 1)])
-def test_its_threads_are_attached_to_the_partition_and_there_is_one_where_its_cores_do_the_work(
-    hosted: bool, threads: int
-) -> None:
+def test_threads_are_attached_to_the_partition_and_on_host_cores_there_is_only_one(hosted: bool, threads: int) -> None:
     with benched() as bench:
         bench.device.on_host_cores = hosted
         bench.worker.serve(bench.endpoint)
@@ -156,7 +154,7 @@ def test_its_threads_are_attached_to_the_partition_and_there_is_one_where_its_co
         assert all(thread.name.startswith(f"worker {bench.partition!r}") for thread in bench.partition.threads)
 
 
-def test_a_ticket_that_comes_during_a_wait_is_enqueued_before_that_ends(bench: Bench) -> None:
+def test_a_ticket_that_arrives_while_another_runs_is_enqueued_at_once(bench: Bench) -> None:
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 1))
     gate.wait_for_arrival()  # The worker is inside `wait`.
@@ -166,7 +164,7 @@ def test_a_ticket_that_comes_during_a_wait_is_enqueued_before_that_ends(bench: B
     assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
 
 
-def test_with_two_outstanding_one_is_always_behind_the_one_that_runs(bench: Bench) -> None:
+def test_with_two_tickets_in_flight_one_is_enqueued_behind_the_one_that_runs(bench: Bench) -> None:
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     for number in range(1, 50):
@@ -180,7 +178,7 @@ def test_with_two_outstanding_one_is_always_behind_the_one_that_runs(bench: Benc
     assert bench.answer(bench.next()) == [49]
 
 
-def test_what_fails_during_a_wait_is_told_before_that_ends(bench: Bench) -> None:
+def test_a_failure_is_reported_while_another_ticket_runs(bench: Bench) -> None:
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 1))
     gate.wait_for_arrival()
@@ -190,7 +188,7 @@ def test_what_fails_during_a_wait_is_told_before_that_ends(bench: Bench) -> None
     assert bench.answer(bench.next()) == [1]
 
 
-def test_an_end_is_told_though_the_next_work_takes_long(bench: Bench) -> None:
+def test_a_completion_is_reported_while_the_next_work_runs(bench: Bench) -> None:
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
     gate.wait_for_arrival()
@@ -203,13 +201,15 @@ def test_an_end_is_told_though_the_next_work_takes_long(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("hosted", [False, True])
-def test_what_came_meanwhile_is_enqueued_before_anything_is_waited_for(hosted: bool) -> None:
+def test_tickets_that_arrived_are_enqueued_before_any_is_waited_for(hosted: bool) -> None:
     with benched() as bench:
         bench.device.on_host_cores = hosted
         bench.worker.serve(bench.endpoint)
         gate, second = bench.script.hold("run"), bench.ticket(1, 2)
 
-        def meanwhile() -> None:  # While the first is being begun, which takes long enough for another look.
+        def meanwhile() -> (
+            None
+        ):  # While the first is being enqueued, which takes long enough for the worker to look for tickets again.
             bench.put(second)
             until = time.monotonic_ns() + 2 * BUNDLE
             while time.monotonic_ns() < until:
@@ -223,7 +223,7 @@ def test_what_came_meanwhile_is_enqueued_before_anything_is_waited_for(hosted: b
         assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
 
 
-def test_nothing_is_pinned_or_unpinned_while_tickets_are_served(bench: Bench) -> None:
+def test_no_memory_is_pinned_or_unpinned_while_tickets_are_served(bench: Bench) -> None:
     before = [(pin.address, pin.nbytes, pin.closed) for pin in bench.device.pins]
     for slot in range(SLOTS):
         bench.put(bench.ticket(slot, *range(1 << slot)))
@@ -231,7 +231,7 @@ def test_nothing_is_pinned_or_unpinned_while_tickets_are_served(bench: Bench) ->
     assert [(pin.address, pin.nbytes, pin.closed) for pin in bench.device.pins] == before
 
 
-def test_a_block_that_is_not_in_the_tenant_s_memory_is_a_failure_and_the_next_ticket_is_served(bench: Bench) -> None:
+def test_a_block_outside_the_tenants_memory_fails_and_the_next_ticket_is_served(bench: Bench) -> None:
     bench.put(bench.ticket(0, 1)._replace(start=1 << 40), bench.ticket(1, 2))
     failure = bench.next().failure
     assert failure
@@ -240,7 +240,7 @@ def test_a_block_that_is_not_in_the_tenant_s_memory_is_a_failure_and_the_next_ti
     assert bench.answer(bench.next()) == [2]
 
 
-def test_outputs_that_do_not_fit_the_block_are_a_failure_that_says_how_much_is_needed(bench: Bench) -> None:
+def test_outputs_that_do_not_fit_fail_as_outgrown_with_the_bytes_needed(bench: Bench) -> None:
     ticket = bench.ticket(0, *range(SMALLEST // 4))
     assert ticket.capacity == SMALLEST
     bench.put(ticket)
@@ -257,7 +257,7 @@ def test_a_model_that_raises_is_a_failure_and_the_next_ticket_is_served(bench: B
 
 
 @pytest.mark.parametrize("point", ["enqueue", "run"])
-def test_a_device_that_is_lost_is_told_at_once_and_to_whoever_asked(bench: Bench, point: str) -> None:
+def test_a_lost_device_fails_the_ticket_and_calls_on_lost(bench: Bench, point: str) -> None:
     error = DeviceLost("illegal address")
     bench.script.fail(point, error=error)
     bench.put(bench.ticket(0, 1))
@@ -271,7 +271,7 @@ def test_an_error_without_text_is_named_by_its_class(bench: Bench) -> None:
     assert bench.next().failure == ("raised", "MemoryError")
 
 
-def test_a_ticket_for_a_model_that_is_gone_is_a_failure(bench: Bench) -> None:
+def test_a_ticket_for_an_unloaded_model_fails(bench: Bench) -> None:
     bench.put(bench.ticket(0, 1, model="gone/1#1"))
     assert bench.kind() == "raised"
 
@@ -290,7 +290,7 @@ def test_a_ticket_cancelled_while_it_runs_ends_early(bench: Bench) -> None:
     assert bench.kind() == "cancelled"
 
 
-def test_a_ticket_cancelled_before_it_begins_is_not_run(bench: Bench) -> None:
+def test_a_ticket_cancelled_before_it_is_enqueued_is_not_run(bench: Bench) -> None:
     gate = bench.script.hold("run")
     first, second = bench.ticket(0, 1), bench.ticket(1, 2)
     bench.put(first)
@@ -303,7 +303,7 @@ def test_a_ticket_cancelled_before_it_begins_is_not_run(bench: Bench) -> None:
     assert len(bench.engine.computed) == 1
 
 
-def test_a_ticket_cancelled_while_it_is_being_begun_ends_early(bench: Bench) -> None:
+def test_a_ticket_cancelled_while_it_is_being_enqueued_ends_early(bench: Bench) -> None:
     bench.script.hold("run")
     ticket = bench.ticket(0, 1)
     bench.script.meanwhile.append(lambda: bench.worker.cancel(ticket.slot, ticket.serial))
@@ -311,7 +311,7 @@ def test_a_ticket_cancelled_while_it_is_being_begun_ends_early(bench: Bench) -> 
     assert bench.kind() == "cancelled"
 
 
-def test_cancelling_what_was_in_the_slot_before_touches_nothing(bench: Bench) -> None:
+def test_cancelling_an_earlier_ticket_of_the_slot_has_no_effect(bench: Bench) -> None:
     gate, old = bench.script.hold("run"), bench.ticket(0, 1)
     new = bench.ticket(0, 2)
     bench.worker.cancel(old.slot, old.serial)  # Late: another owner has the slot already.
@@ -322,7 +322,7 @@ def test_cancelling_what_was_in_the_slot_before_touches_nothing(bench: Bench) ->
     assert bench.answer(bench.next()) == [2]
 
 
-def test_what_was_cancelled_over_another_link_cancels_nothing_here(bench: Bench) -> None:
+def test_cancellations_over_another_link_have_no_effect(bench: Bench) -> None:
     ticket = bench.ticket(0, 1)
     bench.worker.cancel(ticket.slot, ticket.serial)
     bench.worker.halt()
@@ -331,7 +331,7 @@ def test_what_was_cancelled_over_another_link_cancels_nothing_here(bench: Bench)
     assert bench.answer(bench.next()) == [1]
 
 
-def test_what_was_cancelled_stays_so_when_the_same_worker_goes_on(bench: Bench) -> None:
+def test_a_cancellation_outlasts_halting_and_serving_again(bench: Bench) -> None:
     ticket = bench.ticket(0, 1)
     bench.worker.cancel(ticket.slot, ticket.serial)
     bench.worker.halt()
@@ -340,7 +340,7 @@ def test_what_was_cancelled_stays_so_when_the_same_worker_goes_on(bench: Bench) 
     assert bench.kind() == "cancelled"
 
 
-def test_halting_waits_for_what_is_in_flight_and_leaves_the_rest_to_the_next_worker(bench: Bench) -> None:
+def test_halt_waits_for_tickets_in_flight_and_leaves_the_rest_to_the_next_worker(bench: Bench) -> None:
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
@@ -361,7 +361,7 @@ def test_halting_waits_for_what_is_in_flight_and_leaves_the_rest_to_the_next_wor
         assert bench.device.partitions[1].stream.ran == 2
 
 
-def test_a_worker_that_was_halted_serves_again(bench: Bench) -> None:
+def test_a_halted_worker_can_serve_again(bench: Bench) -> None:
     for number in range(3):
         bench.worker.halt()
         bench.worker.halt()
@@ -373,8 +373,8 @@ def test_a_worker_that_was_halted_serves_again(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("hosted", [False, True])
-def test_workers_that_follow_one_another_run_every_ticket_once_and_in_order(hosted: bool) -> None:
-    """With works that are short and long in turn, so that the second thread is parked now and then."""
+def test_alternating_workers_run_every_ticket_once_and_in_order(hosted: bool) -> None:
+    """With alternately short and long works, so that the second thread is parked now and then."""
     with benched() as bench, ExitStack() as stack:
         bench.device.on_host_cores = hosted
         short, bench.engine.script.reach = bench.script.reach, bench.tarry  # type: ignore[method-assign]
@@ -397,7 +397,7 @@ def test_workers_that_follow_one_another_run_every_ticket_once_and_in_order(host
         assert answers == [[number] for number in range(240)]
 
 
-def test_closing_finishes_what_was_begun(bench: Bench) -> None:
+def test_close_finishes_enqueued_tickets(bench: Bench) -> None:
     gate = bench.script.hold("run")
     bench.put(*(bench.ticket(number, number) for number in range(3)))
     gate.wait_for_arrival()
@@ -417,8 +417,8 @@ def test_a_worker_that_never_served_can_be_closed() -> None:
         assert bench.partition.closed
 
 
-def test_a_busy_worker_steps_aside_for_one_that_has_something_to_do_and_only_then(bench: Bench) -> None:
-    """They share an interpreter, and the other may not have got it yet."""
+def test_a_busy_worker_yields_the_gil_only_to_one_that_has_work(bench: Bench) -> None:
+    """They share a GIL, for which the other may still be waiting."""
     waiting: list[bool] = []
     bench.priorities.join(lambda: bool(waiting))
     for _ in range(100):
@@ -432,7 +432,7 @@ def test_a_busy_worker_steps_aside_for_one_that_has_something_to_do_and_only_the
     assert bench.naps
 
 
-def test_nobody_steps_aside_for_a_worker_whose_work_takes_long(bench: Bench) -> None:
+def test_no_worker_yields_the_gil_to_one_whose_work_takes_long(bench: Bench) -> None:
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 1))
     gate.wait_for_arrival()
@@ -446,26 +446,26 @@ def test_nobody_steps_aside_for_a_worker_whose_work_takes_long(bench: Bench) -> 
 
 
 @pytest.mark.parametrize(("hosted", "shares_interpreter"), [(False, False), (True, False), (True, True), (False, True)])
-def test_completions_of_short_works_are_told_together_where_telling_takes_the_workers_own_core(
+def test_on_host_cores_completions_of_short_works_are_signalled_together(
     monkeypatch: pytest.MonkeyPatch, hosted: bool, shares_interpreter: bool
 ) -> None:
-    told: list[int] = []
+    rung: list[int] = []
     write = os.eventfd_write
     with benched() as bench:
         bench.device.on_host_cores = hosted
         bench.engine.script.reach = bench.tarry  # type: ignore[method-assign]
         bench.worker.serve(bench.endpoint._replace(link=bench.link._replace(shares_interpreter=shares_interpreter)))
         bench.rush()
-        monkeypatch.setattr(os, "eventfd_write", lambda event, count: (told.append(event), write(event, count)))
+        monkeypatch.setattr(os, "eventfd_write", lambda event, count: (rung.append(event), write(event, count)))
         for _ in range(20):
             bench.rush()
         monkeypatch.undo()
-        rings = told.count(bench.link.completions.event)
+        rings = rung.count(bench.link.completions.event)
     assert (rings < 19 * SLOTS) == hosted
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_steps_aside_for_a_worker_whose_thread_has_ended() -> None:
+def test_a_worker_whose_thread_ended_has_no_gil_priority() -> None:
     with benched() as bench:
         bench.device.script.fail("attach")
         bench.worker.serve(bench.endpoint)
@@ -473,19 +473,19 @@ def test_nobody_steps_aside_for_a_worker_whose_thread_has_ended() -> None:
         assert repr(bench.priorities) == "<GilPriorities of 0 workers>"
 
 
-def test_what_has_to_be_prepared_is_put_aside_and_others_go_past(bench: Bench) -> None:
+def test_tickets_that_need_preparation_are_deferred_and_others_overtake_them(bench: Bench) -> None:
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3), bench.ticket(2, 4, 5), bench.ticket(3, 6))
     assert [bench.answer(bench.next()) for _ in range(2)] == [[3], [6]]
     assert bench.link.completions.deferred() == 2
-    prepared.set_result(None)  # The worker listens; it hears of this as well.
+    prepared.set_result(None)  # The worker listens, and is woken by this as well.
     assert [bench.answer(bench.next()) for _ in range(2)] == [[1, 2], [4, 5]]
     assert bench.link.completions.deferred() == 0
     bench.put(bench.ticket(0, 7, 8))
     assert bench.answer(bench.next()) == [7, 8]
 
 
-def test_what_was_prepared_is_enqueued_during_a_wait(bench: Bench) -> None:
+def test_a_prepared_ticket_is_enqueued_while_another_runs(bench: Bench) -> None:
     prepared, gate = bench.engine.prepares((2,)), bench.script.hold("run")
     bench.put(bench.ticket(0, 1), bench.ticket(1, 2, 3))
     gate.wait_for_arrival()
@@ -495,8 +495,8 @@ def test_what_was_prepared_is_enqueued_during_a_wait(bench: Bench) -> None:
     assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2, 3]]
 
 
-def test_what_was_prepared_is_begun_a_few_at_a_time(bench: Bench) -> None:
-    """The other side counts none of them: all at once would be ahead of whatever comes, however urgent."""
+def test_prepared_tickets_are_resumed_a_few_at_a_time(bench: Bench) -> None:
+    """The lane does not count them as in flight: all at once would run before any later request, however urgent."""
     prepared = bench.engine.prepares((2,))
     bench.put(*[bench.ticket(slot, slot, slot) for slot in range(6)])
     bench.put(bench.ticket(6, 6))
@@ -511,7 +511,7 @@ def test_what_was_prepared_is_begun_a_few_at_a_time(bench: Bench) -> None:
     assert [bench.answer(bench.next()) for _ in range(6)] == [[slot, slot] for slot in range(6)]
 
 
-def test_what_cannot_be_prepared_fails_with_the_reason_and_so_does_what_comes_then(bench: Bench) -> None:
+def test_a_failed_preparation_fails_its_tickets_and_later_ones(bench: Bench) -> None:
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3, 4), bench.ticket(2, 5))
     assert bench.answer(bench.next()) == [5]
@@ -522,7 +522,7 @@ def test_what_cannot_be_prepared_fails_with_the_reason_and_so_does_what_comes_th
     assert bench.link.completions.deferred() == 0
 
 
-def test_a_device_that_is_lost_while_it_prepares_is_told(bench: Bench) -> None:
+def test_a_device_lost_during_preparation_is_reported(bench: Bench) -> None:
     prepared, error = bench.engine.prepares((2,)), DeviceLost("illegal address")
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
     assert bench.answer(bench.next()) == [5]
@@ -531,7 +531,7 @@ def test_a_device_that_is_lost_while_it_prepares_is_told(bench: Bench) -> None:
     assert bench.lost == [error]
 
 
-def test_a_preparation_that_is_given_up_is_a_failure(bench: Bench) -> None:
+def test_a_cancelled_preparation_fails_its_tickets(bench: Bench) -> None:
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
     assert bench.answer(bench.next()) == [5]
@@ -539,7 +539,7 @@ def test_a_preparation_that_is_given_up_is_a_failure(bench: Bench) -> None:
     assert bench.kind() == "raised"
 
 
-def test_one_that_is_put_aside_can_be_cancelled_and_the_others_stay(bench: Bench) -> None:
+def test_a_deferred_ticket_can_be_cancelled_and_the_others_stay(bench: Bench) -> None:
     prepared, ticket = bench.engine.prepares((2,)), bench.ticket(0, 1, 2)
     bench.put(ticket, bench.ticket(1, 3, 4), bench.ticket(2, 5))
     assert bench.answer(bench.next()) == [5]
@@ -551,7 +551,7 @@ def test_one_that_is_put_aside_can_be_cancelled_and_the_others_stay(bench: Bench
     assert bench.answer(bench.next()) == [3, 4]
 
 
-def test_one_whose_deadline_passes_while_it_is_put_aside_is_not_run(bench: Bench) -> None:
+def test_a_deferred_ticket_past_its_deadline_is_not_run(bench: Bench) -> None:
     prepared, deadline = bench.engine.prepares((2,)), time.monotonic() + 0.05
     bench.put(bench.ticket(0, 1, 2, deadline=deadline), bench.ticket(1, 5))
     assert bench.answer(bench.next()) == [5]
@@ -561,7 +561,7 @@ def test_one_whose_deadline_passes_while_it_is_put_aside_is_not_run(bench: Bench
     assert bench.kind() == "expired"
 
 
-def test_those_put_aside_end_when_nobody_is_there_any_more(bench: Bench) -> None:
+def test_abandon_cancels_deferred_tickets(bench: Bench) -> None:
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
     assert bench.answer(bench.next()) == [5]
@@ -570,7 +570,7 @@ def test_those_put_aside_end_when_nobody_is_there_any_more(bench: Bench) -> None
     prepared.set_result(None)
 
 
-def test_halting_does_not_wait_for_what_is_put_aside_and_the_next_worker_begins_it(bench: Bench) -> None:
+def test_halt_does_not_wait_for_deferred_tickets_and_the_next_worker_resumes_them(bench: Bench) -> None:
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3, 4), bench.ticket(2, 5))
     assert bench.answer(bench.next()) == [5]
@@ -588,7 +588,7 @@ def test_halting_does_not_wait_for_what_is_put_aside_and_the_next_worker_begins_
     assert [partition.stream.ran for partition in bench.device.partitions] == [1, 3]
 
 
-def test_what_was_prepared_while_no_worker_served_is_begun_by_the_next(bench: Bench) -> None:
+def test_tickets_prepared_while_no_worker_served_are_resumed_by_the_next(bench: Bench) -> None:
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
     assert bench.answer(bench.next()) == [5]
@@ -598,7 +598,7 @@ def test_what_was_prepared_while_no_worker_served_is_begun_by_the_next(bench: Be
     assert bench.answer(bench.next()) == [1, 2]
 
 
-def test_nothing_writes_to_the_link_once_the_worker_was_halted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_halted_worker_does_not_write_to_the_link(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its descriptors may be another file's by then."""
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
@@ -611,7 +611,7 @@ def test_nothing_writes_to_the_link_once_the_worker_was_halted(bench: Bench, mon
     assert written == []
 
 
-def test_a_worker_with_one_thread_puts_aside_as_well() -> None:
+def test_a_worker_with_one_thread_defers_tickets_as_well() -> None:
     with benched() as bench:
         bench.device.on_host_cores = True
         bench.worker.serve(bench.endpoint)
