@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fastapi import APIRouter, Request, Response
 
 from ..api.body import read_object
-from ..api.dependencies import RequireModelControl, TenantConfigDep
+from ..api.dependencies import RequireModelControl, ServiceDep, TenantConfigDep
 from ..api.model_control import config_in
 from ..device.runtime import Runtime
 from .dependencies import RuntimeDep
@@ -34,8 +34,8 @@ forwarded = APIRouter(dependencies=[RequireModelControl], include_in_schema=Fals
 
 
 @forwarded.post("/v2/repository/models/{name}/load")
-async def load(tenant: TenantConfigDep, runtime: RuntimeDep, request: Request, name: str) -> Response:
-    await runtime.load(tenant.name, name, config_in(await read_object(request)))
+async def load(tenant: TenantConfigDep, service: ServiceDep, runtime: RuntimeDep, request: Request, name: str) -> Response:
+    await runtime.load(tenant.name, name, config_in(await read_object(request, service.uploads)))
     return Response()
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, BackgroundTasks, Query, Request, Response
 from partitions.probe import overlaps
 
 from ..api.body import read_object
-from ..api.dependencies import RequireAdmin
+from ..api.dependencies import RequireAdmin, ServiceDep
 from ..api.framework import json_response
 from ..api.openapi import errors, operation_id, request_body
 from ..device.runtime import Runtime
@@ -67,13 +67,13 @@ async def probe(runtime: RuntimeDep) -> Response:
     responses=errors(409, 413, 500),
     openapi_extra=request_body(schemas.Counts, {"acme": 4}, required=True),
 )
-async def repartition(runtime: RuntimeDep, request: Request) -> Response:
+async def repartition(service: ServiceDep, runtime: RuntimeDep, request: Request) -> Response:
     """Give tenants other numbers of granules while all are served.
 
     409, and nothing has changed, for what does not fit, or where a tenant that is to move does not halt within
     `server.max_pause`.
     """
-    counts = await read_object(request)
+    counts = await read_object(request, service.uploads)
     if not counts:
         raise BadRequest(f"the request body names no tenant; expected granules by tenant, such as {_example(runtime)}")
     # Shielded: a repartition that has begun is completed, even if its client disconnects.

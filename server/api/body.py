@@ -6,30 +6,30 @@ from starlette.requests import ClientDisconnect
 from ..errors import ClientGone, TooLarge
 from ..http.body import content_length
 from ..protocol.json_document import Object, parse
-from .dependencies import uploads
+from ..tenants.uploads import Uploads
 
 MAX_BODY = 1 << 20
 """Bytes."""
 
 
-async def read_object(request: Request) -> Object:
-    """The JSON object in a request's body; an empty one if there is no body.
+async def read_object(request: Request, uploads: Uploads) -> Object:
+    """The JSON object in a request's body; an empty one if there is no body. `uploads` is as in `read_body`.
 
     Raises BadRequest for anything but a JSON object, and what `read_body` raises.
     """
-    body = await read_body(request)
+    body = await read_body(request, uploads)
     return parse(body, tensors=False) if body.strip() else {}
 
 
-async def read_body(request: Request) -> bytes:
-    """A request's body.
+async def read_body(request: Request, uploads: Uploads) -> bytes:
+    """A request's body. It counts against `uploads` while it arrives: its tenant's, or the service's for administration.
 
     Raises TooLarge over `MAX_BODY`; QueueFull, TooSlow or Unavailable while the body is on its way; and ClientGone if the
     client closes its connection before the body is complete.
     """
     length = content_length(request.headers.get("content-length"))
     body = bytearray()
-    with uploads(request).expect(min(length, MAX_BODY)) as upload:
+    with uploads.expect(min(length, MAX_BODY)) as upload:
         try:
             async for chunk in request.stream():
                 upload.add_received(len(chunk))

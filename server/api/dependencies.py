@@ -11,7 +11,6 @@ from ..errors import Unauthorized
 from ..http import strict
 from ..tenants.auth import digest
 from ..tenants.service import Service, Tenant
-from ..tenants.uploads import Uploads
 from . import browsers
 
 TENANT_KEY = HTTPBearer(
@@ -43,37 +42,24 @@ def service(request: Request) -> Service:
     return found
 
 
-def tenant(request: Request, _key: TenantKey = None, _name: TenantName = None) -> Tenant:
-    """The tenant of this request.
-
-    Raises Unauthorized; Ambiguous for repeated headers; and Misdirected for a tenant that another process serves.
-    """
-    return service(request).tenant(*_credentials(request))
-
-
 def tenant_config(request: Request, _key: TenantKey = None, _name: TenantName = None) -> TenantConfig:
-    """The configuration of this request's tenant, whichever process serves it. Raises Unauthorized, Ambiguous."""
-    return service(request).tenancy.identify(*_credentials(request))
+    """The configuration of this request's tenant, whichever process serves it.
 
-
-def uploads(request: Request) -> Uploads:
-    """The account that this request's body counts against while it arrives: its tenant's, or a common one.
-
-    The common one is for administration, for requests without a valid tenant, and for tenants that another process serves.
+    FastAPI calls this once for each request, however many dependencies use it. Raises Unauthorized, and Ambiguous for repeated
+    headers.
     """
     found = service(request)
-    if request.url.path.startswith("/admin"):
-        return found.uploads
-    try:
-        return found.tenants[found.tenancy.identify(*_credentials(request)).name].uploads
-    except (Unauthorized, KeyError):
-        return found.uploads
-
-
-def _credentials(request: Request) -> tuple[str | None, str | None]:
-    """Authorization and X-Tenant. Raises Ambiguous if one of them stands twice."""
     strict.headers(request.headers.raw)
-    return request.headers.get("authorization"), request.headers.get("x-tenant")
+    return found.tenancy.identify(request.headers.get("authorization"), request.headers.get("x-tenant"))
+
+
+TenantConfigDep = Annotated[TenantConfig, Depends(tenant_config)]
+
+
+def tenant(request: Request, config: TenantConfigDep) -> Tenant:
+    """The tenant of this request. Raises as `tenant_config` does, and Misdirected for a tenant that another process serves."""
+    found = service(request)
+    return found.tenants.get(config.name) or found.misdirected(config)
 
 
 def admin(request: Request, _key: AdminKey = None) -> None:
@@ -100,14 +86,14 @@ def admin(request: Request, _key: AdminKey = None) -> None:
         raise Unauthorized(f"{without} answers under this machine's names and server.allowed_hosts only ({shown})")
 
 
-def model_control(request: Request, _key: TenantKey = None, _name: TenantName = None) -> None:
+def model_control(request: Request, config: TenantConfigDep) -> None:
     """Allow requests that may load and unload models of their tenant.
 
     These are requests with the tenant's key, and for tenants without keys all that no web page of another origin sent, and,
     while there is no admin key, no proxy. Raises Unauthorized, Ambiguous.
     """
     server, headers = service(request).config.server, request.headers
-    if tenant_config(request).keys_sha256:  # The request has the key then, which no page knows.
+    if config.keys_sha256:  # The request has the key then, which no page knows.
         return
     without = "without a key of its tenant's a model is not loaded or unloaded"
     if server.admin_key_sha256 is None and (shown := browsers.proxy_header(headers)):
@@ -130,6 +116,5 @@ def _is_local(request: Request) -> bool:
 
 ServiceDep = Annotated[Service, Depends(service)]
 TenantDep = Annotated[Tenant, Depends(tenant)]
-TenantConfigDep = Annotated[TenantConfig, Depends(tenant_config)]
 RequireAdmin = Depends(admin)
 RequireModelControl = Depends(model_control)

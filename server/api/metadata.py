@@ -159,7 +159,7 @@ async def statistics(tenant: TenantDep, name: ModelName, version: ModelVersion =
 )
 async def index(tenant: TenantDep, service: ServiceDep, request: Request) -> Response:
     """Every model that the tenant is served or could load, with its state, and the reason where it is not ready."""
-    if flag(await read_object(request), "ready", ""):
+    if flag(await read_object(request, tenant.uploads), "ready", ""):
         entries = [entry for entry in tenant.catalog.index() if entry.state == "READY"]
     else:
         there = await asyncio.to_thread(_list_repository, tenant.config, service.config.models.repository)

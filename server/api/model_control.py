@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from ..config.schema import ModelOptions, TenantConfig
+from ..config.schema import ModelOptions
 from ..config.tables import dotted
 from ..errors import BadRequest, NotFound
 from ..protocol.json_document import Object, field, parameters, short
@@ -69,7 +69,7 @@ async def load(tenant: TenantDep, service: ServiceDep, control: ModelControlDep,
     Changes of one tenant are made one after another. One whose client disconnects before its turn is not made.
     """
     with tenant.changes.admitted():
-        config = await _checked_config(request, tenant.config, name, service.config.models.options)
+        config = await _checked_config(request, tenant, name, service.config.models.options)
         return await _in_turn(tenant, request, lambda: control.load(request, tenant.name, name, config))
 
 
@@ -82,18 +82,18 @@ async def load(tenant: TenantDep, service: ServiceDep, control: ModelControlDep,
 async def unload(tenant: TenantDep, control: ModelControlDep, request: Request, name: ModelName) -> Response:
     """Unload a model; its requests are 404 from then on."""
     with tenant.changes.admitted():
-        parameters(await read_object(request))
+        parameters(await read_object(request, tenant.uploads))
         return await _in_turn(tenant, request, lambda: control.unload(request, tenant.name, name))
 
 
-async def _checked_config(request: Request, tenant: TenantConfig, name: str, options: Mapping[str, ModelOptions]) -> str | None:
+async def _checked_config(request: Request, tenant: Tenant, name: str, options: Mapping[str, ModelOptions]) -> str | None:
     """The configuration in a request to load a model, checked as far as that is possible without the model.
 
     `options` are those of the server's own configuration, by model. Raises NotFound for a model that the tenant may not call;
     BadRequest for a configuration that is wrong, too large, or overruled by `options`.
     """
-    config = config_in(await read_object(request))
-    if not tenant.may_call(name):
+    config = config_in(await read_object(request, tenant.uploads))
+    if not tenant.config.may_call(name):
         raise NotFound(f"Request for unknown model: {name!r} is not found")
     if config is not None:
         await asyncio.to_thread(check, name, config, options.get(name, ModelOptions()))

@@ -7,7 +7,7 @@ import orjson
 from fastapi import APIRouter, Depends, Request, Response
 
 from ..api.body import read_body
-from ..api.dependencies import RequireAdmin
+from ..api.dependencies import RequireAdmin, ServiceDep
 from ..api.framework import cancel_on_disconnect
 from ..http import asgi
 from ..http.exchange import Call
@@ -33,8 +33,9 @@ ForwardDep = Annotated[Forward, Depends(_forwarding)]
 
 @router.api_route("/admin/{_:path}", methods=_METHODS, dependencies=[RequireAdmin])
 @router.get("/metrics", dependencies=[RequireAdmin])
-async def administer(forward: ForwardDep, request: Request) -> Response:
-    return await cancel_on_disconnect(request, _forwarded(forward, request, await read_body(request)))
+async def administer(service: ServiceDep, forward: ForwardDep, request: Request) -> Response:
+    body = await read_body(request, service.uploads)
+    return await cancel_on_disconnect(request, _forwarded(forward, request, body))
 
 
 class RemoteModelControl:

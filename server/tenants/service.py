@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from ..config.schema import Config, TenantConfig
 from ..config.tables import dotted
@@ -110,14 +111,15 @@ class Service:
 
     def tenant(self, authorization: str | None, name: str | None) -> Tenant:
         """The tenant of a request with these headers. Raises Unauthorized, or Misdirected if another process serves it."""
-        who = self.tenancy.identify(authorization, name)
-        try:
-            return self.tenants[who.name]
-        except KeyError:
-            owner = " and ".join(f"tenant {name!r}" for name in self.tenants) or "no tenant"
-            where = "to the server's common port" + (f", or to {who.port}, its own," if who.port else "")
-            text = f"this connection belongs to {owner}; send requests of {who.name!r} {where} on another connection"
-            raise Misdirected(text) from None
+        tenant = self.tenancy.identify(authorization, name)
+        return self.tenants.get(tenant.name) or self.misdirected(tenant)
+
+    def misdirected(self, tenant: TenantConfig) -> NoReturn:
+        """Refuse a request of a tenant that another process serves. Raises Misdirected."""
+        owner = " and ".join(f"tenant {name!r}" for name in self.tenants) or "no tenant"
+        where = "to the server's common port" + (f", or to {tenant.port}, its own," if tenant.port else "")
+        text = f"this connection belongs to {owner}; send requests of {tenant.name!r} {where} on another connection"
+        raise Misdirected(text)
 
 
 def open_tenant(config: TenantConfig, link: Link, control: Canceller) -> Tenant:
