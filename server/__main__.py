@@ -65,18 +65,19 @@ def _serve(options: Options) -> int:
         config.fit(device.unit, device.granules)
         sys.setswitchinterval(SWITCH_INTERVAL)
         if config.server.fronts == "inline":
-            listeners, _ = listen(config)
+            listeners, _ = listen(config.server.host, config.server.port, {})  # No tenant has a port of its own here.
             log_compilation()
             log.info("listening on %s", ", ".join(map(url, listeners)))
             application = Application(lambda: nullcontext(config), lambda _: device)
-            server = Server(_uvicorn(config, application), application.unanswered)
+            server = Server(_uvicorn(application, config.server.keep_alive), application.unanswered)
             server.run(sockets=listeners)
             return 0 if server.started else 1
         return _serve_fronts(config, device)
 
 
 def _serve_fronts(config: Config, device: Device) -> int:
-    listeners, own = listen(config)
+    ports = {name: tenant.port for name, tenant in config.tenants.items() if tenant.port}
+    listeners, own = listen(config.server.host, config.server.port, ports)
     log_compilation()
     status = uvloop.run(serve(config, lambda _: device, listeners, own))
     if status:
@@ -90,11 +91,11 @@ def _override(config: Config, options: Options) -> Config:
     return config.model_copy(update={"server": server})
 
 
-def _uvicorn(config: Config, application: Application) -> uvicorn.Config:
+def _uvicorn(application: Application, keep_alive: float) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         loop="uvloop",
-        timeout_keep_alive=ceil(config.server.keep_alive),
+        timeout_keep_alive=ceil(keep_alive),
         http=partial(HttpConnection, application.infer, application, None),  # type: ignore[arg-type]  # uvicorn calls it like a class.
         log_config=None,
         access_log=False,

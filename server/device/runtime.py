@@ -75,7 +75,14 @@ class Runtime:
             config.server.max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle
         )
         self._models = TenantModels(
-            config, frontends, self.model_loader, self._workers, self._worker_control, self._changing, self._lifecycle
+            config.tenants,
+            config.server.strict_readiness,
+            frontends,
+            self.model_loader,
+            self._workers,
+            self._worker_control,
+            self._changing,
+            self._lifecycle,
         )
         self._repartitioning = asyncio.Lock()
         self._repartitions = 0

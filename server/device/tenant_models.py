@@ -10,7 +10,7 @@ from typing import Any
 from engines import Executor
 from engines.tensorrt.thread_priority import lower_priority
 
-from ..config.schema import Config, TenantConfig
+from ..config.schema import TenantConfig
 from ..errors import BadRequest, NotFound, Unavailable
 from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import Frontend
@@ -33,7 +33,8 @@ class TenantModels:
 
     def __init__(
         self,
-        config: Config,
+        tenants: Mapping[str, TenantConfig],
+        strict_readiness: bool,
         frontends: Mapping[str, Frontend],
         model_loader: ModelLoader,
         workers: Mapping[str, Worker],
@@ -41,17 +42,17 @@ class TenantModels:
         changing: Mapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
     ) -> None:
-        self._config = config
+        self._tenants = tenants
         self._frontends = frontends
         self._model_loader = model_loader
         self._workers = workers
         self._worker_control = worker_control
         self._changing = changing
         self._lifecycle = lifecycle
-        self._served = LoadedModels(config.tenants, config.server.strict_readiness)
-        self.ordering = {name: asyncio.Lock() for name in config.tenants}
+        self._served = LoadedModels(tenants, strict_readiness)
+        self.ordering = {name: asyncio.Lock() for name in tenants}
         """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
-        self._loaders = ThreadPoolExecutor(max(1, len(config.tenants)), "load", lower_priority)
+        self._loaders = ThreadPoolExecutor(max(1, len(tenants)), "load", lower_priority)
         self._changes: set[asyncio.Task[None]] = set()
         self._loading: asyncio.Task[None] | None = None
 
@@ -116,7 +117,7 @@ class TenantModels:
         if name not in there:
             raise BadRequest(f"failed to load {name!r}: not in the repository")
         steps = await asyncio.to_thread(self._model_loader.steps, name, override)
-        allowed = [step for step in steps if step in there and self._config.tenants[tenant].may_call(step)]
+        allowed = [step for step in steps if step in there and self._tenants[tenant].may_call(step)]
         missing = [step for step in allowed if not self._served.serves(tenant, step)]
         changed = {step for step in missing if (await self._load_alone(tenant, step, None)).served}
         loaded = await self._load_alone(tenant, name, override)
@@ -156,7 +157,7 @@ class TenantModels:
 
     async def _load_all(self) -> None:
         """Load all models, all tenants in parallel; the server is ready when the last model was tried."""
-        await asyncio.gather(*(self._load_tenant(tenant) for tenant in self._config.tenants.values()))
+        await asyncio.gather(*(self._load_tenant(tenant) for tenant in self._tenants.values()))
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self._served.state())
             ready = "ready" if self._lifecycle.ready else "for server.strict_readiness, which asks for every model, not ready"
@@ -197,7 +198,7 @@ class TenantModels:
         threads = self._loaders if partition.host_cores is None else None
         loop = asyncio.get_running_loop()
         loaded = await loop.run_in_executor(threads, self._model_loader.bind, prepared, partition, whole, kept)
-        fitting = await asyncio.to_thread(fit, loaded, self._config.tenants[tenant])
+        fitting = await asyncio.to_thread(fit, loaded, self._tenants[tenant])
         known = frozenset(loaded.messages(kept))
         for line in fitting.messages(kept):
             if line not in known:
@@ -220,7 +221,7 @@ class TenantModels:
             self._lifecycle.set_state(self._served.state())
 
     def _check_may_call(self, tenant: str, name: str) -> None:
-        if not self._config.tenants[tenant].may_call(name):
+        if not self._tenants[tenant].may_call(name):
             raise NotFound(f"Request for unknown model: {name!r} is not found")
 
 

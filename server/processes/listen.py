@@ -3,9 +3,8 @@
 import errno
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
-
-from ..config.schema import Config
 
 _BACKLOG = 2048
 
@@ -14,16 +13,14 @@ class CannotListen(Exception):
     """An address cannot be listened on; the text says why, and what to do."""
 
 
-def listen(config: Config) -> tuple[list[socket.socket], dict[str, list[socket.socket]]]:
+def listen(host: str, port: int, tenant_ports: Mapping[str, int]) -> tuple[list[socket.socket], dict[str, list[socket.socket]]]:
     """The sockets of the common port, one for each address of the host, and by tenant those of tenants' own ports.
 
     Raises CannotListen.
     """
-    server = config.server
     with ExitStack() as opened:
-        common = _open(opened, server.host, server.port, "choose another with --port or server.port")
-        ports = {name: tenant.port for name, tenant in config.tenants.items() if tenant.port}
-        own = {n: _open(opened, server.host, port, f"choose another as tenants.{n}.port") for n, port in ports.items()}
+        common = _open(opened, host, port, "choose another with --port or server.port")
+        own = {n: _open(opened, host, p, f"choose another as tenants.{n}.port") for n, p in tenant_ports.items()}
         opened.pop_all()
     return common, own
 

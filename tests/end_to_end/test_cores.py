@@ -31,7 +31,7 @@ if __name__ == "__main__":
     cores = [int(core) for core in sys.argv[2:]]
     device = FakeDevice()
     device.on_host_cores = not cores
-    asyncio.run(serve(config, lambda _: device, *listen(config), cores=lambda _: cores))
+    asyncio.run(serve(config, lambda _: device, *listen(config.server.host, config.server.port, {}), cores=lambda _: cores))
 """
 """A server on a device without cores of its own, which may use these of the host's; without any, on one that has some."""
 

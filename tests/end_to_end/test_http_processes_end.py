@@ -175,7 +175,7 @@ def opener(config):
 
 if __name__ == "__main__":
     config = load(Path({str(tmp_path / "c.toml")!r}))
-    asyncio.run(serve(config, opener, *listen(config)))
+    asyncio.run(serve(config, opener, *listen(config.server.host, config.server.port, {{}})))
 """
     configure(tmp_path / "c.toml", standard, '[tenants.acme]\ngranules = 1\nmodels = ["identity"]')
     (tmp_path / "broken.py").write_text(script)

@@ -3,12 +3,12 @@
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
-from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfig
 from server.processes.listen import CannotListen, listen, url
+
+LOOPBACK = "127.0.0.1"
 
 
 @pytest.fixture
@@ -17,24 +17,14 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def config(host: str = "127.0.0.1", port: int = 0, own: int | None = None) -> Config:
-    tenant = TenantConfig(name="acme", granules=1, models=("*",), port=own)
-    return Config(
-        server=ServerConfig(host=host, port=port),
-        models=ModelsConfig(repository=Path()),
-        tenants={"acme": tenant},
-        source="test",
-    )
-
-
 def taken(stack: ExitStack) -> int:
-    holder = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    holder = stack.enter_context(socket.create_server((LOOPBACK, 0)))
     port: int = holder.getsockname()[1]
     return port
 
 
 def test_connections_can_be_made_before_they_are_accepted(stack: ExitStack) -> None:
-    (listener,), own = listen(config())
+    (listener,), own = listen(LOOPBACK, 0, {})
     stack.enter_context(listener)
     assert own == {}
     assert not listener.getblocking()
@@ -43,9 +33,9 @@ def test_connections_can_be_made_before_they_are_accepted(stack: ExitStack) -> N
 
 
 def test_a_tenant_may_have_a_socket_of_its_own(stack: ExitStack) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with socket.create_server((LOOPBACK, 0)) as free:
         port = free.getsockname()[1]
-    (listener,), own = listen(config(own=port))
+    (listener,), own = listen(LOOPBACK, 0, {"acme": port})
     stack.enter_context(listener)
     (theirs,) = own["acme"]
     stack.enter_context(theirs)
@@ -54,7 +44,7 @@ def test_a_tenant_may_have_a_socket_of_its_own(stack: ExitStack) -> None:
 
 def test_an_ipv6_url_has_brackets(stack: ExitStack) -> None:
     try:
-        (listener,), _ = listen(config(host="::1"))
+        (listener,), _ = listen("::1", 0, {})
     except CannotListen:
         pytest.skip("this machine has no IPv6")
     stack.enter_context(listener)
@@ -64,7 +54,7 @@ def test_an_ipv6_url_has_brackets(stack: ExitStack) -> None:
 def test_a_port_in_use_is_reported_with_what_to_do(stack: ExitStack) -> None:
     port = taken(stack)
     with pytest.raises(CannotListen) as told:
-        listen(config(port=port))
+        listen(LOOPBACK, port, {})
     expected = f"cannot listen on 127.0.0.1:{port}: another program listens there; choose another with --port or server.port"
     assert str(told.value) == expected
 
@@ -72,20 +62,20 @@ def test_a_port_in_use_is_reported_with_what_to_do(stack: ExitStack) -> None:
 def test_a_tenants_port_in_use_names_its_key_and_closes_the_others(stack: ExitStack) -> None:
     port = taken(stack)
     with pytest.raises(CannotListen, match=r"choose another as tenants\.acme\.port"):
-        listen(config(own=port))
+        listen(LOOPBACK, 0, {"acme": port})
 
 
 def test_an_unknown_host_is_reported_with_the_systems_text() -> None:
     with pytest.raises(CannotListen, match=r"cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"):
-        listen(config(host="192.0.2.1"))
+        listen("192.0.2.1", 0, {})
     with pytest.raises(CannotListen, match=r"cannot listen on no\.such\.host\.invalid:0: "):
-        listen(config(host="no.such.host.invalid"))
+        listen("no.such.host.invalid", 0, {})
 
 
 def test_every_address_of_ipv6_is_every_address_of_ipv4_too_and_another_is_not(stack: ExitStack) -> None:
     try:
-        (every,), _ = listen(config(host="::"))
-        (one,), _ = listen(config(host="::1"))
+        (every,), _ = listen("::", 0, {})
+        (one,), _ = listen("::1", 0, {})
     except CannotListen:
         pytest.skip("this machine has no IPv6")
     for listener in (every, one):
