@@ -21,7 +21,7 @@ def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every way in which requests reach the server; the answers must be the same.
 
-    The last is a process of its own, so nobody looks inside.
+    The last is a process of its own, so tests cannot look inside.
     """
     if request.param == "fronts":
         tenants = '[tenants.acme]\ngranules = 1\nmodels = ["*"]'

@@ -102,7 +102,7 @@ def serving(
 
 
 def _loggers() -> dict[logging.Logger, tuple[list[logging.Handler], int, bool]]:
-    """Those that a server configures: to whom they hand what, from which level on, and whether up as well."""
+    """The loggers that a server configures, each with its handlers, level and `propagate`."""
     found = [logging.getLogger(name) for name in ("greenlane", "uvicorn")]
     return {logger: (logger.handlers, logger.level, logger.propagate) for logger in found}
 

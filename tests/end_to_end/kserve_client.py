@@ -52,11 +52,11 @@ async def types(client: InferenceRESTClient, url: str, binary: bool) -> None:
 
 
 async def refusals(client: InferenceRESTClient, url: str) -> None:
-    for data, name, told in (
+    for data, name, text in (
         ({"inputs": []}, "add", "inputs: 'a', 'b' missing; the model takes 'a', 'b', '400 Bad Request'"),
         ({"inputs": []}, "nope", "Request for unknown model: 'nope' is not found, '404 Not Found'"),
     ):
-        assert (await refusal(client, url, data, name)).startswith(told)
+        assert (await refusal(client, url, data, name)).startswith(text)
 
 
 async def refusal(client: InferenceRESTClient, url: str, data: dict, name: str) -> str:

@@ -89,7 +89,7 @@ def threads(pid: int) -> set[frozenset[int]]:
 
 
 def client(server: Running, **headers: str) -> httpx.Client:
-    """Who sends these headers with every request."""
+    """A client that sends these headers with every request."""
     return httpx.Client(base_url=server.url, headers=headers, timeout=30)
 
 

@@ -20,7 +20,7 @@ SPIN = """spin (int64 turns, float[n, n] x) => (float[n, n] y) <bool go = {1}> {
     again = Identity(on)  product = MatMul(last, last)  next = Tanh(product)
   }>
 }"""
-"""Runs as long as it is told to: `turns` matrix products, one after another."""
+"""Runs for as long as its input says: `turns` matrix products, one after another."""
 
 ODD_NAME = "50% café"
 """A model's name that no path can hold as it is."""
@@ -54,13 +54,13 @@ def standard(root: Path) -> Path:
 
 
 def replace(root: Path, name: str, text: str, version: int = 1) -> None:
-    """Put another model in a model's place in one step, as whoever serves from the file should."""
+    """Put another model in a model's place in one step, so that no server reads a half-written file."""
     new = write(root, ".new", text)
     new.replace(root / name / str(version) / "model.onnx")
 
 
 def broken(root: Path) -> Path:
-    """A repository in which little is as it should be."""
+    """A repository most of whose models are broken, each in another way."""
     write(root, "whole", IDENTITY)
     path = write(root, "truncated", IDENTITY)
     path.write_bytes(path.read_bytes()[:-20])

@@ -1,4 +1,4 @@
-"""Many clients of one model at once: right answers in fewer runs, and nobody pays for another's mistake.
+"""Many clients of one model at once: right answers in fewer runs, and no client's mistake affects another.
 
 A work that ends only when its client goes holds the partition, so that what comes meanwhile waits and can be joined.
 """
@@ -85,9 +85,7 @@ def picks(*at: int) -> Document:
     return request(tensor("x", "FP32", [rows, 4], x), tensor("at", "INT64", [rows, 1], list(at)))
 
 
-def test_thirty_two_clients_get_what_the_model_makes_of_their_own_rows_in_fewer_runs(
-    served: Served, http: httpx.Client, root: Path
-) -> None:
+def test_32_clients_get_right_answers_in_fewer_runs(served: Served, http: httpx.Client, root: Path) -> None:
     x = np.random.default_rng(3).random((CLIENTS, 784), np.float32)
     head = request(tensor("x", "FP32", [1, 784], binary_data_size=784 * 4), parameters={"binary_data_output": True})
     before = runs(http, "mlp")
@@ -106,7 +104,7 @@ def test_thirty_two_clients_get_what_the_model_makes_of_their_own_rows_in_fewer_
     assert statistics(http, "mlp")["batch_stats"][-1]["batch_size"] == CLIENTS
 
 
-def test_requests_of_several_rows_in_json_are_joined_and_split(served: Served, http: httpx.Client) -> None:
+def test_json_requests_of_several_rows_are_batched_and_split(served: Served, http: httpx.Client) -> None:
     before = runs(http, "pick")
     found = answers(served, http, "pick", [picks(0), picks(1, 2), picks(3, 0, 1)])
     assert [data(each) for each in found] == [[0.0], [1.0, 6.0], [3.0, 4.0, 9.0]]
@@ -114,7 +112,7 @@ def test_requests_of_several_rows_in_json_are_joined_and_split(served: Served, h
     assert (after[0] - before[0], after[1] - before[1]) == (1, 6)
 
 
-def test_a_request_that_is_wrong_is_refused_alone(served: Served, http: httpx.Client) -> None:
+def test_an_invalid_request_is_refused_alone(served: Served, http: httpx.Client) -> None:
     wrong = [picks(*[0] * 9) | {"wrong": True}, picks(0) | {"inputs": [], "wrong": True}]
     found = answers(served, http, "pick", [picks(1), *wrong, picks(2)])
     assert [each.status_code for each in found] == [200, 400, 400, 200]
@@ -127,7 +125,7 @@ def test_a_request_whose_data_make_the_model_raise_fails_alone(served: Served, h
     assert [data(found[0]), data(found[2])] == [[1.0], [2.0]]
 
 
-def test_requests_of_different_shapes_are_each_joined_with_their_own_kind(served: Served, http: httpx.Client) -> None:
+def test_requests_of_different_shapes_are_batched_separately(served: Served, http: httpx.Client) -> None:
     before = runs(http, "wide")
     rows = [[float(place)] * (1 + place % 2) for place in range(6)]
     found = answers(served, http, "wide", [request(tensor("x", "FP32", [1, len(row)], row)) for row in rows])
@@ -136,7 +134,7 @@ def test_requests_of_different_shapes_are_each_joined_with_their_own_kind(served
     assert (after[0] - before[0], after[1] - before[1]) == (2, 6)
 
 
-def test_texts_are_joined_too(served: Served, http: httpx.Client) -> None:
+def test_bytes_tensors_are_batched(served: Served, http: httpx.Client) -> None:
     before = runs(http, "text")
     words = [["a" * place, "é" * (7 - place)] for place in range(5)]
     documents = [
@@ -148,7 +146,7 @@ def test_texts_are_joined_too(served: Served, http: httpx.Client) -> None:
     assert runs(http, "text")[0] - before[0] == 1
 
 
-def test_a_client_that_leaves_before_is_not_waited_for(served: Served, http: httpx.Client) -> None:
+def test_a_disconnected_client_is_left_out_of_the_batch(served: Served, http: httpx.Client) -> None:
     before = runs(http, "pick")
     with together(served, http, 2) as clients:
         asked = [clients.submit(infer, http, "pick", picks(place)) for place in (1, 2)]
@@ -161,9 +159,7 @@ def test_a_client_that_leaves_before_is_not_waited_for(served: Served, http: htt
     assert (after[0] - before[0], after[1] - before[1]) == (1, 2)
 
 
-def test_under_load_with_deadlines_everybody_gets_an_answer_of_their_own_and_no_slot_is_lost(
-    served: Served, http: httpx.Client
-) -> None:
+def test_under_load_with_deadlines_every_request_is_answered_and_no_slot_is_lost(served: Served, http: httpx.Client) -> None:
     def keep_asking(client: int) -> list[tuple[int, bool]]:
         draw = np.random.default_rng(client)
         found = []
@@ -185,7 +181,7 @@ def test_under_load_with_deadlines_everybody_gets_an_answer_of_their_own_and_no_
     assert used == 0
 
 
-def test_the_configuration_shows_how_requests_are_joined(http: httpx.Client) -> None:
+def test_the_configuration_shows_dynamic_batching(http: httpx.Client) -> None:
     shown = json.loads(http.get("/v2/models/mlp/config").content)
     assert (shown["max_batch_size"], "dynamic_batching" in shown) == (64, True)
     assert "dynamic_batching" not in http.get("/v2/models/spin/config").json()

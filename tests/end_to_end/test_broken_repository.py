@@ -1,4 +1,4 @@
-"""A repository with everything wrong in it: what is told about each model, to whom, and what is served all the same."""
+"""A repository of broken models: what the index, the answers and the log say of each, and that the others are served."""
 
 import json
 import logging
@@ -36,11 +36,11 @@ REASONS = {
     "void": "void/1/model.onnx: failed to load: ",
     "word": "no version in it; expected word/1/model.onnx",
 }
-"""How the reason of each model that is not served begins."""
+"""The beginning of each unavailable model's reason."""
 
 
 class Listener(logging.Handler):
-    """Keeps what it is told."""
+    """Keeps every record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,8 +51,8 @@ class Listener(logging.Handler):
 
 
 @contextmanager
-def heard(name: str) -> Iterator[list[logging.LogRecord]]:
-    """What a logger is told from now on; those of Greenlane hand nothing up to where pytest listens."""
+def logged(name: str) -> Iterator[list[logging.LogRecord]]:
+    """The records of a logger from now on; Greenlane's loggers do not propagate to pytest's handler."""
     listener = Listener()
     logging.getLogger(name).addHandler(listener)
     try:
@@ -68,7 +68,7 @@ def broken_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def records(broken_root: Path) -> Iterator[list[logging.LogRecord]]:
-    with heard("greenlane.models") as records:
+    with logged("greenlane.models") as records:
         yield records
 
 
@@ -100,23 +100,23 @@ def data(answer: httpx.Response) -> list[float]:
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_the_index_says_why_a_model_is_not_served(broken: httpx.Client, name: str) -> None:
+def test_the_index_has_the_reason_of_an_unavailable_model(broken: httpx.Client, name: str) -> None:
     (entry,) = [entry for entry in index(broken) if entry["name"] == name]
     assert entry["state"] == "UNAVAILABLE"
     assert entry["reason"].startswith(REASONS[name])
 
 
-def test_whoever_reads_a_reason_does_not_learn_where_the_repository_lies(broken: httpx.Client, broken_root: Path) -> None:
+def test_reasons_do_not_reveal_the_path_of_the_repository(broken: httpx.Client, broken_root: Path) -> None:
     assert str(broken_root) not in broken.post("/v2/repository/index").text
 
 
 @pytest.mark.parametrize("name", ["whole", "mixed", "tritons"])
-def test_what_is_whole_is_served_next_to_what_is_broken(broken: httpx.Client, name: str) -> None:
+def test_working_models_are_served_beside_broken_ones(broken: httpx.Client, name: str) -> None:
     assert broken.get("/v2/health/ready").status_code == 200
     assert data(infer(broken, name, SMALL)) == [1, 2]
 
 
-def test_a_directory_that_is_no_version_is_not_in_the_index_and_warned_of_once(
+def test_a_directory_that_is_no_version_is_not_in_the_index_and_logged_once(
     broken: httpx.Client, records: list[logging.LogRecord]
 ) -> None:
     assert [entry for entry in index(broken) if entry["name"] == "mixed"] == [
@@ -128,27 +128,27 @@ def test_a_directory_that_is_no_version_is_not_in_the_index_and_warned_of_once(
 
 @pytest.mark.parametrize("name", REASONS)
 @pytest.mark.parametrize("suffix", ["", "/ready", "/config", "/stats", "/infer"])
-def test_whoever_asks_for_a_broken_model_is_told_the_reason(broken: httpx.Client, name: str, suffix: str) -> None:
+def test_a_request_for_a_broken_model_is_503_with_the_reason(broken: httpx.Client, name: str, suffix: str) -> None:
     answer = broken.request("POST" if suffix == "/infer" else "GET", f"/v2/models/{name}{suffix}")
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
     assert answer.json()["error"].startswith(f"model '{name}' is unavailable: {REASONS[name]}")
 
 
-def test_fields_that_are_not_read_are_named_in_one_warning_and_those_that_cannot_be_honoured_each_in_its_own(
+def test_ignored_fields_share_one_warning_and_unsupported_ones_have_one_each(
     broken: httpx.Client, records: list[logging.LogRecord]
 ) -> None:
-    told = [(record.levelname, record.getMessage()) for record in records if "tritons" in record.getMessage()]
-    assert told == [("WARNING", TRITONS), ("WARNING", ONE_INSTANCE)]
+    warnings = [(record.levelname, record.getMessage()) for record in records if "tritons" in record.getMessage()]
+    assert warnings == [("WARNING", TRITONS), ("WARNING", ONE_INSTANCE)]
 
 
 def test_every_problem_is_in_the_log_once(broken: httpx.Client, records: list[logging.LogRecord]) -> None:
     for name, reason in REASONS.items():
-        told = [r for r in records if re.match(rf"model {name} \S* ?is unavailable: {re.escape(reason)}", r.getMessage())]
-        assert [record.levelname for record in told] == ["WARNING"], name
+        lines = [r for r in records if re.match(rf"model {name} \S* ?is unavailable: {re.escape(reason)}", r.getMessage())]
+        assert [record.levelname for record in lines] == ["WARNING"], name
 
 
-def test_the_index_may_be_of_what_is_ready_only(broken: httpx.Client) -> None:
+def test_the_index_can_be_limited_to_ready_models(broken: httpx.Client) -> None:
     whole = index(broken)
     assert [entry["name"] for entry in index(broken, '{"ready": true}')] == ["mixed", "tritons", "whole"]
     assert index(broken, '{"ready": false}') == index(broken, "{}") == index(broken, " \r\n") == whole
@@ -197,7 +197,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "body", "text"), BAD, ids=count())
-def test_a_bad_body_is_400_with_the_place_and_changes_nothing(
+def test_an_invalid_body_is_400_with_the_field_and_changes_nothing(
     broken: httpx.Client, path: str, body: str | bytes, text: str
 ) -> None:
     answer = broken.post(path, content=body)
@@ -215,32 +215,32 @@ def test_a_body_of_two_megabytes_is_413(broken: httpx.Client, path: str, in_chun
     assert data(infer(broken, "whole", SMALL)) == [1, 2]
 
 
-def test_a_repository_that_is_not_there_at_the_start_is_told_and_served_as_empty(tmp_path: Path) -> None:
+def test_a_repository_missing_at_startup_is_logged_and_served_as_empty(tmp_path: Path) -> None:
     named = TenantConfig(name="acme", granules=1, models=("identity",))
     with (
-        heard("greenlane.models") as told,
+        logged("greenlane.models") as lines,
         serving(configuration(tmp_path / "gone", named)) as served,
         httpx.Client(base_url=served.url) as http,
     ):
         assert http.get("/v2/health/ready").status_code == 200
         assert index(http) == [{"name": "identity", "state": "UNAVAILABLE", "reason": "not in the repository"}]
-    assert [record.levelname for record in told] == ["ERROR", "WARNING"]
-    assert str(tmp_path / "gone") in told[0].getMessage()
+    assert [record.levelname for record in lines] == ["ERROR", "WARNING"]
+    assert str(tmp_path / "gone") in lines[0].getMessage()
 
 
-def levels(served: Served | Running, told: list[logging.LogRecord], request_id: str) -> list[str]:
-    """Of the records about a request, which are in this process's log, or only in the server's own."""
+def levels(served: Served | Running, lines: list[logging.LogRecord], request_id: str) -> list[str]:
+    """The levels of the records about a request, from this process's log or from that of a server process."""
     if isinstance(served, Running):
         served.wait_for_log(f"request_id={request_id}")
         return [line.split()[1] for line in served.log if f"request_id={request_id}" in line]
-    return [record.levelname for record in told if getattr(record, "request_id", "") == request_id]
+    return [record.levelname for record in lines if getattr(record, "request_id", "") == request_id]
 
 
-def test_a_model_that_raises_is_500_with_a_number_to_look_for_in_the_log(served: Served | Running, http: httpx.Client) -> None:
+def test_a_model_that_raises_is_500_with_the_request_id_of_the_log(served: Served | Running, http: httpx.Client) -> None:
     def pick(at: int) -> httpx.Response:
         return infer(http, "pick", asked(tensor("x", "FP32", [4], [1, 2, 3, 4]), tensor("at", "INT64", [1], [at])))
 
-    with heard("greenlane.infer") as told:
+    with logged("greenlane.infer") as lines:
         answer = pick(9)
     assert answer.status_code == 500
     text, request_id = answer.json()["error"], answer.headers["x-request-id"]
@@ -248,6 +248,6 @@ def test_a_model_that_raises_is_500_with_a_number_to_look_for_in_the_log(served:
     assert "out of data bounds" in text
     assert text.endswith(f"(request {request_id})")
     assert not re.search(r"Traceback|\.py|File ", answer.text)
-    assert levels(served, told, request_id) == ["ERROR"]
+    assert levels(served, lines, request_id) == ["ERROR"]
     assert data(pick(2)) == [3], "the lane goes on"
     assert pick(9).headers["x-request-id"] != request_id

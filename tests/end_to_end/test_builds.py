@@ -53,7 +53,7 @@ class Building(Running):
         self.wait_for_log("building it in process ")
 
     def hold(self) -> int:
-        """Have the builder never end. Its process."""
+        """Stop the builder, so that it never ends, and return its process."""
         (pid,) = (int(found[1]) for line in self.log if (found := re.search(r"building it in process (\d+)", line)))
         os.kill(pid, signal.SIGSTOP)
         return pid
@@ -102,8 +102,8 @@ def test_a_server_that_ends_during_a_build_leaves_no_child(tmp_path: Path, repos
         assert not [line for line in server.log if "Traceback" in line]
 
 
-def test_a_build_that_never_ends_is_its_model_s_failure_and_of_nobody_else(tmp_path: Path, repository: Path) -> None:
-    """Both tenants are told, after one build: the server does not try once for each."""
+def test_a_build_that_times_out_makes_only_its_model_unavailable(tmp_path: Path, repository: Path) -> None:
+    """Both tenants' indexes have the reason after one build: the server does not try once for each."""
     with building(tmp_path, configured(tmp_path, repository, 'build_timeout = "3s"')) as server:
         server.hold()
         server.wait_for_log("listening on ")
@@ -119,10 +119,10 @@ def test_a_build_that_never_ends_is_its_model_s_failure_and_of_nobody_else(tmp_p
                 (entry,) = http.post("/v2/repository/index").json()
                 assert entry["state"] == "UNAVAILABLE"
                 assert "allow it more (models.build_timeout)" in entry["reason"]
-                assert str(tmp_path) not in entry["reason"], "where the repository lies is nobody's business"
+                assert str(tmp_path) not in entry["reason"], "the path of the repository must not be revealed"
 
 
-def test_a_builder_that_crashes_takes_nobody_along(tmp_path: Path, repository: Path) -> None:
+def test_a_builder_that_crashes_makes_only_its_model_unavailable(tmp_path: Path, repository: Path) -> None:
     with building(tmp_path, configured(tmp_path, repository)) as server:
         builder = server.hold()
         for number in (signal.SIGSEGV, signal.SIGCONT):

@@ -1,4 +1,4 @@
-"""Loads and unloads of a tenant that asks for too many, or goes away before their turn, in every form of the server."""
+"""Too many loads and unloads of one tenant, or clients that disconnect while theirs wait, in every form of the server."""
 
 import select
 from collections.abc import Iterator
@@ -46,14 +46,14 @@ def first_answered(connections: list[Connection]) -> Connection:
     return next(connection for connection in connections if connection._socket in ready)
 
 
-def test_more_changes_than_may_wait_are_429_and_those_whose_client_leaves_are_not_made(
+def test_too_many_waiting_loads_are_429_and_those_of_disconnected_clients_are_dropped(
     served: Served | Running, http: httpx.Client
 ) -> None:
     with ExitStack() as stack:
         spinning, first = (stack.enter_context(Connection(served)) for _ in range(2))
         spinning.send(posted("spin", spin(FOREVER)))
         until(lambda: lane(http)["in_flight"] == 1)
-        first.send(UNLOAD_SPIN)  # It waits for what is in flight.
+        first.send(UNLOAD_SPIN)  # It waits for the request in flight.
         until(lambda: state(http, "spin") == "UNAVAILABLE")
         waiting = [stack.enter_context(Connection(served)) for _ in range(6)]
         for connection in waiting:

@@ -140,13 +140,13 @@ def test_the_timeout_parameter(client: triton.InferenceServerClient) -> None:
         client.infer("spin", spin(FOREVER), timeout=20_000)
 
 
-def test_a_client_that_gives_up_leaves_no_work_behind(served: Served, http: httpx.Client) -> None:
+def test_a_client_timeout_cancels_its_work(served: Served, http: httpx.Client) -> None:
     with triton.InferenceServerClient(served.address, network_timeout=0.1) as hasty, pytest.raises(TimeoutError):
         hasty.infer("spin", spin(FOREVER))
     until(lambda: lane(http)["in_flight"] == 0)
 
 
-def test_errors_are_the_servers_words(client: triton.InferenceServerClient) -> None:
+def test_the_client_raises_the_servers_error_texts(client: triton.InferenceServerClient) -> None:
     mistakes: list[tuple[str, Any]] = [
         (f"[404] {UNKNOWN}", lambda: client.infer("nope", [])),
         (f"[404] {UNKNOWN}", lambda: client.get_model_metadata("nope")),
@@ -156,9 +156,9 @@ def test_errors_are_the_servers_words(client: triton.InferenceServerClient) -> N
         ("[400] inputs: 'b' missing; the model takes 'a', 'b'", lambda: client.infer("add", [given("a", "INT32", A)])),
     ]
     for text, mistake in mistakes:
-        with pytest.raises(InferenceServerException) as told:
+        with pytest.raises(InferenceServerException) as raised:
             mistake()
-        assert str(told.value) == text
+        assert str(raised.value) == text
 
 
 def test_the_repository_through_the_client(client: triton.InferenceServerClient) -> None:
@@ -211,7 +211,7 @@ async def test_the_asynchronous_client_infers(aio: triton_aio.InferenceServerCli
     assert texts.as_numpy("same").tolist() == WORDS.tolist()
 
 
-async def test_the_asynchronous_client_reads_errors(aio: triton_aio.InferenceServerClient) -> None:
+async def test_the_asynchronous_client_raises_the_servers_errors(aio: triton_aio.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match=UNKNOWN):
         await aio.infer("nope", [])
     with pytest.raises(InferenceServerException, match="Request timeout expired"):

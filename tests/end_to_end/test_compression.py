@@ -227,6 +227,6 @@ async def test_tritons_asynchronous_client_compresses(
 def test_tritons_client_reads_the_refusal_of_a_compressed_request(narrow: Served) -> None:
     x = triton.InferInput("x", [LIMIT, 1], "FP32")
     x.set_data_from_numpy(np.zeros((LIMIT, 1), np.float32))
-    with triton.InferenceServerClient(narrow.address) as client, pytest.raises(InferenceServerException) as told:
+    with triton.InferenceServerClient(narrow.address) as client, pytest.raises(InferenceServerException) as raised:
         client.infer("identity", [x], request_compression_algorithm="gzip")
-    assert str(told.value) == f"[413] the body unpacks to more than {LIMIT} bytes, which is the limit (server.max_body)"
+    assert str(raised.value) == f"[413] the body unpacks to more than {LIMIT} bytes, which is the limit (server.max_body)"

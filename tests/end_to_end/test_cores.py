@@ -1,4 +1,4 @@
-"""On which of the host's cores a server's processes run, where its device sets none aside: as the kernel says it."""
+"""On which of the host's cores a server's processes run, as the kernel reports it, on devices with and without cores."""
 
 import os
 import re
@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 @contextmanager
 def serving(folder: Path, models: Path, allowed: list[int], tenants: str = TENANT, **settings: str) -> Iterator[Running]:
-    """Such a server, until left."""
+    """Run such a server inside the block."""
     (folder / "main.py").write_text(SCRIPT)
     config = configure(folder / "c.toml", models, tenants, **settings)
     words = [sys.executable, str(folder / "main.py"), str(config), *map(str, allowed)]
@@ -55,39 +55,37 @@ def serving(folder: Path, models: Path, allowed: list[int], tenants: str = TENAN
 
 
 def places(server: Running, *names: str) -> list[set[int]]:
-    """Where the processes of these names run, whose only thread that counts is their first."""
+    """The affinity of the first threads of these processes."""
     return [os.sched_getaffinity(server.pid(name)) for name in names]
 
 
 def threads(pid: int) -> set[frozenset[int]]:
-    """Where the threads of this process run."""
+    """The affinities of all threads of this process."""
     return {frozenset(os.sched_getaffinity(int(path.name))) for path in Path(f"/proc/{pid}/task").iterdir()}
 
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Path:
-    """A repository."""
+    """An empty repository."""
     (tmp_path / "models").mkdir()
     return tmp_path / "models"
 
 
 @pytest.mark.skipif(len(cores()) < 2, reason="two processes apart need two cores")
-def test_a_tenant_s_http_and_the_device_have_cores_of_their_own_and_so_do_those_that_follow(
-    empty: Path, tmp_path: Path
-) -> None:
+def test_http_and_device_processes_have_separate_cores_also_after_a_restart(empty: Path, tmp_path: Path) -> None:
     first, second = cores()[:2]
     with serving(tmp_path, empty, [first, second]) as server:
         server.wait_for_log(f"HTTP of acme on {second}; the device's process on {first}, all others on {first}")
         everyone = ("acme", "(shared)", "(unauthenticated)", "(dispatcher)")
         expected = [{second}, {first}, {first}, {first}]
-        until(lambda: places(server, *everyone) == expected)  # A tenant's is told, and does it when it hears it.
+        until(lambda: places(server, *everyone) == expected)  # A tenant's process sets it when the message arrives.
         assert threads(server.popen.pid) == {frozenset({first})}
         server.kill(*everyone)
         server.wait_for_log("starting another", 4)
         until(lambda: places(server, *everyone) == expected)
 
 
-def test_processes_run_anywhere_where_there_are_too_few_cores_or_it_is_wanted_so(empty: Path, tmp_path: Path) -> None:
+def test_with_too_few_cores_or_front_cores_any_processes_run_on_all_cores(empty: Path, tmp_path: Path) -> None:
     for settings, said in (({}, "HTTP on any core: too few"), ({"front_cores": '"any"', "log_level": '"debug"'}, None)):
         with serving(tmp_path, empty, cores()[:1], **settings) as server:
             assert places(server, "acme", "(shared)", "(dispatcher)") == [set(cores())] * 3
@@ -98,7 +96,7 @@ def test_processes_run_anywhere_where_there_are_too_few_cores_or_it_is_wanted_so
                 assert not [line for line in server.log if re.search(r"HTTP .*on", line)]
 
 
-def test_http_on_the_cores_of_another_s_partition_is_warned_of_at_the_start(empty: Path, tmp_path: Path) -> None:
+def test_front_cores_on_another_tenants_partition_are_a_warning_at_startup(empty: Path, tmp_path: Path) -> None:
     globex = '[tenants.globex]\ngranules = 1\nmodels = ["*"]\nfront_cores = "0"\n'
     with serving(tmp_path, empty, [], TENANT + globex) as server:
         server.wait_for_log("tenants.globex.front_cores: 0 is of acme's partition, whose work this tenant's HTTP would delay")

@@ -137,7 +137,7 @@ def test_an_ensemble_answers_as_its_steps_do_one_after_another(client: triton.In
         ask(client, rows(9))
 
 
-def test_it_is_shown_as_triton_shows_it(client: triton.InferenceServerClient) -> None:
+def test_metadata_and_configuration_are_those_of_triton(client: triton.InferenceServerClient) -> None:
     metadata = client.get_model_metadata("all")
     assert (metadata["platform"], metadata["versions"]) == ("ensemble", ["1"])
     assert metadata["inputs"] == [{"name": "IN", "datatype": "FP32", "shape": [-1, 3]}]
@@ -155,16 +155,16 @@ def test_it_is_shown_as_triton_shows_it(client: triton.InferenceServerClient) ->
 
 
 @on_cores
-def test_its_own_configuration_loads_it_again(client: triton.InferenceServerClient) -> None:
+def test_an_ensemble_can_be_loaded_with_its_own_configuration(client: triton.InferenceServerClient) -> None:
     client.load_model("all", config=json.dumps(client.get_model_config("all")))
     assert ask(client, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
 
 
-def test_requests_of_several_clients_are_joined_and_each_gets_its_own(served: Served) -> None:
+def test_requests_for_an_ensemble_are_batched(served: Served) -> None:
     given = [[rows(1 + seed % 3, seed) for seed in range(first, 24, 4)] for first in range(4)]
 
     def ask_all(tensors: list[Any]) -> list[Any]:
-        """A thread of its own has a client of its own: gevent's sockets may not be used by two threads."""
+        """Each thread has its own client: gevent's sockets may not be used by two threads."""
         with triton.InferenceServerClient(served.address) as client:
             return [ask(client, data) for data in tensors]
 
@@ -174,7 +174,7 @@ def test_requests_of_several_clients_are_joined_and_each_gets_its_own(served: Se
         assert answer.tolist() == (3 * data - 3).tolist()
 
 
-def test_a_step_that_is_unloaded_takes_the_ensemble_along_until_it_is_loaded_again(
+def test_unloading_a_step_makes_the_ensemble_unavailable_until_it_is_loaded_again(
     client: triton.InferenceServerClient,
 ) -> None:
     client.unload_model("less")
@@ -187,14 +187,14 @@ def test_a_step_that_is_unloaded_takes_the_ensemble_along_until_it_is_loaded_aga
 
 
 @on_cores
-def test_an_ensemble_that_was_unloaded_stays_so_when_a_step_is_loaded(client: triton.InferenceServerClient) -> None:
+def test_an_unloaded_ensemble_stays_unloaded_when_a_step_is_loaded(client: triton.InferenceServerClient) -> None:
     client.unload_model("all")
     client.load_model("less")
     assert refused(client) == "503: model 'all' is unavailable: unloaded"
 
 
 @on_cores
-def test_to_load_an_ensemble_loads_the_steps_that_are_not_served(client: triton.InferenceServerClient) -> None:
+def test_loading_an_ensemble_loads_its_unloaded_steps(client: triton.InferenceServerClient) -> None:
     for name in ("less", "sum", "all"):
         client.unload_model(name)
     client.load_model("all")
@@ -202,9 +202,7 @@ def test_to_load_an_ensemble_loads_the_steps_that_are_not_served(client: triton.
     assert ask(client, rows(2)).tolist() == (3 * rows(2) - 3).tolist()
 
 
-def test_a_step_that_is_loaded_anew_is_the_ensemble_s_step_from_then_on(
-    root: Path, kind: str, client: triton.InferenceServerClient
-) -> None:
+def test_a_reloaded_step_is_used_by_the_ensemble(root: Path, kind: str, client: triton.InferenceServerClient) -> None:
     write(root, "less", LESS.replace("three = {3}", "three = {5}"), kind == "gpu")
     assert ask(client, rows(2)).tolist() == (3 * rows(2) - 3).tolist(), "only a load looks at the files"
     client.load_model("less")
@@ -213,7 +211,7 @@ def test_a_step_that_is_loaded_anew_is_the_ensemble_s_step_from_then_on(
 
 
 @on_cores
-def test_a_reload_that_fails_of_a_step_or_of_the_ensemble_keeps_what_served(
+def test_a_failed_reload_of_a_step_or_of_the_ensemble_keeps_the_served_models(
     root: Path, client: triton.InferenceServerClient
 ) -> None:
     for path in (root / "less" / "1").iterdir():
@@ -228,7 +226,7 @@ def test_a_reload_that_fails_of_a_step_or_of_the_ensemble_keeps_what_served(
 
 
 @on_cores
-def test_a_step_that_fits_no_more_makes_the_ensemble_unavailable_with_the_reason(
+def test_a_step_that_no_longer_fits_makes_the_ensemble_unavailable(
     root: Path, kind: str, client: triton.InferenceServerClient
 ) -> None:
     write(root, "less", LESS.replace("float[m, 3] b)", "float[m, 3] c)").replace("b =", "c ="), kind == "gpu")
@@ -248,7 +246,7 @@ def test_all_steps_are_models_of_the_tenant_s(client: triton.InferenceServerClie
 
 
 @on_cores
-def test_what_does_not_fit_together_is_refused_with_the_names(root: Path, kind: str) -> None:
+def test_steps_that_do_not_fit_together_are_refused_with_their_names(root: Path, kind: str) -> None:
     wrong = {
         "nested": (
             CONFIG.replace('"less"', '"all"'),
@@ -282,7 +280,7 @@ def test_what_does_not_fit_together_is_refused_with_the_names(root: Path, kind: 
         assert index["all"]["state"] == "READY"
 
 
-def test_it_moves_with_its_tenant(served: Served, client: triton.InferenceServerClient) -> None:
+def test_an_ensemble_moves_with_its_tenant(served: Served, client: triton.InferenceServerClient) -> None:
     before = rows(4)
     assert ask(client, before).tolist() == (3 * before - 3).tolist()
     served.call(served.runtime.repartition({"globex": 1, "acme": 2 if served.runtime.device.kind == "cpu" else 1, "poor": 1}))
@@ -313,7 +311,7 @@ def test_on_a_gpu_all_steps_are_one_graph(root: Path) -> None:
 
 
 @on_cores
-def test_an_empty_directory_is_a_version_and_none_is_told(root: Path, kind: str, client: triton.InferenceServerClient) -> None:
+def test_an_ensemble_needs_an_empty_version_directory(root: Path, kind: str, client: triton.InferenceServerClient) -> None:
     shutil.rmtree(root / "all" / "1")
     with pytest.raises(InferenceServerException, match="failed to load 'all': no version in it; expected all/1/"):
         client.load_model("all")

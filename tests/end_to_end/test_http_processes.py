@@ -1,4 +1,4 @@
-"""HTTP in processes of its own: whose connection goes where, and what happens when one of the processes ends."""
+"""HTTP in processes of its own: which process serves a connection, and what happens when one of the processes ends."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def chunked(header: str) -> bytes:
 
 
 def ends_up_at(server: Running, connection: Connection, name: str) -> None:
-    """Wait until this process alone has the connection: who passed it on may close its own end of it a moment later."""
+    """Wait until only this process has the connection: the process that handed it off may close its copy a moment later."""
     until(lambda: holder(server, connection) == name)
 
 
@@ -111,7 +111,7 @@ def test_headers_may_come_in_pieces(server: Running) -> None:
         ends_up_at(server, connection, "greenlane acme")
 
 
-def test_a_connection_goes_from_tenant_to_tenant_as_it_asks_for_them(server: Running) -> None:
+def test_a_connection_is_handed_off_between_tenants_by_its_requests(server: Running) -> None:
     with Connection(server) as connection:
         for header, name in ((ACME, "greenlane acme"), (GLOBEX, "greenlane globe")) * 3:
             for asked in (posted("identity", SMALL, header), posted("identity", SMALL, header), get("/v2/models/spin", header)):
@@ -120,7 +120,7 @@ def test_a_connection_goes_from_tenant_to_tenant_as_it_asks_for_them(server: Run
                 ends_up_at(server, connection, name)
 
 
-def test_a_client_that_changes_tenants_all_the_time_leaves_nothing_behind(server: Running) -> None:
+def test_a_client_that_keeps_changing_tenants_leaks_nothing(server: Running) -> None:
     def opened() -> int:
         return sum(len(os.listdir(f"/proc/{server.pid(name)}/fd")) for name in ("acme", "globex", "(dispatcher)"))
 
@@ -133,7 +133,7 @@ def test_a_client_that_changes_tenants_all_the_time_leaves_nothing_behind(server
         until(lambda: opened() <= before + 10)
 
 
-def test_requests_of_several_tenants_may_be_sent_ahead(server: Running) -> None:
+def test_requests_of_several_tenants_may_be_pipelined(server: Running) -> None:
     with Connection(server) as connection:
         connection.send(posted("identity", SMALL, ACME) + posted("identity", SMALL, GLOBEX) + posted("identity", SMALL, ACME))
         assert [connection.answer().status for _ in range(3)] == [200] * 3
@@ -148,7 +148,7 @@ def test_a_request_in_chunks_goes_to_its_tenant_too(server: Running) -> None:
         ends_up_at(server, connection, "greenlane globe")
 
 
-def test_a_connection_that_cannot_be_given_back_is_421_and_closed(own_port: int, server: Running) -> None:
+def test_a_connection_that_cannot_be_handed_back_is_421_and_closed(own_port: int, server: Running) -> None:
     with Connection(server) as connection:
         connection.send(chunked(ACME))
         assert connection.answer().status == 200
@@ -183,7 +183,7 @@ def test_health_is_answered_on_every_tenants_connection(server: Running) -> None
 
 @pytest.mark.parametrize("first", [LIVE, posted("identity", SMALL, GLOBEX)], ids=["health", "globex"])
 @pytest.mark.parametrize("rows", [1, 5000, 100_000])
-def test_a_connection_goes_to_the_tenant_it_asks_for_next_with_all_it_sends(server: Running, first: bytes, rows: int) -> None:
+def test_a_handoff_keeps_all_bytes_of_the_connection(server: Running, first: bytes, rows: int) -> None:
     x = np.arange(rows * 2, dtype=np.float32).tobytes()
     asked = binary(request(tensor("x", "FP32", [rows, 2], binary_data_size=len(x)), outputs=[{"name": "y"}]), x)
     length = asked["headers"]["Inference-Header-Content-Length"]
@@ -210,7 +210,7 @@ def test_an_unauthenticated_connection_is_served_once_its_key_is_right(server: R
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00", b"NONSENSE\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"a" * 70_000])
-def test_what_is_not_http_is_refused_at_once(server: Running, data: bytes) -> None:
+def test_bytes_that_are_not_http_are_refused_at_once(server: Running, data: bytes) -> None:
     with Connection(server) as connection:
         connection.send(data)
         assert connection.answer().status in (400, 401, 404, 431)
@@ -219,8 +219,8 @@ def test_what_is_not_http_is_refused_at_once(server: Running, data: bytes) -> No
 def test_administration_and_metrics_answer_on_every_connection(
     server: Running, acme: httpx.Client, globex: httpx.Client
 ) -> None:
-    with client(server) as nobody:
-        for http in (nobody, acme, globex):
+    with client(server) as anonymous:
+        for http in (anonymous, acme, globex):
             assert [tenant["name"] for tenant in http.get("/admin/tenants").json()["tenants"]] == ["acme", "globex"]
             assert "nv_inference_request_success" in http.get("/metrics").text
             assert http.get("/v2/health/ready").status_code == 200
@@ -228,7 +228,7 @@ def test_administration_and_metrics_answer_on_every_connection(
             assert http.delete("/admin/partitions").status_code == 405
 
 
-def test_what_a_tenant_counts_reaches_the_metrics(acme: httpx.Client) -> None:
+def test_counts_of_a_tenants_process_reach_the_metrics(acme: httpx.Client) -> None:
     def counted() -> float:
         lines = acme.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if "_request_success" in line and 'model="pick"' in line)
@@ -257,7 +257,7 @@ def test_front_cores_are_where_a_tenants_process_runs(server: Running) -> None:
     assert threads(server.pid("globex")) == {frozenset(cores()[:1])}
 
 
-def test_bodies_of_38_megabytes_come_and_go(acme: httpx.Client) -> None:
+def test_bodies_of_38_megabytes_are_received_and_sent(acme: httpx.Client) -> None:
     x = np.random.default_rng(0).random((2375, 4000), np.float32)
     document = request(
         tensor("x", "FP32", list(x.shape), binary_data_size=x.nbytes),
@@ -278,7 +278,7 @@ def test_a_slow_reader_does_not_delay_others(server: Running, acme: httpx.Client
         assert all(slow.answer().status == 200 for _ in range(20))
 
 
-def test_a_flood_of_unauthenticated_connections_stops_no_tenant(server: Running) -> None:
+def test_a_flood_of_unauthenticated_connections_does_not_affect_tenants(server: Running) -> None:
     stop = threading.Event()
 
     def flood() -> None:
@@ -328,7 +328,7 @@ def test_a_tenant_whose_process_is_killed_under_load_is_served_again(server: Run
         assert len(load.wrong) <= 2
 
 
-def test_a_replacement_process_knows_what_was_loaded_and_unloaded(server: Running, acme: httpx.Client) -> None:
+def test_a_replacement_process_has_the_models_loaded_and_unloaded_before(server: Running, acme: httpx.Client) -> None:
     assert acme.post("/v2/repository/models/brain/unload").status_code == 200
     acme.close()
     server.kill("acme")
@@ -348,7 +348,7 @@ def test_the_shared_and_the_unauthenticated_process_are_replaced_too(server: Run
             assert http.get(path, headers=headers).status_code == (200 if name == "(shared)" else 401)
 
 
-def test_connections_go_on_without_the_dispatcher_and_new_ones_wait_for_the_next(server: Running, acme: httpx.Client) -> None:
+def test_without_a_dispatcher_connections_stay_open_and_new_ones_wait_for_the_next(server: Running, acme: httpx.Client) -> None:
     assert infer(acme, "identity", SMALL).status_code == 200
     server.kill("(dispatcher)")
     assert infer(acme, "identity", SMALL).status_code == 200

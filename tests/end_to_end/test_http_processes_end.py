@@ -1,4 +1,4 @@
-"""A server of several processes as a whole: how it ends, or does not begin, and what it loses meanwhile."""
+"""A server of several processes as a whole: startup failures, signals, draining, and that no request is lost."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_a_repartition_under_load_loses_nothing(standard: Path, tmp_path: Path) 
 
 @pytest.fixture
 def keyed(standard: Path, tmp_path: Path) -> Path:
-    """With a key for the administration, and a tenant for those who name none."""
+    """With an admin key and a default tenant."""
     tenants = '[tenants.acme]\ngranules = 1\nin_flight = 1\nmodels = ["identity", "spin"]'
     settings = {"admin_key_sha256": f'"{digest("admin")}"', "default_tenant": '"acme"', "log_format": '"json"'}
     return configure(tmp_path / "keyed.toml", standard, tenants, **settings)
@@ -68,7 +68,7 @@ def _held(tenant: dict[str, Any]) -> int:
     return found
 
 
-def test_a_second_signal_ends_it_at_once(keyed: Path) -> None:
+def test_a_second_signal_ends_the_server_at_once(keyed: Path) -> None:
     with running(keyed) as server, Connection(server) as connection, client(server, Authorization="Bearer admin") as admin:
         connection.send(posted("spin", spin(FOREVER)))
         until(lambda: lane(admin)["in_flight"] == 1)
@@ -94,8 +94,8 @@ def test_a_second_signal_ends_a_single_process_at_once_too(keyed: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_group_while_it_starts_ends_it_quietly(keyed: Path, number: int) -> None:
-    """As Ctrl-C in a terminal: also to the process that the others are forked off, which is still importing then."""
+def test_a_signal_to_the_process_group_during_startup_ends_the_server_quietly(keyed: Path, number: int) -> None:
+    """As Ctrl-C in a terminal: also to the forkserver, which is still importing then."""
     words = [sys.executable, "-m", "server", "--config", str(keyed), "--port", "0"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as popen:
         children = Path(f"/proc/{popen.pid}/task")
@@ -109,7 +109,7 @@ def test_a_signal_to_the_group_while_it_starts_ends_it_quietly(keyed: Path, numb
 
 
 def _has_forkserver(tasks: Path) -> bool:
-    """Whether the process whose threads these are has started what its processes are forked off."""
+    """Whether this process has started its forkserver."""
     for pid in " ".join((task / "children").read_text() for task in tasks.iterdir()).split():
         with suppress(OSError):  # It ended meanwhile.
             if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -117,7 +117,7 @@ def _has_forkserver(tasks: Path) -> bool:
     return False
 
 
-def test_nothing_is_left_of_a_server_that_is_killed(keyed: Path) -> None:
+def test_a_killed_server_leaves_no_process(keyed: Path) -> None:
     with running(keyed) as server, Connection(server) as connection:
         connection.send(posted("identity", SMALL))
         assert connection.answer().status == 200
@@ -133,10 +133,10 @@ def test_nothing_is_left_of_a_server_that_is_killed(keyed: Path) -> None:
 def test_readiness_turns_503_before_new_work_is_refused(standard: Path, tmp_path: Path) -> None:
     tenants = '[tenants.acme]\ngranules = 1\nmodels = ["identity"]'
     config = configure(tmp_path / "grace.toml", standard, tenants, drain_grace='"60s"')
-    with running(config) as server, client(server, **{"X-Tenant": "acme"}) as http, client(server) as nobody:
+    with running(config) as server, client(server, **{"X-Tenant": "acme"}) as http, client(server) as anonymous:
         begun = time.monotonic()
-        assert nobody.post("/admin/drain").status_code == 202
-        for asker in (http, nobody):
+        assert anonymous.post("/admin/drain").status_code == 202
+        for asker in (http, anonymous):
             until(lambda asker=asker: asker.get("/v2/health/ready").status_code == 503)  # type: ignore[misc]
         assert infer(http, "identity", SMALL).status_code == 200
         assert http.get("/v2/health/live").status_code == 200
@@ -156,7 +156,7 @@ def test_a_port_in_use_is_reported_in_one_line(keyed: Path) -> None:
     assert ended.stderr == f"greenlane: cannot listen on 127.0.0.1:{port}: another program listens there; {remedy}\n"
 
 
-def test_a_server_that_cannot_start_ends_and_leaves_nothing(standard: Path, tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_exits_and_leaves_no_process(standard: Path, tmp_path: Path) -> None:
     script = f"""
 import asyncio, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Processes that hang: who notices, within what time, and what the others get meanwhile."""
+"""Hung processes and endless inferences: how soon they are detected, and that other tenants are served meanwhile."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ def server(config: Path) -> Iterator[Running]:
 
 
 def stop(pid: int) -> float:
-    """Have the kernel not run this process any more; returns when that was."""
+    """Stop a process with SIGSTOP; returns the time of `time.monotonic`."""
     os.kill(pid, signal.SIGSTOP)
     return time.monotonic()
 
@@ -55,17 +55,17 @@ def state(server: Running, pid: int) -> str:
 
 
 @pytest.mark.parametrize("name", ["acme", "(shared)", "(unauthenticated)", "(dispatcher)"])
-def test_a_process_that_is_stopped_is_replaced_and_other_tenants_notice_nothing(server: Running, name: str) -> None:
+def test_a_stopped_process_is_replaced_without_errors_for_other_tenants(server: Running, name: str) -> None:
     with Load(server, **{"X-Tenant": "globex"}) as load:
         pid = server.pid(name)
         stopped = stop(pid)
         server.wait_for_log("has not answered for 3.")
         until(lambda: state(server, pid) in "XZ")
-        with client(server, **{"X-Tenant": "acme"}) as acme, client(server) as nobody:
+        with client(server, **{"X-Tenant": "acme"}) as acme, client(server) as anonymous:
             assert infer(acme, "identity", SMALL).status_code == 200
             took = time.monotonic() - stopped
-            assert nobody.get("/v2/health/ready").status_code == 200
-            assert nobody.get("/v2/models/identity", headers={"Authorization": "Bearer wrong"}).status_code == 401
+            assert anonymous.get("/v2/health/ready").status_code == 200
+            assert anonymous.get("/v2/models/identity", headers={"Authorization": "Bearer wrong"}).status_code == 401
         assert took < 15, "it takes less than 5 s where nothing else runs"
         load.more()
         assert load.wrong == []
@@ -74,21 +74,21 @@ def test_a_process_that_is_stopped_is_replaced_and_other_tenants_notice_nothing(
 def test_metrics_of_a_stopped_process_are_answered_with_their_age(
     server: Running,
 ) -> None:
-    with client(server, **{"X-Tenant": "acme"}) as acme, client(server) as nobody:
+    with client(server, **{"X-Tenant": "acme"}) as acme, client(server) as anonymous:
         assert infer(acme, "identity", SMALL).status_code == 200
         counted = 'nv_inference_request_success{model="identity",partition="0",tenant="acme",version="1"} 1.0'
-        assert counted in nobody.get("/metrics").text
+        assert counted in anonymous.get("/metrics").text
         stop(server.pid("acme"))
         asked = time.monotonic()
-        metrics = nobody.get("/metrics").text
+        metrics = anonymous.get("/metrics").text
         assert time.monotonic() - asked < 10
-        assert counted in metrics, "what it said last is told still"
+        assert counted in metrics, "the last report is still shown"
         assert _age(metrics, "acme") > 0
         assert _age(metrics, "globex") == 0
-        tenants = {tenant["name"]: tenant for tenant in nobody.get("/admin/tenants").json()["tenants"]}
+        tenants = {tenant["name"]: tenant for tenant in anonymous.get("/admin/tenants").json()["tenants"]}
         assert {entry["name"] for entry in tenants["acme"]["models"]} == {"identity", "spin"}
         server.wait_for_log("the HTTP process of acme has not answered for 3.")
-        until(lambda: _age(nobody.get("/metrics").text, "acme") == 0)
+        until(lambda: _age(anonymous.get("/metrics").text, "acme") == 0)
 
 
 def _age(metrics: str, tenant: str) -> float:
@@ -96,8 +96,8 @@ def _age(metrics: str, tenant: str) -> float:
     return float(line.split()[-1])
 
 
-def test_a_process_that_is_short_of_a_core_is_left_alone(server: Running) -> None:
-    """It shares one with four that never rest, at the lowest priority: that is a slow machine."""
+def test_a_process_starved_of_cpu_is_not_replaced(server: Running) -> None:
+    """At the lowest priority it shares a core with four busy processes, as on a slow machine."""
     pid = server.pid("acme")
     os.sched_setaffinity(pid, {cores()[0]})
     os.setpriority(os.PRIO_PROCESS, pid, 19)
@@ -139,7 +139,7 @@ models = ["identity"]
 
 @contextmanager
 def endless(server: Listening, admin: httpx.Client) -> Iterator[Connection]:
-    """Who waits for an inference of acme's that never ends."""
+    """A connection that waits for an inference of acme's that never ends."""
     with Connection(server) as connection:
         connection.send(posted("spin", spin(FOREVER), "X-Tenant: acme"))
         until(lambda: lane(admin)["in_flight"] == 1)
@@ -150,7 +150,7 @@ def configured(folder: Path, repository: Path, more: str = "", **settings: str) 
     return configure(folder / "e.toml", repository, ENDLESS.format(more=more), **settings)
 
 
-def test_a_repartition_that_meets_an_endless_inference_names_its_tenant_and_all_go_on(standard: Path) -> None:
+def test_a_repartition_behind_an_endless_inference_is_409_and_all_are_served(standard: Path) -> None:
     names = ("acme", "globex", "initech")
     tenants = [TenantConfig(name=name, granules=2, models=("identity", "spin"), in_flight=1) for name in names]
     config = configuration(standard, *tenants, max_pause=1.0)
@@ -200,7 +200,7 @@ def test_a_tenant_is_served_while_its_repartition_waits_for_an_endless_inference
         assert max(took) < 1
 
 
-def test_an_inference_that_takes_longer_than_it_may_is_stopped_and_says_so(standard: Path, tmp_path: Path) -> None:
+def test_an_inference_over_max_execution_is_stopped_with_504(standard: Path, tmp_path: Path) -> None:
     config = configured(tmp_path, standard, 'max_execution = "1s"')
     with running(config) as server, client(server) as admin, endless(server, admin) as connection:
         answer = connection.answer()
@@ -211,31 +211,31 @@ def test_an_inference_that_takes_longer_than_it_may_is_stopped_and_says_so(stand
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_server_ends_in_time_though_an_inference_does_not(standard: Path, tmp_path: Path, killed: bool) -> None:
+def test_shutdown_is_on_time_despite_an_endless_inference(standard: Path, tmp_path: Path, killed: bool) -> None:
     config = configured(tmp_path, standard, drain_timeout='"4s"')
     with running(config) as server, client(server) as admin, endless(server, admin) as connection:
         family = server.family()
         if killed:
             stop(server.pid("acme"))
-        told = time.monotonic()
+        signalled = time.monotonic()
         server.signal()
         if not killed:
             answer = connection.answer()
             assert (answer.status, "the server is draining" in answer.json["error"]) == (503, True)
         assert server.wait(60) == 0
-        assert time.monotonic() - told < 4 + 10
+        assert time.monotonic() - signalled < 4 + 10
         until(lambda: not alive(family))
 
 
 @pytest.mark.parametrize(
     "names", [("acme",), ("(shared)", "(dispatcher)"), ("acme", "globex", "(shared)", "(unauthenticated)", "(dispatcher)")]
 )
-def test_a_server_ends_in_time_though_its_processes_are_stopped(server: Running, names: tuple[str, ...]) -> None:
+def test_shutdown_is_on_time_despite_stopped_processes(server: Running, names: tuple[str, ...]) -> None:
     family = server.family()
     for name in names:
         stop(server.pid(name))
-    told = time.monotonic()
+    signalled = time.monotonic()
     server.signal()
     assert server.wait(60) == 0
-    assert time.monotonic() - told < 10 + 5, "drain_grace is 0; 5 s for a machine that does other things, too"
+    assert time.monotonic() - signalled < 10 + 5, "drain_grace is 0; 5 s for a machine that does other things, too"
     until(lambda: not alive(family))

@@ -1,4 +1,4 @@
-"""What a log may do to a server: nothing, whether it is flooded or nobody reads it."""
+"""A flood of log lines, or a log that is not read, does not affect the server."""
 
 import fcntl
 import json
@@ -69,7 +69,7 @@ def flood(server: Started) -> None:
             assert connection.answer().status == 400
 
 
-def test_a_log_that_nobody_reads_stops_no_process_and_not_the_end(server: Started) -> None:
+def test_a_log_that_is_not_read_blocks_neither_requests_nor_shutdown(server: Started) -> None:
     flood(server)
     with Connection(server) as connection:
         connection.send(infer())
@@ -78,12 +78,12 @@ def test_a_log_that_nobody_reads_stops_no_process_and_not_the_end(server: Starte
     assert server.popen.wait(PATIENCE) in (0, -15)
 
 
-def test_a_flood_is_logged_within_limits_and_the_lines_say_how_much_was_left_out(server: Started) -> None:
+def test_a_flood_is_logged_within_limits_with_the_number_of_lines_left_out(server: Started) -> None:
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(server.log))
     reader.start()
     flood(server)
-    told = "Invalid HTTP request received."
+    warning = "Invalid HTTP request received."
 
     sent = FLOOD
 
@@ -93,12 +93,12 @@ def test_a_flood_is_logged_within_limits_and_the_lines_say_how_much_was_left_out
         with Connection(server) as connection:
             connection.send(GARBAGE)
             connection.answer()
-        return sum(json.loads(line).get("left_out", 0) for line in list(lines) if told in line)
+        return sum(json.loads(line).get("left_out", 0) for line in list(lines) if warning in line)
 
     until(lambda: counted() > 0)
     server.popen.terminate()
     server.popen.wait(PATIENCE)
     reader.join()
-    written = [line for line in lines if told in line]
+    written = [line for line in lines if warning in line]
     assert len(written) + sum(json.loads(line).get("left_out", 0) for line in written) <= sent
     assert len(written) < sent

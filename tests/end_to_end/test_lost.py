@@ -1,4 +1,4 @@
-"""A device that is lost under load: everyone is told at once, and the process ends, to be started again."""
+"""A device that is lost under load: all requests are answered at once, and the process exits, to be restarted."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

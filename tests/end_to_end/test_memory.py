@@ -1,4 +1,4 @@
-"""A tenant's memory over real sockets: large and small bodies side by side, and what becomes of more than fits."""
+"""A tenant's memory over real sockets: large and small bodies side by side, and refusals of what does not fit."""
 
 import math
 import os
@@ -80,7 +80,7 @@ def slots(served: Served, tenant: str = "acme") -> SlotStatistics:
     return served.service.tenants[tenant].lane.slots.statistics()
 
 
-def test_bodies_of_all_sizes_are_answered_side_by_side_and_nothing_is_pinned_for_them(
+def test_concurrent_bodies_of_all_sizes_are_answered_and_pin_no_memory(
     served: Served, http: httpx.Client, device: Counting
 ) -> None:
     before = device.counted.copy()
@@ -97,7 +97,7 @@ def test_bodies_of_all_sizes_are_answered_side_by_side_and_nothing_is_pinned_for
     assert [nbytes for _, nbytes in device.pinned[-2:]] == memory, "all of it, when the tenants began"
 
 
-def test_a_small_request_has_a_small_block_in_whatever_slot_a_large_one_left(served: Served, http: httpx.Client) -> None:
+def test_a_small_request_gets_a_small_block_after_a_large_one(served: Served, http: httpx.Client) -> None:
     assert http.post(PATH, **identity(5 * MIB)[0]).status_code == 200
     with busy(served, http):
         assert slots(served) == (1, slots(served).slots, SMALLEST)
@@ -113,7 +113,7 @@ def test_a_request_that_never_fits_is_413_with_the_numbers(served: Served, http:
     assert slots(served) == (0, slots(served).slots, 0)
 
 
-def test_a_request_that_never_fits_is_refused_before_its_body_comes(served: Served) -> None:
+def test_a_request_that_never_fits_is_413_before_its_body_is_sent(served: Served) -> None:
     with Connection(served) as connection:
         connection.send(post(PATH, b"", length=40 * MIB))
         answer = connection.answer()
@@ -121,7 +121,7 @@ def test_a_request_that_never_fits_is_refused_before_its_body_comes(served: Serv
     assert f"the most for one is {MEMORY * 7 // 8} (tenants.acme.memory" in answer.json["error"]
 
 
-def test_what_does_not_fit_beside_the_others_is_429_and_small_requests_still_fit(served: Served, http: httpx.Client) -> None:
+def test_a_request_that_does_not_fit_now_is_429_and_small_ones_still_fit(served: Served, http: httpx.Client) -> None:
     rejected = lane_rejected(served)
     with ThreadPoolExecutor(1) as clients, busy(served, http):
         waiting = clients.submit(http.post, PATH, **identity(5 * MIB)[0])
@@ -156,9 +156,7 @@ def lane_rejected(served: Served) -> int:
     return served.service.tenants["acme"].lane.statistics().rejected
 
 
-def test_many_large_bodies_at_once_stay_within_their_tenant_s_memory_and_touch_nobody_else_s(
-    served: Served, http: httpx.Client
-) -> None:
+def test_many_large_bodies_stay_within_their_tenants_memory(served: Served, http: httpx.Client) -> None:
     bodies = [identity(nbytes, seed) for seed, nbytes in enumerate(islice(cycle([MIB, 2 * MIB]), 16))]
     small, data = identity(1000)
     assert post_as_globex(http, small) == data
@@ -176,7 +174,7 @@ def test_many_large_bodies_at_once_stay_within_their_tenant_s_memory_and_touch_n
         if answer.status_code == 200:
             assert parts(answer)[1] == [sent]
     assert slots(served).nbytes == 0
-    assert taken(served, "globex") == theirs, "nobody wrote to it but its own requests, which use the same again"
+    assert taken(served, "globex") == theirs, "only its own requests write to it, and use the same memory again"
 
 
 def post_as_globex(http: httpx.Client, body: dict[str, Any]) -> bytes:
@@ -191,7 +189,7 @@ def taken(served: Served, tenant: str) -> int:
     return os.fstat(frontend._descriptors.memory).st_blocks * 512
 
 
-def test_a_body_that_comes_slowly_holds_no_memory(served: Served, http: httpx.Client) -> None:
+def test_a_slow_upload_holds_no_memory(served: Served, http: httpx.Client) -> None:
     body, data = identity(2 * MIB)
     headers = [f"{name}: {value}" for name, value in body["headers"].items()]
     whole = post(PATH, body["content"], *headers)
@@ -203,7 +201,7 @@ def test_a_body_that_comes_slowly_holds_no_memory(served: Served, http: httpx.Cl
         assert slow.answer().body.endswith(data)
 
 
-def test_outputs_that_nobody_could_expect_are_whole_and_the_next_have_room_at_once(
+def test_outputs_of_unexpected_size_are_whole_and_later_ones_have_room_at_once(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = served.service.tenants["acme"].catalog.find("tile").key
@@ -226,7 +224,7 @@ def test_outputs_that_nobody_could_expect_are_whole_and_the_next_have_room_at_on
     assert slots(served).nbytes == 0
 
 
-def test_what_a_session_took_for_outputs_that_never_fit_is_given_back(
+def test_memory_that_a_session_took_for_outputs_that_never_fit_is_freed(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reclaim, "KEPT", math.inf)

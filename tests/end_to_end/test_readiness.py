@@ -32,7 +32,7 @@ def http(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Clien
             yield client
 
 
-def test_a_strict_server_is_ready_once_the_broken_model_is_mended_or_unloaded(tmp_path: Path, http: httpx.Client) -> None:
+def test_a_strict_server_is_ready_once_the_broken_model_is_repaired_or_unloaded(tmp_path: Path, http: httpx.Client) -> None:
     until(lambda: http.post("/v2/repository/index").json()[-1].get("state") == "READY")  # The last that is loaded.
     assert infer(http, "identity", SMALL).status_code == 200, "it serves what it can"
     answer = http.get("/v2/health/ready")

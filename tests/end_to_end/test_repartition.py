@@ -54,7 +54,7 @@ def request(numbers: list[float]) -> dict[str, Any]:
 
 
 class Client:
-    """One client of one tenant, that never stops asking until it is told to, and checks what it is told."""
+    """A client of one tenant that sends requests until it is stopped, and checks every answer."""
 
     def __init__(self, tenant: str, seed: int) -> None:
         self.headers = {"X-Tenant": tenant}
@@ -81,7 +81,7 @@ class Client:
         self.outcomes["wrong"] += 1
 
     async def cancelled(self, http: aiohttp.ClientSession) -> None:
-        """Goes away at some moment between asking and being answered."""
+        """Disconnects at a random moment before the answer."""
         asking = asyncio.ensure_future(self.right(http))
         for _ in range(self.random.randrange(8)):
             await asyncio.sleep(0)
@@ -103,7 +103,7 @@ async def repartition(http: aiohttp.ClientSession, counts: dict[str, int]) -> tu
 
 
 async def shuffle(http: aiohttp.ClientSession, times: int, chance: random.Random) -> Counter[int]:
-    """Ask for random plans, of which some cannot be, until `times` were put in force."""
+    """Request random plans, some of which do not fit, until `times` were put in force."""
     statuses: Counter[int] = Counter()
     while statuses[200] < times:
         counts = {name: chance.randint(1, 4) for name in chance.sample(NAMES, chance.randint(1, 3))}
@@ -132,7 +132,7 @@ def leftovers() -> tuple[int, int, int]:
     return executors, open_partitions, workers
 
 
-def test_a_thousand_repartitions_under_load_lose_nothing_and_leave_nothing(moving: Served) -> None:
+def test_1000_repartitions_under_load_lose_no_request_and_leak_nothing(moving: Served) -> None:
     clients = [Client(name, seed) for seed, name in enumerate(NAMES * 2)]
 
     async def run() -> Counter[int]:
@@ -174,13 +174,13 @@ def test_a_tenant_whose_share_does_not_change_keeps_its_partition_and_worker(mov
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_failure_half_way_leaves_the_old_plan_in_force(standard: Path, nth: int) -> None:
+def test_a_repartition_that_fails_half_way_keeps_the_old_plan(standard: Path, nth: int) -> None:
     device = VirtualDevice(GRANULES, failures=[len(NAMES) + nth])
     with serving(configuration(standard, *tenants()), device) as served, httpx.Client(base_url=served.url) as http:
         before = http.get("/admin/partitions").json()
         answer = http.put("/admin/partitions", json={"acme": 1, "globex": 3})
         assert answer.status_code == 500
-        assert "was told to fail" in answer.json()["error"]
+        assert "was scripted to fail" in answer.json()["error"]
         assert http.get("/admin/partitions").json() == before
         for name in NAMES:
             infer = http.post("/v2/models/rows/infer", json=request([1, 2, 3]), headers={"X-Tenant": name})
@@ -188,7 +188,7 @@ def test_a_failure_half_way_leaves_the_old_plan_in_force(standard: Path, nth: in
         assert [p for p in device.carved if "closed" not in repr(p)] == [served.runtime.manager.held[name] for name in NAMES]
 
 
-def test_the_client_that_asked_may_leave_and_the_change_is_made(moving: Served) -> None:
+def test_a_repartition_completes_after_its_client_disconnected(moving: Served) -> None:
     async def ask_and_leave() -> None:
         async with session(moving) as http:
             asking = asyncio.ensure_future(repartition(http, {"acme": 1}))

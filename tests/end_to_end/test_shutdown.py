@@ -127,7 +127,7 @@ def test_sigterm_under_load_loses_no_accepted_request(config: Path, command: lis
 
 
 @pytest.mark.parametrize(("command", "status"), [(OURS, 0), (PLAIN, -signal.SIGTERM)])
-def test_a_terminal_that_closes_has_the_server_drain_as_sigterm_does(config: Path, command: list[str], status: int) -> None:
+def test_sighup_of_a_closed_terminal_drains_as_sigterm_does(config: Path, command: list[str], status: int) -> None:
     """SIGHUP to the whole group: the shell's processes, and all that they started."""
     with running(config, command, start_new_session=True) as process, Connection(process) as connection:
         connection.send(posted("spin", spin(FOREVER) | {"parameters": {"timeout": 3_000_000}}))
@@ -157,7 +157,7 @@ def test_readiness_turns_503_before_new_work_is_refused(tmp_path: Path, standard
 
 @pytest.fixture(params=[False, True], ids=["asgi", "direct"])
 def drained(standard: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """One that the test drains, and that does not end afterwards."""
+    """A server that the test drains, and that does not exit afterwards."""
     with serving(configuration(standard), direct=request.param) as served:
         yield served
 
@@ -187,7 +187,7 @@ PATH = "/v2/models/identity/infer"
     ],
     ids=["small", "large", "negotiating", "chunked"],
 )
-def test_an_upload_that_is_unfinished_when_new_work_is_refused_is_refused_at_once(drained: Served, begun: bytes) -> None:
+def test_an_unfinished_upload_is_refused_at_once_when_draining_refuses_new_work(drained: Served, begun: bytes) -> None:
     with Connection(drained) as connection:
         uploads = drained.service.tenants["acme"].uploads
         connection.send(begun)
@@ -202,7 +202,7 @@ def test_an_upload_that_is_unfinished_when_new_work_is_refused_is_refused_at_onc
 @pytest.mark.parametrize(
     ("fronts", "way"), [("inline", "Accept: */*"), ("inline", "Connection: close"), ("per-tenant", "Accept: */*")]
 )
-def test_clients_that_do_not_read_hold_up_no_end(config: Path, fronts: str, way: str) -> None:
+def test_clients_that_do_not_read_do_not_delay_shutdown(config: Path, fronts: str, way: str) -> None:
     config.write_text(config.read_text().replace("[server]", f'[server]\nfronts = "{fronts}"'))
     data = bytes(2**24)
     document = request(tensor("x", "FP32", [2**22, 1], binary_data_size=len(data)), parameters={"binary_data_output": True})
@@ -218,7 +218,7 @@ def test_clients_that_do_not_read_hold_up_no_end(config: Path, fronts: str, way:
         assert late.answer().status == 503
 
 
-def test_a_port_in_use_ends_the_start_of_a_single_process_too(config: Path) -> None:
+def test_a_port_in_use_ends_the_startup_of_a_single_process(config: Path) -> None:
     config.write_text(config.read_text().replace("[server]", '[server]\nfronts = "inline"'))
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -268,7 +268,7 @@ models = ["identity"]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two tenants need two cores")
-def test_plain_uvicorn_says_what_it_does_not_honour_and_serves_every_tenant(config: Path) -> None:
+def test_plain_uvicorn_warns_of_settings_it_does_not_honour_and_serves_every_tenant(config: Path) -> None:
     config.write_text(config.read_text() + SECOND + "front_cores = '0'")
     with running(config, PLAIN) as process, httpx.Client(base_url=process.url, timeout=30) as client:
         for tenant in ("acme", "globex"):
@@ -280,7 +280,7 @@ def test_plain_uvicorn_says_what_it_does_not_honour_and_serves_every_tenant(conf
     assert "python -m server gives each an HTTP process of its own" in warning["message"]
 
 
-def test_plain_uvicorn_says_nothing_where_it_honours_everything(config: Path) -> None:
+def test_plain_uvicorn_has_no_warning_where_it_honours_every_setting(config: Path) -> None:
     with running(config, PLAIN) as process:
         pass
     assert [entry for entry in process.log if "honoured" in entry["message"]] == []
@@ -292,7 +292,7 @@ def test_plain_uvicorn_refuses_a_tenants_own_port(config: Path) -> None:
     words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0"]
     ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 3  # uvicorn's own status for a start that failed
-    told = [line for line in ended.stderr.splitlines() if "greenlane" in line]
-    assert "the configuration cannot be served:\\ngreenlane.toml: tenants.acme.port: " in told[-1]
+    lines = [line for line in ended.stderr.splitlines() if "greenlane" in line]
+    assert "the configuration cannot be served:\\ngreenlane.toml: tenants.acme.port: " in lines[-1]
     assert "serve it with python -m server, or leave it out" in ended.stderr
     assert "Traceback" not in ended.stderr

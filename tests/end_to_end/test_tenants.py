@@ -1,4 +1,4 @@
-"""Two tenants on one server: what one has, does or breaks is not the other's."""
+"""Two tenants on one server: neither sees or affects the other's models, queue and answers."""
 
 import asyncio
 import hashlib
@@ -74,12 +74,12 @@ MODEL_PATHS = [
 
 
 @pytest.mark.parametrize(("method", "path"), MODEL_PATHS)
-def test_a_model_of_another_tenant_looks_like_one_that_does_not_exist(acme: httpx.Client, method: str, path: str) -> None:
+def test_a_model_of_another_tenant_is_answered_as_one_that_does_not_exist(acme: httpx.Client, method: str, path: str) -> None:
     body = json.dumps(SMALL) if "infer" in path else ""
-    others = acme.request(method, path.format("rows"), content=body)
-    nobodys = acme.request(method, path.format("none"), content=body)
-    assert others.status_code == nobodys.status_code == 404
-    assert others.text == nobodys.text.replace("none", "rows")
+    existing = acme.request(method, path.format("rows"), content=body)
+    missing = acme.request(method, path.format("none"), content=body)
+    assert existing.status_code == missing.status_code == 404
+    assert existing.text == missing.text.replace("none", "rows")
 
 
 def test_index_and_statistics_list_only_the_tenants_own_models(acme: httpx.Client, globex: httpx.Client) -> None:
@@ -99,7 +99,7 @@ def test_index_and_statistics_list_only_the_tenants_own_models(acme: httpx.Clien
         {"X-Tenant": "acme", "Authorization": "Bearer open sesame"},
     ],
 )
-def test_a_request_of_nobody_is_401_everywhere(acme: httpx.Client, headers: dict[str, str]) -> None:
+def test_a_request_without_a_valid_tenant_is_401_everywhere(acme: httpx.Client, headers: dict[str, str]) -> None:
     for path in ("/v2/models/stats", "/v2/models/identity"):
         assert acme.get(path, headers=headers).status_code == 401
     answer = acme.post("/v2/models/identity/infer", json=SMALL, headers=headers)
@@ -108,7 +108,7 @@ def test_a_request_of_nobody_is_401_everywhere(acme: httpx.Client, headers: dict
     assert answer.json()["error"]
 
 
-def test_a_full_queue_of_one_gives_429_and_leaves_the_others_answers_alone(pair: Served) -> None:
+def test_a_full_queue_is_429_and_does_not_affect_the_other_tenant(pair: Served) -> None:
     globex = {"Authorization": "Bearer open sesame"}
     rows = {"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}]}
 

@@ -1,4 +1,4 @@
-"""What a model repository made for Triton says beyond names and tensors, asked for with Triton's own client."""
+"""Settings of model repositories made for Triton, beyond names and tensors, through Triton's own client."""
 
 import json
 from collections.abc import Iterator
@@ -131,7 +131,7 @@ def test_pictures_are_classified_as_tritons_image_client_does(client: triton.Inf
     ]
 
 
-def test_requests_that_run_together_are_each_classified(client: triton.InferenceServerClient) -> None:
+def test_requests_of_one_batch_are_each_classified(client: triton.InferenceServerClient) -> None:
     with triton.InferenceServerClient(client._parsed_url.netloc, concurrency=8) as many:
         given = triton.InferInput("x", [1, 4], "FP32")
         given.set_data_from_numpy(X[:1])
@@ -145,18 +145,18 @@ def test_a_model_without_batches_has_one_row_and_no_labels(client: triton.Infere
     assert ask(client, "flat", X[1], 9) == [b"5.000000:0", b"4.000000:3", b"3.000000:2", b"2.000000:1"]
 
 
-def test_what_has_no_order_is_refused_by_name(client: triton.InferenceServerClient) -> None:
+def test_classification_of_unordered_types_is_refused_by_name(client: triton.InferenceServerClient) -> None:
     given = triton.InferInput("x", [4], "FP32")
     given.set_data_from_numpy(X[0])
     with pytest.raises(InferenceServerException, match=r"classification: output 'b' is BOOL; expected numbers"):
         client.infer("flat", [given], outputs=[triton.InferRequestedOutput("b", class_count=1)])
 
 
-def test_the_extension_is_among_those_of_the_server(client: triton.InferenceServerClient) -> None:
+def test_server_metadata_lists_the_classification_extension(client: triton.InferenceServerClient) -> None:
     assert "classification" in client.get_server_metadata()["extensions"]
 
 
-def test_a_tenant_reads_no_file_by_calling_it_labels(served: Served) -> None:
+def test_label_filename_reads_no_file_outside_the_model(served: Served) -> None:
     def load(filename: str) -> httpx.Response:
         output = {"name": "y", "data_type": "TYPE_FP32", "dims": [4], "label_filename": filename}
         config = json.dumps({"max_batch_size": 8, "output": [output]})
@@ -206,7 +206,7 @@ def test_a_request_that_waited_too_long_is_503_in_tritons_words(served: Served, 
     assert infer(http, "hasty", body).status_code == 200
 
 
-def test_the_configuration_is_whole(client: triton.InferenceServerClient) -> None:
+def test_the_configuration_has_every_field(client: triton.InferenceServerClient) -> None:
     """As Triton 2.51 answers for a model like this, but for what the model runs on and how it ran."""
     config = client.get_model_config("scores")
     flags = {"is_shape_tensor": False, "is_non_linear_format_io": False}

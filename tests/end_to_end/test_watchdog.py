@@ -1,4 +1,4 @@
-"""A device's process that hangs: it is not ready, says where it hangs, and ends with a status that has it started again."""
+"""A hung device process is not ready, logs the stacks of its threads, and exits with the status for a restart."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ async def main():
 asyncio.run(main())
 """
 KEEPS_THE_INTERPRETER = "mutex = ctypes.create_string_buffer(64); [ctypes.PyDLL(None).pthread_mutex_lock(mutex) for _ in '12']"
-"""The second time for ever, and no signal ends that."""
+"""The second lock blocks for ever, and no signal interrupts it."""
 BLOCKS_THE_LOOP = "loops[0].call_soon_threadsafe(time.sleep, 600)"
 
 SERVER = """
@@ -58,19 +58,19 @@ async def remembered(runtime):
     loops.append(asyncio.get_running_loop())
     await start(runtime)
 
-def hang_when_told():
+def hang_on_request():
     sys.stdin.readline()
     {how}
 
 if __name__ == "__main__":
     Runtime.start = remembered
-    threading.Thread(target=hang_when_told, daemon=True).start()
+    threading.Thread(target=hang_on_request, daemon=True).start()
     sys.exit(command.main(["--config", sys.argv[1]]))
 """
 
 
 class Hanging(Running):
-    """A server that hangs when it is told to."""
+    """A server that hangs when `hang` is called."""
 
     def hang(self) -> None:
         assert self.popen.stdin
@@ -119,16 +119,16 @@ def command_line(pid: int) -> bytes:
 
 
 @pytest.mark.parametrize("how", [KEEPS_THE_INTERPRETER, BLOCKS_THE_LOOP], ids=["interpreter", "loop"])
-def test_a_process_that_hangs_is_not_ready_then_says_where_and_ends(standard: Path, tmp_path: Path, how: str) -> None:
+def test_a_hung_process_is_not_ready_logs_its_stacks_and_exits(standard: Path, tmp_path: Path, how: str) -> None:
     with (
         hanging(tmp_path, configured(tmp_path, standard, "6s"), how) as server,
         client(server, **{"X-Tenant": "acme"}) as http,
-        client(server) as nobody,
+        client(server) as anonymous,
     ):
         assert http.get("/v2/health/ready").status_code == 200
         family = server.family()
         server.hang()
-        for asker in (http, nobody):
+        for asker in (http, anonymous):
             until(lambda asker=asker: asker.get("/v2/health/ready").status_code == 503)  # type: ignore[misc]
             assert "the device's process has been silent for" in asker.get("/v2/health/ready").json()["error"]
             assert asker.get("/v2/health/live").status_code == 200
@@ -136,21 +136,21 @@ def test_a_process_that_hangs_is_not_ready_then_says_where_and_ends(standard: Pa
         assert server.wait() == NEEDS_RESTART == 70
         until(lambda: not alive(family))
         server.wait_for_log("The stacks of its threads follow; then it exits with status 70")
-        server.wait_for_log("hang_when_told" if how == KEEPS_THE_INTERPRETER else "in main")
+        server.wait_for_log("hang_on_request" if how == KEEPS_THE_INTERPRETER else "in main")
 
 
-def test_http_in_the_device_s_process_hangs_with_it_and_ends_too(standard: Path, tmp_path: Path) -> None:
+def test_a_hung_process_with_inline_http_exits(standard: Path, tmp_path: Path) -> None:
     config = configured(tmp_path, standard, "1s", fronts='"inline"')
     with hanging(tmp_path, config, KEEPS_THE_INTERPRETER, Inline) as server:
         family = server.family()
         server.hang()
         assert server.wait() == NEEDS_RESTART
         until(lambda: not alive(family))
-        server.wait_for_log("hang_when_told")
+        server.wait_for_log("hang_on_request")
 
 
-def test_a_process_that_was_stopped_goes_on(standard: Path, tmp_path: Path) -> None:
-    """As by a debugger: for longer than it may be silent."""
+def test_a_stopped_process_continues_after_sigcont(standard: Path, tmp_path: Path) -> None:
+    """As by a debugger, for longer than the watchdog's timeout."""
     with running(configured(tmp_path, standard, "1s")) as server, client(server, **{"X-Tenant": "acme"}) as http:
         until(lambda: len(watchers(server)) == 1)
         server.signal(signal.SIGSTOP)
@@ -192,7 +192,7 @@ def test_shutdown_does_not_wait_for_the_watchdog(standard: Path, tmp_path: Path)
         assert not any("watchdog" in line for line in server.log)
 
 
-def test_the_stacks_of_threads_that_run_are_written_again_and_again_and_the_process_goes_on(tmp_path: Path) -> None:
+def test_dumping_stacks_of_running_threads_repeatedly_does_not_crash_the_process(tmp_path: Path) -> None:
     """faulthandler's own dump of all threads crashed such a process once in a hundred times."""
     words = [sys.executable, "-c", BUSY]
     with (

@@ -44,7 +44,7 @@ class VirtualDevice:
     def carve(self, granules: Sequence[int]) -> VirtualPartition:
         self._calls += 1
         if self._calls in self._failures:
-            raise PartitionError(f"carve number {self._calls} was told to fail")
+            raise PartitionError(f"carve number {self._calls} was scripted to fail")
         self.carved.append(partition := self._make(granules))
         return partition
 
