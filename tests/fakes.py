@@ -101,7 +101,7 @@ class Script:
 
     def fail(self, point: str, nth: int = 1, error: Exception | None = None) -> None:
         """Make the n-th call from now that reaches this point raise `error`, or what such a call may raise."""
-        self._failures[point, self.reached[point] + nth] = error or ERRORS[point](f"told to fail at {point}")
+        self._failures[point, self.reached[point] + nth] = error or ERRORS[point](f"scripted to fail at {point}")
 
     def hold(self, point: str) -> Gate:
         """Stop every later call at this point until the gate that is returned is opened."""

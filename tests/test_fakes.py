@@ -35,7 +35,7 @@ def test_a_point_fails_once_at_the_call_it_was_told(script: Script) -> None:
     script.reach("carve")
     script.fail("carve", nth=2)
     script.reach("carve")
-    with pytest.raises(PartitionError, match="told to fail at carve"):
+    with pytest.raises(PartitionError, match="scripted to fail at carve"):
         script.reach("carve")
     script.reach("carve")
     assert script.reached == {"carve": 4}

@@ -43,7 +43,7 @@ class Repartitioning(RuleBasedStateMachine):
     def carve_in_vain(self, move: Move, nth: int) -> None:
         if nth <= len(move.movers):
             self.device.script.fail("carve", nth)
-            with pytest.raises(PartitionError, match="told to fail"):
+            with pytest.raises(PartitionError, match="scripted to fail"):
                 self.manager.carve(move)
 
     @rule(carving=consumes(carvings))
@@ -142,7 +142,7 @@ def test_what_was_carved_before_a_failure_is_given_back() -> None:
     device = FakeDevice()
     manager = PartitionManager(device)
     device.script.fail("carve", nth=3)
-    with pytest.raises(PartitionError, match="told to fail at carve"):
+    with pytest.raises(PartitionError, match="scripted to fail at carve"):
         manager.carve(manager.plan({"acme": 1, "globex": 1, "initech": 1}))
     assert len(device.partitions) == 2
     assert not device.open

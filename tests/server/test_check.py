@@ -258,7 +258,7 @@ def test_a_partition_that_cannot_be_made_is_reported(told: Told) -> None:
     script.fail("carve")
     device = FakeDevice(script=script)
     assert told.check(device=lambda _: device) == 2
-    assert told.err[1] == "greenlane.toml: device: told to fail at carve"
+    assert told.err[1] == "greenlane.toml: device: scripted to fail at carve"
     assert device.closed
 
 

@@ -188,7 +188,7 @@ def test_an_object_made_in_code_is_checked_without_its_values_in_the_error() -> 
     assert "pasted" not in str(refused.value)
 
 
-def test_of_two_keys_that_mean_one_the_known_one_counts_and_of_two_tables_both(folder: Path) -> None:
+def test_of_duplicate_keys_the_known_one_counts_and_tables_are_merged(folder: Path) -> None:
     text = sections(server="prot = 1\nport = 2") + "[tenant.acme]\nqueue = 1\n[tenant.globex]\nqueue = 0"
     assert problems(folder, text) == [
         "tenant: unknown key; did you mean 'tenants'?",
@@ -267,7 +267,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(folder: Path, text
         ),
     ],
 )
-def test_a_misspelt_key_is_not_also_reported_as_missing(folder: Path, text: str, problem: str) -> None:
+def test_a_misspelt_key_is_reported_once(folder: Path, text: str, problem: str) -> None:
     assert problems(folder, text) == [problem]
 
 
@@ -334,7 +334,7 @@ def test_a_wrong_value_is_refused_with_what_came_and_what_was_expected(folder: P
     assert only.startswith(problem)
 
 
-def test_a_tenant_s_http_process_may_be_given_cores(folder: Path) -> None:
+def test_a_tenants_http_process_may_have_front_cores(folder: Path) -> None:
     assert load(write(folder, sections(tenants=ACME + "front_cores = '0-1,3'"))).tenants["acme"].front_cores == (0, 1, 3)
 
 

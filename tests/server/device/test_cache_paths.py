@@ -1,4 +1,4 @@
-"""Which directory a server keeps plans and kernels in."""
+"""The directory in which a server caches plans and kernels."""
 
 from pathlib import Path
 
@@ -20,13 +20,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
 
-def test_it_is_the_configured_one_whatever_else_could_be_written(tmp_path: Path) -> None:
+def test_the_configured_cache_is_used(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     assert chosen(ModelsConfig(repository=tmp_path / "models", cache=tmp_path / "kept")) == tmp_path / "kept"
     assert not list((tmp_path / "models").iterdir())
 
 
-def test_it_is_in_the_repository_unless_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_cache_is_in_the_repository_unless_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A repository that is read-only, shown by one that is a file, which stops root too."""
     models = tmp_path / "models"
     models.mkdir()
@@ -39,6 +41,6 @@ def test_it_is_in_the_repository_unless_that_cannot_be_written(tmp_path: Path, m
     assert chosen(ModelsConfig(repository=models)) == tmp_path / "xdg" / "greenlane"
 
 
-def test_a_server_that_keeps_nothing_leaves_nothing(tmp_path: Path) -> None:
+def test_without_a_cache_no_directory_is_left(tmp_path: Path) -> None:
     open_builds(ModelsConfig(repository=tmp_path))
     assert not list(tmp_path.iterdir())

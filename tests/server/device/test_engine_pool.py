@@ -1,4 +1,4 @@
-"""Engines are shared, outlive an unload, and are freed at a moment at which nobody waits."""
+"""Engines are shared, outlive an unload, and are freed while no request waits."""
 
 import logging
 from collections.abc import Callable
@@ -43,13 +43,13 @@ def load(pool: EnginePool, key: object, read: Callable[[], Engine] = fake) -> En
     return engine
 
 
-def test_an_engine_is_read_once_for_all_who_ask_for_the_same_file(pool: EnginePool) -> None:
+def test_an_engine_is_read_once_for_equal_keys(pool: EnginePool) -> None:
     assert load(pool, "a") is load(pool, "a")
     assert load(pool, "a") is not load(pool, "b")
     assert len(pool) == 2
 
 
-def test_a_file_that_cannot_be_read_leaves_nothing(pool: EnginePool) -> None:
+def test_a_file_that_cannot_be_read_leaves_the_pool_empty(pool: EnginePool) -> None:
     def refuse() -> Engine:
         raise ModelRefused("no good")
 
@@ -90,7 +90,7 @@ def test_an_engine_that_is_being_bound_is_not_freed(pool: EnginePool, clock: Clo
     assert pool.release([], quiet=True)
 
 
-def test_the_longest_unused_of_too_many_is_freed_though_requests_wait_and_the_log_says_so(
+def test_of_too_many_unused_engines_the_oldest_is_freed_under_load_and_logged(
     pool: EnginePool, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     engines = []
@@ -105,14 +105,14 @@ def test_the_longest_unused_of_too_many_is_freed_though_requests_wait_and_the_lo
     assert not pool.release([], quiet=False)
 
 
-def test_closing_frees_all_of_them(pool: EnginePool) -> None:
+def test_close_frees_all_engines(pool: EnginePool) -> None:
     engines = [load(pool, key) for key in "ab"]
     pool.close()
     assert all(engine.closed for engine in engines)  # type: ignore[attr-defined]
     assert len(pool) == 0
 
 
-def test_of_two_threads_that_read_at_once_the_first_to_end_counts(pool: EnginePool) -> None:
+def test_of_two_concurrent_reads_the_first_to_finish_is_kept(pool: EnginePool) -> None:
     inner: list[Engine] = []
 
     def read() -> Engine:
@@ -125,13 +125,13 @@ def test_of_two_threads_that_read_at_once_the_first_to_end_counts(pool: EnginePo
 
 
 class Failing(FakeEngine):
-    """Of a device that is lost."""
+    """An engine of a lost device, which cannot be closed."""
 
     def close(self) -> None:
         raise DeviceLost("the device is lost")
 
 
-def test_what_cannot_be_freed_is_a_warning_and_the_others_are_freed(
+def test_an_engine_that_cannot_be_freed_is_a_warning_and_others_are_freed(
     pool: EnginePool, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(pool, "a", lambda: Failing(SIGNATURE, Script()))
@@ -146,7 +146,7 @@ def test_what_cannot_be_freed_is_a_warning_and_the_others_are_freed(
     assert len(pool) == 0
 
 
-def test_what_an_engine_is_made_of_is_freed_after_it_though_nothing_else_uses_it(pool: EnginePool, clock: Clock) -> None:
+def test_engines_that_another_is_made_of_are_freed_after_it(pool: EnginePool, clock: Clock) -> None:
     part = pool.hold("part", fake)
     whole = pool.hold("whole", fake, [part])
     assert pool.hold("whole", fake, [part]) is whole
@@ -163,7 +163,7 @@ def test_what_an_engine_is_made_of_is_freed_after_it_though_nothing_else_uses_it
     assert len(pool) == 0
 
 
-def test_in_the_end_what_is_made_of_others_is_freed_before_them(pool: EnginePool) -> None:
+def test_close_frees_engines_made_of_others_first(pool: EnginePool) -> None:
     closed: list[str] = []
 
     class Noting(FakeEngine):

@@ -1,4 +1,4 @@
-"""Several executors of one engine that take turns."""
+"""`RoundRobinExecutor`: several executors of one engine, used one after another."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -24,9 +24,7 @@ def partition() -> FakePartition:
     return FakeDevice().carve([0])
 
 
-def test_they_are_bound_together_and_described_as_one_with_the_counts_of_all(
-    engine: FakeEngine, partition: FakePartition
-) -> None:
+def test_several_instances_are_described_as_one_with_summed_counts(engine: FakeEngine, partition: FakePartition) -> None:
     engine.description = {"graphs": "captured", "counts": {"captures": 2}}
     executor = bind_instances(engine, partition, 3)
     assert executor.engine is engine
@@ -36,11 +34,11 @@ def test_they_are_bound_together_and_described_as_one_with_the_counts_of_all(
     assert executor.describe() == {"graphs": "none", "instances": 3}
 
 
-def test_one_is_itself(engine: FakeEngine, partition: FakePartition) -> None:
+def test_a_single_instance_is_not_wrapped(engine: FakeEngine, partition: FakePartition) -> None:
     assert [bind_instances(engine, partition, 1)] == engine.executors
 
 
-def test_all_move_to_another_partition(engine: FakeEngine, partition: FakePartition) -> None:
+def test_rebind_moves_all_instances(engine: FakeEngine, partition: FakePartition) -> None:
     there = partition.device.carve([1])
     here = bind_instances(engine, partition, 2)
     here.rebind(there).close()
@@ -48,7 +46,7 @@ def test_all_move_to_another_partition(engine: FakeEngine, partition: FakePartit
     assert [each.partition for each in engine.executors] == [partition, partition, there, there]
 
 
-def test_none_moves_where_one_cannot(engine: FakeEngine, partition: FakePartition) -> None:
+def test_rebind_moves_none_if_one_cannot_be_bound(engine: FakeEngine, partition: FakePartition) -> None:
     executor = bind_instances(engine, partition, 2)
     engine.script.fail("bind", nth=2)
     with pytest.raises(ModelRefused):
@@ -56,7 +54,7 @@ def test_none_moves_where_one_cannot(engine: FakeEngine, partition: FakePartitio
     assert [each.closed for each in engine.executors] == [False, False, True]
 
 
-def test_each_inference_goes_to_the_next_and_they_end_in_order(engine: FakeEngine, partition: FakePartition) -> None:
+def test_inferences_use_instances_round_robin_and_end_in_order(engine: FakeEngine, partition: FakePartition) -> None:
     executor = bind_instances(engine, partition, 2)
     works = [executor.enqueue([Tensor.of(np.zeros(1, np.float32))]) for _ in range(3)]
     assert [work.executor for work in works if isinstance(work, FakeWork)] == [*engine.executors, engine.executors[0]]
@@ -64,7 +62,7 @@ def test_each_inference_goes_to_the_next_and_they_end_in_order(engine: FakeEngin
     assert all(work.ended for work in works if isinstance(work, FakeWork))
 
 
-def test_the_others_are_closed_though_one_cannot_be(engine: FakeEngine, partition: FakePartition) -> None:
+def test_close_closes_the_others_if_one_cannot_be_closed(engine: FakeEngine, partition: FakePartition) -> None:
     executor = bind_instances(engine, partition, 3)
     executor.enqueue([Tensor.of(np.zeros(1, np.float32))])
     with pytest.raises(RuntimeError, match="closed with work in flight"):
@@ -72,7 +70,7 @@ def test_the_others_are_closed_though_one_cannot_be(engine: FakeEngine, partitio
     assert [each.closed for each in engine.executors] == [False, True, True]
 
 
-def test_none_is_left_where_one_cannot_be_bound(engine: FakeEngine, partition: FakePartition) -> None:
+def test_bind_leaves_none_open_if_one_cannot_be_bound(engine: FakeEngine, partition: FakePartition) -> None:
     engine.script.fail("bind", nth=3)
     with pytest.raises(ModelRefused):
         bind_instances(engine, partition, 3)
@@ -80,7 +78,7 @@ def test_none_is_left_where_one_cannot_be_bound(engine: FakeEngine, partition: F
 
 
 class Preparing(FakeExecutor):
-    """Says what it is told to of shapes that are new."""
+    """Returns a given future for shapes that are new."""
 
     def __init__(self, engine: FakeEngine, partition: FakePartition, pending: "Future[None] | None") -> None:
         super().__init__(engine, partition)
@@ -90,7 +88,7 @@ class Preparing(FakeExecutor):
         return self.pending
 
 
-def test_shapes_are_ready_when_all_of_them_are(engine: FakeEngine, partition: FakePartition) -> None:
+def test_shapes_are_prepared_when_all_instances_are(engine: FakeEngine, partition: FakePartition) -> None:
     first, second = Future[None](), Future[None]()
     whole = RoundRobinExecutor([Preparing(engine, partition, each) for each in (first, None, second)]).preparing([(1,)])
     assert whole is not None
@@ -101,7 +99,7 @@ def test_shapes_are_ready_when_all_of_them_are(engine: FakeEngine, partition: Fa
     assert RoundRobinExecutor([Preparing(engine, partition, None)]).preparing([(1,)]) is None
 
 
-def test_shapes_that_one_cannot_have_fail_once_the_others_ended(engine: FakeEngine, partition: FakePartition) -> None:
+def test_a_failed_preparation_is_raised_once_all_instances_ended(engine: FakeEngine, partition: FakePartition) -> None:
     first, second = Future[None](), Future[None]()
     whole = RoundRobinExecutor([Preparing(engine, partition, each) for each in (first, second)]).preparing([(1,)])
     assert whole is not None
@@ -113,17 +111,17 @@ def test_shapes_that_one_cannot_have_fail_once_the_others_ended(engine: FakeEngi
 
 
 class Trimmed(FakeExecutor):
-    """Keeps what it was told to give back."""
+    """Records the calls of `trim`."""
 
     def __init__(self, engine: FakeEngine, partition: FakePartition) -> None:
         super().__init__(engine, partition)
-        self.told: list[tuple[float, bool]] = []
+        self.trims: list[tuple[float, bool]] = []
 
     def trim(self, after: float, idle: bool) -> None:
-        self.told.append((after, idle))
+        self.trims.append((after, idle))
 
 
-def test_each_that_keeps_memory_gives_it_back(engine: FakeEngine, partition: FakePartition) -> None:
+def test_trim_is_passed_to_instances_that_keep_memory(engine: FakeEngine, partition: FakePartition) -> None:
     keeping = Trimmed(engine, partition)
     RoundRobinExecutor([keeping, FakeExecutor(engine, partition)]).trim(5.0, idle=True)
-    assert keeping.told == [(5.0, True)]
+    assert keeping.trims == [(5.0, True)]

@@ -1,4 +1,4 @@
-"""Which models tenants are served with, as a table that nothing else is needed for."""
+"""`LoadedModels` alone: which models each tenant is served, and the readiness that follows."""
 
 from server.device.loaded_models import UNLOADED, LoadedModels
 from server.device.model_loader import LoadedModel
@@ -13,14 +13,14 @@ def failed(name: str, reason: str = "no such file") -> LoadedModel:
     return LoadedModel(name, [], [IndexEntry(name, "1", "UNAVAILABLE", reason)], {})
 
 
-def test_a_model_of_one_tenant_that_failed_makes_a_strict_server_incomplete_and_no_other() -> None:
+def test_a_failed_model_makes_only_a_strict_server_incomplete() -> None:
     for strict, expected in ((True, "incomplete"), (False, "serving")):
         models = table(strict)
         models.put("globex", failed("a"))
         assert models.state() == expected
 
 
-def test_a_model_that_was_unloaded_is_not_missed() -> None:
+def test_an_unloaded_model_does_not_count_as_failed() -> None:
     models = table(strict=True)
     models.put("acme", failed("a"))
     models.put("acme", failed("a", UNLOADED))
@@ -28,14 +28,14 @@ def test_a_model_that_was_unloaded_is_not_missed() -> None:
     assert not models.serves("acme", "a")
 
 
-def test_what_a_model_was_before_is_given_back_when_another_takes_its_place() -> None:
+def test_put_returns_the_model_it_replaces() -> None:
     models, first, second = table(strict=False), failed("a"), failed("a", "another reason")
     assert models.put("acme", first) is None
     assert models.put("acme", second) == first
     assert models.put("globex", first) is None, "it is another tenant's"
 
 
-def test_ensembles_of_a_model_are_found_also_while_they_cannot_be_served() -> None:
+def test_unavailable_ensembles_of_a_step_are_found() -> None:
     models, reason = table(strict=False), [IndexEntry("both", "1", "UNAVAILABLE", "its step is unavailable")]
     models.put("acme", LoadedModel("both", [], reason, {}, steps=("a", "b")))
     models.put("acme", failed("a"))
@@ -44,7 +44,7 @@ def test_ensembles_of_a_model_are_found_also_while_they_cannot_be_served() -> No
     assert models.ensembles("globex", ["a"]) == []
 
 
-def test_a_tenant_whose_models_all_failed_is_shown_as_served_nothing() -> None:
+def test_a_tenant_without_working_models_is_shown_with_nothing() -> None:
     models = table(strict=False)
     models.put("acme", failed("a"))
     assert models.shown("acme") == "nothing"

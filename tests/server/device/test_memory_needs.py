@@ -30,21 +30,21 @@ def signature(*dims: int | str, limits: tuple[tuple[int, int], ...] = (), max_ba
         (signature("b", "n", limits=((1, 8), (32, 64))), (128, 128), (2048, 2048)),
     ],
 )
-def test_a_signature_tells_what_its_smallest_and_largest_requests_take(
+def test_the_smallest_and_largest_request_follow_from_a_signature(
     made: Signature, smallest: tuple[int, int], largest: tuple[int, int] | None
 ) -> None:
     assert needed(made, largest=False) == smallest
     assert needed(made, largest=True) == largest
 
 
-def test_a_dimension_of_two_inputs_is_the_most_that_both_may_be() -> None:
+def test_a_dimension_of_two_inputs_is_limited_by_both() -> None:
     inputs = (TensorSpec("x", FP32, ("n",), ((16, 64),)), TensorSpec("y", FP32, ("n",), ((32, 48),)))
     made = Signature(inputs, (TensorSpec("z", FP32, ("n",)), TensorSpec("free", FP32, ("m",))))
     assert needed(made, largest=True) == (256 + 192, 192)
 
 
 @given(st.integers(1, 64), st.integers(1, 512), st.integers(1, 64))
-def test_no_request_of_a_limited_model_takes_less_or_more(least: int, width: int, more: int) -> None:
+def test_every_request_within_the_limits_is_within_the_memory_needs(least: int, width: int, more: int) -> None:
     made = signature("b", width, limits=((least, least + more), (width, width)))
     smallest, largest = needed(made, largest=False), needed(made, largest=True)
     assert smallest
@@ -63,12 +63,12 @@ def tenant(memory: int) -> TenantConfig:
     return TenantConfig(name="acme", granules=1, models=("*",), memory=memory)
 
 
-def test_a_model_that_fits_is_left_alone() -> None:
+def test_a_model_that_fits_is_served_without_a_warning() -> None:
     one = loaded(signature("n", 32), signature(1024))
     assert fit(one, tenant(MIB)) == one
 
 
-def test_a_version_whose_smallest_request_never_fits_is_refused_with_the_arithmetic_and_closed() -> None:
+def test_a_version_whose_smallest_request_never_fits_is_refused_and_closed() -> None:
     one = loaded(signature(MIB), signature(1024))
     fitting = fit(one, tenant(8 * MIB))
     assert [each.version for each in fitting.served] == ["1"]

@@ -1,4 +1,4 @@
-"""Models from files to executors, and what is told about those that are in the way."""
+"""Models from files to executors, and the messages about those that cannot be loaded or honoured."""
 
 import json
 import logging
@@ -49,12 +49,12 @@ def refuse(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engi
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    told = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
+    found = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
     caplog.clear()
-    return told
+    return found
 
 
-def test_a_warning_comes_once_for_a_model_and_not_for_every_tenant_and_load(
+def test_a_warning_is_logged_once_for_a_model(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
     add(tmp_path, "m", "instance_group { gpus: 0 }")
@@ -64,7 +64,7 @@ def test_a_warning_comes_once_for_a_model_and_not_for_every_tenant_and_load(
     assert messages(caplog) == ["m/config.pbtxt: ignored, as they mean nothing here: instance_group.gpus"]
 
 
-def test_a_problem_comes_once_and_again_when_it_came_back(
+def test_a_problem_is_logged_once_and_again_after_it_was_fixed(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
     add(tmp_path, "m", "max_batch_size: -1")
@@ -81,7 +81,7 @@ def test_a_problem_comes_once_and_again_when_it_came_back(
     assert len(messages(caplog)) == 1
 
 
-def test_a_problem_of_one_version_names_it_but_not_where_the_repository_lies(
+def test_a_problem_of_a_version_names_it_without_the_path_of_the_repository(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
     add(tmp_path, "m")
@@ -89,7 +89,7 @@ def test_a_problem_of_one_version_names_it_but_not_where_the_repository_lies(
     assert messages(caplog) == ["model m 1 is unavailable: m/1/model.onnx: no good"]
 
 
-def test_a_model_that_takes_batches_has_its_requests_joined_or_a_warning_why_not(
+def test_a_model_with_batches_has_batching_or_a_warning_why_not(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
     add(tmp_path, "m", "max_batch_size: 4")
@@ -105,7 +105,7 @@ def test_a_model_that_takes_batches_has_its_requests_joined_or_a_warning_why_not
     ]
 
 
-def test_an_attempt_leaves_telling_to_its_caller(
+def test_attempt_returns_its_messages_and_logs_none(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
     add(tmp_path, "m", "zzz: 1")
@@ -117,7 +117,7 @@ def test_an_attempt_leaves_telling_to_its_caller(
     assert messages(caplog) == []
 
 
-def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: list[Partition]) -> None:
+def test_an_engine_is_read_once_for_all_partitions(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m")
     read: list[FakeEngine] = []
 
@@ -132,7 +132,7 @@ def test_an_engine_is_read_once_for_all_who_hold_it(tmp_path: Path, partitions: 
     assert {len(each.executors) for each in loaded} == {1}
 
 
-def test_an_engine_is_made_for_the_batches_that_are_configured(tmp_path: Path, partitions: list[Partition]) -> None:
+def test_an_engine_is_read_with_the_configured_max_batch(tmp_path: Path, partitions: list[Partition]) -> None:
     asked: list[int | None] = []
 
     def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
@@ -145,13 +145,13 @@ def test_an_engine_is_made_for_the_batches_that_are_configured(tmp_path: Path, p
     assert asked == [None, None, 32]
 
 
-def test_a_repository_that_cannot_be_read_counts_as_empty_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_repository_counts_as_empty_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert library(tmp_path / "gone").names() == []
-    (told,) = messages(caplog)
-    assert told.startswith("the model repository cannot be read, so it counts as empty: [Errno 2]")
+    (message,) = messages(caplog)
+    assert message.startswith("the model repository cannot be read, so it counts as empty: [Errno 2]")
 
 
-def test_what_goes_wrong_in_a_library_is_a_problem_with_a_traceback(
+def test_an_unexpected_error_of_a_library_is_a_problem_logged_with_a_traceback(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
     add(tmp_path, "m")
@@ -166,7 +166,7 @@ def test_what_goes_wrong_in_a_library_is_a_problem_with_a_traceback(
 
 
 class Reader:
-    """Makes fakes, and remembers the settings they were asked for with."""
+    """Makes fake engines, and records the settings of each."""
 
     def __init__(self) -> None:
         self.settings: list[RuntimeSettings] = []
@@ -179,7 +179,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("copies", ["auto", "sm", "engine"])
-def test_a_model_of_which_nothing_is_said_runs_as_the_device_says_and_is_warm_at_the_usual_shapes(
+def test_a_model_without_options_has_the_devices_copies_and_usual_warm_up(
     tmp_path: Path, partitions: list[Partition], copies: str
 ) -> None:
     add(tmp_path, "m", "max_batch_size: 0")
@@ -199,7 +199,7 @@ def test_the_servers_configuration_overrules_the_models(tmp_path: Path, partitio
 
 
 @pytest.mark.parametrize(("config", "padding"), [("", False), ("max_batch_size: 0", False), ("max_batch_size: 8", True)])
-def test_padding_is_asked_for_where_the_configuration_says_that_rows_are_a_batch(
+def test_batch_padding_is_on_where_max_batch_size_is_configured(
     tmp_path: Path, partitions: list[Partition], config: str, padding: bool
 ) -> None:
     add(tmp_path, "m", config)
@@ -208,7 +208,7 @@ def test_padding_is_asked_for_where_the_configuration_says_that_rows_are_a_batch
     assert [each.batch_padding for each in read.settings] == [padding]
 
 
-def test_inputs_that_are_configured_as_optional_are_asked_for_and_told_where_they_are_not(
+def test_optional_inputs_are_requested_and_a_warning_names_those_without_a_default(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
     entry = 'input { name: "%s" data_type: TYPE_FP32 dims: [-1] optional: true }'
@@ -226,10 +226,10 @@ def test_inputs_that_are_configured_as_optional_are_asked_for_and_told_where_the
     assert messages(caplog) == [f"model m 1: input 'x' is optional in m/config.pbtxt, but {why}"]
 
 
-def test_everything_that_cannot_be_honoured_is_a_problem_with_its_key_and_nothing_is_loaded(
+def test_settings_that_cannot_be_honoured_are_problems_and_nothing_is_loaded(
     tmp_path: Path, partitions: list[Partition]
 ) -> None:
-    """On a CPU, and of both versions told once."""
+    """On a CPU; a problem of two versions is reported once."""
     add(tmp_path, "m", "version_policy { all {} } parameters { key: 'greenlane.profile' value { string_value: '0' } }")
     add(tmp_path, "m2")
     (tmp_path / "m2" / "1").rename(tmp_path / "m" / "2")
@@ -256,7 +256,7 @@ def test_everything_that_cannot_be_honoured_is_a_problem_with_its_key_and_nothin
     assert (loaded.served, read.engines) == ([], [])
 
 
-def test_an_error_about_a_setting_says_where_it_was_said(tmp_path: Path, partitions: list[Partition]) -> None:
+def test_an_error_about_a_setting_names_its_key_and_file(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m", "parameters { key: 'greenlane.strategy' value { string_value: 'lazy' } }")
 
     def read(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
@@ -269,7 +269,7 @@ def test_an_error_about_a_setting_says_where_it_was_said(tmp_path: Path, partiti
     )
 
 
-def test_what_triton_asks_for_and_cannot_be_honoured_is_a_warning(tmp_path: Path, partitions: list[Partition]) -> None:
+def test_tritons_settings_that_cannot_be_honoured_are_a_warning(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m", "instance_group { count: 2 }")
     read = Reader()
     loaded = load(open_model_loader(configured(tmp_path), FakeDevice(), read), "m", partitions[0])
@@ -280,7 +280,7 @@ def test_what_triton_asks_for_and_cannot_be_honoured_is_a_warning(tmp_path: Path
     assert len(read.engines[0].executors) == 1
 
 
-def test_a_library_that_is_missing_is_a_problem_of_the_model(tmp_path: Path, partitions: list[Partition]) -> None:
+def test_a_missing_library_is_a_problem_of_the_model(tmp_path: Path, partitions: list[Partition]) -> None:
     def missing(_: object) -> dict[str, str]:
         raise ModelRefused("no TensorRT is installed")
 
@@ -289,7 +289,7 @@ def test_a_library_that_is_missing_is_a_problem_of_the_model(tmp_path: Path, par
     assert [problem.reason for problem in loaded.problems] == ["no TensorRT is installed"]
 
 
-def test_a_batch_to_be_ready_for_is_no_larger_than_the_largest(tmp_path: Path, partitions: list[Partition]) -> None:
+def test_a_warm_up_batch_above_the_models_largest_is_a_problem(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m", "max_batch_size: 4")
     models = open_model_loader(configured(tmp_path, m=ModelOptions(warm_up=(4, 8))), FakeDevice(), Reader())
     (problem,) = load(models, "m", partitions[0]).problems
@@ -297,7 +297,7 @@ def test_a_batch_to_be_ready_for_is_no_larger_than_the_largest(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("text", ["model_warmup { inputs { key: 'x' value { dims: 99999999 } } }", "PARAMETER"])
-def test_nothing_is_warmed_up_that_no_request_could_bring(tmp_path: Path, partitions: list[Partition], text: str) -> None:
+def test_warm_up_inputs_larger_than_max_body_are_refused(tmp_path: Path, partitions: list[Partition], text: str) -> None:
     """A tenant may send such a configuration, and all share the machine's memory."""
     add(tmp_path, "m", text.replace("PARAMETER", "parameters { key: 'greenlane.warm_up' value { string_value: '99999999' } }"))
     read = Reader()
@@ -306,7 +306,7 @@ def test_nothing_is_warmed_up_that_no_request_could_bring(tmp_path: Path, partit
     assert read.engines[0].executors == []
 
 
-def test_as_many_executors_are_bound_as_are_asked_for(tmp_path: Path, partitions: list[Partition]) -> None:
+def test_as_many_executors_are_bound_as_instances_are_configured(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m")
     read = Reader()
     options = {"m": ModelOptions(instances=3)}
@@ -316,7 +316,7 @@ def test_as_many_executors_are_bound_as_are_asked_for(tmp_path: Path, partitions
     assert executor.describe()["instances"] == 3
 
 
-def test_equal_settings_share_an_engine_and_others_do_not(tmp_path: Path, partitions: list[Partition]) -> None:
+def test_engines_are_shared_by_equal_settings_only(tmp_path: Path, partitions: list[Partition]) -> None:
     add(tmp_path, "m")
     read = Reader()
     models = ModelLoader(Repository(tmp_path, {}), read)
@@ -327,7 +327,7 @@ def test_equal_settings_share_an_engine_and_others_do_not(tmp_path: Path, partit
     assert [len(each.executors) for each in kept] == [1, 1, 1]
 
 
-def test_which_way_a_model_runs_is_in_its_configuration_and_what_to_read_of_it_is_a_warning(
+def test_the_graph_mode_is_in_the_models_configuration_and_its_notes_are_warnings(
     tmp_path: Path, partitions: list[Partition], caplog: pytest.LogCaptureFixture
 ) -> None:
     add(tmp_path, "m")
@@ -338,6 +338,6 @@ def test_which_way_a_model_runs_is_in_its_configuration_and_what_to_read_of_it_i
         return engine
 
     (served,) = load(library(tmp_path, read), "m", partitions[0]).served
-    told = served.config["parameters"]["greenlane.execution"]["string_value"]
-    assert json.loads(told) == {"graphs": "none", "notes": ["cannot be captured (why)"]}
+    execution = served.config["parameters"]["greenlane.execution"]["string_value"]
+    assert json.loads(execution) == {"graphs": "none", "notes": ["cannot be captured (why)"]}
     assert messages(caplog) == ["model m 1: cannot be captured (why)"]

@@ -33,10 +33,10 @@ SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, (
 
 
 class WatchedFrontend(LocalFrontend):
-    """Says when its worker is asked to stop, and remembers the cores it was told."""
+    """Records when its worker is asked to stop, and the cores that it was given."""
 
     def __init__(self, config: TenantConfig, before: "WatchedFrontend | None" = None) -> None:
-        """`before` is the one whose place it takes, with the same memory."""
+        """`before` is the frontend that this one replaces, with the same memory."""
         descriptors, link, self.tickets = watched(32, before=before and before.link)
         super().__init__(config, descriptors, link)
         self.placed: list[frozenset[int] | None] = []
@@ -61,7 +61,7 @@ class WatchedFrontend(LocalFrontend):
 
 
 class Site:
-    """A runtime of two tenants on a fake device of eight granules, with every engine that it read."""
+    """A runtime of two tenants on a fake device of eight granules, and the engines that it loaded."""
 
     def __init__(self, root: Path, **server: Any) -> None:
         self.script = Script()
@@ -91,7 +91,7 @@ class Site:
         return {name: partition.granules for name, partition in self.runtime.manager.held.items()}
 
     def pins(self) -> list[tuple[int, int, bool]]:
-        """What was pinned so far, each by address and size, and whether that was undone."""
+        """The address and size of all memory that was ever pinned, and whether it was unpinned."""
         return [(pin.address, pin.nbytes, pin.closed) for pin in self.device.pins]
 
     def tenant(self, name: str) -> Tenant:
@@ -102,7 +102,7 @@ class Site:
         return await self.frontends[name].infer(self.tenant(name).catalog.find(model).key)
 
     async def asked(self, count: int, name: str = "acme", model: str = "b") -> "list[asyncio.Task[Done]]":
-        """So many inferences that were asked for; the first is on its way."""
+        """Start so many inferences; the first has been submitted."""
         asking = [asyncio.ensure_future(self.infer(name, model)) for _ in range(count)]
         await asyncio.sleep(0)
         return asking
@@ -145,17 +145,17 @@ async def test_every_tenant_gets_its_partition_and_its_models(root: Path) -> Non
     await site.runtime.close()
 
 
-async def test_models_run_as_the_device_s_section_says_and_are_ready_for_the_usual_shapes(root: Path) -> None:
+async def test_models_use_the_device_sections_copies_and_warm_up_usual_shapes(root: Path) -> None:
     async with serving(root) as site:
         assert set(site.settings) == {RuntimeSettings(copies="engine", warm_up="usual")}
 
 
-async def test_which_way_models_run_is_told_of_the_executors_of_now(root: Path) -> None:
+async def test_executions_describe_the_current_executors(root: Path) -> None:
     async with serving(root) as site:
         (engine,) = [engine for engine in site.engines if len(engine.executors) == 2]
         engine.description = {"graphs": "captured"}
-        told = [(each.tenant, each.name, each.version, each.description["graphs"]) for each in site.runtime.executions()]
-        assert sorted(told) == [("acme", "a", "1", "none"), ("acme", "b", "1", "captured"), ("globex", "b", "1", "captured")]
+        graphs = [(each.tenant, each.name, each.version, each.description["graphs"]) for each in site.runtime.executions()]
+        assert sorted(graphs) == [("acme", "a", "1", "none"), ("acme", "b", "1", "captured"), ("globex", "b", "1", "captured")]
         await site.runtime.repartition({"acme": 5})
         engine.description = {"graphs": "native"}
         assert [each.description["graphs"] for each in site.runtime.executions() if each.name == "b"] == ["native"] * 2
@@ -163,7 +163,7 @@ async def test_which_way_models_run_is_told_of_the_executors_of_now(root: Path) 
         assert [each.tenant for each in site.runtime.executions()] == ["acme", "globex"]
 
 
-async def test_metrics_tell_which_way_models_run_and_what_executors_counted(root: Path) -> None:
+async def test_metrics_have_the_graph_mode_and_the_counts_of_executors(root: Path) -> None:
     async with serving(root) as site:
         for engine in site.engines:
             counts = {"captures": 3, "staged": 0, "of a newer kind": 1}
@@ -179,18 +179,18 @@ async def test_metrics_tell_which_way_models_run_and_what_executors_counted(root
         assert families["greenlane_padded_inferences"].samples == [], "it is not known to occur"
 
 
-def test_metrics_tell_all_that_executors_may_count() -> None:
+def test_metrics_have_every_count_of_executors() -> None:
     assert tuple(COUNTED) == COUNTS
 
 
-async def test_a_start_that_does_not_fit_says_so(root: Path) -> None:
+async def test_a_start_with_more_granules_than_the_device_has_is_refused(root: Path) -> None:
     site = Site(root)
     site.device.granules = (1, 1, 1)
     with pytest.raises(DoesNotFit, match="acme 2 \\+ globex 2 = 4 granules, but the device has 3"):
         await site.runtime.start()
 
 
-async def test_the_movers_move_and_the_others_stay(root: Path) -> None:
+async def test_a_repartition_moves_only_tenants_whose_share_changes(root: Path) -> None:
     async with serving(root) as site:
         stayed = site.runtime.manager.held["globex"]
         move = await site.runtime.repartition({"acme": 5})
@@ -201,7 +201,7 @@ async def test_the_movers_move_and_the_others_stay(root: Path) -> None:
         await asyncio.gather(site.infer("acme"), site.infer("acme", "a"), site.infer("globex"))
 
 
-async def test_a_change_waits_for_what_is_in_flight_and_loses_nothing(root: Path) -> None:
+async def test_a_repartition_waits_for_requests_in_flight_and_loses_none(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("run")
         asking = [asyncio.ensure_future(site.infer("acme")) for _ in range(5)]
@@ -219,11 +219,11 @@ async def test_a_change_waits_for_what_is_in_flight_and_loses_nothing(root: Path
 
 @pytest.mark.parametrize("point", ["carve", "locate", "attach", "bind"])
 @pytest.mark.parametrize("nth", [1, 2])
-async def test_a_fault_at_any_step_leaves_the_old_plan_in_force(root: Path, point: str, nth: int) -> None:
+async def test_a_repartition_that_fails_at_any_step_keeps_the_old_plan(root: Path, point: str, nth: int) -> None:
     async with serving(root) as site:
         before, held = site.granules, site.runtime.manager.held
         site.script.fail(point, nth)
-        with pytest.raises(Exception, match=f"told to fail at {point}"):
+        with pytest.raises(Exception, match=f"scripted to fail at {point}"):
             await site.runtime.repartition({"acme": 1, "globex": 4})
         assert site.granules == before
         assert site.device.open == list(held.values())
@@ -232,7 +232,7 @@ async def test_a_fault_at_any_step_leaves_the_old_plan_in_force(root: Path, poin
         assert site.granules == {"acme": (0,), "globex": (1, 2, 3, 4)}
 
 
-async def test_partitions_that_ran_on_the_same_units_are_not_put_in_force(root: Path) -> None:
+async def test_a_repartition_onto_overlapping_units_is_refused_as_misplaced(root: Path) -> None:
     async with serving(root) as site:
         site.device.lie = lambda partition: frozenset({0})
         with pytest.raises(Misplaced, match="acme and globex both ran on 0"):
@@ -240,7 +240,7 @@ async def test_partitions_that_ran_on_the_same_units_are_not_put_in_force(root: 
         assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
 
 
-async def test_a_change_that_is_given_up_while_the_movers_finish_lets_them_go_on(root: Path) -> None:
+async def test_a_repartition_cancelled_while_workers_halt_resumes_them(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("run")
         asking = await site.asked(5)
@@ -263,13 +263,13 @@ async def test_a_change_that_is_given_up_while_the_movers_finish_lets_them_go_on
         await site.infer("acme")
 
 
-async def test_a_fault_in_the_last_step_leaves_the_old_plan_in_force_and_those_who_waited_are_answered(root: Path) -> None:
+async def test_a_repartition_that_fails_on_commit_keeps_the_old_plan_and_answers_all(root: Path) -> None:
     async with serving(root) as site:
         before, running, locating = site.granules, site.script.hold("run"), site.script.hold("locate")
         asking = [*await site.asked(5), *await site.asked(5, "globex")]
         changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1, "globex": 3}))
         await asyncio.to_thread(locating.wait_for_arrival)
-        another = site.runtime.manager.plan({"stranger": 1})  # So that the account is another when the plan is put in force.
+        another = site.runtime.manager.plan({"initech": 1})  # So that the partitions changed when the plan is committed.
         site.runtime.manager.commit(another, site.runtime.manager.carve(another))
         locating.open()
         await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
@@ -277,12 +277,12 @@ async def test_a_fault_in_the_last_step_leaves_the_old_plan_in_force_and_those_w
         running.open()
         with pytest.raises(RuntimeError, match="the partitions changed since"):
             await changing
-        assert site.granules == {**before, "stranger": (4,)}
+        assert site.granules == {**before, "initech": (4,)}
         assert all(done.failure is None for done in await asyncio.gather(*asking))
         assert len(site.device.open) == 3
 
 
-async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None:
+async def test_waiting_requests_are_answered_from_the_new_partition(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("run")
         asking = await site.asked(9)
@@ -300,7 +300,7 @@ async def test_what_waits_is_answered_from_the_new_partition(root: Path) -> None
         assert 9 <= new.stream.ran <= 18
 
 
-async def test_every_frontend_is_told_its_cores_when_it_gets_a_partition(root: Path) -> None:
+async def test_every_frontend_gets_the_cores_of_its_new_partition(root: Path) -> None:
     site = Site(root)
     site.device.on_host_cores = True
     await site.runtime.start()
@@ -311,7 +311,7 @@ async def test_every_frontend_is_told_its_cores_when_it_gets_a_partition(root: P
     assert site.frontends["globex"].placed == [frozenset({2, 3})]
 
 
-async def test_an_abandoned_request_is_stopped_on_the_device(root: Path) -> None:
+async def test_an_abandoned_request_is_cancelled_on_the_device(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("run")
         (asking,) = await site.asked(1)
@@ -322,7 +322,7 @@ async def test_an_abandoned_request_is_stopped_on_the_device(root: Path) -> None
         assert site.engines[-1].computed == []
 
 
-async def test_a_tenant_s_memory_is_pinned_at_the_start_and_nothing_while_it_is_served(
+async def test_a_tenants_memory_is_pinned_at_the_start_and_none_while_it_is_served(
     root: Path,
 ) -> None:
     async with serving(root) as site:
@@ -342,7 +342,7 @@ async def test_a_tenant_s_memory_is_pinned_at_the_start_and_nothing_while_it_is_
         assert site.pins() == expected
 
 
-async def test_memory_that_cannot_be_pinned_is_a_mistake_of_the_configuration(root: Path) -> None:
+async def test_memory_that_cannot_be_pinned_is_a_configuration_error(root: Path) -> None:
     site = Site(root)
     refusal = "pinning: CUDA_ERROR_OUT_OF_MEMORY"
     site.script.fail("pin", nth=2, error=PartitionError(refusal))
@@ -353,7 +353,7 @@ async def test_memory_that_cannot_be_pinned_is_a_mistake_of_the_configuration(ro
     assert [pin.closed for pin in site.device.pins] == [True]
 
 
-async def test_everything_is_unpinned_in_the_end(root: Path) -> None:
+async def test_close_unpins_all_memory(root: Path) -> None:
     async with serving(root) as site:
         await asyncio.gather(site.infer("acme"), site.infer("globex"))
         pins = list(site.device.pins)
@@ -361,13 +361,13 @@ async def test_everything_is_unpinned_in_the_end(root: Path) -> None:
     assert all(pin.closed for pin in pins)
 
 
-async def test_a_frontend_with_a_new_link_is_served_over_it_once_what_was_in_flight_over_the_old_has_ended(root: Path) -> None:
+async def test_replace_link_serves_the_new_link_once_requests_of_the_old_one_ended(root: Path) -> None:
     async with serving(root) as site:
         old, key = site.frontends["acme"], site.tenant("acme").catalog.find("b").key
         gate = site.script.hold("run")
         begun = await site.asked(1)
         await asyncio.to_thread(gate.wait_for_arrival)
-        begun += await site.asked(5)  # The device side hears of one of these, and may just have begun it.
+        begun += await site.asked(5)  # The device side has read one of these, and may have enqueued it.
         pins = site.pins()
         new = site.frontends["acme"] = WatchedFrontend(site.runtime.config.tenants["acme"], old)
         new.open(site.runtime)
@@ -378,15 +378,15 @@ async def test_a_frontend_with_a_new_link_is_served_over_it_once_what_was_in_fli
         waiting = [asyncio.ensure_future(new.infer(key)) for _ in range(3)]
         assert all(done.failure is None for done in await asyncio.gather(*waiting))
         assert site.pins() == pins, "the memory is the same"
-        with pytest.raises(Failed, match="cancelled"):  # Nobody is there any more to want it.
+        with pytest.raises(Failed, match="cancelled"):  # The frontend that wanted it is gone.
             await begun[0]
-        for asking in begun[1:]:  # Those that the device side had heard of are told so, the others nothing.
+        for asking in begun[1:]:  # Those that the device side had read fail, the others get no answer.
             asking.cancel()
         await asyncio.gather(*begun[1:], return_exceptions=True)
         old.close()
 
 
-async def test_a_reopened_frontend_serves_on_after_a_change_and_is_unpinned_in_the_end(root: Path) -> None:
+async def test_a_replaced_link_survives_a_repartition_and_is_unpinned_on_close(root: Path) -> None:
     async with serving(root) as site:
         key = site.tenant("acme").catalog.find("b").key
         await site.infer("acme")
@@ -402,7 +402,7 @@ async def test_a_reopened_frontend_serves_on_after_a_change_and_is_unpinned_in_t
     assert [pin.closed for pin in site.device.pins] == [True, True]
 
 
-async def test_a_device_that_is_lost_is_told_to_everyone_who_waits_and_to_the_process(root: Path) -> None:
+async def test_a_lost_device_fails_all_requests_and_sets_device_gone(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("run")
         asking = [*await site.asked(6), *await site.asked(6, "globex")]
@@ -414,19 +414,19 @@ async def test_a_device_that_is_lost_is_told_to_everyone_who_waits_and_to_the_pr
         gate.open()
         await asyncio.wait_for(site.runtime.device_gone.wait(), 30)
         answers = await asyncio.gather(*asking, return_exceptions=True)
-        told = {(type(answer), str(answer)) for answer in answers if isinstance(answer, Exception)}
-        assert told == {(Unavailable, "the device is lost: CUDA error 700: illegal address")}
+        errors = {(type(answer), str(answer)) for answer in answers if isinstance(answer, Exception)}
+        assert errors == {(Unavailable, "the device is lost: CUDA error 700: illegal address")}
         assert sum(isinstance(answer, Exception) for answer in answers) >= 10
         assert (site.runtime.state, site.states[-1], site.runtime.ready) == ("lost", "lost", False)
         for name in ("acme", "globex"):
             with pytest.raises(Unavailable, match="the device is lost: CUDA error 700"):
                 await site.infer(name)
         await site.runtime.drain(0)
-        assert site.states.count("lost") == 1, "it is lost once, whoever says so, and nothing else after that"
+        assert site.states.count("lost") == 1, "the state becomes lost once, and no other after that"
     assert site.states == ["serving", "lost", "closed"]
 
 
-async def test_a_device_that_is_lost_while_models_load_is_never_ready(root: Path) -> None:
+async def test_a_device_lost_while_models_load_is_never_ready(root: Path) -> None:
     site = Site(root)
     gate = site.script.hold("bind")
     await site.runtime.start()
@@ -439,14 +439,14 @@ async def test_a_device_that_is_lost_while_models_load_is_never_ready(root: Path
     await site.runtime.close()
 
 
-async def test_a_runtime_that_never_started_has_nobody_to_tell() -> None:
+async def test_on_device_lost_before_the_start_changes_no_state() -> None:
     site = Site(Path("nowhere"))
     site.runtime.on_device_lost(DeviceLost("gone"))
     assert site.runtime.state == "starting"
     await site.runtime.close()
 
 
-async def test_the_reports_say_what_every_tenant_was_served_and_what_waits(root: Path) -> None:
+async def test_reports_have_each_tenants_models_lane_slots_and_index(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("run")
         asking = await site.asked(5)
@@ -461,7 +461,7 @@ async def test_the_reports_say_what_every_tenant_was_served_and_what_waits(root:
         await asyncio.gather(*asking)
 
 
-async def test_a_server_that_is_stopped_in_the_middle_of_a_change_closes_everything(root: Path) -> None:
+async def test_close_during_a_repartition_closes_everything(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("locate")
         changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
@@ -481,19 +481,19 @@ async def test_a_server_that_is_stopped_in_the_middle_of_a_change_closes_everyth
         ({"acme": True}, "acme: true granules"),
     ],
 )
-async def test_counts_that_mean_nothing_are_refused(root: Path, counts: dict[str, int], text: str) -> None:
+async def test_invalid_granule_counts_are_refused(root: Path, counts: dict[str, int], text: str) -> None:
     async with serving(root) as site:
         with pytest.raises(BadRequest, match=text):
             await site.runtime.repartition(counts)
 
 
-async def test_two_changes_at_once_come_one_after_the_other(root: Path) -> None:
+async def test_concurrent_repartitions_run_one_after_the_other(root: Path) -> None:
     async with serving(root) as site:
         await asyncio.gather(site.runtime.repartition({"acme": 4}), site.runtime.repartition({"globex": 4}))
         assert site.runtime.manager.statistics().free == 0
 
 
-async def test_a_model_is_loaded_later_and_unloaded_again(root: Path) -> None:
+async def test_a_model_can_be_loaded_and_unloaded_at_run_time(root: Path) -> None:
     async with serving(root) as site:
         add_model(root, "c")
         acme = site.tenant("acme")
@@ -506,7 +506,7 @@ async def test_a_model_is_loaded_later_and_unloaded_again(root: Path) -> None:
             acme.catalog.find("c")
 
 
-async def test_unloading_waits_for_the_requests_that_are_in(root: Path) -> None:
+async def test_unload_waits_for_accepted_requests(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("run")
         asking = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
@@ -519,7 +519,7 @@ async def test_unloading_waits_for_the_requests_that_are_in(root: Path) -> None:
         assert all(done.failure is None for done in await asyncio.gather(*asking))
 
 
-async def test_a_reload_serves_the_new_and_keeps_the_counts(root: Path) -> None:
+async def test_a_reload_serves_the_new_model_and_keeps_its_statistics(root: Path) -> None:
     async with serving(root) as site:
         acme = site.tenant("acme")
         before = acme.catalog.find("a")
@@ -532,10 +532,10 @@ async def test_a_reload_serves_the_new_and_keeps_the_counts(root: Path) -> None:
         await site.infer("acme", "a")
 
 
-async def test_a_reload_that_fails_keeps_what_is_served(root: Path) -> None:
+async def test_a_failed_reload_keeps_the_served_model(root: Path) -> None:
     async with serving(root) as site:
         site.script.fail("bind")
-        with pytest.raises(BadRequest, match="failed to load 'a': version 1: told to fail at bind"):
+        with pytest.raises(BadRequest, match="failed to load 'a': version 1: scripted to fail at bind"):
             await site.runtime.load("acme", "a")
         await site.infer("acme", "a")
 
@@ -548,13 +548,13 @@ def add_version(root: Path, name: str, version: str) -> None:
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-async def test_a_reload_of_which_one_version_fails_changes_nothing(root: Path, nth: int) -> None:
+async def test_a_reload_with_one_failing_version_changes_nothing(root: Path, nth: int) -> None:
     add_version(root, "a", "2")
     async with serving(root) as site:
         before = site.tenant("acme").catalog.served()
         bound = sum(len(engine.executors) for engine in site.engines)
         site.script.fail("bind", nth)
-        with pytest.raises(BadRequest, match=f"failed to load 'a': version {nth}: told to fail at bind"):
+        with pytest.raises(BadRequest, match=f"failed to load 'a': version {nth}: scripted to fail at bind"):
             await site.runtime.load("acme", "a")
         assert site.tenant("acme").catalog.served() == before
         assert (before[0].version, len(before)) == ("2", 3)
@@ -567,7 +567,7 @@ async def test_a_reload_of_which_one_version_fails_changes_nothing(root: Path, n
         await site.infer("acme", "a")
 
 
-async def test_a_version_that_has_no_model_fails_the_load_and_the_others_are_not_even_bound(root: Path) -> None:
+async def test_a_version_without_a_model_fails_the_load_before_others_are_bound(root: Path) -> None:
     async with serving(root) as site:
         add_version(root, "a", "2")
         (root / "a" / "2" / "model.onnx").unlink()
@@ -595,18 +595,18 @@ async def test_a_version_that_does_not_fit_the_tenants_memory_fails_the_load(roo
         await site.infer("acme", "a")
 
 
-async def test_a_first_load_of_which_one_version_fails_serves_nothing_and_says_why(root: Path) -> None:
+async def test_a_first_load_with_one_failing_version_serves_none_and_gives_the_reason(root: Path) -> None:
     async with serving(root) as site:
         add_model(root, "c")
         add_version(root, "c", "2")
         site.script.fail("bind", 2)
-        with pytest.raises(BadRequest, match="version 2: told to fail at bind"):
+        with pytest.raises(BadRequest, match="version 2: scripted to fail at bind"):
             await site.runtime.load("acme", "c")
-        with pytest.raises(Unavailable, match="told to fail at bind"):
+        with pytest.raises(Unavailable, match="scripted to fail at bind"):
             site.tenant("acme").catalog.find("c", "1")
 
 
-async def test_at_the_start_the_versions_that_are_whole_are_served_and_the_others_stand_in_the_index(root: Path) -> None:
+async def test_at_startup_working_versions_are_served_and_broken_ones_are_in_the_index(root: Path) -> None:
     add_version(root, "b", "2")
     (root / "b" / "2" / "model.onnx").unlink()
     async with serving(root) as site:
@@ -614,17 +614,17 @@ async def test_at_the_start_the_versions_that_are_whole_are_served_and_the_other
         assert [(entry.version, entry.state) for entry in index] == [("1", "READY"), ("2", "UNAVAILABLE")]
 
 
-async def test_a_reload_that_fails_is_told_as_such_in_the_log(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_reload_is_logged_as_such(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(root) as site:
         site.script.fail("bind")
         with pytest.raises(BadRequest):
             await site.runtime.load("acme", "a")
-        told = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
-        text = "model a 1 could not be loaded, the versions loaded before stay: told to fail at bind"
-        assert [line for line in told if line.startswith("model a")] == [text]
+        lines = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
+        text = "model a 1 could not be loaded, the versions loaded before stay: scripted to fail at bind"
+        assert [line for line in lines if line.startswith("model a")] == [text]
 
 
-async def test_with_strict_readiness_the_server_is_ready_only_while_no_model_failed(root: Path) -> None:
+async def test_with_strict_readiness_the_server_is_ready_only_without_failed_models(root: Path) -> None:
     (root / "a" / "config.pbtxt").write_text("max_batch_size: -1")
     async with serving(root, strict_readiness=True) as site:
         assert (site.runtime.ready, site.states) == (False, ["incomplete"])
@@ -648,7 +648,7 @@ async def test_with_strict_readiness_the_server_is_ready_only_while_no_model_fai
         assert site.runtime.state == "draining"
 
 
-async def test_without_it_the_server_is_ready_when_every_model_was_tried(root: Path) -> None:
+async def test_without_strict_readiness_the_server_is_ready_once_every_model_was_tried(root: Path) -> None:
     (root / "a" / "config.pbtxt").write_text("max_batch_size: -1")
     async with serving(root) as site:
         assert (site.runtime.ready, site.states) == (True, ["serving"])
@@ -659,7 +659,7 @@ async def test_without_it_the_server_is_ready_when_every_model_was_tried(root: P
 
 
 def held_builds(site: Site) -> tuple[threading.Event, threading.Event]:
-    """From now on whatever is read says so by the first of these, and waits for the second."""
+    """Events around every engine that is read from now on: the first is set when it begins, and it waits for the second."""
     building, built, read = threading.Event(), threading.Event(), site.read
 
     def build(path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
@@ -671,7 +671,7 @@ def held_builds(site: Site) -> tuple[threading.Event, threading.Event]:
     return building, built
 
 
-async def test_a_load_that_is_cancelled_before_its_turn_loads_nothing(root: Path) -> None:
+async def test_a_load_cancelled_while_it_waits_loads_nothing(root: Path) -> None:
     async with serving(root) as site:
         building, built = held_builds(site)
         (root / "a" / "1" / "model.onnx").write_text("another")
@@ -689,7 +689,7 @@ async def test_a_load_that_is_cancelled_before_its_turn_loads_nothing(root: Path
         assert site.tenant("acme").catalog.find("b") is before
 
 
-async def test_a_load_whose_turn_comes_when_the_server_stops_is_refused(root: Path) -> None:
+async def test_a_load_that_waits_when_the_server_stops_is_refused(root: Path) -> None:
     async with serving(root) as site:
         building, built = held_builds(site)
         (root / "a" / "1" / "model.onnx").write_text("another")
@@ -707,8 +707,8 @@ async def test_a_load_whose_turn_comes_when_the_server_stops_is_refused(root: Pa
         await closing
 
 
-async def test_a_configuration_of_a_request_is_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the device's process, whose interpreter every tenant shares."""
+async def test_the_config_parameter_of_a_load_is_parsed_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because it is parsed in the device's process, whose GIL all tenants share."""
     read: list[str] = []
 
     def remember(text: str) -> ModelConfig:
@@ -721,7 +721,7 @@ async def test_a_configuration_of_a_request_is_read_once(root: Path, monkeypatch
         assert read == ['{"max_batch_size": 0}']
 
 
-async def test_a_load_that_is_cancelled_later_goes_on_to_its_end_and_holds_no_engine(root: Path) -> None:
+async def test_a_load_cancelled_while_it_runs_completes_and_holds_no_engine(root: Path) -> None:
     async with serving(root) as site:
         building, built = held_builds(site)
         before = site.tenant("acme").catalog.find("a")
@@ -740,7 +740,7 @@ async def test_a_load_that_is_cancelled_later_goes_on_to_its_end_and_holds_no_en
         assert not any(site.runtime.model_loader._engines._held.values())
 
 
-async def test_a_first_load_that_fails_stands_in_the_index_with_the_reason(root: Path) -> None:
+async def test_a_failed_first_load_is_in_the_index_with_the_reason(root: Path) -> None:
     async with serving(root) as site:
         acme = site.tenant("acme")
         with pytest.raises(BadRequest, match="failed to load 'c': not in the repository"):
@@ -752,14 +752,14 @@ async def test_a_first_load_that_fails_stands_in_the_index_with_the_reason(root:
         assert [(entry.name, entry.state) for entry in acme.catalog.index() if entry.name == "c"] == [("c", "UNAVAILABLE")]
 
 
-async def test_a_model_of_others_can_be_neither_loaded_nor_unloaded(root: Path) -> None:
+async def test_a_model_outside_the_tenants_list_cannot_be_loaded_or_unloaded(root: Path) -> None:
     async with serving(root) as site:
         for change in (site.runtime.load, site.runtime.unload):
             with pytest.raises(NotFound):
                 await change("globex", "a")
 
 
-async def test_a_library_that_goes_wrong_makes_its_model_unavailable_and_no_other(root: Path) -> None:
+async def test_an_unexpected_error_of_a_library_makes_only_its_model_unavailable(root: Path) -> None:
     site = Site(root)
     site.script.fail("bind", error=RuntimeError("out of order"))
     await site.runtime.start()
@@ -770,7 +770,7 @@ async def test_a_library_that_goes_wrong_makes_its_model_unavailable_and_no_othe
     await site.runtime.close()
 
 
-async def test_draining_refuses_new_requests_and_finishes_those_that_are_in(root: Path) -> None:
+async def test_draining_refuses_new_requests_and_finishes_accepted_ones(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("run")
         asking = [asyncio.ensure_future(site.infer("acme")) for _ in range(4)]
@@ -787,7 +787,7 @@ async def test_draining_refuses_new_requests_and_finishes_those_that_are_in(root
         assert all(done.failure is None for done in await asyncio.gather(*asking))
 
 
-async def test_a_server_that_is_stopped_while_it_loads_loads_no_more(root: Path) -> None:
+async def test_close_during_startup_loads_no_more_models(root: Path) -> None:
     site = Site(root)
     gate = site.script.hold("bind")
     await site.runtime.start()
@@ -801,13 +801,13 @@ async def test_a_server_that_is_stopped_while_it_loads_loads_no_more(root: Path)
     assert site.device.closed
 
 
-async def test_the_probe_says_where_everyone_ran(root: Path) -> None:
+async def test_the_probe_reports_where_each_tenant_ran(root: Path) -> None:
     async with serving(root) as site:
         assert await site.runtime.probe() == {"acme": {0, 1}, "globex": {2, 3}}
 
 
-async def test_a_tenant_is_moved_and_served_while_a_model_of_its_own_is_being_built(root: Path) -> None:
-    """What takes minutes holds nothing that a repartition or a new HTTP process waits for."""
+async def test_a_tenant_is_repartitioned_and_served_while_its_model_is_being_built(root: Path) -> None:
+    """A build takes minutes, so it must hold no lock that a repartition or a new HTTP process waits for."""
     building, built = threading.Event(), threading.Event()
 
     async with serving(root) as site:
@@ -836,7 +836,7 @@ async def test_a_tenant_is_moved_and_served_while_a_model_of_its_own_is_being_bu
         assert site.runtime._workers["acme"].executors.keys() == {site.tenant("acme").catalog.find("b").key}
 
 
-async def test_a_worker_that_cannot_begin_is_told_to_its_tenant_and_begun_again(root: Path) -> None:
+async def test_a_worker_that_cannot_start_suspends_its_tenant_and_is_restarted(root: Path) -> None:
     async with serving(root) as site:
         site.script.fail("attach", 1)
         site.script.fail("attach", 2)
@@ -844,7 +844,7 @@ async def test_a_worker_that_cannot_begin_is_told_to_its_tenant_and_begun_again(
         await site.runtime.replace_link("acme")
         while not lane.suspended:
             await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="the worker of tenant acme failed and is being restarted: told to fail"):
+        with pytest.raises(Unavailable, match="the worker of tenant acme failed and is being restarted: scripted to fail"):
             await site.infer("acme")
         await site.infer("globex")
         while lane.suspended:
@@ -852,7 +852,7 @@ async def test_a_worker_that_cannot_begin_is_told_to_its_tenant_and_begun_again(
         await site.infer("acme")
 
 
-async def test_what_waits_is_told_that_the_worker_failed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_requests_fail_when_the_worker_fails(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(root) as site:
         worker = site.runtime._workers["acme"]
         monkeypatch.setattr(worker, "_start_all", _fail)
@@ -868,10 +868,10 @@ def _fail(*_: object) -> None:
     raise RuntimeError("a bug")
 
 
-async def test_a_tenant_whose_work_cannot_be_stopped_is_given_up_until_it_has_ended_and_the_others_go_on(
+async def test_a_tenant_whose_work_cannot_be_stopped_is_suspended_and_others_are_served(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a kernel on a GPU."""
+    """Like a kernel on a GPU, which cannot be stopped."""
     async with serving(root, max_execution=0.01, max_pause=1.0) as site:
         monkeypatch.setattr("tests.fakes.FakeWork.cancel", lambda work: None)
         monkeypatch.setattr("server.workers.supervision.CANCEL_TIMEOUT", 0.01)
@@ -893,9 +893,7 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_given_up_until_it_has_en
         await site.infer("globex")
 
 
-async def test_who_looks_for_inferences_that_take_too_long_keeps_no_worker_that_was_replaced(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_supervision_keeps_no_reference_to_replaced_workers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = asyncio.Event()
 
     def look(*_: object) -> None:
@@ -914,7 +912,7 @@ async def test_who_looks_for_inferences_that_take_too_long_keeps_no_worker_that_
         assert sorted(worker.partition.size for worker in there) == [2, 3]
 
 
-async def test_a_new_process_is_served_while_a_model_of_its_tenant_is_being_bound(root: Path) -> None:
+async def test_a_new_link_is_served_while_a_model_of_its_tenant_is_being_bound(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("bind")
         os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
@@ -927,7 +925,7 @@ async def test_a_new_process_is_served_while_a_model_of_its_tenant_is_being_boun
         await loading
 
 
-async def test_draining_stops_what_does_not_end(root: Path) -> None:
+async def test_draining_cancels_requests_after_drain_timeout(root: Path) -> None:
     async with serving(root, drain_timeout=0.02) as site:
         gate = site.script.hold("run")
         asking = await site.asked(5)

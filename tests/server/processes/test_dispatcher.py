@@ -26,7 +26,7 @@ PATIENCE = 10.0
 
 
 class Listener:
-    """A listening socket that can be told to fail, as a system does that has run out of something."""
+    """A listening socket that can be scripted to fail, as a system does that has run out of something."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))

@@ -251,7 +251,7 @@ def test_outputs_that_do_not_fit_fail_as_outgrown_with_the_bytes_needed(bench: B
 def test_a_model_that_raises_is_a_failure_and_the_next_ticket_is_served(bench: Bench, point: str) -> None:
     bench.script.fail(point, nth=1)
     bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
-    assert bench.next().failure == ("raised", f"told to fail at {point}")
+    assert bench.next().failure == ("raised", f"scripted to fail at {point}")
     assert bench.answer(bench.next()) == [2]
     assert bench.lost == []
 
