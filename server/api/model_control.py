@@ -104,7 +104,7 @@ async def _in_turn(tenant: Tenant, request: Request, change: Callable[[], Corout
     """Make a change when it is this tenant's next, unless the client disconnects before."""
 
     async def wait() -> Response:
-        async with tenant.changes.turn():
+        async with tenant.changes.exclusive():
             return await change()
 
     return await cancel_on_disconnect(request, wait())

@@ -7,7 +7,7 @@ from engines import Builds, CacheFolder
 
 from ..config.schema import ModelsConfig
 
-BESIDE = ".greenlane"
+CACHE_DIRECTORY = ".greenlane"
 """The default directory, in the repository; no model's name begins with a dot."""
 
 
@@ -18,5 +18,5 @@ def open_builds(models: ModelsConfig) -> Builds:
     own directory for caches: $XDG_CACHE_HOME, or else ~/.cache.
     """
     own = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "greenlane")
-    candidates = [models.cache] if models.cache else [models.repository / BESIDE, own]
+    candidates = [models.cache] if models.cache else [models.repository / CACHE_DIRECTORY, own]
     return Builds(CacheFolder(candidates), models.build_timeout, compiles=True)

@@ -17,7 +17,7 @@ log = logging.getLogger("greenlane.models")
 
 KEEP_SECONDS = 30.0
 """An engine is kept at least this long after its last use: an unload is often the first half of a reload."""
-MOST_UNUSED = 8
+MAX_UNUSED = 8
 """With more unused engines than this, the oldest is freed even while inferences wait, because each takes device memory."""
 
 
@@ -110,7 +110,7 @@ class EnginePool:
         with self._lock:
             idle = [key for key, each in self._engines.items() if id(each) not in busy and not self._held[id(each)]]
             old = [key for key in idle if self._clock() - self._used[key] >= KEEP_SECONDS]
-            if not old or not (quiet or len(idle) > MOST_UNUSED):
+            if not old or not (quiet or len(idle) > MAX_UNUSED):
                 return None, len(idle)
             key = min(old, key=lambda each: self._used[each])
             engine = self._engines.pop(key)

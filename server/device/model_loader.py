@@ -58,7 +58,7 @@ log = logging.getLogger("greenlane.models")
 
 DEFAULTS = RuntimeSettings()
 MAX_BODY: int = ServerConfig.model_fields["max_body"].default
-_MOST_REASONS = 3
+_MAX_REASONS = 3
 """The most reasons that the answer to a failed load gives."""
 
 Read = Callable[[Path, int | None, RuntimeSettings], Engine]
@@ -83,13 +83,13 @@ class LoadedModel:
     def messages(self, kept: bool = False) -> tuple[str, ...]:
         """Lines for the log; `kept`: the versions that were served before stay."""
         what = "could not be loaded, the versions loaded before stay" if kept else "is unavailable"
-        return *self.warnings, *(f"model {_which(problem)} {what}: {problem.reason}" for problem in self.problems)
+        return *self.warnings, *(f"model {_label(problem)} {what}: {problem.reason}" for problem in self.problems)
 
     def why(self) -> str:
         """Its first problems with their versions, and how many more there are."""
         reasons = [_reason(problem) for problem in self.problems]
-        others = len(reasons) - _MOST_REASONS
-        return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {others} more" if others > 0 else "")
+        others = len(reasons) - _MAX_REASONS
+        return "; ".join(reasons[:_MAX_REASONS]) + (f"; and {others} more" if others > 0 else "")
 
     def stopped(self, reason: str) -> "LoadedModel":
         """This ensemble, unavailable for this reason until its steps are loaded again."""
@@ -110,7 +110,7 @@ class PreparedVersion(NamedTuple):
     """A version that was read: its file, settings and engine, which `ModelLoader.bind` returns to the pool."""
 
     file: ModelFile
-    settled: ResolvedSettings
+    resolved: ResolvedSettings
     engine: Engine
 
 
@@ -184,11 +184,11 @@ class ModelLoader:
         steps = _steps(listing)
         prepared = PreparedModel(LoadedModel(name, [], problems, {}, list(listing.warnings), steps=steps, override=override))
         for file in listing.files:
-            settled = self._settle(file, prepared.loaded)
-            if not settled.problems:
+            resolved = self._resolve(file, prepared.loaded)
+            if not resolved.problems:
                 with _recording(file, prepared.loaded):
-                    engine = self._chain(file, settled, among, prepared.loaded) if steps else self._engine(file, settled)
-                    prepared.versions.append(PreparedVersion(file, settled, engine))
+                    engine = self._chain(file, resolved, among, prepared.loaded) if steps else self._engine(file, resolved)
+                    prepared.versions.append(PreparedVersion(file, resolved, engine))
         return prepared
 
     def bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False, kept: bool = False) -> LoadedModel:
@@ -219,21 +219,21 @@ class ModelLoader:
                 self._engines.let_go(version.engine)
         return loaded.discard() if whole and loaded.problems else loaded
 
-    def _settle(self, file: ModelFile, loaded: LoadedModel) -> ResolvedSettings:
+    def _resolve(self, file: ModelFile, loaded: LoadedModel) -> ResolvedSettings:
         """How it is to run; what is in the way of that goes to the problems, what is ignored to the warnings, each once."""
         try:
             lacking = _of_steps(self._unsupported) if file.config.steps else self._unsupported
-            settled = resolve_settings(file.config.settings, self._base, lacking)
+            resolved = resolve_settings(file.config.settings, self._base, lacking)
         except EngineError as error:
-            settled = ResolvedSettings(self._base, problems=(str(error),))
-        found = [IndexEntry(file.name, "", "UNAVAILABLE", problem) for problem in settled.problems]
+            resolved = ResolvedSettings(self._base, problems=(str(error),))
+        found = [IndexEntry(file.name, "", "UNAVAILABLE", problem) for problem in resolved.problems]
         loaded.problems.extend(entry for entry in found if entry not in loaded.problems)
-        loaded.warnings.extend(warning for warning in settled.warnings if warning not in loaded.warnings)
+        loaded.warnings.extend(warning for warning in resolved.warnings if warning not in loaded.warnings)
         padding, optional = (
             bool(file.config.max_batch),
             tuple(sorted(each.name for each in file.config.inputs if each.optional)),
         )
-        return replace(settled, settings=settled.settings.merge(batch_padding=padding, optional_inputs=optional))
+        return replace(resolved, settings=resolved.settings.merge(batch_padding=padding, optional_inputs=optional))
 
     def _log(self, loaded: LoadedModel, kept: bool) -> None:
         """Log each line once although every tenant loads the model, until a load has another result."""
@@ -245,10 +245,10 @@ class ModelLoader:
                 log.warning("%s", line)
 
     def _bind_version(self, version: PreparedVersion, partition: Partition, loaded: LoadedModel) -> None:
-        file, settled, engine = version
+        file, resolved, engine = version
         number, signature = str(file.version), apply(file.config, engine.signature)
-        self._check_warm_up(file, settled.settings, signature)
-        executor = bind_instances(engine, partition, settled.instances)
+        self._check_warm_up(file, resolved.settings, signature)
+        executor = bind_instances(engine, partition, resolved.instances)
         how, why_not = batching(file.config, signature)
         execution = executor.describe()
         notes = [why_not] if why_not else []
@@ -256,7 +256,7 @@ class ModelLoader:
         loaded.warnings.extend(f"model {file.name} {number}: {note}" for note in notes)
         platform = PLATFORM if file.config.steps else engine.platform
         folder = file.filename.partition("/")[0]
-        config = describe(file.name, file.config, signature, platform, folder, how, execution, settled.instances)
+        config = describe(file.name, file.config, signature, platform, folder, how, execution, resolved.instances)
         config = as_triton(config) if file.config.steps else config
         key = f"{file.name}/{number}#{next(self._loads)}"
         labels, queues = Labels(file.labels), file.config.queues
@@ -276,14 +276,14 @@ class ModelLoader:
                 text = f"inputs of {nbytes} bytes, but the server takes bodies of up to {self._max_body}"
                 raise ModelRefused(f"{where}: {text}; leave it out, or raise server.max_body")
 
-    def _engine(self, file: ModelFile, settled: ResolvedSettings) -> Engine:
+    def _engine(self, file: ModelFile, resolved: ResolvedSettings) -> Engine:
         """The engine of the current file with these settings, held until `EnginePool.let_go`."""
-        settings, max_batch, found = settled.settings, file.config.max_batch or None, os.stat(file.path)
+        settings, max_batch, found = resolved.settings, file.config.max_batch or None, os.stat(file.path)
         key = (file.path, max_batch, settings, found.st_ino, found.st_mtime_ns, found.st_size)
         return self._engines.hold(key, lambda: self._read(file.path, max_batch, settings))
 
     def _chain(
-        self, file: ModelFile, settled: ResolvedSettings, among: Mapping[str, LoadedModel], loaded: LoadedModel
+        self, file: ModelFile, resolved: ResolvedSettings, among: Mapping[str, LoadedModel], loaded: LoadedModel
     ) -> Engine:
         """The engine of an ensemble, from the tenant's current models, held until `EnginePool.let_go`."""
         steps = file.config.steps
@@ -291,8 +291,8 @@ class ModelLoader:
         links = chain_steps(steps, parts, file.config.max_batch or 0)
         loaded.warnings.extend(f"model {file.name} {file.version}: {note}" for note in step_warnings(steps, parts))
         outputs = tuple(tensor.name for tensor in file.config.outputs)
-        key = (PLATFORM, identity(links), outputs, settled.settings)
-        return self._engines.hold(key, lambda: chain(links, outputs, settled.settings), [part.engine for part in parts])
+        key = (PLATFORM, identity(links), outputs, resolved.settings)
+        return self._engines.hold(key, lambda: chain(links, outputs, resolved.settings), [part.engine for part in parts])
 
     def _part(self, step: EnsembleStep, among: Mapping[str, LoadedModel]) -> StepModel:
         """The tenant's model that serves a step. Raises ModelRefused."""
@@ -331,7 +331,9 @@ def _recording(file: ModelFile, loaded: LoadedModel) -> Iterator[None]:
         reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.filename}".rstrip("/"))
         if file.config.steps:  # Errors of its steps may name their files.
             reason = reason.replace(f"{file.path.parent.parent}/", "")
-        loaded.problems.append(IndexEntry(file.name, version, "UNAVAILABLE", reason + _said(reason, file.config.settings)))
+        loaded.problems.append(
+            IndexEntry(file.name, version, "UNAVAILABLE", reason + _where_configured(reason, file.config.settings))
+        )
 
 
 def open_model_loader(
@@ -363,7 +365,7 @@ def _nbytes(sample: Sample, signature: Signature) -> int:
     return total
 
 
-def _said(reason: str, settings: StatedSettings) -> str:
+def _where_configured(reason: str, settings: StatedSettings) -> str:
     """Where the setting was configured that an error names by its internal name."""
     ours = {field: said.where for field, said in settings.items() if "_" in field and not said.is_tritons}
     found = [where for field, where in ours.items() if field in reason and field not in where]
@@ -392,7 +394,7 @@ def _notes(execution: Mapping[str, object]) -> list[str]:
     return [str(note) for note in found] if isinstance(found, list) else []
 
 
-def _which(entry: IndexEntry) -> str:
+def _label(entry: IndexEntry) -> str:
     return f"{entry.name} {entry.version}".rstrip()
 
 

@@ -8,7 +8,7 @@ from .model_loader import ModelLoader
 
 KEPT = 5.0
 """Seconds for which the host memory of a large inference is kept for the next one."""
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between two checks for engines that can be freed."""
 
 
@@ -19,7 +19,7 @@ async def free_engines(model_loader: ModelLoader, workers: Mapping[str, Worker],
     """
     before = False
     while True:
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(CHECK_INTERVAL)
         quiet = all(worker.idle for worker in workers.values())
         await asyncio.to_thread(_release_unused, model_loader, workers, quiet and before)
         before = quiet

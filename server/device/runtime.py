@@ -86,7 +86,7 @@ class Runtime:
         )
         self._repartitioning = asyncio.Lock()
         self._repartitions = 0
-        self._leaving: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[None] | None = None
         self._freeing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -200,18 +200,18 @@ class Runtime:
         await asyncio.sleep(grace)
         self.builds.close()
         limit = self.config.server.drain_timeout / 2
-        emptying = asyncio.ensure_future(self._empty("the server is draining"))
-        if not (await asyncio.wait({emptying}, timeout=limit))[0]:
+        draining = asyncio.ensure_future(self._refuse_and_drain("the server is draining"))
+        if not (await asyncio.wait({draining}, timeout=limit))[0]:
             text = f"the server is draining, and this had not ended after {limit:g} s (server.drain_timeout)"
             log.error("drain: cancelling inferences that have not ended after %g s, and those queued behind them", limit)
             for worker in self._workers.values():
                 worker.abandon(Failure("stopped", text))
-            if not (await asyncio.wait({emptying}, timeout=min(limit, 1.0)))[0]:
+            if not (await asyncio.wait({draining}, timeout=min(limit, 1.0)))[0]:
                 log.error("drain: some inferences cannot be cancelled; their requests are answered 503")
                 for name in self.frontends:
                     self._supervision.suspend(name, text)
                 return
-        emptying.result()
+        draining.result()
         log.info("drained: every request was answered")
 
     async def close(self) -> None:
@@ -222,13 +222,13 @@ class Runtime:
         self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # Changes in progress are completed first.
-            everyones = (
+            every_lock = (
                 *self._models.ordering.values(),
                 self._repartitioning,
                 *self._changing.values(),
                 *self._worker_control.locks.values(),
             )
-            for lock in everyones:
+            for lock in every_lock:
                 await locks.enter_async_context(lock)
             if self._freeing:
                 self._freeing.cancel()
@@ -250,24 +250,24 @@ class Runtime:
         `device_gone` is set when all requests are answered; only a new process can use the device again.
         """
         if self._loop:
-            self._loop.call_soon_threadsafe(self._lose, error)
+            self._loop.call_soon_threadsafe(self._on_lost, error)
 
-    def _lose(self, error: DeviceLost) -> None:
+    def _on_lost(self, error: DeviceLost) -> None:
         if self.state != "lost":
             self._lifecycle.set_state("lost")
             log.critical("the device is lost, this process will exit: %s", error)
-            self._leaving = asyncio.create_task(self._leave(f"the device is lost: {error}"))
+            self._finishing = asyncio.create_task(self._finish_lost(f"the device is lost: {error}"))
 
-    async def _leave(self, reason: str) -> None:
-        await self._empty(reason)
+    async def _finish_lost(self, reason: str) -> None:
+        await self._refuse_and_drain(reason)
         self.device_gone.set()
 
-    async def _empty(self, reason: str) -> None:
+    async def _refuse_and_drain(self, reason: str) -> None:
         for frontend in self.frontends.values():
             frontend.refuse(reason)
         await asyncio.gather(*(frontend.drained() for frontend in self.frontends.values()))
 
-    def _broke(self, name: str, error: Exception) -> None:
+    def _on_worker_error(self, name: str, error: Exception) -> None:
         """A tenant's worker has failed. Any thread."""
         if self._loop:
             self._loop.call_soon_threadsafe(self._supervision.restart_worker, name, error)
@@ -306,7 +306,7 @@ class Runtime:
             _rebind(before.executors if before else {}, partition),
             self.on_device_lost,
             self._priorities,
-            partial(self._broke, name),
+            partial(self._on_worker_error, name),
         )
 
     def _shares(self) -> str:

@@ -54,7 +54,7 @@ class RemoteFrontend:
     async def connect(self, channel: Channel) -> None:
         """Use this process from now on, and send it what its predecessors were sent."""
         self._channel = channel
-        self._place()
+        self._send_affinity()
         published = list(self._repeat(channel))  # All of it is sent before anything else can be.
         with suppress(Unavailable):
             await asyncio.gather(*published)
@@ -101,12 +101,12 @@ class RemoteFrontend:
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         self._cores = cores
-        self._place()
+        self._send_affinity()
 
-    def assign(self, cores: frozenset[int]) -> None:
+    def assign_cores(self, cores: frozenset[int]) -> None:
         """Restrict the process to these of the host's cores, unless the configuration or the partition names others."""
         self._assigned = cores
-        self._place()
+        self._send_affinity()
 
     async def report(self) -> Report:
         found = None
@@ -133,7 +133,7 @@ class RemoteFrontend:
     def close(self) -> None:
         self.descriptors.close()
 
-    def _place(self) -> None:
+    def _send_affinity(self) -> None:
         """Restrict the process to the cores in the configuration, or else of its partition, or else those assigned."""
         cores: Iterable[int] | None = self._config.front_cores or self._cores or self._assigned
         if cores:

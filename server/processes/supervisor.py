@@ -123,7 +123,7 @@ class Supervisor:
         self._cores = affinity.others
         for each in self._http.values():
             if each.frontend:
-                each.frontend.assign(affinity.tenants[each.name])
+                each.frontend.assign_cores(affinity.tenants[each.name])
             else:
                 self._restrict(each.process)
         self._restrict(self._dispatcher)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from ..errors import QueueFull
 
-MOST_WAITING = 4
+MAX_WAITING = 4
 """The most that may wait besides the current one."""
 PAUSE = 0.02
 """Seconds between two changes. Each takes a few milliseconds of the device process's interpreter, which all tenants share,
@@ -28,8 +28,8 @@ class ModelChanges:
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Count as waiting or current within the block. Raises QueueFull if there are too many."""
-        if self._asked > MOST_WAITING:
-            raise QueueFull(f"{MOST_WAITING} loads and unloads wait already, and no more may; ask again when one was answered")
+        if self._asked > MAX_WAITING:
+            raise QueueFull(f"{MAX_WAITING} loads and unloads wait already, and no more may; ask again when one was answered")
         self._asked += 1
         try:
             yield
@@ -37,7 +37,7 @@ class ModelChanges:
             self._asked -= 1
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def exclusive(self) -> AsyncIterator[None]:
         """Wait for the turn and hold it within the block; the next turn begins after a pause."""
         await self._lock.acquire()
         try:

@@ -26,9 +26,9 @@ log = logging.getLogger("greenlane")
 
 HORIZON = 200_000
 """Nanoseconds of short works that may be launched ahead: a few times the round trip to the worker."""
-NOBODYS = 4 << 20
+TENANTLESS_MEMORY = 4 << 20
 """Bytes of request bodies without a tenant that may arrive at a time: of administrators, up to 1 MiB each."""
-SPARE = 256
+SPARE_SLOTS = 256
 """Slots beyond those of a full queue: for requests in flight, being decoded, and being encoded."""
 
 
@@ -71,10 +71,10 @@ class Service:
         )
         self.tenancy = Tenancy(config.tenants.values(), config.server.default_tenant)
         self.tenants = {tenant.name: tenant for tenant in tenants}
-        self.uploads = Uploads(NOBODYS)
+        self.uploads = Uploads(TENANTLESS_MEMORY)
         self.state: State = "starting"
-        self._patience = config.server.watchdog / 4 or float("inf")
-        self._heard = float("inf")
+        self._max_silence = config.server.watchdog / 4 or float("inf")
+        self._heartbeat_at = float("inf")
 
     def __repr__(self) -> str:
         return f"<Service {self.state}, of {', '.join(self.tenants) or 'no tenant'}>"
@@ -92,8 +92,8 @@ class Service:
         suspended = [tenant.lane.suspended for tenant in self.tenants.values()]
         if suspended and all(suspended):
             return suspended[0]
-        silence = time.monotonic() - self._heard
-        return None if silence <= self._patience else f"the device's process has been silent for {silence:.0f} s"
+        silence = time.monotonic() - self._heartbeat_at
+        return None if silence <= self._max_silence else f"the device's process has been silent for {silence:.0f} s"
 
     @property
     def unanswered(self) -> int:
@@ -103,7 +103,7 @@ class Service:
 
     def heartbeat(self) -> None:
         """The device process is alive; called repeatedly if it is another process."""
-        self._heard = time.monotonic()
+        self._heartbeat_at = time.monotonic()
 
     def set_state(self, state: State) -> None:
         """Set the server's state."""
@@ -132,7 +132,7 @@ def open_tenant(config: TenantConfig, link: Link, control: Canceller) -> Tenant:
 
 def slots(config: TenantConfig) -> int:
     """The number of slots of a tenant's link."""
-    return config.queue + SPARE
+    return config.queue + SPARE_SLOTS
 
 
 class LocalFrontend:
@@ -143,7 +143,7 @@ class LocalFrontend:
         self.tenant = open_tenant(config, link, self)
         self._descriptors = descriptors
         self._only = only
-        self._before: set[int] | None = None
+        self._cores_before: set[int] | None = None
         self._device: Backend | None = None
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ class LocalFrontend:
         other fastest on one core. With several tenants, requests of the others would run on this one's cores.
         """
         if self._only and cores:
-            self._before = self._before or os.sched_getaffinity(0)
+            self._cores_before = self._cores_before or os.sched_getaffinity(0)
             try:
                 os.sched_setaffinity(0, cores)
             except OSError as error:
@@ -185,8 +185,8 @@ class LocalFrontend:
 
     def close(self) -> None:
         self.tenant.lane.close(asyncio.get_running_loop())
-        if self._before:
-            os.sched_setaffinity(0, self._before)
+        if self._cores_before:
+            os.sched_setaffinity(0, self._cores_before)
         self._descriptors.close()
 
     def cancel(self, slot: int, serial: int) -> None:

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from ..errors import RequestError, TooSlow, Unavailable
 
 GRACE = 30.0
-"""Seconds that any body may take to arrive; each `LEAST` bytes that arrived give it one more."""
-LEAST = 16 * 1024
+"""Seconds that any body may take to arrive; each `MIN_RATE` bytes that arrived give it one more."""
+MIN_RATE = 16 * 1024
 """The minimum average rate in bytes a second; a slow mobile line has several times as many."""
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between two checks of the rates."""
 
 
@@ -32,48 +32,48 @@ class Upload(Protocol):
 class Uploads:
     """The request bodies that are arriving for one tenant, or for none. Belongs to the event loop.
 
-    `most` is the limit in bytes for all of them together: announced lengths, or else received bytes, and what compressed bodies
+    `limit` is in bytes, for all of them together: announced lengths, or else received bytes, and what compressed bodies
     decompress to. A single body may be larger. `full` makes the error for a body that does not fit beside the others. `counted`
     is the sum of all bodies so far.
     """
 
     def __init__(
-        self, most: int, full: Callable[[str], RequestError] = Unavailable, clock: Callable[[], float] = time.monotonic
+        self, limit: int, full: Callable[[str], RequestError] = Unavailable, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._most = most
+        self._limit = limit
         self._full = full
         self._clock = clock
         self._waiting: dict[Upload, tuple[float, int]] = {}
-        self._taken = 0
+        self._reserved = 0
         self.counted = 0
-        self._looking = False
+        self._checking = False
 
     def __repr__(self) -> str:
-        return f"<Uploads {len(self._waiting)} on their way, {self._taken} of {self._most} bytes>"
+        return f"<Uploads {len(self._waiting)} on their way, {self._reserved} of {self._limit} bytes>"
 
     def reserve(self, nbytes: int, own: int = 0) -> None:
         """Reserve these bytes until they are passed to `release`; `own` bytes of the same body are reserved already.
 
         Raises what `full` makes.
         """
-        others = self._taken - own
-        if others and self._taken + nbytes > self._most:
+        others = self._reserved - own
+        if others and self._reserved + nbytes > self._limit:
             text = f"a body of {own + nbytes} bytes while {others} bytes of others are on their way"
-            raise self._full(f"{text}; together they may have {self._most}")
-        self._taken += nbytes
+            raise self._full(f"{text}; together they may have {self._limit}")
+        self._reserved += nbytes
         self.counted += nbytes
 
     def release(self, nbytes: int) -> None:
         """Free reserved bytes."""
-        self._taken -= nbytes
+        self._reserved -= nbytes
 
     def add(self, upload: Upload, nbytes: int) -> None:
         """Add an upload with a body of so many bytes. Raises as `reserve` does."""
         self.reserve(nbytes)
         self._waiting[upload] = self._clock(), nbytes
-        if not self._looking:
-            self._looking = True
-            asyncio.get_running_loop().call_later(LOOK, self._look)
+        if not self._checking:
+            self._checking = True
+            asyncio.get_running_loop().call_later(CHECK_INTERVAL, self._check_rates)
 
     def discard(self, upload: Upload) -> None:
         """Remove an upload and release its bytes; does nothing if it was removed."""
@@ -96,18 +96,18 @@ class Uploads:
         for upload in list(self._waiting):
             upload.refuse(Unavailable(reason))
 
-    def _look(self) -> None:
+    def _check_rates(self) -> None:
         """Refuse uploads that are too slow. The oldest come first, so only few are checked."""
         now = self._clock()
         for upload, (begun, _) in list(self._waiting.items()):
             if now - begun <= GRACE:
                 break
-            if now - begun > GRACE + upload.received() / LEAST:
-                slow = f"{upload.received()} bytes of the body came in {now - begun:.0f} s; expected {LEAST} a second"
+            if now - begun > GRACE + upload.received() / MIN_RATE:
+                slow = f"{upload.received()} bytes of the body came in {now - begun:.0f} s; expected {MIN_RATE} a second"
                 upload.refuse(TooSlow(f"{slow} after the first {GRACE:.0f} s"))
-        self._looking = bool(self._waiting)
-        if self._looking:
-            asyncio.get_running_loop().call_later(LOOK, self._look)
+        self._checking = bool(self._waiting)
+        if self._checking:
+            asyncio.get_running_loop().call_later(CHECK_INTERVAL, self._check_rates)
 
 
 class AwaitedBody:
@@ -115,24 +115,24 @@ class AwaitedBody:
 
     def __init__(self, uploads: Uploads, nbytes: int, received: Callable[[], int] | None) -> None:
         self._uploads = uploads
-        self._told = nbytes
-        self._more = 0
-        self._parts = 0
+        self._announced = nbytes
+        self._reserved_more = 0
+        self._counted = 0
         self._received = received
         self._task: asyncio.Task[Any] | None = None
         self._error: RequestError | None = None
 
     def __repr__(self) -> str:
-        return f"<AwaitedBody {self.received()} of {self._told} bytes>"
+        return f"<AwaitedBody {self.received()} of {self._announced} bytes>"
 
     def __enter__(self) -> "AwaitedBody":
-        self._uploads.add(self, self._told)
+        self._uploads.add(self, self._announced)
         self._task = asyncio.current_task()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.complete()
-        self._uploads.release(self._told + self._more)
+        self._uploads.release(self._announced + self._reserved_more)
         task, self._task = self._task, None  # Breaks the cycle of the task, its error and this object.
         refused, self._error = self._error, None
         try:
@@ -142,7 +142,7 @@ class AwaitedBody:
             del refused, error, traceback  # Breaks their cycle with this frame, which only the garbage collector would free.
 
     def received(self) -> int:
-        return self._received() if self._received else self._parts
+        return self._received() if self._received else self._counted
 
     def refuse(self, error: RequestError) -> None:
         """Raise this error in the waiting task."""
@@ -153,14 +153,14 @@ class AwaitedBody:
 
     def add_received(self, nbytes: int) -> None:
         """Count received bytes. Raises as `Uploads.reserve` does for bytes beyond the announced length."""
-        self._parts += nbytes
-        if self._parts > self._told + self._more:
-            self.reserve_more(self._parts - self._told - self._more)
+        self._counted += nbytes
+        if self._counted > self._announced + self._reserved_more:
+            self.reserve_more(self._counted - self._announced - self._reserved_more)
 
     def reserve_more(self, nbytes: int) -> None:
         """Reserve more memory for this body. Raises as `Uploads.reserve` does."""
-        self._uploads.reserve(nbytes, self._told + self._more)
-        self._more += nbytes
+        self._uploads.reserve(nbytes, self._announced + self._reserved_more)
+        self._reserved_more += nbytes
 
     def complete(self) -> None:
         """The body is complete; its bytes stay reserved until the end of the `with`."""

@@ -34,11 +34,11 @@ class GilPriority:
         self._priorities = priorities
         self._waiting = waiting
         self._sleep = sleep
-        self._enqueuing = self._ending = self._deaf = False
+        self._enqueuing = self._ending = self._unattended = False
         self._came = self._gap = 0
 
     def __repr__(self) -> str:
-        state = "working" if self._enqueuing or self._ending else "away" if self._deaf else "resting"
+        state = "working" if self._enqueuing or self._ending else "away" if self._unattended else "resting"
         return f"<GilPriority {state}, an inference every {self._gap / 1e6:.3f} ms>"
 
     def start_enqueuing(self, now: int) -> None:
@@ -51,15 +51,15 @@ class GilPriority:
         """All tickets that had arrived are enqueued."""
         self._enqueuing = False
 
-    def start_waiting(self, deaf: bool) -> None:
-        """The thread will block until a work ends; `deaf`: and until then no thread of the worker listens for tickets."""
-        self._deaf = deaf
+    def start_waiting(self, unattended: bool) -> None:
+        """The thread will block until a work ends; `unattended`: and until then no thread of the worker listens for tickets."""
+        self._unattended = unattended
         self._ending = False
 
     def start_completing(self) -> None:
         """A work has ended, or will end immediately, and has to be handled."""
         self._ending = True
-        self._deaf = False
+        self._unattended = False
 
     def yield_gil(self, now: int) -> None:
         """Let workers go first that have work and run much less often. Blocks, for at most STEPS times STEP seconds."""
@@ -74,7 +74,7 @@ class GilPriority:
         """Whether this worker has work, and runs so much less often than the other that it should go first."""
         if self._gap + (now - self._came >> _SMOOTHING) < OFTEN * other._gap:
             return False
-        return self._enqueuing or self._ending or (not self._deaf and self._waiting())
+        return self._enqueuing or self._ending or (not self._unattended and self._waiting())
 
 
 class GilPriorities:

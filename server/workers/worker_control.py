@@ -17,7 +17,7 @@ from ..tenants.lifecycle import Lifecycle
 from .session import Endpoint
 from .worker import Worker
 
-TOGETHER = 0.01
+SHORT_WORK = 0.01
 """Seconds for which a tenant that moves may have to wait for the inference of another that moves with it."""
 _UNCHANGED = "; nothing was changed, and all tenants are served as before"
 
@@ -82,7 +82,7 @@ class WorkerControl:
     async def _halt(self, workers: Mapping[str, Worker], halting: "dict[str, asyncio.Future[None]]") -> None:
         """Return when all of these have halted. `halting` gets a future for each that was asked to halt, also after an error.
 
-        Workers whose inferences take longer than TOGETHER are halted first. If another one turns out to take that long, those
+        Workers whose inferences take longer than SHORT_WORK are halted first. If another one turns out to take that long, those
         that have halted are resumed until it has ended. Raises Conflict.
         """
         pause = self._max_pause
@@ -93,7 +93,7 @@ class WorkerControl:
             if longest := await _unfinished(halting, until - time.monotonic()):
                 raise Conflict(f"{_an_inference(longest)} for {pause:g} s (server.max_pause){_UNCHANGED}")
             halting |= {name: asyncio.wrap_future(worker.stop()) for name, worker in workers.items() if name not in halting}
-            if not (late := await _unfinished(halting, TOGETHER)):
+            if not (late := await _unfinished(halting, SHORT_WORK)):
                 return
             for name in halting.keys() - set(late):
                 del halting[name]
@@ -178,11 +178,11 @@ async def hold(lock: asyncio.Lock, name: str, limit: float) -> None:
 
 
 async def _busy(workers: Mapping[str, Worker]) -> list[str]:
-    """The workers whose current work takes longer than TOGETHER."""
+    """The workers whose current work takes longer than SHORT_WORK."""
     before = {name: worker.oldest for name, worker in workers.items()}
     if all(serial is None for serial in before.values()):
         return []
-    await asyncio.sleep(TOGETHER)
+    await asyncio.sleep(SHORT_WORK)
     return [name for name, worker in workers.items() if before[name] is not None and worker.oldest == before[name]]
 
 

@@ -191,7 +191,7 @@ def test_admin_bodies_have_their_own_memory(small: Served) -> None:
 )
 def test_stalled_body_times_out(small: Served, data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads_module, "GRACE", 0.05)
-    monkeypatch.setattr(uploads_module, "LOOK", 0.05)
+    monkeypatch.setattr(uploads_module, "CHECK_INTERVAL", 0.05)
     with Connection(small) as connection:
         connection.send(data)
         answer = connection.answer()

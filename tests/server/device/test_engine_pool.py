@@ -8,7 +8,7 @@ import pytest
 
 from engines import DATATYPES, Engine, ModelRefused, Signature, TensorSpec
 from partitions import DeviceLost
-from server.device.engine_pool import KEEP_SECONDS, MOST_UNUSED, EnginePool
+from server.device.engine_pool import KEEP_SECONDS, MAX_UNUSED, EnginePool
 from tests.fakes import FakeDevice, FakeEngine, Script
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
@@ -94,14 +94,14 @@ def test_of_too_many_unused_engines_the_oldest_is_freed_under_load_and_logged(
     pool: EnginePool, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     engines = []
-    for key in range(MOST_UNUSED + 1):
+    for key in range(MAX_UNUSED + 1):
         engines.append(load(pool, key))
         clock.now += 1
     clock.now += KEEP_SECONDS
     with caplog.at_level(logging.WARNING, "greenlane.models"):
         assert pool.release([], quiet=False)
-    assert [engine.closed for engine in engines] == [True] + [False] * MOST_UNUSED  # type: ignore[attr-defined]
-    assert f"freed one of {MOST_UNUSED + 1} unused engines under load" in caplog.text
+    assert [engine.closed for engine in engines] == [True] + [False] * MAX_UNUSED  # type: ignore[attr-defined]
+    assert f"freed one of {MAX_UNUSED + 1} unused engines under load" in caplog.text
     assert not pool.release([], quiet=False)
 
 

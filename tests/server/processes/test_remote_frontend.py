@@ -162,10 +162,10 @@ async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFron
     process = Process()
     channel = await process.meet(frontend)
     for told in (frozenset({2}), frozenset({3})):
-        frontend.assign(told)
+        frontend.assign_cores(told)
     frontend.set_cores(None)
     frontend.set_cores(frozenset({5}))
-    frontend.assign(frozenset({4}))
+    frontend.assign_cores(frozenset({4}))
     await frontend.drained()
     assert [heard.cores for heard in process.heard if isinstance(heard, SetAffinity)] == [{2}, {3}, {3}, {5}, {5}]
     channel.close()

@@ -14,7 +14,7 @@ from server.http.infer import Infer
 from server.link.messages import Done
 from server.tenants.auth import digest
 from server.tenants.catalog import IndexEntry, ServedModel
-from server.tenants.service import SPARE, LocalFrontend, Service, open_local, open_tenant, slots
+from server.tenants.service import SPARE_SLOTS, LocalFrontend, Service, open_local, open_tenant, slots
 from tests.lanes import submit
 
 SIGNATURE = Signature((TensorSpec("x", DATATYPES["FP32"], ("n",)),), ())
@@ -118,8 +118,8 @@ def test_a_service_is_ready_only_while_serving() -> None:
 
 
 def test_a_link_has_slots_for_a_full_queue_and_some_to_spare(frontends: dict[str, LocalFrontend]) -> None:
-    assert slots(ACME) == 3 + SPARE
-    assert frontends["acme"].link.arena.count == 3 + SPARE
+    assert slots(ACME) == 3 + SPARE_SLOTS
+    assert frontends["acme"].link.arena.count == 3 + SPARE_SLOTS
     assert frontends["acme"].link.arena.memory.nbytes == ACME.memory == 512 << 20
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import QueueFull, RequestError, TooSlow, Unavailable
 from server.tenants import uploads as uploads_module
-from server.tenants.uploads import GRACE, LEAST, Uploads
+from server.tenants.uploads import GRACE, MIN_RATE, Uploads
 
 
 async def never() -> bytes:
@@ -109,10 +109,10 @@ async def test_a_body_of_unknown_length_counts_as_it_arrives_and_as_it_is_decomp
 async def test_a_body_that_arrives_too_slowly_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(uploads_module, "LOOK", 0)
+    monkeypatch.setattr(uploads_module, "CHECK_INTERVAL", 0)
     now = 0.0
     uploads = Uploads(100, clock=lambda: now)
-    silent, steady, complete = Connection(), Connection(came=LEAST * 10), asyncio.ensure_future(expecting(uploads))
+    silent, steady, complete = Connection(), Connection(came=MIN_RATE * 10), asyncio.ensure_future(expecting(uploads))
     await asyncio.sleep(0)
     uploads.add(silent, 10)
     uploads.add(steady, 20)

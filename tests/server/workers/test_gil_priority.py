@@ -61,7 +61,7 @@ def test_no_worker_yields_to_one_that_waits_for_the_device() -> None:
     bench = Bench()
     greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
     modest.end_enqueuing()
-    modest.start_waiting(deaf=True)
+    modest.start_waiting(unattended=True)
     bench.waiting = True
     assert bench.slept(greedy) == 0
     assert "away" in repr(modest)
@@ -73,7 +73,7 @@ def test_a_busy_worker_yields_to_one_that_waits_and_listens_once_a_ticket_arrive
     bench = Bench()
     greedy, modest = bench.priority(30_000), bench.priority(5_000_000)
     modest.end_enqueuing()
-    modest.start_waiting(deaf=False)
+    modest.start_waiting(unattended=False)
     assert bench.slept(greedy) == 0
     assert "resting" in repr(modest)
     bench.waiting = True
@@ -86,7 +86,7 @@ def test_enqueuing_and_completing_threads_of_a_worker_are_tracked_separately() -
     modest.start_completing()
     modest.end_enqueuing()
     assert bench.slept(greedy) == STEPS
-    modest.start_waiting(deaf=False)
+    modest.start_waiting(unattended=False)
     assert bench.slept(greedy) == 0
 
 
