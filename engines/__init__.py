@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from partitions import Device
+from partitions.installing import install_command
 
 from . import wire
 from .base import Engine, Executor, Preparing, Room, Tensor, Work
@@ -109,7 +110,7 @@ def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:
     try:
         from .onnxruntime.engine import load_onnx
     except ImportError as error:
-        raise ModelRefused(f"{path}: ONNX Runtime is not installed; run scripts/install cpu ({error})") from error
+        raise ModelRefused(f"{path}: ONNX Runtime is not installed; run {install_command('cpu')} ({error})") from error
     return load_onnx(path, settings or RuntimeSettings())
 
 
@@ -120,6 +121,7 @@ def _load_tensorrt(
     try:
         from .tensorrt.load import load_tensorrt
     except ImportError as error:
-        raise ModelRefused(f"{path}: serving from a GPU needs scripts/install cpu,rtx (or cpu,tensorrt) ({error})") from error
+        needed = f"{install_command('cpu,rtx')} (or cpu,tensorrt)"
+        raise ModelRefused(f"{path}: serving from a GPU needs {needed} ({error})") from error
     cuda: Any = device  # A device of this kind is a CudaDevice.
     return load_tensorrt(path, cuda, settings or RuntimeSettings(), max_batch, builds)

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from partitions.installing import install_command
+
 from .datatypes import DATATYPES, DataType
 from .errors import TensorMismatch
 
@@ -104,7 +106,8 @@ def _dlpack_view(array: object, stream: int) -> Any:
     try:
         from cuda.core.utils import StridedMemoryView
     except ImportError as error:
-        raise TensorMismatch(f"{type(array).__name__} is on a GPU; to use it run scripts/install cuda ({error})") from error
+        command = install_command("cuda")
+        raise TensorMismatch(f"{type(array).__name__} is on a GPU; to use it run {command} ({error})") from error
     return StridedMemoryView.from_dlpack(array, stream_ptr=stream)
 
 

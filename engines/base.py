@@ -1,5 +1,5 @@
-"""The protocols that every backend implements: an engine is a loaded model, an executor binds it to a partition, work is in
-flight.
+"""The protocols that every library's package implements: an engine is a loaded model, an executor binds it to a partition,
+work is in flight.
 
 Tensors are passed as addresses, so that the same call works for memory shared with another process, pinned memory, and memory
 on the GPU.

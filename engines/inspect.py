@@ -36,7 +36,7 @@ def _read(path: Path) -> PlanFile:
     file = read_plan(path)
     if file.artifact is None and bytes(file.plan[1:4]) != _MAGIC:
         what = "not an engine file" if read_onnx(bytes(file.plan)) == OnnxFile() else "an ONNX model"
-        raise ModelRefused(f"{path}: {what}; expected what python -m engines.build makes of an ONNX model, or a bare plan")
+        raise ModelRefused(f"{path}: {what}; expected what `greenlane build` makes of an ONNX model, or a bare plan")
     return file
 
 
@@ -109,7 +109,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         prog=program,
         description="Print what an engine file takes, gives, was built from and fits. The engine is loaded if there is a GPU.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE.plan", help="an engine file of engines.build, or a bare plan")
+    parser.add_argument("file", type=Path, metavar="FILE.plan", help="an engine file of `greenlane build`, or a bare plan")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""How an engine is run, as opposed to built: settings that are checked when they are created, the same for every backend.
+"""How an engine is run, as opposed to built: settings that are checked when they are created, the same for every library.
 
 They are not stored with an engine: the caller that loads it chooses them.
 """

@@ -31,7 +31,8 @@ def require_own_packages() -> None:
         if found != HOME / name:
             raise ForeignPackage(
                 f"{found} hides Greenlane's package {name!r}, which is {HOME / name}; start the command `greenlane` or "
-                "`python -P -m greenlane`, which leave the current folder out of Python's path, or rename what is in the way",
+                "`python -P -m greenlane`, which leave the current folder out of Python's path, or take it out of PYTHONPATH, "
+                "or rename what is in the way",
                 name=name,
             )
 

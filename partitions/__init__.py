@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from .base import Device, Partition
 from .cpu import open_cpu
 from .errors import DeviceLost, DeviceUnavailable, DoesNotFit, Misplaced, PartitionError
+from .installing import install_command
 from .manager import Move, PartitionManager
 
 __all__ = [
@@ -66,6 +67,7 @@ def _open_cuda(index: int, granule_sms: int | None) -> Device:
         from .cuda.device import open_cuda
     except ImportError as error:
         raise DeviceUnavailable(
-            f"CUDA partitions need scripts/install cuda (or cpu,rtx, to serve models on them); or use backend = 'cpu' ({error})"
+            f"CUDA partitions need {install_command('cuda')} (or cpu,rtx, to serve models on them); "
+            f"or use backend = 'cpu' ({error})"
         ) from error
     return open_cuda(index, granule_sms)

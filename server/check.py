@@ -7,10 +7,11 @@ tried on a part of the device, and without a device the repository is still chec
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from engines import TensorSpec
 from partitions import Device, DoesNotFit, PartitionError, PartitionManager
@@ -222,7 +223,7 @@ class _Check:
     def _print_model(self, loaded: LoadedModel) -> None:
         for served in loaded.served:
             _print_line(f"  {served.name} {served.version}: {_describe(served)}")
-            _print_line(f"    {_runs(loaded.executors[served.key].describe())}")
+            _print_line(f"    {execution_line(loaded.executors[served.key].describe())}")
             self._check_batches(served)
         for which in dict.fromkeys(f"{problem.name} {problem.version}".rstrip() for problem in loaded.problems):
             _print_line(f"  {which}: unavailable")
@@ -270,7 +271,7 @@ def _share(granules: tuple[int, ...] | None) -> str:
 
 
 def _access(tenant: TenantConfig) -> str:
-    access = "keys" if tenant.keys_sha256 else "open"
+    access = "keys" if tenant.keys_sha256 else "no keys: anyone may call it"
     return f"{access}, port {tenant.port}" if tenant.port else access
 
 
@@ -285,10 +286,25 @@ def _describe(served: ServedModel) -> str:
     return f"{inputs} -> {outputs}{f', batches of up to {most}' if most else ''} ({served.platform})"
 
 
-def _runs(execution: Mapping[str, object]) -> str:
+def execution_line(execution: Mapping[str, object]) -> str:
     """How it runs, in a line, without what is reported as a warning."""
     said = {key: value for key, value in execution.items() if key not in ("why", "notes", "counts") and value not in ("", [])}
-    return ", ".join(f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in said.items())
+    return ", ".join(_execution_entry(key, value) for key, value in said.items())
+
+
+def _execution_entry(key: str, value: Any) -> str:
+    """One entry of `Executor.describe`. The steps of an ensemble are what their executors describe."""
+    match key:
+        case "shapes":
+            return f"warmed for {' and '.join(', '.join(map(_dimensions, shapes)) for shapes in value)}"
+        case "steps":
+            return f"steps: {'; '.join(map(execution_line, value))}"
+        case _:
+            return f"{key} {value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _dimensions(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "a scalar"
 
 
 def _tensors(specs: Iterable[TensorSpec]) -> str:

@@ -58,6 +58,8 @@ def parse_serve(arguments: Sequence[str], program: str) -> Options:
     words, unknown = parser.parse_known_args(arguments)
     if unknown and os.path.exists(unknown[0]):
         parser.error(f"unexpected {unknown[0]!r}; did you mean --config {unknown[0]}?")
+    if unknown and not unknown[0].startswith("-"):
+        parser.error(f"unexpected {unknown[0]!r}; a configuration is given as --config FILE")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return Options(config=words.config, host=words.host, port=words.port, log_level=words.log_level)

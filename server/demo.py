@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engines.model_files.onnx_writer import FLOAT, STRING, floats, int64s, model, node, strings, value
 from partitions import open_device
+from partitions.installing import install_command
 
 from .config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 
@@ -44,7 +45,7 @@ output [ { name: "probabilities" data_type: TYPE_FP32 dims: [ 4 ] } ]
 def build(root: Path) -> None:
     """Write the repository below `root`, replacing files. Blocks. Raises ConfigError where ONNX Runtime is not installed."""
     if find_spec("onnxruntime") is None:  # Only the engine imports it.
-        need = "the demo needs scripts/install cpu; or name a configuration with --config or GREENLANE_CONFIG"
+        need = f"the demo needs {install_command('cpu')}; or name a configuration with --config or GREENLANE_CONFIG"
         raise ConfigError([f"{need} (there is no onnxruntime)"])
     for name, data in (("stripes", _stripes()), ("identity", _identity())):
         directory = root / name / "1"

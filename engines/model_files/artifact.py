@@ -72,7 +72,7 @@ class Artifact:
 
         `library` and `version` are of the one that is to run it, `capability` is the GPU's, such as "9.0".
         """
-        again = "; build it again with python -m engines.build"
+        again = "; build it again with `greenlane build`"
         if library != self.library:
             raise ModelRefused(
                 f"{where}: the plan is for {self.library} {self.version}, but this is {library} {version}{again}"
@@ -105,7 +105,7 @@ def read_plan(path: Path) -> PlanFile:
 def unpack(data: bytes, where: str) -> PlanFile:
     """Parse an engine file without copying the plan. Raises ModelRefused; `where` is what its text calls the file."""
     if not data:
-        raise ModelRefused(f"{where}: empty; expected an engine file of engines.build, or a plan")
+        raise ModelRefused(f"{where}: empty; expected an engine file of `greenlane build`, or a plan")
     if not _FILE.owns(data):
         return PlanFile(memoryview(data), None)
     try:
@@ -113,7 +113,7 @@ def unpack(data: bytes, where: str) -> PlanFile:
         plan = fields.pop("plan")
         return PlanFile(plan, _artifact({name: bytes(value).decode() for name, value in fields.items()}))
     except FrameError as error:
-        raise ModelRefused(f"{where}: the engine file is {error}; build it again with python -m engines.build") from error
+        raise ModelRefused(f"{where}: the engine file is {error}; build it again with `greenlane build`") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelRefused(f"{where}: the engine file's fields cannot be read: {error}") from error
 

@@ -18,6 +18,8 @@ from threading import RLock
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from partitions.installing import install_command
+
 from ..datatypes import DATATYPES, DataType
 from ..errors import ModelRefused
 from .shared_lock import SharedLock
@@ -139,7 +141,8 @@ def find_tensorrt(libraries: Sequence[str] = tuple(LIBRARIES)) -> TensorRT:
                 return _describe(library, importlib.import_module(name))
             except (ImportError, OSError) as error:
                 tried.append(f"{name}: {error}")
-    raise ModelRefused(f"no TensorRT is installed; run scripts/install cpu,rtx (or cpu,tensorrt) ({'; '.join(tried)})")
+    command = f"{install_command('cpu,rtx')} (or cpu,tensorrt)"
+    raise ModelRefused(f"no TensorRT is installed; run {command} ({'; '.join(tried)})")
 
 
 @contextmanager

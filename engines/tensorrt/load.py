@@ -123,7 +123,7 @@ def _check(path: Path, file: PlanFile, api: TensorRT, capability: str) -> None:
     verdict, reasons = api.validity(file.plan)
     why = ", ".join(reason.lower().replace("_", " ") for reason in reasons)
     if verdict == "INVALID" and set(reasons) - TOLERATED_REASONS:
-        raise ModelRefused(f"{path}: {api} says that the plan does not fit here: {why}; build it again with engines.build")
+        raise ModelRefused(f"{path}: {api} says that the plan does not fit here: {why}; build it again with `greenlane build`")
     if reasons or verdict == "SUBOPTIMAL":
         log.warning("%s: %s calls the plan %s here (%s); loading it nevertheless", path, api, verdict, why or "no reason")
 
@@ -142,7 +142,7 @@ def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSetti
     streamable = plan.streamable_weights_size if "weight_streaming_budget" in api.features else 0
     if not streamable:
         if (budget := settings.weight_streaming_budget) is not None:
-            why = "it was not built to stream weights, or has none that could be (engines.build --flag weight_streaming)"
+            why = "it was not built to stream weights, or has none that could be (`greenlane build --flag weight_streaming`)"
             raise ModelRefused(f"{path}: a weight_streaming_budget of {budget} bytes has no effect: {why}; leave it out")
         return False
     baked = file.artifact.options.get("weight_streaming_budget") if file.artifact else None

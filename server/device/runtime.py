@@ -332,4 +332,4 @@ def _close(things: Iterable[Closing]) -> None:
 
 
 def _places(partition: Partition) -> str:
-    return "granule " + ", ".join(map(str, partition.granules))
+    return f"granule{'s' * (len(partition.granules) != 1)} {', '.join(map(str, partition.granules))}"

@@ -20,7 +20,7 @@ import sys
 import time
 from contextlib import suppress
 
-from engines.tensorrt.building.builds import search_path
+from engines.search_path import search_path
 
 from ..config.schema import ServerConfig
 from .backoff import Backoff

@@ -31,8 +31,7 @@ class Affinity:
     others: frozenset[int]
 
     def __str__(self) -> str:
-        device, others = ranges(self.device), ranges(self.others)
-        return f"{describe(self.tenants)}; the device's process on {device}, all others on {others}"
+        return f"{describe(self.tenants)}; device process on {_cores(self.device)}, all others on {_cores(self.others)}"
 
 
 def share_cores(allowed: Iterable[int], configured: Mapping[str, Sequence[int] | None]) -> Affinity | None:
@@ -55,7 +54,7 @@ def share_cores(allowed: Iterable[int], configured: Mapping[str, Sequence[int] |
 
 def describe(tenants: Mapping[str, Iterable[int]]) -> str:
     """The cores of tenants' HTTP processes, for the log."""
-    return f"HTTP {', '.join(f'of {name} on {ranges(cores)}' for name, cores in tenants.items())}"
+    return f"HTTP process {', '.join(f'of {name} on {_cores(cores)}' for name, cores in tenants.items())}"
 
 
 def conflicts(configured: Mapping[str, Sequence[int] | None], partitions: Mapping[str, Iterable[int]]) -> Iterator[str]:
@@ -65,3 +64,8 @@ def conflicts(configured: Mapping[str, Sequence[int] | None], partitions: Mappin
             if name != other and (shared := set(cores or ()).intersection(theirs)):
                 text = f"{ranges(shared)} is of {other}'s partition, whose work this tenant's HTTP would delay"
                 yield f"{dotted(('tenants', name, 'front_cores'))}: {text}; leave it out, or name cores of no partition"
+
+
+def _cores(numbers: Iterable[int]) -> str:
+    numbers = frozenset(numbers)
+    return f"core{'s' * (len(numbers) != 1)} {ranges(numbers)}"

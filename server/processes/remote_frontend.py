@@ -17,7 +17,7 @@ from ..link.ring import Descriptors, Link
 from ..scheduling.lane import LaneStatistics
 from ..scheduling.slot_pool import SlotStatistics
 from ..tenants.catalog import Catalog, IndexEntry, ServedModel
-from ..tenants.frontend import Backend, Report, State
+from ..tenants.frontend import DeviceSide, Report, State
 from ..tenants.service import slots
 from . import messages
 from .messages import CancelTicket, ReportFields
@@ -35,7 +35,7 @@ class RemoteFrontend:
         self.link = link
         self.descriptors = descriptors
         self._config = config
-        self._device: Backend | None = None
+        self._device: DeviceSide | None = None
         self._channel: Channel | None = None
         self._catalog = Catalog()
         self._state: State = "starting"
@@ -83,7 +83,7 @@ class RemoteFrontend:
         self._channel = None
         return old
 
-    def open(self, device: Backend) -> None:
+    def open(self, device: DeviceSide) -> None:
         self._device = device
 
     def set_state(self, state: State) -> None:

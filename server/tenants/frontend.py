@@ -39,7 +39,7 @@ class Report:
     age: float = 0.0
 
 
-class Backend(Protocol):
+class DeviceSide(Protocol):
     """What a frontend may ask of the runtime besides sending tickets."""
 
     def cancel(self, tenant: str, slot: int, serial: int) -> None:
@@ -53,7 +53,7 @@ class Frontend(Protocol):
     def link(self) -> Link:
         """The device side's end of the link."""
 
-    def open(self, device: Backend) -> None:
+    def open(self, device: DeviceSide) -> None:
         """Start receiving completions."""
 
     def announce(self, name: str) -> None:

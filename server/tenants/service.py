@@ -18,7 +18,7 @@ from ..scheduling.lane import Canceller, Lane
 from ..scheduling.scheduler import Scheduler
 from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel
-from .frontend import Backend, ModelReport, Report, State
+from .frontend import DeviceSide, ModelReport, Report, State
 from .model_changes import ModelChanges
 from .uploads import Uploads
 
@@ -144,12 +144,12 @@ class LocalFrontend:
         self._descriptors = descriptors
         self._only = only
         self._cores_before: set[int] | None = None
-        self._device: Backend | None = None
+        self._device: DeviceSide | None = None
 
     def __repr__(self) -> str:
         return f"<LocalFrontend {self.tenant.lane!r}>"
 
-    def open(self, device: Backend) -> None:
+    def open(self, device: DeviceSide) -> None:
         self._device = device
         self.tenant.lane.open(asyncio.get_running_loop())
 

@@ -75,7 +75,9 @@ def empty(tmp_path: Path) -> Path:
 def test_http_and_device_processes_have_separate_cores_also_after_a_restart(empty: Path, tmp_path: Path) -> None:
     first, second = cores()[:2]
     with serving(tmp_path, empty, [first, second]) as server:
-        server.wait_for_log(f"HTTP of acme on {second}; the device's process on {first}, all others on {first}")
+        server.wait_for_log(
+            f"HTTP process of acme on core {second}; device process on core {first}, all others on core {first}"
+        )
         everyone = ("acme", "(shared)", "(unauthenticated)", "(dispatcher)")
         expected = [{second}, {first}, {first}, {first}]
         until(lambda: places(server, *everyone) == expected)  # A tenant's process sets it when the message arrives.

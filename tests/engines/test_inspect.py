@@ -128,7 +128,7 @@ def test_a_file_that_can_be_no_plan_is_an_error_in_one_line(
 ) -> None:
     path = tmp_path / "model.plan"
     path.write_bytes(content)
-    assert refused(path, capsys).startswith("not an engine file; expected what python -m engines.build makes")
+    assert refused(path, capsys).startswith("not an engine file; expected what `greenlane build` makes")
 
 
 def test_an_empty_or_cut_file_is_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +142,7 @@ def test_an_empty_or_cut_file_is_an_error_in_one_line(tmp_path: Path, capsys: py
 def test_inspect_distinguishes_an_onnx_model_from_garbage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model(BATCHES))
-    assert refused(path, capsys).startswith("an ONNX model; expected what python -m engines.build makes of an ONNX model")
+    assert refused(path, capsys).startswith("an ONNX model; expected what `greenlane build` makes of an ONNX model")
 
 
 @pytest.mark.parametrize("magic", [b"ftrt", b"vtrt"])

@@ -44,6 +44,7 @@ def test_a_foreign_package_on_pythonpath_is_named(tmp_path: Path) -> None:
     script = str(Path(sys.executable).with_name("greenlane"))
     done = started(script, "--port", "0", at=tmp_path.parent, PYTHONPATH=str(tmp_path))
     assert (done.returncode, f"greenlane: {path} hides" in done.stderr) == (1, True)
+    assert "or take it out of PYTHONPATH" in done.stderr
 
 
 def test_the_command_ignores_foreign_packages_in_the_current_folder(tmp_path: Path) -> None:

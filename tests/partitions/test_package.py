@@ -1,8 +1,10 @@
 import os
+from pathlib import Path
 
 import pytest
 
 from partitions import Device, DeviceUnavailable, open_device
+from partitions.installing import install_command
 
 
 @pytest.mark.parametrize("kind", ["cpu", "auto"])
@@ -33,3 +35,8 @@ def test_cuda_is_refused_with_what_to_use_instead() -> None:
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="unknown device kind 'gpu'; expected auto, cpu or cuda"):
         open_device("gpu")
+
+
+def test_install_command_is_the_script_of_a_checkout_and_pip_elsewhere(tmp_path: Path) -> None:
+    assert install_command("cpu,rtx") == "scripts/install cpu,rtx"
+    assert install_command("cpu,rtx", tmp_path) == "pip install 'greenlane[cpu,rtx]'"

@@ -9,7 +9,7 @@ import pytest
 
 from engines import Builds, Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
-from server.check import check
+from server.check import check, execution_line
 from server.config.file import load
 from server.config.schema import Config
 from tests.end_to_end import repository
@@ -96,8 +96,8 @@ def test_what_would_be_served_is_printed_with_shares_and_tensors(told: Told) -> 
     assert lines == [
         f"tenant acme: granules [0], keys, {MEMORY}",
         "  rows 1: x FP32[-1, 3] -> y FP32[-1, 3], batches of up to 2 (onnxruntime_onnx)",
-        "    graphs none, threads 1, shapes [[[1, 3]]]",
-        f"HTTP of acme on {min(os.sched_getaffinity(0))}",
+        "    graphs none, threads 1, warmed for 1x3",
+        f"HTTP process of acme on core {min(os.sched_getaffinity(0))}",
         "all of it can be served",
     ]
     assert told.err == []
@@ -299,7 +299,7 @@ def on_fake(config: Config) -> Device:
 
 def test_where_the_device_has_no_cores_for_tenants_it_is_said_where_http_would_run(told: Told) -> None:
     told.check(device=on_fake, cores=range(16))
-    assert told.out[-1] == "HTTP of acme on 8-9; the device's process on 0-7, all others on 10-11"
+    assert told.out[-1] == "HTTP process of acme on cores 8-9; device process on cores 0-7, all others on cores 10-11"
     told.check(device=on_fake, cores=[3])
     assert told.out[-1].startswith("HTTP on any core: too few are left ")
 
@@ -322,7 +322,7 @@ GLOBEX = '\n[tenants.globex]\ngranules = 1\nmodels = ["rows"]\nfront_cores = "1"
 def test_http_on_the_cores_of_another_s_partition_is_doubtful(told: Told) -> None:
     change = ("granules = 1", 'granules = 1\nfront_cores = "1"')
     told.check(change, more=GLOBEX, device=hosted, cores=range(4))
-    assert told.out[-1] == "HTTP of acme on 1, of globex on 1"
+    assert told.out[-1] == "HTTP process of acme on core 1, of globex on core 1"
     doubtful = told.err[told.err.index("greenlane: possible mistakes:") + 1 :]
     assert [line.split(";")[0] for line in doubtful] == [
         "greenlane.toml: tenants.acme.front_cores: 1 is of globex's partition, whose work this tenant's HTTP would delay"
@@ -331,7 +331,7 @@ def test_http_on_the_cores_of_another_s_partition_is_doubtful(told: Told) -> Non
 
 def test_a_tenant_without_a_share_has_no_cores(told: Told) -> None:
     assert told.check(("granules = 1", "sms = 1"), more=GLOBEX.replace('"1"', '"0"'), device=hosted, cores=range(4)) == 2
-    assert told.out[-1] == "HTTP of globex on 0"
+    assert told.out[-1] == "HTTP process of globex on core 0"
     assert "greenlane: possible mistakes:" not in told.err
 
 
@@ -354,6 +354,7 @@ OPEN = ('keys_sha256 = ["%s"]' % ("a" * 64), "")
 
 def test_a_missing_default_tenant_is_a_warning(told: Told) -> None:
     assert told.check(OPEN) == 0
+    assert f"tenant acme: granules [0], no keys: anyone may call it, {MEMORY}" in told.out
     assert told.err[1:] == [
         "greenlane.toml: server.default_tenant: missing, so requests that name no tenant are 401; "
         "set it to acme, or have them send X-Tenant"
@@ -398,7 +399,7 @@ def test_settings_that_the_library_cannot_honour_are_all_refused_with_the_reason
         "a CPU streams no weights; leave it out",
     ]
     assert told.check((settings, 'max_batch = 2\ngraphs = "off"\nwarm_up = [1, 2]')) == 0
-    assert "    graphs none, threads 1, shapes [[[1, 3]], [[2, 3]]]" in told.out
+    assert "    graphs none, threads 1, warmed for 1x3 and 2x3" in told.out
 
 
 def test_a_setting_that_the_model_cannot_honour_is_refused_with_the_reason(told: Told) -> None:
@@ -483,3 +484,18 @@ def test_a_delay_of_an_ensemble_s_step_is_said_to_mean_nothing_within_it(told: T
     assert told.check(('["rows"]', '["all", "rows"]'), ("max_batch = 2", 'max_batch = 2\nbatch_delay = "1ms"')) == 0
     (line,) = told.err[1:]
     assert line.startswith("model all 1: ensemble_scheduling.step[0] (rows) has a batch delay or preferred batches, which")
+
+
+@pytest.mark.parametrize(
+    ("described", "line"),
+    [
+        ({"graphs": "captured", "why": "", "shapes": [[[1, 3], [4]], [[8, 3], [4]]]},
+         "graphs captured, warmed for 1x3, 4 and 8x3, 4"),
+        ({"graphs": "none", "shapes": [[[]]]}, "graphs none, warmed for a scalar"),
+        ({"graphs": "none", "shapes": []}, "graphs none"),
+        ({"graphs": "none", "steps": [{"graphs": "none", "shapes": [[[1, 1]]]}, {"graphs": "none", "threads": 1}]},
+         "graphs none, steps: graphs none, warmed for 1x1; graphs none, threads 1"),
+    ],
+)  # fmt: skip
+def test_an_executor_s_description_is_printed_in_words(described: dict[str, object], line: str) -> None:
+    assert execution_line(described) == line

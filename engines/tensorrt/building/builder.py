@@ -183,7 +183,7 @@ def _unwritable(request: PlanRequest, error: OSError) -> ModelRefused:
     log.warning("%s: %s: %s", request.onnx_path, error.filename or request.cache_dir, reason)
     return ModelRefused(
         f"{request.onnx_path}: its plan cannot be kept in the cache directory: {reason}; name a directory that can be "
-        "written (models.cache), or serve a .plan of python -m engines.build"
+        "written (models.cache), or serve a .plan of `greenlane build`"
     )
 
 

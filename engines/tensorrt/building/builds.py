@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 from ...errors import Cancelled, EngineError, ModelRefused
 from ...model_files.artifact import PORTABLE
 from ...model_files.cache_folder import CacheFolder
+from ...search_path import search_path
 from .builder import BuildOptions, PlanRequest
 from .kernels import KernelsRequest
 
@@ -204,7 +205,7 @@ class _Kind(NamedTuple):
     advice: str
 
 
-_SEPARATELY = "build it with python -m engines.build, and serve the .plan"
+_SEPARATELY = "build it with `greenlane build`, and serve the .plan"
 _BUILD = _Kind("build", "building it", "built", _SEPARATELY)
 _COMPILATION = _Kind(
     "compilation", "compiling its kernels", "compiled its kernels", "they are compiled when the model is bound"
@@ -314,11 +315,6 @@ class _ChildMonitor:
 def encode(kind: str, **content: Any) -> bytes:
     """A message from the child, as `_ChildMonitor` reads it."""
     return json.dumps({"kind": kind, **content}).encode() + b"\n"
-
-
-def search_path() -> str:
-    """A PYTHONPATH with which another interpreter finds the modules that this one does."""
-    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 
 
 def _environment(gpu: int | None) -> dict[str, str]:

@@ -21,14 +21,16 @@ def told(cores: int, chosen: dict[str, Sequence[int] | None]) -> str | None:
 @pytest.mark.parametrize(
     ("cores", "count", "expected"),
     [
-        (16, 2, "HTTP of t0 on 8-9, of t1 on 10-11; the device's process on 0-7, all others on 12-13"),
-        (16, 4, "HTTP of t0 on 8-9, of t1 on 10-11, of t2 on 12-13, of t3 on 14-15; "
-                "the device's process on 0-7, all others on 0-7"),
-        (16, 6, "HTTP of t0 on 8, of t1 on 9, of t2 on 10, of t3 on 11, of t4 on 12, of t5 on 13; "
-                "the device's process on 0-7, all others on 14-15"),
-        (64, 1, "HTTP of t0 on 32-33; the device's process on 0-31, all others on 34-35"),
-        (3, 2, "HTTP of t0 on 1, of t1 on 2; the device's process on 0, all others on 0"),
-        (2, 1, "HTTP of t0 on 1; the device's process on 0, all others on 0"),
+        (16, 2, "HTTP process of t0 on cores 8-9, of t1 on cores 10-11; "
+                "device process on cores 0-7, all others on cores 12-13"),
+        (16, 4, "HTTP process of t0 on cores 8-9, of t1 on cores 10-11, of t2 on cores 12-13, of t3 on cores 14-15; "
+                "device process on cores 0-7, all others on cores 0-7"),
+        (16, 6, "HTTP process of t0 on core 8, of t1 on core 9, of t2 on core 10, "
+                "of t3 on core 11, of t4 on core 12, of t5 on core 13; "
+                "device process on cores 0-7, all others on cores 14-15"),
+        (64, 1, "HTTP process of t0 on cores 32-33; device process on cores 0-31, all others on cores 34-35"),
+        (3, 2, "HTTP process of t0 on core 1, of t1 on core 2; device process on core 0, all others on core 0"),
+        (2, 1, "HTTP process of t0 on core 1; device process on core 0, all others on core 0"),
     ],
 )  # fmt: skip
 def test_the_device_has_half_and_every_tenant_as_many_as_every_other(cores: int, count: int, expected: str) -> None:
@@ -43,19 +45,22 @@ def test_too_few_are_not_shared_at_all(cores: int, count: int) -> None:
 def test_configured_front_cores_go_to_no_one_else() -> None:
     shares = share_cores(range(8), {"acme": (0, 5), "globex": None})
     assert shares == Affinity(frozenset({1, 2, 3}), {"acme": frozenset({0, 5}), "globex": frozenset({4, 6})}, frozenset({7}))
-    assert str(shares) == "HTTP of acme on 0,5, of globex on 4,6; the device's process on 1-3, all others on 7"
+    assert (
+        str(shares)
+        == "HTTP process of acme on cores 0,5, of globex on cores 4,6; device process on cores 1-3, all others on core 7"
+    )
 
 
 def test_where_every_tenant_chose_the_device_has_all_that_is_left() -> None:
     assert told(8, {"acme": (6,), "globex": (7,)}) == (
-        "HTTP of acme on 6, of globex on 7; the device's process on 0-5, all others on 0-5"
+        "HTTP process of acme on core 6, of globex on core 7; device process on cores 0-5, all others on cores 0-5"
     )
     assert share_cores(range(2), {"acme": (0, 1)}) is None
 
 
 def test_cores_that_two_tenants_chose_are_theirs_together() -> None:
     assert told(4, {"acme": (3,), "globex": (3,)}) == (
-        "HTTP of acme on 3, of globex on 3; the device's process on 0-2, all others on 0-2"
+        "HTTP process of acme on core 3, of globex on core 3; device process on cores 0-2, all others on cores 0-2"
     )
 
 
@@ -68,7 +73,7 @@ def test_front_cores_on_another_tenants_partition_are_reported() -> None:
 
 
 def test_where_http_runs_is_told_as_a_configuration_says_it() -> None:
-    assert describe({"acme": [2, 0, 1], "globex": {5}}) == "HTTP of acme on 0-2, of globex on 5"
+    assert describe({"acme": [2, 0, 1], "globex": {5}}) == "HTTP process of acme on cores 0-2, of globex on core 5"
 
 
 @given(st.sets(st.integers(0, 40)), st.lists(st.sets(st.integers(0, 40), max_size=3), min_size=1, max_size=6))

@@ -138,7 +138,7 @@ def test_a_builder_that_crashes_is_reported_with_its_last_lines_and_advice(tmp_p
         plan(builds(tmp_path, command=saying(DIES)), source)
     said = str(refused.value)
     assert said.startswith(f"{source}: the build was killed by signal 11 (SIGSEGV)")
-    assert said.endswith("after printing: my last words; build it with python -m engines.build, and serve the .plan")
+    assert said.endswith("after printing: my last words; build it with `greenlane build`, and serve the .plan")
 
 
 @pytest.mark.parametrize(
