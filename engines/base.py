@@ -160,12 +160,13 @@ class Executor(Protocol):
         """
 
     def overriding(self, **changes: Any) -> AbstractContextManager[None]:
-        """Use other settings within a block, for debugging for instance: `graphs`, `copies`, `batch_padding`.
+        """A context manager that changes settings of this executor, such as for debugging: `graphs`, `copies`, `batch_padding`.
 
-        After the block, also if it fails, the previous settings apply and everything that was ready is ready again. Overrides
-        nest. Within it, shapes are prepared with their first inference. Entering and leaving block until work in flight has
-        ended. It applies to every thread that enqueues. Raises TypeError for a setting that cannot be overridden, ValueError
-        for a value, ModelRefused for settings that need the model to be loaded again.
+        Inside the `with` statement each shape is prepared at its first inference. At its end, also after an exception, the
+        previous settings apply and the shapes that were ready before are ready again. `with` statements may be nested, and
+        apply to every thread that enqueues. Entering and exiting block until work in flight has ended. Raises TypeError for a
+        setting that cannot be overridden, ValueError for a wrong value, ModelRefused for a setting that takes effect only when
+        the model is loaded.
         """
 
     def describe(self) -> Mapping[str, object]:
@@ -189,9 +190,9 @@ class Preparing(Executor, Protocol):
     def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
         """None if an inference of these shapes, one for each input, can be enqueued without compiling for them first.
 
-        Otherwise start to prepare them, and return a future that is done when they are ready, and that fails with what
-        `enqueue` would raise. None for shapes that the signature does not allow, which `enqueue` refuses. Does not block. Call
-        it on the thread that enqueues.
+        Otherwise start to compile, and return a future that is done when the shapes are ready; if compiling fails, it has the
+        exception that `enqueue` would raise. None also for shapes that the signature does not allow, because `enqueue` refuses
+        them. Does not block. Call it on the thread that enqueues.
         """
 
 

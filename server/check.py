@@ -20,7 +20,7 @@ from .config.file import salvage
 from .config.schema import Config, ConfigError, ModelOptions, TenantConfig
 from .config.tables import KeyPath, dotted, nearest
 from .device.cache_paths import open_builds
-from .device.memory_needs import fit
+from .device.memory_needs import close_oversized
 from .device.model_loader import LoadedModel, ModelLoader, open_model_loader
 from .link.blocks import largest_block
 from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
@@ -213,7 +213,7 @@ class _Check:
                 models: dict[str, LoadedModel] = {}
                 for name in model_loader.in_order(names):
                     found = model_loader.attempt(name, partition, among=models)
-                    loaded = models[name] = fit(found, self._config.tenants[tenant])
+                    loaded = models[name] = close_oversized(found, self._config.tenants[tenant])
                     self._print_model(loaded)
                     for executor in loaded.executors.values():
                         executor.close()

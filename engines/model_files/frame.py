@@ -7,8 +7,8 @@
     fields             each a u64 length and that many bytes
     checksum   32      SHA-256 of everything before it
 
-Numbers are little-endian. They are checked in this order, so that the error for a file of another version, or for a truncated
-one, says so, and not that it is damaged.
+Numbers are little-endian. `Frame.unpack` checks the parts in this order. The checksum comes last, so that a file of another
+version and a truncated file are refused as such, not as damaged.
 """
 
 import hashlib
@@ -71,7 +71,9 @@ class Frame:
 
 
 def _fields(body: memoryview) -> Iterator[memoryview]:
-    """Lengths are checked although the checksum is right: the program that wrote the file may have been wrong."""
+    """The fields between head and checksum. Raises FrameError if their lengths do not add up: a right checksum only shows that
+    the file is as it was written, not that it was written correctly.
+    """
     count, at = _HEAD.unpack_from(body)[2], _HEAD.size
     for index in range(count):
         length = _LENGTH.unpack_from(body, at)[0] if at + _LENGTH.size <= len(body) else len(body)

@@ -53,7 +53,7 @@ async def partitions(
 
 @router.post("/partitions/probe", response_model=schemas.Probed, responses=errors(500))
 async def probe(runtime: RuntimeDep) -> Response:
-    """Run a little work in every partition and report on which units it ran."""
+    """Run a small amount of work in every partition and report on which units (cores or SMs) it ran."""
     found, placements = _partitions(runtime), await runtime.probe()
     for name, units in placements.items():
         found["partitions"][name]["located"] = sorted(units)

@@ -31,10 +31,10 @@ def load(path: Path) -> Config:
 
 
 def salvage(path: Path) -> tuple[Config, frozenset[KeyPath]] | None:
-    """What remains of a file that `load` refuses, so that `check` can say more about it, and the paths that were removed.
+    """The configuration that remains of a file that `load` refuses, without the keys that are wrong, and the paths of these.
 
-    Mistyped keys count as the ones they are near to, and the repository need not exist. None if no repository or no tenant
-    remains. Raises ConfigError if the file is not TOML.
+    `check` uses it to find further problems. A mistyped key is read as the key it resembles, and the repository need not exist.
+    None if no repository or no tenant remains. Raises ConfigError if the file is not TOML.
     """
     folder = path.absolute().parent
     _, document, _ = _examine(_parse(path), folder)
@@ -81,7 +81,10 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _examine(document: Table, folder: Path) -> tuple[dict[KeyPath, Any], dict[str, Any], list[Problem]]:
-    """The tables of a document that are valid, as models; the document with mistyped keys corrected; and every problem."""
+    """Validate a document. `folder` is the one that relative paths in it start from.
+
+    Returns the valid tables by path, as pydantic models; the document with mistyped keys corrected; and every problem.
+    """
     valid: dict[KeyPath, Any] = {}
     found: list[Problem] = []
     document = _renamed(document, ("server", "device", "models", "tenants"), (), found)
@@ -106,7 +109,10 @@ def _examine(document: Table, folder: Path) -> tuple[dict[KeyPath, Any], dict[st
 
 
 def _tables(document: Table) -> Iterator[tuple[KeyPath, type[Section], object]]:
-    """Every table that a file has or needs, with its path and model. A model may be called `cache`, like a key."""
+    """Every table that a file has or needs: its path, its pydantic model, and its content.
+
+    In [models], a value that is a table has the options of one served model, even if that is called like a key (`cache`).
+    """
     yield ("server",), ServerConfig, document.get("server", {})
     yield ("device",), DeviceConfig, document.get("device", {})
     models, tenants = document.get("models", {}), document.get("tenants", {})
@@ -123,9 +129,9 @@ def _tables(document: Table) -> Iterator[tuple[KeyPath, type[Section], object]]:
 
 
 def _renamed(table: Table, known: Iterable[str], path: KeyPath, found: list[Problem]) -> dict[str, Any]:
-    """A table with mistyped keys under the names they are near to, and without other unknown ones; these are problems.
+    """A copy of a table with mistyped keys corrected and other unknown keys removed; all of these are added to `found`.
 
-    Of two tables that come under one name, both remain.
+    If the corrected key exists too, its value is kept; if both values are tables, they are merged.
     """
     known = list(known)
     renamed = {key: value for key, value in table.items() if key in known}
@@ -146,7 +152,7 @@ def _problem(model: type[Section], key: str, table: Table) -> str:
 
 
 def _assembled(valid: Mapping[KeyPath, Any], source: str) -> Config:
-    """The configuration of tables that are all valid."""
+    """The configuration made of these tables, by path."""
     options, tenants = (
         {path[1]: each for path, each in valid.items() if path[0] == section and len(path) == 2}
         for section in ("models", "tenants")
@@ -161,7 +167,10 @@ def _assembled(valid: Mapping[KeyPath, Any], source: str) -> Config:
 
 
 def _drop(table: dict[str, Any], path: KeyPath) -> bool:
-    """Remove a key, or the table that lacks it; whether there was any."""
+    """Remove the key at this path; if it is missing, remove the innermost table on the path, which lacks it.
+
+    Returns False if not even the outermost table exists, so that nothing was removed.
+    """
     first, *rest = path
     if first not in table:
         return False

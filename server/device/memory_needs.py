@@ -12,10 +12,11 @@ from ..tenants.catalog import IndexEntry
 from .model_loader import LoadedModel
 
 
-def fit(loaded: LoadedModel, tenant: TenantConfig) -> LoadedModel:
-    """Close and remove versions whose smallest request does not fit the tenant's memory; they become problems.
+def close_oversized(loaded: LoadedModel, tenant: TenantConfig) -> LoadedModel:
+    """Close the executors of versions whose smallest request does not fit the tenant's memory, and return what remains.
 
-    If only the largest request does not fit, a warning is added. Blocks if something is closed.
+    Each such version is a problem of the result. One whose largest request alone does not fit remains, with a warning. Blocks
+    while an executor is closed.
     """
     most, key = largest_block(tenant.memory), dotted(("tenants", tenant.name, "memory"))
     served, problems, warnings, executors = [], list(loaded.problems), list(loaded.warnings), dict(loaded.executors)
@@ -35,9 +36,10 @@ def fit(loaded: LoadedModel, tenant: TenantConfig) -> LoadedModel:
 
 
 def needed(signature: Signature, largest: bool) -> tuple[int, int] | None:
-    """Bytes of the inputs and of the outputs of the largest or smallest request; None if a dimension has no limit.
+    """Bytes of the inputs and of the outputs of the largest request that the signature allows, or of the smallest.
 
-    BYTES, and outputs whose size depends on data, count as 0. A dimension without a lower limit is at least 1.
+    Tensors of BYTES and outputs whose size depends on data count as 0. A dimension without a lower limit has at least size 1.
+    None for the largest request if a dimension has no upper limit.
     """
     sizes: dict[str, int] = {}
     shapes = []
@@ -56,7 +58,7 @@ def needed(signature: Signature, largest: bool) -> tuple[int, int] | None:
 
 
 def _size(signature: Signature, spec: TensorSpec, axis: int, largest: bool) -> int | None:
-    """The largest or smallest size of a variable dimension."""
+    """The largest or smallest size of a variable dimension; None if the largest is asked for and there is no upper limit."""
     limits = spec.limits[axis] if axis < len(spec.limits) else None
     if not largest:
         return limits[0] if limits else 1

@@ -18,7 +18,7 @@ from ..tenants.lifecycle import Lifecycle
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
 from .loaded_models import UNLOADED, Execution, LoadedModels, versions
-from .memory_needs import fit
+from .memory_needs import close_oversized
 from .model_loader import LoadedModel, ModelLoader, PreparedModel
 
 log = logging.getLogger("greenlane.runtime")
@@ -198,7 +198,7 @@ class TenantModels:
         threads = self._loaders if partition.host_cores is None else None
         loop = asyncio.get_running_loop()
         loaded = await loop.run_in_executor(threads, self._model_loader.bind, prepared, partition, whole, kept)
-        fitting = await asyncio.to_thread(fit, loaded, self._tenants[tenant])
+        fitting = await asyncio.to_thread(close_oversized, loaded, self._tenants[tenant])
         known = frozenset(loaded.messages(kept))
         for line in fitting.messages(kept):
             if line not in known:

@@ -1,12 +1,13 @@
 """Starts a watchdog process (`server.host.watch`) that ends this process when its event loop hangs.
 
-It needs three things, none of which takes the GIL or the event loop at that moment: a pipe that the loop writes heartbeats
-to, a C handler that writes the stack of a thread that gets SIGUSR1 (faulthandler), and a POSIX message queue whose first
-message makes libc call `_exit` on a new thread (mq_notify with SIGEV_THREAD). A signal could end the process too, but not with
-the exit status that asks for a restart.
+The two processes share three things. When the loop hangs, none of them needs it or the GIL:
+- a pipe, to which the event loop writes heartbeats; when none arrives, the watchdog acts
+- a C handler of SIGUSR1 (faulthandler), with which the watchdog makes each thread of this process write its stack
+- a POSIX message queue. When the watchdog sends it a message, libc calls `_exit` on a new thread of this process (mq_notify
+  with SIGEV_THREAD). A signal could end the process too, but not with the exit status that asks for a restart.
 
-A timer in this process would need no second one. But it would also fire after SIGSTOP, as CLOCK_MONOTONIC goes on meanwhile,
-and end a process that does not hang.
+A timer in this process instead of a second process would also fire after a SIGSTOP and SIGCONT, because CLOCK_MONOTONIC counts
+the time between them, and would end a process that does not hang.
 """
 
 import asyncio
@@ -104,7 +105,7 @@ class Watchdog:
             )
 
     async def _beat(self, process: "subprocess.Popen[bytes]") -> None:
-        """Send heartbeats until the watchdog process ends. A full pipe holds unread heartbeats, which are enough."""
+        """Send heartbeats until the watchdog process ends. None is added to a full pipe, which holds enough unread ones."""
         assert process.stdin
         beats = process.stdin.fileno()
         os.set_blocking(beats, False)

@@ -21,14 +21,14 @@ CANCEL_TIMEOUT = 5.0
 
 
 class OldestWork:
-    """For how long a tenant's oldest work has been in flight, observed from outside, so that inferences pay nothing for it."""
+    """For how long a tenant's oldest work has been in flight. Measured by polling, so that inferences spend no time on it."""
 
     def __init__(self) -> None:
         self._serial: int | None = None
         self._since = 0.0
 
     def age(self, now: float, serial: int | None) -> float:
-        """`serial` is the oldest work now, None if there is none. Returns the seconds for which it has been seen at least."""
+        """The seconds since `serial`, the oldest work now, was first seen as the oldest; 0 for None, which is no work."""
         if serial is None or serial != self._serial:
             self._serial, self._since = serial, now
         return now - self._since
@@ -59,7 +59,7 @@ class Supervision:
         self._watching: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Supervision of {len(self._workers)} workers, {len(self._failed)} broken, {len(self._stuck)} stuck>"
+        return f"<Supervision of {len(self._workers)} workers, {len(self._failed)} failed, {len(self._stuck)} stuck>"
 
     def start(self) -> None:
         """Start checking for inferences that run for too long."""

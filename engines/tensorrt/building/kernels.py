@@ -1,8 +1,8 @@
 """The request to compile a plan's kernels in another process, so that the process that serves finds them on disk.
 
-Where a library compiles at run time, it loads each kernel as soon as it is compiled, and the driver meanwhile holds a lock
-that every tenant's launches wait for. Loading takes milliseconds where the driver has to compile too, and a fraction of that
-where it finds the result in its cache on disk ($CUDA_CACHE_PATH), which the other process fills as well.
+A library that compiles at run time also loads each kernel as soon as it is compiled. While the driver loads a kernel, it holds
+a lock that every tenant's launches wait for: for milliseconds if the driver itself still has to compile for the GPU, and for a
+fraction of that if it finds the result in its own cache on disk ($CUDA_CACHE_PATH). The other process fills that cache too.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ...settings import RuntimeSettings
 
 @dataclass(frozen=True, slots=True)
 class KernelsRequest:
-    """Compile the kernels of a plan, run with these settings on so many granules of so many SMs.
+    """Compile the kernels of a plan, for these settings and a partition of `granules` granules of `granule_sms` SMs each.
 
     `settings.cache_path` is the file to save the kernels in.
     """

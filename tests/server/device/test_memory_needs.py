@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from engines import DATATYPES, Signature, TensorSpec
 from engines.signature import align
 from server.config.schema import TenantConfig
-from server.device.memory_needs import fit, needed
+from server.device.memory_needs import close_oversized, needed
 from server.device.model_loader import LoadedModel
 from server.tenants.catalog import ServedModel
 from tests.fakes import FakeDevice, FakeEngine
@@ -65,12 +65,12 @@ def tenant(memory: int) -> TenantConfig:
 
 def test_a_model_that_fits_is_served_without_a_warning() -> None:
     one = loaded(signature("n", 32), signature(1024))
-    assert fit(one, tenant(MIB)) == one
+    assert close_oversized(one, tenant(MIB)) == one
 
 
 def test_a_version_whose_smallest_request_never_fits_is_refused_and_closed() -> None:
     one = loaded(signature(MIB), signature(1024))
-    fitting = fit(one, tenant(8 * MIB))
+    fitting = close_oversized(one, tenant(8 * MIB))
     assert [each.version for each in fitting.served] == ["1"]
     assert list(fitting.executors) == ["m/1#1"]
     assert one.executors["m/0#1"].closed  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def test_a_version_whose_smallest_request_never_fits_is_refused_and_closed() -> 
 
 
 def test_a_model_whose_largest_request_does_not_fit_is_served_with_a_warning() -> None:
-    fitting = fit(loaded(signature("b", MIB // 4, max_batch=4)), tenant(8 * MIB))
+    fitting = close_oversized(loaded(signature("b", MIB // 4, max_batch=4)), tenant(8 * MIB))
     assert [each.version for each in fitting.served] == ["0"]
     assert fitting.messages() == (
         f"model m 0: its largest request takes {8 * MIB} bytes of memory (inputs {4 * MIB} + outputs {4 * MIB}), but "
