@@ -153,5 +153,5 @@ class Scheduler:
 
     @property
     def _queued(self) -> int:
-        """How many wait, here or or deferred by the worker."""
+        """How many wait, here or deferred by the worker."""
         return len(self._waiting) + min(self.deferred, len(self._in_flight))

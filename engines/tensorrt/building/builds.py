@@ -97,7 +97,7 @@ class Builds:
         return f"<Builds {len(self._running)} at work{', closed' if self._closed else ''}, {self.cache!r}>"
 
     def set_affinity(self, cores: Iterable[int]) -> None:
-        """Run builds that begin from now on on these cores of the host only."""
+        """Run builds only on these cores of the host, from the next one on."""
         self._cores = frozenset(cores)
 
     def plan(self, path: Path, options: BuildOptions, library: str, version: str, device: str = "", gpu: int = 0) -> Path:
