@@ -52,13 +52,13 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Do this work and return its response, but cancel it when the client disconnects. The body must have been received."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    working, disconnecting = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnecting), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else Response(status_code=_CLIENT_CLOSED_REQUEST)
     finally:
         working.cancel()
-        leaving.cancel()
+        disconnecting.cancel()
 
 
 async def _disconnected(request: Request) -> None:

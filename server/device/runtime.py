@@ -157,7 +157,7 @@ class Runtime:
         return move
 
     async def replace_link(self, name: str, free: Callable[[], None] = lambda: None) -> None:
-        """As `Supervision.reopen`."""
+        """As `Supervision.replace_link`."""
         await self._supervision.replace_link(name, free)
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:

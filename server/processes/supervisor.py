@@ -27,8 +27,8 @@ from .rpc import Channel
 log = logging.getLogger("greenlane.processes")
 
 EXIT_TIMEOUT = 5.0
-"""Seconds that a process may take to end after it was asked to: more than `body.LAST`, which it gives clients that do not
-read their answers."""
+"""Seconds that a process may take to end after it was asked to: more than `http.body.CLOSE_SECONDS`, which it gives
+clients that do not read their answers."""
 _MAX_PAUSE = 10.0
 """Seconds between two attempts to start a process for which there may be no memory."""
 

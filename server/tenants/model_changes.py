@@ -38,7 +38,7 @@ class ModelChanges:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Wait for the turn and hold it within the block; the next turn begins after a pause."""
+        """Wait for earlier changes. No other begins within the block, nor for a pause of `pause` seconds after it."""
         await self._lock.acquire()
         try:
             yield
