@@ -132,7 +132,8 @@ def leftovers() -> tuple[int, int, int]:
     return executors, open_partitions, workers
 
 
-def test_1000_repartitions_under_load_lose_no_request_and_leak_nothing(moving: Served) -> None:
+@pytest.mark.parametrize("times", [200, pytest.param(1000, marks=pytest.mark.load)])
+def test_repartitions_under_load_lose_no_request_and_leak_nothing(moving: Served, times: int) -> None:
     clients = [Client(name, seed) for seed, name in enumerate(NAMES * 2)]
 
     async def run() -> Counter[int]:
@@ -140,7 +141,7 @@ def test_1000_repartitions_under_load_lose_no_request_and_leak_nothing(moving: S
         async with session(moving) as http:
             load = [asyncio.ensure_future(client.run(http, stop)) for client in clients]
             try:
-                return await shuffle(http, 1000, random.Random(7))
+                return await shuffle(http, times, random.Random(7))
             finally:
                 stop.set()
                 await asyncio.gather(*load)
@@ -150,11 +151,8 @@ def test_1000_repartitions_under_load_lose_no_request_and_leak_nothing(moving: S
     moving.call(asyncio.wait_for(idle(moving), 30))
     assert statuses[409] > 0
     for client in clients:
-        assert min(client.outcomes[kind] for kind in ("right", "wrong", "cancelled")) > 50, client.outcomes
-    until(lambda: leftovers()[1:] == before[1:])
-    # After the whole suite one worker's executors were still referred to, of three thousand. `Supervision` kept a replaced
-    # worker for a moment then; whether that was all is to be seen in a whole run with `== before[0]`.
-    assert leftovers()[0] <= before[0] + 2
+        assert min(client.outcomes[kind] for kind in ("right", "wrong", "cancelled")) > times // 20, client.outcomes
+    until(lambda: leftovers() == before)
     for tenant in moving.service.tenants.values():
         assert tenant.lane.slots.statistics().used == 0
 
@@ -192,7 +190,7 @@ def test_a_repartition_completes_after_its_client_disconnected(moving: Served) -
     async def ask_and_leave() -> None:
         async with session(moving) as http:
             asking = asyncio.ensure_future(repartition(http, {"acme": 1}))
-            while moving.runtime.statistics().repartitions < 2 and not moving.runtime._repartitioning.locked():
+            while not asking.done() and not moving.runtime._repartitioning.locked():
                 await asyncio.sleep(0)
             asking.cancel()
 
