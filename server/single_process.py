@@ -47,11 +47,11 @@ def _not_honoured(config: Config) -> Iterator[str]:
             "event loop, so that large or many requests of one delay the others'; python -m server gives each an HTTP process "
             "of its own, and 'inline' says that this is meant"
         )
-    placed = [dotted(("tenants", name, "front_cores")) for name, tenant in config.tenants.items() if tenant.front_cores]
+    assigned = [dotted(("tenants", name, "front_cores")) for name, tenant in config.tenants.items() if tenant.front_cores]
     if server.front_cores != default.front_cores:
-        placed.insert(0, "server.front_cores")
-    if placed:
-        yield f"{', '.join(placed)}: there are no HTTP processes to put on cores"
+        assigned.insert(0, "server.front_cores")
+    if assigned:
+        yield f"{', '.join(assigned)}: there are no HTTP processes to put on cores"
     if server.keep_alive != default.keep_alive:
         yield "server.keep_alive: uvicorn closes idle connections after its --timeout-keep-alive, which is 5 s by default"
     if (server.host, server.port) != (default.host, default.port):

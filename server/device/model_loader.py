@@ -287,14 +287,14 @@ class ModelLoader:
     ) -> Engine:
         """The engine of an ensemble, from the tenant's current models, held until `EnginePool.let_go`."""
         steps = file.config.steps
-        parts = [self._part(step, among) for step in steps]
+        parts = [self._step_model(step, among) for step in steps]
         links = chain_steps(steps, parts, file.config.max_batch or 0)
         loaded.warnings.extend(f"model {file.name} {file.version}: {note}" for note in step_warnings(steps, parts))
         outputs = tuple(tensor.name for tensor in file.config.outputs)
         key = (PLATFORM, identity(links), outputs, resolved.settings)
         return self._engines.hold(key, lambda: chain(links, outputs, resolved.settings), [part.engine for part in parts])
 
-    def _part(self, step: EnsembleStep, among: Mapping[str, LoadedModel]) -> StepModel:
+    def _step_model(self, step: EnsembleStep, among: Mapping[str, LoadedModel]) -> StepModel:
         """The tenant's model that serves a step. Raises ModelRefused."""
         model = among.get(step.model)
         if model is None:

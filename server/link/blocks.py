@@ -80,24 +80,24 @@ class BlockAllocator:
     def _cut(self, size: int) -> int:
         """Cut a block off a hole: a large one off the end of the last hole with room, others off the start of the first."""
         if size > LARGE:
-            for place in range(len(self._holes) - 1, -1, -1):
-                start, room = self._holes[place]
+            for index in range(len(self._holes) - 1, -1, -1):
+                start, room = self._holes[index]
                 begin = start + room - size
                 if begin >= max(start, self._common):
-                    self._put(place, start, room - size)
+                    self._put(index, start, room - size)
                     return begin
             return -1
-        for place, (start, room) in enumerate(self._holes):
+        for index, (start, room) in enumerate(self._holes):
             if room >= size:
-                self._put(place, start + size, room - size)
+                self._put(index, start + size, room - size)
                 return start
         return -1
 
-    def _put(self, place: int, start: int, room: int) -> None:
+    def _put(self, index: int, start: int, room: int) -> None:
         if room:
-            self._holes[place] = (start, room)
+            self._holes[index] = (start, room)
         else:
-            del self._holes[place]
+            del self._holes[index]
 
     def _merge(self) -> None:
         """Merge adjacent free blocks and holes."""

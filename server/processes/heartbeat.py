@@ -48,7 +48,7 @@ class Heartbeat:
     def __init__(self) -> None:
         self.silent = 0.0
         self._limit = _MAX_STARTING
-        self._asked_at: float | None = None
+        self._sent_at: float | None = None
         self._before: Activity | None = None
 
     def __repr__(self) -> str:
@@ -56,22 +56,22 @@ class Heartbeat:
 
     @property
     def answered(self) -> bool:
-        """Whether the last question was answered, so that the next may be asked."""
-        return self._asked_at is None
+        """Whether the last heartbeat was answered, so that the next may be sent."""
+        return self._sent_at is None
 
-    def on_asked(self, now: float) -> None:
-        """The process was asked at this time."""
-        self._asked_at = now
+    def on_sent(self, now: float) -> None:
+        """The process was sent a heartbeat at this time."""
+        self._sent_at = now
 
     def on_answer(self) -> None:
-        """The process answered."""
+        """The process answered the heartbeat."""
         self._limit, self.silent = MAX_SILENCE, 0.0
-        self._asked_at = self._before = None
+        self._sent_at = self._before = None
 
     def hangs(self, now: float, activity: Activity) -> bool:
         """Whether the process, which has not answered yet, has been silent for too long; `activity` is as of now."""
-        assert self._asked_at is not None
-        step, self._asked_at = min(now - self._asked_at, _MAX_STEP), now
+        assert self._sent_at is not None
+        step, self._sent_at = min(now - self._sent_at, _MAX_STEP), now
         before, self._before = self._before or activity, activity
         if activity.state == "D" or (activity.state == "R" and activity.ran <= before.ran):
             return False

@@ -275,7 +275,7 @@ class Supervisor:
     def _check(self, label: str, process: BaseProcess, heartbeat: Heartbeat, now: float) -> None:
         """Kill this process, which was just sent a heartbeat, if it has not answered for too long."""
         if heartbeat.answered:
-            heartbeat.on_asked(now)
+            heartbeat.on_sent(now)
         elif process.pid and heartbeat.hangs(now, activity := observe(process.pid)):
             log.error("%s has not answered for %.1f s: %s; killing it", label, heartbeat.silent, activity)
             spawn.kill(process)

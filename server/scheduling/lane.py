@@ -174,10 +174,10 @@ class Lane:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         ticket = Ticket(slot.index, next(self._serials), model, shapes, deadline, slot.capacity, slot.start)
         self._link.tickets.write(ticket)
-        part = None
+        batch = None
         if batching and not self._scheduler.idle and model not in self._batches.unbatchable:  # Launched at once if idle.
-            part = batching.batchable(ticket, time.monotonic())
-        self._scheduler.add(ticket, priority, part)
+            batch = batching.batchable(ticket, time.monotonic())
+        self._scheduler.add(ticket, priority, batch)
         pending = self._pending[slot.index] = PendingRequest(slot, ticket, on_done)
         if timeout is not None:
             pending.timeout = timeout

@@ -35,7 +35,7 @@ class GilPriority:
         self._waiting = waiting
         self._sleep = sleep
         self._enqueuing = self._ending = self._unattended = False
-        self._came = self._gap = 0
+        self._arrived_at = self._gap = 0
 
     def __repr__(self) -> str:
         state = "working" if self._enqueuing or self._ending else "away" if self._unattended else "resting"
@@ -43,8 +43,8 @@ class GilPriority:
 
     def start_enqueuing(self, now: int) -> None:
         """A ticket has been taken, at this time."""
-        self._gap += (now - self._came - self._gap) >> _SMOOTHING
-        self._came = now
+        self._gap += (now - self._arrived_at - self._gap) >> _SMOOTHING
+        self._arrived_at = now
         self._enqueuing = True
 
     def end_enqueuing(self) -> None:
@@ -72,7 +72,7 @@ class GilPriority:
 
     def goes_before(self, other: "GilPriority", now: int) -> bool:
         """Whether this worker has work, and runs so much less often than the other that it should go first."""
-        if self._gap + (now - self._came >> _SMOOTHING) < OFTEN * other._gap:
+        if self._gap + (now - self._arrived_at >> _SMOOTHING) < OFTEN * other._gap:
             return False
         return self._enqueuing or self._ending or (not self._unattended and self._waiting())
 

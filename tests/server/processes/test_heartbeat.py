@@ -17,9 +17,9 @@ def looks(heartbeat: Heartbeat, *activities: Activity, begin: float = 100.0, ste
 def asked() -> Heartbeat:
     """One that has answered before, and was asked again at 100 s."""
     heartbeat = Heartbeat()
-    heartbeat.on_asked(99.0)
+    heartbeat.on_sent(99.0)
     heartbeat.on_answer()
-    heartbeat.on_asked(100.0)
+    heartbeat.on_sent(100.0)
     return heartbeat
 
 
@@ -42,7 +42,7 @@ def test_an_answer_resets_the_silence() -> None:
     assert not heartbeat.answered
     heartbeat.on_answer()
     assert heartbeat.answered
-    heartbeat.on_asked(100.0)
+    heartbeat.on_sent(100.0)
     assert looks(heartbeat, *[Activity("S", 1.0, 1.0)] * 99) == LIMIT
 
 
@@ -62,7 +62,7 @@ def test_time_in_which_the_asking_process_was_not_run_does_not_count() -> None:
 
 def test_a_starting_process_has_more_time() -> None:
     heartbeat = Heartbeat()
-    heartbeat.on_asked(100.0)
+    heartbeat.on_sent(100.0)
     assert looks(heartbeat, *[Activity("S", 1.0, 1.0)] * 5 * LIMIT) == 5 * LIMIT + 1
 
 
