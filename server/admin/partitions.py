@@ -46,7 +46,7 @@ async def partitions(
     runtime: RuntimeDep, probe: Annotated[bool, Query(description="405 if true: see `POST /admin/partitions/probe`.")] = False
 ) -> Response:
     """Which tenant has which granules."""
-    if probe:  # Earlier versions probed on GET. A probe runs work, which a link or an image of a web page must not cause.
+    if probe:  # Earlier versions probed on GET. But a probe runs work, and any web page can make a browser send a GET.
         raise WrongMethod("GET with 'probe'", "POST", "/admin/partitions/probe")
     return json_response(_partitions(runtime))
 

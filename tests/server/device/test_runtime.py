@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import logging
 import os
+import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -199,6 +201,14 @@ async def test_a_repartition_moves_only_tenants_whose_share_changes(root: Path) 
         assert site.runtime.manager.held["globex"] is stayed
         assert [partition.granules for partition in site.device.open] == [(2, 3), (0, 1, 4, 5, 6)]
         await asyncio.gather(site.infer("acme"), site.infer("acme", "a"), site.infer("globex"))
+
+
+async def test_a_repartition_is_logged_with_every_tenants_granules(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "greenlane")
+    async with serving(root) as site:
+        await site.runtime.repartition({"acme": 5, "globex": 1})
+    (line,) = (message for message in caplog.messages if message.startswith("repartitioned: "))
+    assert re.fullmatch(r"repartitioned: acme has 5 \(granules \d(, \d){4}\), globex has 1 \(granule \d\)", line)
 
 
 async def test_a_repartition_waits_for_requests_in_flight_and_loses_none(root: Path) -> None:

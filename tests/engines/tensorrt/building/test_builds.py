@@ -190,10 +190,10 @@ def test_a_file_that_is_asked_for_twice_at_once_is_built_once(
 
 
 def test_concurrent_requests_for_a_build_that_fails_share_its_error(tmp_path: Path, endless: Path) -> None:
-    by = builds(tmp_path, time_limit=1.0)
+    by, before = builds(tmp_path, time_limit=1.0), children()
     with ThreadPoolExecutor(3) as pool:
         asking = [pool.submit(plan, by, endless) for _ in range(3)]
-        until(lambda: len(children()) == 1)
+        until(lambda: len(children() - before) == 1)
         errors = [asked.exception() for asked in asking]
     assert len({str(error) for error in errors}) == 1
     assert len({id(error) for error in errors}) == 3, "threads that raise one object add to one traceback"
@@ -201,10 +201,10 @@ def test_concurrent_requests_for_a_build_that_fails_share_its_error(tmp_path: Pa
 
 
 def test_closing_abandons_what_is_built_and_refuses_what_comes(tmp_path: Path, endless: Path, source: Path) -> None:
-    by = builds(tmp_path)
+    by, before = builds(tmp_path), children()
     with ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(plan, by, endless) for _ in range(2)]
-        until(lambda: len(children()) == 1)
+        until(lambda: len(children() - before) == 1)
         by.close()
         for asked in asking:
             with pytest.raises(Cancelled, match=r"endless.onnx: the build was cancelled, as this process is ending"):
