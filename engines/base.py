@@ -202,8 +202,8 @@ class Trimming(Executor, Protocol):
     def trim(self, after: float, idle: bool) -> None:
         """Free memory that no inference has needed for `after` seconds. Any thread, but not during or after `close`.
 
-        With `idle` it is freed now, which blocks for as long as its smallest inference takes; otherwise with the next
-        inference.
+        If `idle`, it is freed now, which blocks for as long as the executor's smallest inference takes. Otherwise the next
+        inference frees it.
         """
 
 

@@ -72,7 +72,7 @@ class CpuStream:
     def wait(self, task: CpuTask) -> None:
         """Run the tasks up to this one on the calling thread, or wait until another thread has; raise what this one raised.
 
-        If the calling thread is not attached to the partition, a new thread that is runs them.
+        If the calling thread is not attached to the partition, they run on a new thread that is.
         """
         if not task.done:
             if self._partition.attached:

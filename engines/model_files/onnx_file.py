@@ -45,7 +45,9 @@ def read_onnx(data: "bytes | memoryview") -> OnnxFile:
 
 
 def blame(data: "bytes | memoryview", error: str) -> str:
-    """The library's error for bytes that it refused, after the information, which it may not give, that they are not ONNX."""
+    """An error text for bytes that the library refused with this error. Says whether they are ONNX at all, which the library
+    may not say.
+    """
     if not data:
         return "not an ONNX file (0 bytes)"
     return error if any(read_onnx(data)) else f"not an ONNX file, or a truncated one: {error}"

@@ -222,7 +222,9 @@ class CudaDevice:
             yield self.make_current()
 
     def carve(self, granules: Sequence[int]) -> CudaPartition:
-        """Blocks for a millisecond and takes some MiB of device memory, unless these granules were a partition before."""
+        """See `Device.carve`. Unless these granules were a partition before, it blocks for a millisecond and takes some MiB of
+        device memory.
+        """
         wanted = choose(granules, len(self.granules))
         with translated(f"carving granules {wanted} from {self!r}"):
             green = self._green_context(tuple(wanted))

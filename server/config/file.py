@@ -55,9 +55,9 @@ def keys(model: type[Section]) -> list[str]:
 
 
 def read(model: type[Section], key: str, value: object) -> Any:
-    """The value of one key as the program has it; the model's other keys need defaults.
+    """Validate the value of one key of a table, and convert it to the type that the program uses.
 
-    Raises ValueError with what came and what was expected.
+    All other keys of the table must have defaults. Raises ValueError with what came and what was expected.
     """
     try:
         return getattr(model.model_validate({key: value}, context=Path()), key)

@@ -13,9 +13,9 @@ from ...settings import RuntimeSettings
 
 @dataclass(frozen=True, slots=True)
 class KernelsRequest:
-    """Compile the kernels of a plan, for these settings and a partition of `granules` granules of `granule_sms` SMs each.
+    """The request to compile a plan's kernels for a partition of `granules` granules of `granule_sms` SMs each.
 
-    `settings.cache_path` is the file to save the kernels in.
+    `settings` are those to run the plan with; their `cache_path` is the file to save the kernels in.
     """
 
     plan_path: Path
