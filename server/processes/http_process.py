@@ -263,7 +263,7 @@ class HttpProcess:
 
     def _on_heartbeat(self, _: messages.Heartbeat) -> None:
         self._service.heartbeat()
-        self._channel.notify(messages.Alive())
+        self._channel.notify(messages.HeartbeatAnswer())
 
     def _refuse(self, message: messages.Refuse) -> None:
         if self._tenant:

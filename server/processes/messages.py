@@ -137,7 +137,7 @@ class SetState(Message):
 
 
 class Heartbeat(Message):
-    """The device process does not hang. Answered with `Alive`."""
+    """The device process does not hang. Answered with `HeartbeatAnswer`."""
 
 
 class Refuse(Message):
@@ -193,7 +193,7 @@ class ForwardedAnswer(Fields):
     body: bytes
 
 
-class Alive(Message):
+class HeartbeatAnswer(Message):
     """The answer to a `Heartbeat`."""
 
 

@@ -174,7 +174,7 @@ class Supervisor:
         heartbeat = each.heartbeat = Heartbeat()
         handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
             messages.ForwardedRequest: self._forward,
-            messages.Alive: lambda _: heartbeat.on_answer(),
+            messages.HeartbeatAnswer: lambda _: heartbeat.on_answer(),
         }
         each.channel = Channel(each.label, {**handlers, **(each.frontend.handlers() if each.frontend else {})})
         each.backoff.started(time.monotonic())

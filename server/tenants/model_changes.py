@@ -19,22 +19,22 @@ class ModelChanges:
 
     def __init__(self, pause: float = PAUSE) -> None:
         self._pause = pause
-        self._asked = 0
+        self._admitted = 0
         self._lock = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<ModelChanges {self._asked} asked for>"
+        return f"<ModelChanges {self._admitted} asked for>"
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Count as waiting or current within the block. Raises QueueFull if there are too many."""
-        if self._asked > MAX_WAITING:
+        if self._admitted > MAX_WAITING:
             raise QueueFull(f"{MAX_WAITING} loads and unloads wait already, and no more may; ask again when one was answered")
-        self._asked += 1
+        self._admitted += 1
         try:
             yield
         finally:
-            self._asked -= 1
+            self._admitted -= 1
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
