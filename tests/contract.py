@@ -47,7 +47,7 @@ class Stall(Protocol):
         """Block until the device works on it; `thread` is the attached thread that waits for it."""
 
     def gave_up(self) -> bool:
-        """Whether it ended although nobody released it, which it does after some seconds. To be asked once it has ended."""
+        """Whether it timed out without `release`, which it does after some seconds. Valid once it has ended."""
 
     def close(self) -> None:
         """Free what it holds; it must have ended."""
@@ -114,14 +114,12 @@ class Contract:
         ],
         ids=["none", "too many", "an array", "too few bytes", "another shape", "another rank"],
     )
-    def test_what_is_not_one_tensor_for_each_input_is_refused_and_the_next_is_not(
-        self, executor: Executor, inputs: list[Tensor], why: str
-    ) -> None:
+    def test_tensors_that_do_not_match_the_inputs_are_refused(self, executor: Executor, inputs: list[Tensor], why: str) -> None:
         with pytest.raises(TensorMismatch, match=f"^{why}"):
             executor.enqueue(inputs)
         assert run(executor, ONE)[0].tolist() == ONE.tolist()
 
-    def test_the_first_work_after_binding_is_the_caller_s(self, subject: Subject, partition: Partition) -> None:
+    def test_the_first_work_after_binding_is_right(self, subject: Subject, partition: Partition) -> None:
         memory = Memory(4096)
         with closing(subject.identity.bind(partition)) as executor:
             assert (memory.bytes == UNTOUCHED).all()
@@ -249,7 +247,7 @@ class Contract:
         work.cancel()
         assert array(work.wait()[0]).tolist() == ONE.tolist()
 
-    def test_wait_leaves_the_interpreter_to_other_threads(self, partition: Partition, stall: Stall) -> None:
+    def test_wait_releases_the_gil(self, partition: Partition, stall: Stall) -> None:
         thread, ended = _wait_in_a_thread(partition, stall.work)
         stall.wait_until_running(thread)
         stall.release()
@@ -265,7 +263,7 @@ class Contract:
         numbers = [array(ended.result(PATIENCE)[0]).tolist() for ended in waiting]
         assert numbers == [ONE.tolist(), ONE.tolist(), OTHER.tolist(), OTHER.tolist()]
 
-    def test_what_the_model_raises_fails_its_work_and_not_the_next(self, subject: Subject, partition: Partition) -> None:
+    def test_an_error_of_the_model_fails_only_its_work(self, subject: Subject, partition: Partition) -> None:
         memory = Memory(4096)
         with closing(subject.fussy.bind(partition)) as executor:
             for _ in range(2):
@@ -274,7 +272,7 @@ class Contract:
                     bad.wait()
                 assert array(good.wait()[0]).tolist() == ZEROS.tolist()
 
-    def test_what_an_ended_work_held_is_free_without_the_garbage_collector(self, executor: Executor) -> None:
+    def test_an_ended_work_is_freed_without_the_garbage_collector(self, executor: Executor) -> None:
         gc.disable()
         try:
             data = ONE.copy()
@@ -326,12 +324,12 @@ class Contract:
         assert cores is None or (cores and cores <= os.sched_getaffinity(0))
         assert cores is None or partition.run(lambda: os.sched_getaffinity(0)) <= cores
 
-    def test_a_partition_runs_functions_and_passes_on_what_they_give_or_raise(self, partition: Partition) -> None:
+    def test_a_partition_runs_functions_and_returns_their_result_or_error(self, partition: Partition) -> None:
         assert partition.run(lambda: 42) == 42
         with pytest.raises(ZeroDivisionError):
             partition.run(lambda: 1 // 0)
 
-    def test_an_executor_says_in_json_which_way_its_inferences_run(self, executor: Executor) -> None:
+    def test_describe_is_json_with_the_graph_mode(self, executor: Executor) -> None:
         run(executor, ONE)
         described = executor.describe()
         assert json.loads(json.dumps(described)) == described
@@ -340,9 +338,7 @@ class Contract:
         assert isinstance(counts, dict)
         assert set(counts) <= set(COUNTS)
 
-    def test_everything_with_state_describes_itself_in_one_line(
-        self, subject: Subject, partition: Partition, executor: Executor, stall: Stall
-    ) -> None:
+    def test_every_repr_is_one_line(self, subject: Subject, partition: Partition, executor: Executor, stall: Stall) -> None:
         stall.release()
         for each in (subject.device, partition, executor, executor.engine, stall.work):
             assert repr(each).startswith("<")

@@ -40,7 +40,7 @@ T = TypeVar("T")
 Compute = Callable[[Sequence[bytes]], Sequence[bytes]]
 
 PATIENCE = 30.0
-"""Seconds after which a gate that nobody opens fails the test instead of hanging it."""
+"""Seconds after which a gate that was never opened fails the test instead of hanging it."""
 
 ERRORS: dict[str, type[Exception]] = {
     "carve": PartitionError,
@@ -65,7 +65,7 @@ class Gate:
         return f"<Gate {'open' if self._opened else 'shut'}, {self.arrived} arrived>"
 
     def open(self) -> None:
-        """Let everyone through, now and later."""
+        """Let all calls through, now and later."""
         with self._changed:
             self._opened = True
             self._changed.notify_all()
@@ -79,7 +79,7 @@ class Gate:
         with self._changed:
             self.arrived += 1
             self._changed.notify_all()
-        self._wait(lambda: self._opened or given_up(), "somebody to open it")
+        self._wait(lambda: self._opened or given_up(), "a call of open()")
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         with self._changed:
@@ -88,7 +88,7 @@ class Gate:
 
 
 class Script:
-    """What goes wrong and what is held up, by point; and how often each point was reached."""
+    """Scripted failures and gates, by point; and how often each point was reached."""
 
     def __init__(self) -> None:
         self.reached: Counter[str] = Counter()
@@ -100,7 +100,7 @@ class Script:
         return f"<Script {dict(self.reached)}>"
 
     def fail(self, point: str, nth: int = 1, error: Exception | None = None) -> None:
-        """Make the n-th call from now that reaches this point raise `error`, or what such a call may raise."""
+        """Make the n-th call from now that reaches this point raise `error`, by default one that such a call may raise."""
         self._failures[point, self.reached[point] + nth] = error or ERRORS[point](f"scripted to fail at {point}")
 
     def hold(self, point: str) -> Gate:
@@ -117,7 +117,7 @@ class Script:
                 raise TimeoutError(f"{point} was reached {self.reached[point]} times in {PATIENCE:g} s; expected {count}")
 
     def reach(self, point: str, given_up: Callable[[], bool] = lambda: False) -> None:
-        """For the fakes: this point is reached; stop and raise as told."""
+        """For the fakes: count a call at this point, wait at its gate, and raise its scripted failure."""
         with self._changed:
             self.reached[point] += 1
             failure = self._failures.pop((point, self.reached[point]), None)
@@ -128,7 +128,7 @@ class Script:
             raise failure
 
     def look_up(self) -> None:
-        """For the fakes: let those at a gate see whether they would rather give up."""
+        """For the fakes: have the calls at gates check again whether to give up."""
         with self._changed:
             self._changed.notify_all()
 
@@ -208,7 +208,7 @@ class FakePartition:
         return self.run(lambda: self.device.lie(self) if self.device.lie else self.units)
 
     def close(self) -> None:
-        """Raises RuntimeError with work in flight or before its executors: the seam calls both a bug."""
+        """Raises RuntimeError with work in flight or before its executors: the interface calls both a bug."""
         if self.stream.works:
             raise RuntimeError(f"{self!r} was closed with work in flight: {list(self.stream.works)}")
         if left := [executor for executor in self.executors if not executor.closed]:
@@ -232,9 +232,9 @@ class FakePin:
 
 
 class FakeDevice:
-    """Granules of these sizes; see `partitions.base.Device`. `lie`, where set, is what `locate` says instead of the truth.
+    """Granules of these sizes; see `partitions.base.Device`. `lie`, where set, is what `locate` returns in place of the units.
 
-    `on_host_cores` is whether its units are cores of the host; nobody is kept on them.
+    `on_host_cores` is whether its units are cores of the host; no thread's affinity is set.
     """
 
     kind = "fake"
@@ -274,14 +274,14 @@ class FakeDevice:
         return self.pins[-1]
 
     def close(self) -> None:
-        """Raises RuntimeError while partitions are open: the seam calls that a bug."""
+        """Raises RuntimeError while partitions are open: the interface calls that a bug."""
         if self.open:
             raise RuntimeError(f"{self!r} was closed before {self.open}")
         self.closed = True
 
 
 class FakeWork:
-    """One computation; see `engines.base.Work`. It ends when it is waited for, its gate is open and its elders ended."""
+    """One computation; see `engines.base.Work`. It ends when it is waited for, its gate is open and earlier works ended."""
 
     def __init__(self, executor: "FakeExecutor", inputs: Sequence[Tensor], room: Room) -> None:
         self.executor = executor
@@ -355,11 +355,11 @@ class FakeExecutor:
         return nullcontext()
 
     def describe(self) -> Mapping[str, object]:
-        """What the engine was told to say, see `FakeEngine.description`."""
+        """`FakeEngine.description`."""
         return self.engine.description
 
     def close(self) -> None:
-        """Raises RuntimeError with work in flight: the seam calls that a bug."""
+        """Raises RuntimeError with work in flight: the interface calls that a bug."""
         if any(work.executor is self for work in self.partition.stream.works):
             raise RuntimeError(f"{self!r} was closed with work in flight")
         self.closed = True
@@ -370,7 +370,7 @@ class FakeEngine:
     """A model that gives what it takes: output n is input n, and those beyond the last input begin again at the first.
 
     `compute`, where given, makes other bytes of the inputs' bytes, one item an output; it may raise. Remembers the inputs of
-    every work that ran in `computed`, and its executors in `executors`: those that somebody holds or has closed, while one
+    every work that ran in `computed`, and its executors in `executors`: those that are referred to or closed, while one
     that was collected before it was closed is only counted, in `forgotten`. See `engines.base.Engine`.
     """
 
@@ -415,7 +415,7 @@ class FakeEngine:
         return executor
 
     def close(self) -> None:
-        """Raises RuntimeError while executors are open: the seam calls that a bug."""
+        """Raises RuntimeError while executors are open: the interface calls that a bug."""
         if left := [executor for executor in self.executors if not executor.closed]:
             raise RuntimeError(f"{self!r} was closed before {left}")
         self.closed = True
@@ -429,7 +429,7 @@ class FakeEngine:
         return self.compiling[shapes]
 
     def answer(self, inputs: Sequence[Tensor], room: Room) -> tuple[Tensor, ...]:
-        """For the works: compute, and put each output where the seam promises it."""
+        """For the works: compute, and put each output where the interface promises it."""
         given = tuple(bytes(view(tensor.address, tensor.nbytes)) for tensor in inputs)
         self.computed.append(given)
         try:

@@ -1,6 +1,6 @@
-"""How long the interpreter is kept from threads that want it: of the other tenants' workers, for instance.
+"""How long the GIL is kept from threads that want it, for example other tenants' workers.
 
-On a busy machine a thread waits for a core as well, and whoever has the interpreter loses its core while it has it. So what
+On a busy machine a thread waits for a core as well, and the thread that holds the GIL may lose its core meanwhile. So what
 counts of each wait is the time in which the watcher could have run, had it had the interpreter, and in which other threads
 of this process computed: the smaller of the two. What sleeps with the interpreter is not seen.
 """

@@ -1,4 +1,4 @@
-"""Slots, and links to have both ends of, for tests."""
+"""Slots and links for tests, with both ends in one process."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ MEMORY = 64 << 20
 
 
 class Watched(Tickets):
-    """The tickets of a link whose tests want to know when somebody has woken the reader, as who asks it to stop does."""
+    """Tickets that let a test wait until their reader was woken, for example in order to stop."""
 
     def __init__(self, arena: Arena, event: int) -> None:
         super().__init__(arena, event)
@@ -28,13 +28,13 @@ class Watched(Tickets):
         self._woken.set()
 
     def wait_for_wake(self) -> None:
-        """Block until it was woken, since the last time that this was asked."""
-        assert self._woken.wait(PATIENCE), "nobody woke the worker"
+        """Block until the reader was woken since the last call of this."""
+        assert self._woken.wait(PATIENCE), "the worker was not woken"
         self._woken.clear()
 
 
 def arena_of(count: int, nbytes: int = MEMORY) -> Arena:
-    """Fresh memory of so many slots, for which it may be taken, and which lives as long as somebody refers to it."""
+    """An arena of so many slots in fresh memory, whose slots may reserve memory without a pool."""
     descriptors = links.create(count, nbytes)
     try:
         return lent(links.attach(descriptors).arena)
@@ -43,7 +43,7 @@ def arena_of(count: int, nbytes: int = MEMORY) -> Arena:
 
 
 def lent(arena: Arena) -> Arena:
-    """The same, whose slots may take memory though no pool handed them out."""
+    """The same arena, whose slots may reserve memory without a pool."""
     blocks = BlockAllocator(arena.memory.nbytes)
     for index in range(arena.count):
         arena.slot(index).blocks = blocks

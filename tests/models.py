@@ -38,7 +38,7 @@ latch (int64[1] released, int64 most) => (int64 turns)
   }>
 }
 """
-"""Turns round until somebody writes other than 0 to the memory of `released`, or `most` times; gives how often it did."""
+"""Loops until the memory of `released` is not 0, or `most` times; its output is the number of iterations."""
 
 
 def save(path: Path, source: str) -> Path:

@@ -31,7 +31,7 @@ def partition(script: Script) -> FakePartition:
     return FakeDevice((2, 3, 4), script).carve([0, 2])
 
 
-def test_a_point_fails_once_at_the_call_it_was_told(script: Script) -> None:
+def test_a_scripted_failure_is_raised_once_at_the_nth_call(script: Script) -> None:
     script.reach("carve")
     script.fail("carve", nth=2)
     script.reach("carve")
@@ -41,7 +41,9 @@ def test_a_point_fails_once_at_the_call_it_was_told(script: Script) -> None:
     assert script.reached == {"carve": 4}
 
 
-def test_every_call_that_may_fail_fails_as_its_seam_says(script: Script, engine: FakeEngine, partition: FakePartition) -> None:
+def test_scripted_failures_have_the_error_of_the_interface(
+    script: Script, engine: FakeEngine, partition: FakePartition
+) -> None:
     for point in ("carve", "attach", "locate", "bind"):
         script.fail(point)
     with pytest.raises(PartitionError):
@@ -54,9 +56,7 @@ def test_every_call_that_may_fail_fails_as_its_seam_says(script: Script, engine:
         engine.bind(partition)
 
 
-def test_work_fails_when_it_is_enqueued_or_when_it_is_waited_for(
-    script: Script, engine: FakeEngine, partition: FakePartition
-) -> None:
+def test_work_fails_on_enqueue_or_on_wait(script: Script, engine: FakeEngine, partition: FakePartition) -> None:
     executor = engine.bind(partition)
     script.fail("enqueue")
     script.fail("run", error=OSError("the device is lost"))
@@ -76,10 +76,10 @@ def test_a_gate_holds_calls_until_it_is_opened(script: Script, engine: FakeEngin
     assert bound.result(PATIENCE).engine is engine
 
 
-def test_a_gate_that_nobody_opens_fails_the_test(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_that_is_never_opened_fails_the_test(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fakes, "PATIENCE", 0.0)
     script.hold("locate")
-    with pytest.raises(TimeoutError, match="shut, 1 arrived> waited 0 s for somebody to open it"):
+    with pytest.raises(TimeoutError, match=r"shut, 1 arrived> waited 0 s for a call of open\(\)"):
         script.reach("locate")
 
 
@@ -88,7 +88,7 @@ def test_enqueue_cannot_be_held_up(script: Script) -> None:
         script.hold("enqueue")
 
 
-def test_closing_with_work_in_flight_is_a_bug_that_is_told(engine: FakeEngine, partition: FakePartition) -> None:
+def test_closing_with_work_in_flight_raises(engine: FakeEngine, partition: FakePartition) -> None:
     executor = engine.bind(partition)
     work = executor.enqueue([Tensor.of(ONE)])
     for each in (executor, partition):
@@ -103,9 +103,7 @@ def test_closing_with_work_in_flight_is_a_bug_that_is_told(engine: FakeEngine, p
         closes.close()
 
 
-def test_a_partition_that_is_closed_before_its_executors_is_a_bug_that_is_told(
-    engine: FakeEngine, partition: FakePartition
-) -> None:
+def test_closing_a_partition_before_its_executors_raises(engine: FakeEngine, partition: FakePartition) -> None:
     executor = engine.bind(partition)
     with pytest.raises(RuntimeError, match=r"was closed before \[<FakeExecutor"):
         partition.close()
@@ -113,7 +111,7 @@ def test_a_partition_that_is_closed_before_its_executors_is_a_bug_that_is_told(
     partition.close()
 
 
-def test_an_executor_that_is_collected_counts_as_closed_and_one_with_work_in_flight_is_not_collected(
+def test_a_collected_executor_counts_as_closed_and_work_in_flight_keeps_it(
     engine: FakeEngine, partition: FakePartition
 ) -> None:
     work = engine.bind(partition).enqueue([Tensor.of(ONE)])
@@ -131,7 +129,7 @@ def test_an_executor_that_is_collected_counts_as_closed_and_one_with_work_in_fli
         each.close()
 
 
-def test_what_is_closed_takes_no_more_work(engine: FakeEngine, partition: FakePartition) -> None:
+def test_closed_fakes_refuse_work(engine: FakeEngine, partition: FakePartition) -> None:
     executor = engine.bind(partition)
     executor.close()
     with pytest.raises(RuntimeError, match="was asked to work"):
@@ -143,7 +141,7 @@ def test_what_is_closed_takes_no_more_work(engine: FakeEngine, partition: FakePa
         engine.bind(partition)
 
 
-def test_shapes_that_nobody_checked_are_a_bug_that_is_told(engine: FakeEngine, partition: FakePartition) -> None:
+def test_enqueue_of_unprepared_shapes_raises(engine: FakeEngine, partition: FakePartition) -> None:
     with closing(engine.bind(partition)) as executor, pytest.raises(TensorMismatch):
         executor.enqueue([Tensor.of(np.zeros((1, 1), np.float32))])
 
@@ -157,7 +155,7 @@ def test_outputs_are_the_inputs_again_side_by_side(script: Script, partition: Fa
     assert [tensor.address - memory.room.address for tensor in given] == [0, 64, 128]
 
 
-def test_what_was_computed_is_remembered_in_order(engine: FakeEngine, partition: FakePartition) -> None:
+def test_inputs_are_recorded_in_order(engine: FakeEngine, partition: FakePartition) -> None:
     with closing(engine.bind(partition)) as executor:
         works = [executor.enqueue([Tensor.of(data)]) for data in (ONE, -ONE)]
         works[0].cancel()

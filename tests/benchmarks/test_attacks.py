@@ -1,4 +1,4 @@
-"""The attacks: that each reaches the server and is answered as it has to be, what is decided, and a short run."""
+"""The attacks: each reaches the server and gets the expected answers; the verdicts; and a short run."""
 
 import json
 import math
@@ -22,14 +22,14 @@ def tally(opened: int = 0, **statuses: int) -> Tally:
     return Tally("test", 1.0, {int(status[1:]): number for status, number in statuses.items()}, opened=opened)
 
 
-def test_every_attack_says_in_a_sentence_what_it_is() -> None:
+def test_every_attack_has_a_docstring_of_one_sentence() -> None:
     for name, attack in ATTACKS.items():
         assert attack.__doc__
         assert attack.__doc__.endswith("."), name
     assert ATTACKS.keys() >= DOOR | MOVING
 
 
-def test_an_attack_that_was_answered_otherwise_than_it_has_to_be_shows_nothing() -> None:
+def test_an_attack_with_unexpected_answers_is_a_flaw() -> None:
     crowd = Crowd((Ask(b""),), 4, frozenset({400}))
 
     assert unreached([crowd], [tally(4, s400=3, s200=1)]) == []
@@ -37,14 +37,14 @@ def test_an_attack_that_was_answered_otherwise_than_it_has_to_be_shows_nothing()
     assert flaw.endswith("4 connections, answers by status {200: 3}")
 
 
-def test_an_attack_of_which_nothing_is_answered_has_to_make_its_connections() -> None:
+def test_an_attack_without_answers_has_to_make_its_connections() -> None:
     crowd = Crowd((Ask(b""),), 4)
 
     assert unreached([crowd], [tally(4)]) == []
     assert unreached([crowd], [tally(3)]) != []
 
 
-def test_what_is_decided_by_are_the_medians_of_the_rounds() -> None:
+def test_verdicts_use_the_medians_of_the_rounds() -> None:
     outcome = Outcome()
     for p99, worst in ((1.0, 2.0), (90.0, 99.0), (1.4, 20.0)):
         outcome.felt.append(Felt(KEPT, 100, 1.0, p99, worst, 100, 1.0, 1.0, 0, 0))
@@ -54,7 +54,7 @@ def test_what_is_decided_by_are_the_medians_of_the_rounds() -> None:
     assert outcome.values == {"ratio": {KEPT: 1.4}, "over": {KEPT: 19.0}}
 
 
-def test_one_kind_of_connection_that_is_held_up_is_enough_to_miss_a_goal() -> None:
+def test_one_delayed_kind_of_connection_misses_the_goal() -> None:
     outcome = Outcome()
     for way, ratio in ((KEPT, 1.0), (NEW, 1.6)):
         outcome.value("ratio", way, ratio)
@@ -71,7 +71,7 @@ def test_a_server_that_did_not_end_misses_every_goal() -> None:
     assert {row.verdict for row in judged({"garbage": outcome})} == {MISSED}
 
 
-def test_that_another_process_answers_is_asked_of_those_that_are_stopped_only() -> None:
+def test_replacement_is_a_goal_only_for_stopped_processes() -> None:
     assert {goal.phase for goal in GOALS if goal.name == "replaced"} == set(STOPPED)
     assert {goal.phase for goal in GOALS if goal.name == "end"} == set(PHASES)
     assert ROUNDS == 3
@@ -95,9 +95,7 @@ def test_attacks_reach_the_server_and_it_ends_while_one_is_on(tmp_path: Path) ->
 
 
 @needs_cores
-def test_a_process_that_is_stopped_is_replaced_and_a_short_run_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_short_run_shows_that_a_stopped_process_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "attacks.json"
 
     status = attacks.main(["--only", "stopped-dispatcher", "--seconds", "0.2", "--rounds", "1", "--output", str(output)])
@@ -113,7 +111,7 @@ def test_a_process_that_is_stopped_is_replaced_and_a_short_run_says_so(
 @needs_cores
 @pytest.mark.load
 def test_a_run_of_every_attack_has_no_flaw(tmp_path: Path) -> None:
-    """That each does what it is about, and not what comes of the times."""
+    """Checks that each attack is carried out, not the measured times."""
     output = tmp_path / "attacks.json"
 
     assert attacks.main(["--seconds", "3", "--rounds", "1", "--output", str(output)]) in (0, 1)

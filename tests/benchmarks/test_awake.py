@@ -1,4 +1,4 @@
-"""Cores are kept awake by what gives way to everybody, and no longer than they have to be."""
+"""Cores are kept awake by processes of the lowest priority, and only until the end of the measurement."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ def spinners() -> list[int]:
     return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
-def test_every_core_is_kept_awake_by_a_process_of_the_least_priority_there_until_the_end() -> None:
+def test_every_core_is_kept_awake_by_a_process_of_the_lowest_priority() -> None:
     cores, before = os.sched_getaffinity(0), set(spinners())
     with awake(cores):
         started = set(spinners()) - before

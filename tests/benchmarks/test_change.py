@@ -1,4 +1,4 @@
-"""The change experiment: what it decides, and a short run of it on CPU cores."""
+"""The change experiment: its verdicts, and a short run on CPU cores."""
 
 import json
 import math
@@ -49,35 +49,33 @@ def verdicts(outcomes: dict[str, Outcome], quiet_worst: dict[str, float]) -> dic
         (OVER, math.nan, NOT_EXERCISED),
     ],
 )
-def test_a_value_within_its_limit_meets_the_goal_and_one_that_is_none_was_not_exercised(
-    goal: Goal, value: float, verdict: str
-) -> None:
+def test_a_value_within_its_limit_meets_the_goal_and_nan_is_not_exercised(goal: Goal, value: float, verdict: str) -> None:
     (row,) = judge([goal], {("p", goal.name): {"tiny": value}}, {}, {})
 
     assert row.verdict == verdict
 
 
-def test_what_was_not_measured_is_not_met() -> None:
+def test_a_goal_without_a_value_is_not_exercised() -> None:
     assert [row.verdict for row in judge(GOALS, {}, {}, {})] == [NOT_EXERCISED] * len(GOALS)
 
 
-def test_a_flaw_of_a_phase_turns_what_would_be_met_there_into_missed() -> None:
+def test_a_flaw_of_a_phase_misses_its_goals() -> None:
     (row,) = judge([OVER], {("p", "over"): {"tiny": 1.0}}, {"p": "3 errors"}, {})
 
     assert (row.verdict, row.why) == (MISSED, "3 errors")
 
 
-def test_what_was_not_measured_because_the_change_failed_is_missed() -> None:
+def test_a_goal_without_a_value_after_a_flaw_is_missed() -> None:
     assert verdicts({"depth": Outcome(flaws=["DeviceUnavailable"])}, {})["depth", "ratio", ""] == MISSED
 
 
-def test_what_was_not_tried_says_why() -> None:
+def test_a_phase_that_was_skipped_has_the_reason() -> None:
     (row,) = judge([OVER], {("p", "over"): {"tiny": 1.0}}, {}, {"p": "there was no time left"})
 
     assert (row.verdict, row.why) == (NOT_EXERCISED, "there was no time left")
 
 
-def test_an_answer_that_waited_while_the_change_was_on_counts_to_it_whenever_it_was_due() -> None:
+def test_an_answer_that_waited_during_the_change_counts_to_it() -> None:
     found = felt("tiny", samples((1.0, 2), (4.9, 300), (5.5, 3), (9.0, 1)), quiet=(0.5, 5.0), change=(5.0, 6.0), wrong=0)
 
     assert (found.count, found.worst) == (2, 300)
@@ -93,7 +91,7 @@ def test_a_request_without_an_answer_is_an_error_with_the_time_it_was_waited_for
     assert (found.errors, found.worst) == (1, 30_000)
 
 
-def test_slower_than_quiet_is_by_the_worst_of_all_quiet_phases_of_the_same_tenant() -> None:
+def test_latencies_are_compared_with_the_tenants_worst_quiet_phase() -> None:
     outcomes = {"repartition": Outcome(felt=[a_felt(worst=9.0), a_felt("mob", worst=900.0)], over=("tiny",))}
 
     assert verdicts(outcomes, {"tiny": 4.1, "mob": 1.0})["repartition", "over", "tiny"] == MET
@@ -101,7 +99,7 @@ def test_slower_than_quiet_is_by_the_worst_of_all_quiet_phases_of_the_same_tenan
     assert ("repartition", "over", "mob") not in verdicts(outcomes, {"tiny": 3.9, "mob": 1.0})
 
 
-def test_of_two_that_one_tenant_felt_in_a_phase_the_worse_counts() -> None:
+def test_of_two_measurements_of_a_tenant_the_worse_counts() -> None:
     outcomes = {"rows": Outcome(felt=[a_felt(worst=90.0), a_felt(worst=4.0)], over=("tiny",))}
 
     assert verdicts(outcomes, {"tiny": 4.0})["rows", "over", "tiny"] == MISSED
@@ -117,7 +115,7 @@ def test_an_error_or_a_wrong_answer_misses_every_goal_of_the_phase(flawed: Felt)
     assert found["repartition", "over", "tiny"] == found["repartition", "put", "50 PUTs"] == MISSED
 
 
-def test_what_a_device_cannot_do_is_neither_met_nor_missed() -> None:
+def test_a_phase_that_the_device_does_not_support_is_not_exercised() -> None:
     outcome = Outcome(felt=[a_felt()], over=("tiny",), unexercised="nothing is built on a CPU")
     outcome.value("ratio", "tiny", 1.0)
 
@@ -126,7 +124,7 @@ def test_what_a_device_cannot_do_is_neither_met_nor_missed() -> None:
     assert {verdict for (phase, *_), verdict in found.items() if phase == "build"} == {NOT_EXERCISED}
 
 
-def test_an_order_that_is_refused_is_a_flaw() -> None:
+def test_a_refused_admin_request_is_a_flaw() -> None:
     outcome = Outcome()
     outcome.expect([200, 200], "orders")
     assert not outcome.flaws
@@ -147,7 +145,7 @@ def test_where_there_are_cores_enough_clients_and_server_have_their_own() -> Non
     assert share_out(range(2)) == Cores()
 
 
-def test_what_the_table_shows_is_what_the_file_holds(tmp_path: Path) -> None:
+def test_the_table_and_the_file_have_the_same_figures(tmp_path: Path) -> None:
     outcome = Outcome(felt=[a_felt()], over=("tiny",), figures={"PUTs": 50, "nothing": math.nan})
     rows = change.judged({"repartition": outcome}, {"tiny": 4.0})
 
@@ -170,23 +168,23 @@ def test_a_network_answers_other_inputs_with_other_numbers(name: str) -> None:
     assert np.abs(one - other).max() > 4 * TOLERANCE * np.abs(one).max()
 
 
-def test_another_seed_is_another_file_so_that_it_has_to_be_built() -> None:
+def test_another_seed_makes_another_file() -> None:
     make = nets.NETS["cpu"]["mob"].make
 
     assert make(1) == make(1) != make(2)
 
 
-def test_a_phase_that_there_is_not_is_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_phase_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         change.main(["--only", "quiet,repartitions"])
     assert "there is no repartitions; there are quiet, rows, repartition" in capsys.readouterr().err
 
 
 @pytest.mark.load
-def test_a_short_run_on_cores_exercises_every_phase_and_finds_every_answer_right(
+def test_a_short_run_on_cores_exercises_every_phase_with_right_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That it runs, and not what comes of the times."""
+    """Checks that it runs, not the measured times."""
     output = tmp_path / "change.json"
 
     status = change.main(["--device", "cpu", "--seconds", "1", "--puts", "4", "--colds", "1", "--output", str(output)])
@@ -202,8 +200,8 @@ def test_a_short_run_on_cores_exercises_every_phase_and_finds_every_answer_right
 
 
 @pytest.mark.load
-def test_a_server_that_keeps_its_interpreter_for_a_while_is_seen_by_every_tenant(tmp_path: Path) -> None:
-    """The control: what the experiment is there for can be seen by it, as long as it was."""
+def test_a_stall_of_the_gil_is_measured_for_every_tenant(tmp_path: Path) -> None:
+    """The control: the experiment measures a stall, with its duration."""
     with opened("cpu", tmp_path, tmp_path / "models", 1.0, stalls=True) as bench:
 
         def change() -> None:

@@ -33,7 +33,7 @@ def test_every_size_is_copied_in_both_ways_and_written_down(
     assert capsys.readouterr().out.count("none") == 4
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(_: str) -> None:
         raise DeviceUnavailable("no GPU here")
 

@@ -114,7 +114,7 @@ def measured(device: CpuDevice, folder: Path) -> Found:
 
 
 def test_a_partition_keeps_its_pace_beside_one_that_is_overrun(device: CpuDevice, tmp_path: Path) -> None:
-    """What proves nothing, or leaks because the machine was busy with something else, is measured again."""
+    """Measures again if the result is inconclusive, or a leak while the machine was busy."""
     found: list[Found] = []
     while len(found) < ATTEMPTS and not any(each.word == "isolated" for each in found):
         found.append(measured(device, tmp_path))

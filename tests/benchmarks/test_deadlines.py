@@ -59,7 +59,7 @@ def test_the_load_that_missed_by_most_is_reported_wherever_it_stands() -> None:
 
 
 def test_requests_without_time_to_be_served_are_answered_with_504(capsys: pytest.CaptureFixture[str]) -> None:
-    """How late, on whatever runs this, is not asked here."""
+    """Does not check how late answers are on this machine."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores, a partition each")
 
@@ -71,6 +71,6 @@ def test_requests_without_time_to_be_served_are_answered_with_504(capsys: pytest
     assert lines[-1].startswith(("PASS: ", "missed: "))
 
 
-def test_a_device_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unavailable_device_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--device", "cuda"]) == 2
     assert "deadlines: " in capsys.readouterr().err

@@ -62,7 +62,7 @@ def test_the_engine_alone_is_measured_in_the_shapes_that_are_asked_for(bench: Be
         assert executor.instance.contexts[0].shapes == ((5, 3),)
 
 
-def test_what_fails_on_a_tenant_s_thread_ends_the_measurement(bench: Bench) -> None:
+def test_an_error_on_a_tenants_thread_ends_the_measurement(bench: Bench) -> None:
     def ask() -> Any:
         raise ExecutionFailed("no")
 
@@ -71,7 +71,7 @@ def test_what_fails_on_a_tenant_s_thread_ends_the_measurement(bench: Bench) -> N
 
 
 @pytest.mark.parametrize(("sms", "count"), [(1, 1), (8, 1), (9, 2), (120, 15), (121, 16), (999, 16)])
-def test_so_many_granules_are_taken_that_the_sms_are_enough(sms: int, count: int) -> None:
+def test_prefix_takes_as_many_granules_as_the_sms_need(sms: int, count: int) -> None:
     assert prefix([8] * 15 + [12], sms) == range(count)
 
 
@@ -99,7 +99,7 @@ def test_a_table_and_a_file_have_a_row_for_each_case(
     assert all(row["submit"] < row["wait"] and row["over"] == row["resumed"] - row["wait"] for row in rows)
 
 
-def test_what_there_is_no_time_for_is_left_out_and_said(
+def test_cases_over_the_time_budget_are_skipped_with_a_message(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = bench.plan()
@@ -123,9 +123,7 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, c
 @pytest.mark.parametrize(
     ("option", "why"), [("--networks=mpl", "'mpl' is no network; there are mlp"), ("--sms=0", "expected numbers of SMs from 1")]
 )
-def test_a_network_or_a_number_of_sms_that_there_is_not_is_refused(
-    option: str, why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_network_or_number_of_sms_is_refused(option: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([option])
     assert why in capsys.readouterr().err

@@ -25,7 +25,7 @@ def test_the_percentile_of_nothing_is_no_number() -> None:
     assert math.isnan(percentile([], 0.5))
 
 
-def test_requests_that_were_not_answered_with_200_are_counted_and_their_time_too() -> None:
+def test_requests_not_answered_with_200_are_counted_with_their_time() -> None:
     found = figures(Samples([0, 0.1, 0.2], [10, 30, 20], [200, 0, 429]))
 
     assert found == Figures(3, 2, 20, 30, 30, 30)
@@ -69,7 +69,7 @@ def test_a_distribution_keeps_its_slowest_requests_when_it_is_thinned() -> None:
         (1.0, 9.0, 1, 1, "WRONG"),
     ],
 )
-def test_what_the_ratios_say(held: float, control: float, failed: int, wrong: int, word: str) -> None:
+def test_verdicts_follow_from_the_ratios(held: float, control: float, failed: int, wrong: int, word: str) -> None:
     found, why = decide(held, control, failed, wrong, bound=1.3)
 
     assert found == word
@@ -96,7 +96,7 @@ def test_without_a_control_there_is_a_verdict_that_says_so() -> None:
 
 
 @pytest.mark.parametrize(("under", "word"), [([flat(11), flat(91)], "too noisy"), ([flat(120), flat(140)], "leaks")])
-def test_without_a_steady_baseline_only_what_is_beyond_all_of_it_is_a_leak(under: list[Figures], word: str) -> None:
+def test_with_an_unsteady_baseline_only_ratios_beyond_it_are_a_leak(under: list[Figures], word: str) -> None:
     rounds = {ALONE: [flat(10), flat(90)], UNDER: under, CONTROL_ALONE: [flat(5)] * 2, CONTROL: [flat(20)] * 2}
 
     verdict = judge("mlp", "small", rounds, wrong=0, bound=1.3)

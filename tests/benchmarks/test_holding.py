@@ -6,7 +6,7 @@ from benchmarks.holding import RATE, main
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two tenants")
-def test_a_tenant_is_watched_alone_and_beside_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tenant_is_measured_alone_and_beside_each_chosen_load(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seconds", str(10 / RATE), "100,000 texts"]) == 0
     alone, beside = capsys.readouterr().out.splitlines()
     assert alone.startswith("alone  ")

@@ -1,4 +1,4 @@
-"""The experiment without HTTP, tried on CPU cores: that it runs, and not what comes of it."""
+"""The experiment without HTTP on CPU cores: checks that it runs, not its results."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ from partitions import open_device
 from server.workers.gil_priority import GilPriorities
 
 
-def test_it_runs_and_leaves_the_interpreter_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_restores_the_switch_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores, a partition each")
     before = sys.getswitchinterval()
@@ -31,9 +31,9 @@ def test_it_runs_and_leaves_the_interpreter_as_it_was(tmp_path: Path, capsys: py
 
     found = json.loads((tmp_path / "found.json").read_text())
     assert status in (0, 1)
-    told = capsys.readouterr().out
-    assert "mlp / compute" in told
-    assert "mlp: few samples: as few as " in told
+    printed = capsys.readouterr().out
+    assert "mlp / compute" in printed
+    assert "mlp: few samples: as few as " in printed
     assert found["verdicts"][0]["alone"]["failed"] == 0
     assert found["combinations"][0]["rounds"]["under load"][0]["busy"][0]["rate"] > 0
     assert found["throughput"][0]["ratio"] > 0
@@ -44,7 +44,7 @@ def test_it_runs_and_leaves_the_interpreter_as_it_was(tmp_path: Path, capsys: py
     assert sys.getswitchinterval() == before
 
 
-def test_a_seat_answers_what_the_model_says_and_is_driven_from_a_thread(tmp_path: Path) -> None:
+def test_a_model_on_a_partition_is_driven_from_a_thread_with_right_answers(tmp_path: Path) -> None:
     subjects.write(tmp_path, {"identity"}, plans=False)
     device = open_device("cpu")
     partition, engine = open_plain(device), load_engine(tmp_path / "identity" / "1" / "model.onnx")
@@ -67,7 +67,7 @@ def test_a_seat_answers_what_the_model_says_and_is_driven_from_a_thread(tmp_path
     device.close()
 
 
-def test_what_fails_on_a_seat_s_thread_is_told_to_who_waits(tmp_path: Path) -> None:
+def test_an_error_on_a_drivers_thread_is_raised_to_the_caller(tmp_path: Path) -> None:
     subjects.write(tmp_path, {"identity"}, plans=False)
     device = open_device("cpu")
     partition, engine = open_plain(device), load_engine(tmp_path / "identity" / "1" / "model.onnx")

@@ -1,4 +1,4 @@
-"""A noisy neighbour does not move your tail: a short run of `python -m benchmarks.isolation` on CPU cores.
+"""A noisy neighbour does not raise a tenant's p99: a short run of `python -m benchmarks.isolation` on CPU cores.
 
 The bound is generous, as load processes and server share what few cores there may be: it is there to notice a leak that is
 opened again, not to measure; `test_cores` has a tighter one, of cores alone. What proves nothing or is too noisy is measured
@@ -49,7 +49,7 @@ def combinations() -> dict[str, Combination]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tail_stays_in_bounds_under(kind: str, combinations: dict[str, Combination]) -> None:
+def test_p99_stays_within_bounds_under(kind: str, combinations: dict[str, Combination]) -> None:
     verdict = settled(kind, combinations[kind].verdict())
 
     assert verdict.word == "isolated" or (verdict.word == "proves nothing" and kind not in LEAKING), verdict.why
@@ -60,12 +60,12 @@ def settled(kind: str, verdict: Verdict) -> Verdict:
     return measured((kind,))[kind].verdict() if verdict.word in ("proves nothing", "too noisy") else verdict
 
 
-def test_heavy_computation_on_one_partition_for_all_does_move_it(combinations: dict[str, Combination]) -> None:
+def test_heavy_computation_on_a_shared_partition_raises_p99(combinations: dict[str, Combination]) -> None:
     """Without that, the tests above would prove nothing."""
     assert combinations["compute"].verdict().control_ratio > BOUND
 
 
-def test_the_verdict_falls_when_all_tenants_share_one_event_loop() -> None:
+def test_a_shared_event_loop_is_a_leak() -> None:
     found = measured(HEAVY_TO_READ, fronts="inline", control=False)
     verdicts = [combination.verdict() for combination in found.values()]
 

@@ -1,4 +1,4 @@
-"""The load generator against a server that does as it is told."""
+"""The load generator against a scripted server."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -166,7 +166,7 @@ def test_an_arrival_without_a_connection_waits_for_one_and_the_wait_counts(serve
     assert len(found.late) == 1
 
 
-def test_what_is_never_answered_is_a_failure_that_took_as_long_as_it_was_waited_for(serve: Callable[[Answer], Server]) -> None:
+def test_a_request_without_an_answer_is_a_failure_with_the_time_waited(serve: Callable[[Answer], Server]) -> None:
     server = serve(lambda number: OK if number == 1 else b"HTTP/1.1 200 OK\r\n")
 
     found = seen(open_loop(server, [0.0, 0.0], connections=1, most=1, grace=0.05))
@@ -185,7 +185,7 @@ def test_a_connection_that_breaks_is_a_failure_and_is_replaced(serve: Callable[[
     assert found.connections >= 2
 
 
-def test_an_answer_of_another_size_is_wrong_and_one_that_closes_is_followed_by_a_new_connection(
+def test_an_answer_of_another_size_is_wrong_and_a_closed_connection_is_replaced(
     serve: Callable[[Answer], Server],
 ) -> None:
     answers = {2: OK.replace(b"5", b"3").replace(b"hello", b"hel"), 3: WORSE}
@@ -197,7 +197,7 @@ def test_an_answer_of_another_size_is_wrong_and_one_that_closes_is_followed_by_a
     assert found.samples.status == [200, 400, 200]
 
 
-def test_a_generator_that_is_refused_does_not_begin(serve: Callable[[Answer], Server]) -> None:
+def test_a_generator_whose_first_request_is_refused_raises(serve: Callable[[Answer], Server]) -> None:
     with pytest.raises(RuntimeError, match="answered with 400"):
         seen(open_loop(serve(lambda _: WORSE), [0.0]))
 
@@ -261,7 +261,7 @@ def test_a_knock_closes_what_it_opened(serve: Callable[[Answer], Server]) -> Non
     assert server.seen == 0
 
 
-def test_what_is_not_answered_is_held(serve: Callable[[Answer], Server]) -> None:
+def test_requests_without_an_answer_keep_their_connections(serve: Callable[[Answer], Server]) -> None:
     server = serve(lambda _: OK)
     job = replace(closed(server, "flood"), asks=(Ask(REQUEST[:-1]),))
 
@@ -270,7 +270,7 @@ def test_what_is_not_answered_is_held(serve: Callable[[Answer], Server]) -> None
     assert (tally.statuses, tally.opened, server.seen) == ({}, 2, 0)
 
 
-def test_a_load_may_begin_after_the_others(serve: Callable[[Answer], Server]) -> None:
+def test_a_load_may_start_later_than_others(serve: Callable[[Answer], Server]) -> None:
     server = serve(lambda _: OK)
     early, late = (open_loop(server, [0.0]), replace(closed(server, "flood"), ahead=-1.0, seconds=1.2))
 
@@ -291,7 +291,7 @@ def test_an_open_loop_may_make_a_connection_for_each_request(serve: Callable[[An
     assert found.connections == 1 + 4
 
 
-def test_processes_begin_together_and_what_they_saw_is_brought_together(serve: Callable[[Answer], Server]) -> None:
+def test_processes_start_together_and_their_samples_are_merged(serve: Callable[[Answer], Server]) -> None:
     server = serve(lambda _: OK)
 
     _, results = run([open_loop(server, [0.01, 0.03], keep=1), open_loop(server, [0.02]), closed(server, "flood")])
@@ -312,7 +312,7 @@ def test_a_load_process_that_fails_says_why() -> None:
         run([job])
 
 
-def test_an_answer_that_comes_in_pieces_is_put_together() -> None:
+def test_an_answer_in_pieces_is_reassembled() -> None:
     connection = Connection(0)
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -331,7 +331,7 @@ def test_an_answer_that_comes_in_pieces_is_put_together() -> None:
             connection.receive()
 
 
-def test_an_open_loop_that_is_told_to_stop_sends_nothing_more_and_keeps_what_was_answered(
+def test_a_stopped_open_loop_sends_no_more_and_keeps_its_answers(
     serve: Callable[[Answer], Server],
 ) -> None:
     server = serve(lambda _: OK)

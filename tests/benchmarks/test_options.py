@@ -1,4 +1,4 @@
-"""What the commands refuse before they begin, in one line."""
+"""Invalid options are refused before a command starts, with an error of one line."""
 
 import importlib
 import shutil
@@ -56,7 +56,7 @@ def test_a_positive_number_is_above_0_and_has_an_end(text: str) -> None:
         ("engine", ["--sms", "--seconds", "--budget"]),
     ],
 )
-def test_nothing_is_measured_for_no_time_no_rounds_or_nobody(
+def test_zero_seconds_rounds_and_clients_are_refused(
     command: str, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for option in options:
@@ -69,9 +69,7 @@ def test_nothing_is_measured_for_no_time_no_rounds_or_nobody(
     ("command", "option"), [("batching", "--delay"), ("isolation", "--front-cores"), ("copies", "--sms"), ("overhead", "--pid")]
 )
 @pytest.mark.parametrize("number", ["-1", "1.5", "many"])
-def test_what_is_counted_is_a_whole_number_that_is_not_negative(
-    command: str, option: str, number: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_counts_are_whole_numbers_from_0(command: str, option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         _main(command)([option, number])
     assert f"argument {option}: {number!r}; expected a whole number from " in capsys.readouterr().err
@@ -81,28 +79,30 @@ def test_what_is_counted_is_a_whole_number_that_is_not_negative(
 def test_cores_are_numbers_and_ranges(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         _main("isolation")([f"--client-cores={text}"])
-    told = f"argument --client-cores: {text!r}; expected cores such as 12-15 or 0,2, or 'tenants', or 'any'"
-    assert told in " ".join(capsys.readouterr().err.split())
+    message = f"argument --client-cores: {text!r}; expected cores such as 12-15 or 0,2, or 'tenants', or 'any'"
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_cases_that_there_are_not_are_refused_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_cases_are_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         _main("overhead")(["--only", "zzz"])
     assert "argument --only: no case has 'zzz' in its name; there are identity-json-1, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["isolation", "deadlines"])
-def test_a_device_that_is_not_there_is_told_in_the_words_of_the_error_alone(
+def test_an_unavailable_device_is_an_error_of_one_line(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert _main(command)(["--device", "cuda"]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"{command}: ")
-    assert "DeviceUnavailable" not in told
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith(f"{command}: ")
+    assert "DeviceUnavailable" not in message
 
 
-def test_inside_tells_so_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_device_is_an_error_of_one_line_with_inside(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(kind: str) -> None:
         raise DeviceUnavailable(f"{kind} is not there")
 
@@ -112,28 +112,28 @@ def test_inside_tells_so_too(capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_without_what_it_needs_a_command_says_in_one_line_how_to_install_it(command: str) -> None:
+def test_a_missing_dependency_is_an_error_of_one_line_with_the_install_command(command: str) -> None:
     hide = "import runpy, sys; sys.modules['onnx'] = sys.modules['matplotlib'] = None; "
     run = f"runpy.run_module('benchmarks.{command}', run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", hide + run], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
-    told = "this needs greenlane[test]: scripts/install cpu,rtx,test (matplotlib, onnx not found)\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)
+    message = "this needs greenlane[test]: scripts/install cpu,rtx,test (matplotlib, onnx not found)\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
 
 
-def test_who_sends_the_requests_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_that_sends_the_requests_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     assert client.client() == "wrk (/usr/bin/wrk)"
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert client.client() == "the built-in client, as wrk is not installed"
 
 
-def test_inside_judges_by_the_bounds_that_the_help_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_has_the_bounds_of_inside(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         _main("isolation")(["--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert "--inside has bounds of its own: 1.1, with three aggressors 1.2, of mlp 1.5" in told
+    message = " ".join(capsys.readouterr().out.split())
+    assert "--inside has bounds of its own: 1.1, with three aggressors 1.2, of mlp 1.5" in message
 
 
 def _main(command: str) -> Callable[[list[str]], int]:

@@ -1,4 +1,4 @@
-"""What an experiment tells people and programs."""
+"""The table, the JSON document and the page of an experiment."""
 
 import json
 import re
@@ -65,11 +65,11 @@ def test_the_table_has_a_line_for_each_combination_and_what_isolation_costs() ->
     assert text.endswith("throughput of two tenants: 90 a second on partitions, 100 without: 0.90")
 
 
-def test_the_table_says_why_where_something_is_not_proven() -> None:
+def test_the_table_has_the_reason_for_an_unproven_verdict() -> None:
     assert "mlp / small: no control: p99 grew 1.10 times" in table(findings(control=False))
 
 
-def test_the_document_is_json_without_what_json_cannot_say() -> None:
+def test_the_document_is_json_without_nan() -> None:
     found = json.loads(json.dumps(document(findings(control=False)), allow_nan=False))
 
     assert found["verdicts"][0]["control_ratio"] is None
@@ -79,7 +79,7 @@ def test_the_document_is_json_without_what_json_cannot_say() -> None:
 
 
 @pytest.mark.parametrize("control", [True, False])
-def test_the_page_needs_nothing_else_and_trusts_no_text(control: bool) -> None:
+def test_the_page_is_self_contained_and_escapes_text(control: bool) -> None:
     found = findings(control=control)
     pictures = draw(found)
 
@@ -103,7 +103,7 @@ def test_aggressors_are_summed_up_over_rounds() -> None:
     assert busiest(combination, ALONE) == []
 
 
-def test_a_victim_that_was_asked_too_seldom_for_its_p99_is_named_once() -> None:
+def test_a_victim_with_too_few_samples_for_its_p99_is_named_once() -> None:
     wanted = "mlp: few samples: as few as 50 in a phase, so its p99 is one of the slowest two; give it more --seconds"
     found = findings()
 
@@ -123,7 +123,7 @@ def test_a_ratio_that_is_no_number_is_a_dash() -> None:
     assert [times(ratio) for ratio in (1.0, 12.345, 432.1, float("nan"))] == ["1.00", "12.3", "432", "-"]
 
 
-def test_every_phase_under_load_follows_one_alone_and_rounds_begin_with_another_aggressor() -> None:
+def test_every_loaded_phase_follows_a_baseline_and_rounds_rotate_aggressors() -> None:
     plan = Settings(victims={"mlp": 400, "resnet": 40}, kinds=("small", "json"), rounds=2).steps()
 
     assert [str(step) for step in plan[:4]] == [
@@ -138,14 +138,14 @@ def test_every_phase_under_load_follows_one_alone_and_rounds_begin_with_another_
     assert [step.kind for step in plan].count(CONTROL_ALONE) == 4
 
 
-def test_without_a_control_there_are_fewer_phases_and_the_duration_follows_from_their_number() -> None:
+def test_without_a_control_there_are_fewer_phases_and_the_run_is_shorter() -> None:
     settings = Settings(victims={"mlp": 400}, kinds=("small",), rounds=2, control=False)
 
     assert [step.kind for step in settings.steps()] == [ALONE, UNDER, ALONE, UNDER]
     assert settings.duration == 4 * (settings.seconds + BETWEEN)
 
 
-def test_a_large_machine_keeps_its_last_quarter_for_clients_and_a_small_one_puts_them_with_their_tenants() -> None:
+def test_clients_run_on_the_last_quarter_of_a_large_machine_or_with_their_tenants() -> None:
     assert apart(range(16), None) == (12, 13, 14, 15)
     assert apart(range(7), None) == apart(range(16), ANY) == ()
     assert apart(range(16), (3,)) == (3,)
@@ -165,16 +165,19 @@ def test_a_large_machine_keeps_its_last_quarter_for_clients_and_a_small_one_puts
         (Clients((3,), (), (3,)), "3 for the victim's, any for the aggressors', kept apart", "cores that no server uses"),
     ],
 )
-def test_a_reader_is_told_where_clients_ran(clients: Clients, shown: str, noted: str) -> None:
+def test_the_notes_say_where_clients_ran(clients: Clients, shown: str, noted: str) -> None:
     settings = Settings(victims={"mlp": 400, "resnet": 2000}, kinds=("small",), clients=clients)
     servers = deployments("cpu", 4, ["mlp"], ["small"], None, Cores((), ()))
 
-    told = list(notes(settings, servers, findings().combinations))
+    found_notes = list(notes(settings, servers, findings().combinations))
 
     assert str(clients) == shown
-    assert any(noted in note for note in told)
-    assert "A phase has about 400 requests of mlp, so its p99 is number 4 from the slowest; with fewer than 1,000," in told[2]
-    assert told[3] == "A phase has about 2,000 requests of resnet, so its p99 is number 20 from the slowest."
+    assert any(noted in note for note in found_notes)
+    assert (
+        "A phase has about 400 requests of mlp, so its p99 is number 4 from the slowest; with fewer than 1,000,"
+        in found_notes[2]
+    )
+    assert found_notes[3] == "A phase has about 2,000 requests of resnet, so its p99 is number 20 from the slowest."
 
 
 @pytest.mark.parametrize(
@@ -270,7 +273,7 @@ def test_every_model_can_be_made(tmp_path: Path) -> None:
         (["--client-cores", "a"], "'a'; expected cores such as 12-15"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradictory_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
     assert message in capsys.readouterr().err

@@ -32,7 +32,7 @@ def test_the_example_can_be_served(tmp_path: Path, text: str) -> None:
     assert list(config.tenants) == ["acme", "globex", "initech"]
 
 
-def test_the_example_has_every_key_there_is() -> None:
+def test_the_example_has_every_key() -> None:
     document = tomllib.loads(EVERYTHING)
     assert set(document["server"]) == set(keys(ServerConfig))
     assert set(document["device"]) == set(keys(DeviceConfig))
@@ -82,7 +82,7 @@ def test_the_unit_restarts_after_a_lost_device_but_not_after_a_wrong_configurati
 
 
 @pytest.mark.parametrize(("page", "place", "cores"), [(README, 0, 2), (QUICKSTART, 0, 2), (QUICKSTART, 1, 8)])
-def test_documented_configurations_fit_the_machines_that_are_named(tmp_path: Path, page: str, place: int, cores: int) -> None:
+def test_documented_configurations_fit_the_machines_they_name(tmp_path: Path, page: str, place: int, cores: int) -> None:
     text = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[place]
     load(write(tmp_path, text)).fit("core", (1,) * cores)
     with pytest.raises(ConfigError, match=f"= {cores} cores, but the device has {cores - 1}"):

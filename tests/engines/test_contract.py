@@ -201,7 +201,7 @@ class TestCuda(Contract):
         stall.release()
         assert array(ended.result(30)[0]).tolist() == ONE.tolist()
 
-    def test_what_the_model_raises_fails_its_work_and_not_the_next(self, subject: CudaSubject, partition: Partition) -> None:
+    def test_an_error_of_the_model_fails_only_its_work(self, subject: CudaSubject, partition: Partition) -> None:
         """What the library refuses does."""
         subject.bench.gpu.capturable = False
         with closing(subject.identity.bind(partition)) as executor:

@@ -279,7 +279,7 @@ def test_f08_another_context_is_current_again_however_it_ends(bench: Bench, exec
     bench.gpu.here.pushed = [ELSEWHERE]
     if failing:
         bench.gpu.fail(failing)
-    with pytest.raises(ExecutionFailed, match="as told") if failing else nullcontext(), on_stream(plain.handle):
+    with pytest.raises(ExecutionFailed, match="as scripted") if failing else nullcontext(), on_stream(plain.handle):
         executor.enqueue([Tensor.of(given)], Room.of(taken))
     assert bench.gpu.here.pushed == [ELSEWHERE]
     assert bench.gpu.log.count("cuCtxPushCurrent") == bench.gpu.log.count("cuCtxPopCurrent") == 1

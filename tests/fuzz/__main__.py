@@ -69,7 +69,7 @@ def fuzz(
 
 
 def _what_ended(server: Running, before: set[int]) -> list[str]:
-    """Processes that were there and are not any more, and an end of the server."""
+    """Processes that ended meanwhile, and an exit of the server."""
     gone = before - {process.pid for process in server.family()}
     ended = [f"process {pid} has ended" for pid in sorted(gone)]
     return ended + ([f"the server ended with {server.popen.poll()}"] if server.popen.poll() is not None else [])

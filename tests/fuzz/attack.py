@@ -1,4 +1,4 @@
-"""Sends cases to a server, a thread a connection, and notes whatever must not happen."""
+"""Sends cases to a server, one thread a connection, and records every wrong answer, 5xx, hang and disconnect."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ PATIENCE = 20.0
 """Seconds without an answer that count as a hang."""
 REFUSALS = frozenset({400, 404, 405, 408, 411, 413, 414, 415, 417, 431})
 HONEST = frozenset({501, 505})
-"""What bytes may get that ask for what HTTP has and the server has not."""
+"""Statuses for requests that use parts of HTTP that the server does not support."""
 MOST = 20
 """Findings that are kept."""
 

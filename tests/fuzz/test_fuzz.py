@@ -1,4 +1,4 @@
-"""The fuzz for a while, and whether it would find something."""
+"""A short run of the fuzzer, and that it would find wrong answers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ SECONDS = 25.0
 
 
 class Liar(Oracle):
-    """Says that numbers are greater by one than they are."""
+    """An oracle whose numbers are too large by one."""
 
     def outputs(self, model: str, inputs: Mapping[str, Any]) -> Arrays:
         return {
@@ -23,7 +23,7 @@ class Liar(Oracle):
 
 
 @pytest.mark.parametrize("form", ["module", "uvicorn"])
-def test_no_request_gets_a_wrong_answer_a_server_s_error_or_none(tmp_path: Path, form: str) -> None:
+def test_every_request_gets_a_right_answer_or_a_client_error(tmp_path: Path, form: str) -> None:
     found = fuzz(form, tmp_path, "every run", SECONDS)
 
     assert found.findings == [], table(found)
@@ -31,12 +31,12 @@ def test_no_request_gets_a_wrong_answer_a_server_s_error_or_none(tmp_path: Path,
     assert sum(count for (damage, status), count in found.answers.items() if damage and status == 400) > 100, table(found)
 
 
-def test_answers_that_are_not_the_oracle_s_are_found(tmp_path: Path) -> None:
+def test_answers_that_differ_from_the_oracle_are_found(tmp_path: Path) -> None:
     found = fuzz("module", tmp_path, "liar", 60, most=100, make_oracle=Liar)
 
     assert any("of ONNX Runtime" in finding for finding in found.findings), table(found)
 
 
-def test_the_seed_is_told_and_findings_are_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_seed_is_printed_and_findings_set_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seconds", "1", "--seed", "abc", "--form", "module"]) == 0
     assert "seed: abc" in capsys.readouterr().out

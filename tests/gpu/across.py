@@ -59,7 +59,7 @@ def registered(memory: TensorMemory, *sizes: int) -> Iterator[None]:
 
 
 def across(device: Any, *sizes: int) -> dict[str, str]:
-    """What becomes of the middle MiB of two that are registered as pieces of these sizes."""
+    """The result of copying the middle MiB of two that are registered as pieces of these sizes."""
     from engines.tensorrt.copies import compile_copy_kernels, open_sm_copies
 
     current = device.make_current()

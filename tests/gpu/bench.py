@@ -73,7 +73,7 @@ def assert_right(network: Network, executor: Executor, partition: Partition, tur
 
 
 def free_memory(device: Any) -> int:
-    """Bytes of the GPU that nobody has, in this process or another."""
+    """Free bytes of the GPU's memory, which other processes use as well."""
     from cuda.bindings import driver
 
     from partitions.cuda.driver import handle_return

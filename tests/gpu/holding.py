@@ -28,7 +28,7 @@ __device__ unsigned multiprocessor() {
     return sm;
 }
 
-// As many blocks as there is room for stay until the gate is opened, or for so long; nobody else gets a thread meanwhile.
+// Blocks that fill the SMs stay until the gate is opened, or for so long; no other kernel gets a thread meanwhile.
 extern "C" __global__ void __launch_bounds__(1024, 2) hold(volatile unsigned *gate, volatile unsigned *rows, u64 most) {
     if (threadIdx.x == 0) {
         const u64 began = nanoseconds();

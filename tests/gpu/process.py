@@ -64,9 +64,9 @@ def _outputs(body: bytes, length: int) -> dict[str, np.ndarray]:
 
 @contextmanager
 def running(folder: Path, repository: Path, *tenants: str, granules: int = 4, plain: bool = False) -> Iterator[Client]:
-    """The server with these tenants, once it is ready; it has to end well when it is told to.
+    """The server with these tenants, once it is ready; it has to exit well on SIGTERM.
 
-    `plain` is whether it runs as `uvicorn server.app:app`, which ends by the signal that it was told to end with.
+    `plain` is whether it runs as `uvicorn server.app:app`, which ends by the signal that it was sent.
     """
     config, log = folder / "greenlane.toml", folder / "server.log"
     config.write_text(_config(repository, tenants, granules), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What callers of the library rely on beside the server: lifetimes, contexts, streams of their own, chains and overrides."""
+"""Uses of the library outside the server: lifetimes, contexts, callers' streams, chained engines and overrides."""
 
 import gc
 import subprocess
@@ -48,7 +48,7 @@ def current() -> int:
     return int(driver.cuCtxGetCurrent()[1])
 
 
-def test_one_line_is_right_again_and_again(engine: Any, partition: Partition) -> None:
+def test_an_inference_in_one_line_is_right_every_time(engine: Any, partition: Partition) -> None:
     network = mlp()
     arrays = feed(network, network.tries[0], 1)
     for _ in range(5):
@@ -75,7 +75,7 @@ def test_a_thread_that_captures_may_collect_an_executor(device: Any, engine: Any
     partition.run(body)
 
 
-def test_a_context_of_the_caller_s_stays_current(device: Any, tmp_path: Path) -> None:
+def test_the_callers_context_stays_current(device: Any, tmp_path: Path) -> None:
     from cuda.bindings import driver
 
     from partitions.cuda.driver import handle_return
@@ -206,7 +206,7 @@ ENDING = """
 """
 
 
-def test_an_interpreter_that_ends_with_work_in_flight_does_not_crash(tmp_path: Path, device: Any) -> None:
+def test_exit_with_work_in_flight_does_not_crash(tmp_path: Path, device: Any) -> None:
     """A process of its own, as the GPU is split once in each."""
     command = [sys.executable, "-c", dedent(ENDING), str(plan(tmp_path, mlp()))]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

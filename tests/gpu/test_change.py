@@ -1,4 +1,4 @@
-"""What a tenant feels on a GPU while something changes for another one, over HTTP, with bounds that a stall of 50 ms breaks.
+"""Latencies of a tenant on a GPU while something changes for another one, over HTTP, with bounds that a 50 ms stall breaks.
 
 The real server and clients that are processes of their own, as in `python -m benchmarks.change`, which measures the same for
 longer and against the goals themselves. Bounds are about twice the goals, and what can be repeated is measured a second time
@@ -53,7 +53,7 @@ def over(bench: Bench, found: list[Felt], tenants: tuple[str, ...]) -> dict[str,
 
 
 def assert_right(outcome: Outcome) -> None:
-    """Everything was done, everything was answered, and nothing wrongly."""
+    """All phases ran, and every request was answered rightly."""
     assert not outcome.flaws
     assert all((each.errors, each.wrong) == (0, 0) for each in outcome.felt)
     assert all(each.count for each in outcome.felt)
@@ -78,7 +78,7 @@ def beside(bench: Bench, outcome: Outcome, *goals: str) -> dict[str, tuple[float
     return pairs
 
 
-def test_the_first_requests_of_new_batches_hold_up_neither_their_tenant_nor_another(bench: Bench) -> None:
+def test_first_requests_of_new_batch_sizes_delay_no_tenant(bench: Bench) -> None:
     """Cannot be repeated: a second time they are not the first."""
     outcome = changes.rows(bench, 0, SECONDS)
 
@@ -88,7 +88,7 @@ def test_the_first_requests_of_new_batches_hold_up_neither_their_tenant_nor_anot
     assert all(value <= OVER for value in felt.values()), felt
 
 
-def test_the_first_body_of_38_megabytes_is_not_felt_by_another_tenant(bench: Bench) -> None:
+def test_a_first_body_of_38_megabytes_does_not_delay_other_tenants(bench: Bench) -> None:
     assert bench.order("load", "mean", "mob") == 200
     request = bench.request("mean", MANY_ROWS, tenant="mob")
 
@@ -107,7 +107,7 @@ def test_the_first_body_of_38_megabytes_is_not_felt_by_another_tenant(bench: Ben
     assert all(value <= OVER for value in felt.values()), felt
 
 
-def test_a_repartition_of_two_is_not_felt_by_a_third_and_by_the_two_only_as_a_pause(bench: Bench) -> None:
+def test_a_repartition_delays_no_other_tenant_and_pauses_the_movers_briefly(bench: Bench) -> None:
     def limits(outcome: Outcome) -> dict[str, tuple[float, float]]:
         movers = {f"{name}: moved": (value, MOVERS) for name, value in outcome.values["movers"].items()}
         return beside(bench, outcome) | movers
@@ -115,15 +115,15 @@ def test_a_repartition_of_two_is_not_felt_by_a_third_and_by_the_two_only_as_a_pa
     assert_kept(lambda: changes.repartition(bench, PUTS, 60.0), limits)
 
 
-def test_loading_unloading_and_reloading_are_not_felt_by_other_tenants(bench: Bench) -> None:
+def test_loads_unloads_and_reloads_do_not_delay_other_tenants(bench: Bench) -> None:
     assert_kept(lambda: changes.reload(bench, 0, RELOADS), lambda outcome: beside(bench, outcome, "ratio"))
 
 
-def test_building_a_model_is_not_felt_by_other_tenants(bench: Bench) -> None:
+def test_a_build_does_not_delay_other_tenants(bench: Bench) -> None:
     assert_kept(lambda: changes.build(bench, 0, SECONDS), lambda outcome: beside(bench, outcome, "ratio"))
 
 
-def test_bodies_of_all_sizes_in_one_tenant_are_not_felt_by_another(bench: Bench) -> None:
+def test_bodies_of_all_sizes_do_not_delay_other_tenants(bench: Bench) -> None:
     def limits(outcome: Outcome) -> dict[str, tuple[float, float]]:
         worst = {f"{name}: worst": (value, OVER) for name, value in over(bench, outcome.felt, (WATCHER, "enc")).items()}
         return beside(bench, outcome, "ratio") | worst
@@ -131,7 +131,7 @@ def test_bodies_of_all_sizes_in_one_tenant_are_not_felt_by_another(bench: Bench)
     assert_kept(lambda: changes.bodies(bench, 0, SECONDS), limits)
 
 
-def test_a_stall_of_the_interpreter_is_seen_and_breaks_the_bounds(bench: Bench) -> None:
+def test_a_stall_of_the_gil_breaks_the_bounds(bench: Bench) -> None:
     """The control: without it, the tests above would prove nothing."""
 
     def change() -> None:

@@ -68,7 +68,7 @@ def bench(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.mark.parametrize("model", ROWS)
-def test_an_engine_does_nothing_while_its_partition_s_sms_are_taken_and_its_neighbour_goes_on(model: str, bench: Bench) -> None:
+def test_an_engine_runs_only_on_its_partitions_sms(model: str, bench: Bench) -> None:
     seat, neighbour = bench.seat(model, bench.a), bench.seat("mlp", bench.b)
     run_once: Callable[[Seat], Any] = lambda each: each.enqueue().wait()  # noqa: E731  # A task for a seat's thread.
 

@@ -20,7 +20,7 @@ from .networks import Network, plan
 
 pytestmark = pytest.mark.gpu
 GIVE_UP = 5_000_000_000
-"""Nanoseconds after which a stalled stream goes on although nobody released it."""
+"""Nanoseconds after which a stalled stream continues without `release`."""
 
 HOLD = r"""
 extern "C" __global__ void hold(volatile unsigned *gate, unsigned long long most) {
@@ -136,7 +136,7 @@ class TestGpu(simulated.TestCuda):
         with pytest.raises(ModelRefused):
             subject.surprising.bind(partition)
 
-    def test_what_the_model_raises_fails_its_work_and_not_the_next(self, subject: Any, partition: Partition) -> None:
+    def test_an_error_of_the_model_fails_only_its_work(self, subject: Any, partition: Partition) -> None:
         """Nothing that its signature takes does here, and what it does not take is refused."""
         with closing(subject.identity.bind(partition)) as executor:
             for _ in range(2):
@@ -146,8 +146,8 @@ class TestGpu(simulated.TestCuda):
                 assert run(executor, OTHER)[0].tolist() == OTHER.tolist()
 
 
-def test_a_stall_is_one(device: Any, identity: Path) -> None:
-    """It holds the stream until it is released, and says so."""
+def test_a_stall_holds_the_stream_until_it_is_released(device: Any, identity: Path) -> None:
+    """It holds the stream until it is released, and does not time out."""
     with ExitStack() as made:
         subject = GpuSubject(device, identity, made)
         partition = made.enter_context(closing(device.carve([0])))

@@ -47,7 +47,7 @@ def executor(engine: Engine, partition: Partition) -> Iterator[Executor]:
     executor.close()
 
 
-def test_the_numbers_are_those_of_onnx_runtime_first_captured_and_replayed(
+def test_first_captured_and_replayed_outputs_are_those_of_onnx_runtime(
     network: Network, executor: Executor, partition: Partition
 ) -> None:
     assert_right(network, executor, partition)
@@ -55,7 +55,7 @@ def test_the_numbers_are_those_of_onnx_runtime_first_captured_and_replayed(
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
 @pytest.mark.parametrize("name", sorted(NETWORKS))
-def test_the_numbers_are_right_in_half_the_bits(
+def test_outputs_are_right_in_fp16_and_bf16(
     name: str, datatype: str, tmp_path: Path, device: Device, partition: Partition
 ) -> None:
     half = typed(NETWORKS[name](), datatype)
@@ -69,7 +69,7 @@ def test_the_numbers_are_right_in_half_the_bits(
 @pytest.mark.parametrize("graphs", ["on", "off"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["mlp", "anysize"])
-def test_the_numbers_are_right_whatever_the_settings(
+def test_outputs_are_right_with_all_settings(
     name: str, strategy: str, graphs: str, copies: str, tmp_path: Path, device: Device, partition: Partition
 ) -> None:
     network = NETWORKS[name]()
@@ -80,7 +80,7 @@ def test_the_numbers_are_right_whatever_the_settings(
         assert_right(network, executor, partition, turns=1)
 
 
-def test_the_library_s_own_graphs_give_the_right_numbers(
+def test_outputs_are_right_with_the_librarys_own_graphs(
     network: Network, tmp_path: Path, device: Device, partition: Partition
 ) -> None:
     settings = RuntimeSettings(graphs="off", cuda_graph_strategy="whole_graph_capture")
@@ -89,7 +89,7 @@ def test_the_library_s_own_graphs_give_the_right_numbers(
         assert_right(network, executor, partition)
 
 
-def test_many_in_flight_each_get_their_own_numbers(
+def test_many_inferences_in_flight_get_their_own_outputs(
     network: Network, engine: Engine, executor: Executor, partition: Partition, device: Device
 ) -> None:
     wanted = expected(network)
@@ -107,7 +107,7 @@ def test_many_in_flight_each_get_their_own_numbers(
         slot.close()
 
 
-def test_outputs_lie_in_pinned_room_and_elsewhere_without_it(
+def test_outputs_are_in_the_pinned_room_if_there_is_one(
     network: Network, engine: Engine, executor: Executor, partition: Partition, device: Device
 ) -> None:
     with closing(Pinned(device, engine, network, feed(network, network.tries[0], 0))) as slot:
@@ -168,7 +168,7 @@ def test_two_partitions_bind_one_engine_at_the_same_time(turn: int, tmp_path: Pa
     engine.close()
 
 
-def test_rebinding_again_and_again_leaves_device_memory_flat(engine: Engine, device: Device) -> None:
+def test_rebinding_does_not_leak_device_memory(engine: Engine, device: Device) -> None:
     left = []
     for turn in range(16):
         partition = device.carve(range(turn % 4, turn % 4 + 4))
@@ -179,7 +179,7 @@ def test_rebinding_again_and_again_leaves_device_memory_flat(engine: Engine, dev
     assert left[-1] >= left[4] - 8 * MIB, left
 
 
-def test_ten_thousand_inferences_of_every_shape_leave_device_memory_as_it_was(
+def test_10000_inferences_of_every_shape_do_not_leak_device_memory(
     device: Device, tmp_path: Path, partition: Partition, figures: dict[str, Any]
 ) -> None:
     """Of three networks on one partition, whose inputs are pinned or not by turns; the numbers are right to the end."""
@@ -213,8 +213,8 @@ def test_ten_thousand_inferences_of_every_shape_leave_device_memory_as_it_was(
             assert_right(network, executor, partition, turns=1)
 
 
-def test_memory_on_the_gpu_and_a_caller_s_stream_need_no_wait_in_between(device: Any, tmp_path: Path, partition: Any) -> None:
-    """Inputs that another stream still writes, outputs that it reads: for one of everybody's SMs, and for the partition's."""
+def test_gpu_tensors_on_a_callers_stream_need_no_wait_in_between(device: Any, tmp_path: Path, partition: Any) -> None:
+    """Inputs that another stream still writes, outputs that it reads: with a stream of all SMs, and of the partition."""
     from cuda.core import Device as CudaCoreDevice
 
     from engines import Tensor, on_stream
@@ -259,7 +259,7 @@ BIG = 200_000_000
 """FP32 numbers, so that input and output take 1.6 GB."""
 
 
-def test_a_model_that_finds_no_memory_is_refused_and_the_others_go_on(
+def test_a_model_without_enough_memory_is_refused_and_others_are_served(
     device: Any, tmp_path: Path, partition: Partition, figures: dict[str, Any]
 ) -> None:
     from cuda.bindings import driver

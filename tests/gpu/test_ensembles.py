@@ -1,4 +1,4 @@
-"""An ensemble of two TensorRT engines over HTTP: one graph, right while tenants move and a step is loaded anew."""
+"""An ensemble of two TensorRT engines over HTTP: one graph, right answers while tenants move and a step is reloaded."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ ensemble_scheduling { step [
 """
 
 
-def test_an_ensemble_is_one_graph_and_right_while_everything_changes(tmp_path: Path, device: Any) -> None:
+def test_an_ensemble_is_one_graph_and_right_during_repartitions_and_reloads(tmp_path: Path, device: Any) -> None:
     for name in ("first", "second"):
         plan(add(tmp_path, name), several())
     (add(tmp_path, "all").parent / "config.pbtxt").write_text(CONFIG)

@@ -38,7 +38,7 @@ BOUNDS = {
 Measured in docs/isolation: 1.06 and 1.07, 1.02 to 1.14, 1.08, 1.30.
 """
 LEAK = 2.0
-"""The least that it grows by on one partition for both."""
+"""The least that the victim's p99 grows by on one partition for both."""
 AGGRESSORS = {"compute": "conv", "transfer": "image"}
 Ratios = tuple[float, float]
 
@@ -68,7 +68,7 @@ class Seats:
 
 
 def p99(victim: Seat, aggressor: Seat | None, seconds: float) -> float:
-    """Microseconds, at RATE a second, while the aggressor is never without work. Blocks."""
+    """The victim's p99 in microseconds at RATE a second, while the aggressor always has work. Blocks."""
     priorities, start = GilPriorities(), perf_counter() + 0.05
     tasks: list[tuple[Seat, Callable[[Seat], Any]]]
     tasks = [(victim, partial(at_rate, rate=RATE, start=start, seconds=seconds, priorities=priorities))]
@@ -94,7 +94,7 @@ def seats(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.mark.parametrize(("victim", "aggressor"), BOUNDS)
-def test_p99_in_a_partition_of_its_own_keeps_within_bounds_and_on_a_shared_one_it_does_not(
+def test_p99_is_bounded_in_its_own_partition_and_not_in_a_shared_one(
     victim: str, aggressor: str, seats: Seats, figures: dict[str, Any]
 ) -> None:
     bound = BOUNDS[victim, aggressor]

@@ -1,4 +1,4 @@
-"""A sticky CUDA error under load, in the server as it is run: everyone is told, it exits with 70, and starts again."""
+"""A sticky CUDA error under load, in the real server: all requests are answered, it exits with 70, and starts again."""
 
 import http.client
 import json
@@ -27,7 +27,7 @@ CLIENTS = 6
 BOUND = 60.0
 """Seconds until the process has to be gone once its device is."""
 ENDED = 0
-"""In place of a status: the connection ended, for the process did."""
+"""In place of a status: the connection was closed because the process ended."""
 
 
 class Case(NamedTuple):
@@ -99,14 +99,14 @@ def _look_until_not_ready(port: int) -> tuple[int, str]:
 
 
 def free_port() -> int:
-    """One that nobody listens on for now."""
+    """A port on which no process listens at present."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port
 
 
 class TestLost:
-    """Of any server that SIGUSR2 takes the device from."""
+    """For every server whose device SIGUSR2 loses."""
 
     @pytest.fixture
     def case(self, tmp_path: Path) -> Case:
@@ -115,9 +115,7 @@ class TestLost:
         return Case([sys.executable, "-m", "tests.gpu.losing"], tmp_path, inputs)
 
     @pytest.mark.parametrize("fronts", ["inline", "per-tenant"])
-    def test_everyone_is_told_that_the_device_is_lost_and_the_process_exits_with_70_to_be_started_again(
-        self, case: Case, fronts: str
-    ) -> None:
+    def test_a_lost_device_answers_503_exits_with_70_and_can_be_started_again(self, case: Case, fronts: str) -> None:
         port, answered = free_port(), Semaphore(0)
         with ThreadPoolExecutor(1 + len(TENANTS) * CLIENTS) as pool, case.running(fronts, port) as process:
             asking = {
@@ -131,10 +129,10 @@ class TestLost:
             answers = {tenant: [asked.result(BOUND) for asked in several] for tenant, several in asking.items()}
             assert_lost(looking.result(BOUND), case, "lost")
             assert process.wait(BOUND) == NEEDS_RESTART == 70, case.log
-        for told in answers.values():
-            for answer in told:
+        for several in answers.values():
+            for answer in several:
                 assert_lost(answer, case, "the device is lost: ")
-            assert any(status == 503 for status, _ in told), f"nobody was told: {told}\n{case.log}"
+            assert any(status == 503 for status, _ in several), f"no request was answered with 503: {several}\n{case.log}"
         assert "the device is lost, this process will exit" in case.log
         self.check_that_it_serves_again(case, fronts, port)
 
@@ -149,7 +147,7 @@ class TestLost:
 
 
 def assert_lost(answer: tuple[int, str], case: Case, words: str) -> None:
-    """It is a 503 that says so, or the process is gone."""
+    """The answer is a 503 with these words, or the process is gone."""
     status, text = answer
     assert status in (503, ENDED), f"{answer}\n{case.log}"
     assert status == ENDED or words in json.loads(text)["error"], text

@@ -54,7 +54,7 @@ def where_am_i(device: Any) -> Callable[[Any, int, int, int], None]:
 
 
 def free_memory(device: Any) -> int:
-    """Bytes of the device that nobody has."""
+    """Free bytes of the device's memory."""
     from cuda.bindings import driver
 
     from partitions.cuda.driver import handle_return
@@ -87,9 +87,7 @@ def test_a_stream_of_the_primary_context_runs_on_every_sm(device: Any, figures: 
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_partitions_of_a_plan_run_on_as_many_sms_as_granted_and_nobody_else_s(
-    device: Any, figures: dict[str, Any], name: str
-) -> None:
+def test_partitions_run_on_as_many_sms_as_granted_without_overlaps(device: Any, figures: dict[str, Any], name: str) -> None:
     counts = {f"tenant {number}": count for number, count in enumerate(PLANS[name](len(device.granules)))}
     with closing(PartitionManager(device)) as manager:
         move = manager.plan(counts)
@@ -102,7 +100,7 @@ def test_partitions_of_a_plan_run_on_as_many_sms_as_granted_and_nobody_else_s(
     assert not probe.overlaps(placed)
 
 
-def test_merged_granules_are_exactly_those_granules_the_remainder_too(device: Any, figures: dict[str, Any]) -> None:
+def test_a_partition_of_several_granules_has_exactly_their_sms(device: Any, figures: dict[str, Any]) -> None:
     last = len(device.granules) - 1
     alone = []
     for granule in range(len(device.granules)):
@@ -117,7 +115,7 @@ def test_merged_granules_are_exactly_those_granules_the_remainder_too(device: An
     figures["SMs of each granule"] = [sorted(sms) for sms in alone]
 
 
-def test_carving_and_closing_two_hundred_times_leaves_the_device_memory_as_it_was(device: Any, figures: dict[str, Any]) -> None:
+def test_carving_and_closing_200_times_does_not_leak_device_memory(device: Any, figures: dict[str, Any]) -> None:
     carving: list[float] = []
     closing_: list[float] = []
     locating: list[float] = []
@@ -155,7 +153,7 @@ def test_partitions_take_some_memory_the_first_time_and_none_after_that(device: 
     assert open_all() <= 2 * MIB
 
 
-def test_a_move_leaves_those_alone_who_keep_their_share(device: Any, figures: dict[str, Any]) -> None:
+def test_a_repartition_keeps_partitions_whose_share_does_not_change(device: Any, figures: dict[str, Any]) -> None:
     quarter = len(device.granules) // 4
     carving: list[float] = []
     with closing(PartitionManager(device)) as manager:
@@ -187,7 +185,7 @@ def test_a_partition_is_carved_located_and_closed_on_three_threads(device: Any) 
     on_a_thread(partition.close)
 
 
-def test_partitions_run_at_the_same_time(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:
+def test_partitions_run_concurrently(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:
     """Kernels that last on every partition together take hardly longer than one alone."""
     memory = (ctypes.c_uint32 * (2 * sum(device.granules)))()
     with closing(device.pin(ctypes.addressof(memory), ctypes.sizeof(memory))) as pinned, ExitStack() as left:
@@ -221,7 +219,7 @@ def test_pinned_memory_is_written_by_a_partition(device: Any, where_am_i: Any, f
     figures["pinning 16 MiB, ms"] = pinning[0]
 
 
-def test_finer_granules_are_fenced_too(device: Any, figures: dict[str, Any]) -> None:
+def test_finer_granules_are_isolated_too(device: Any, figures: dict[str, Any]) -> None:
     """A second split of this process: nothing of the first one is open by now."""
     from partitions.cuda.device import open_cuda
 
@@ -257,7 +255,7 @@ for call in (partition.locate, other.locate, lambda: device.carve([2]), partitio
 """
 
 
-def test_a_kernel_that_writes_nowhere_loses_the_device_for_everybody() -> None:
+def test_a_kernel_with_an_illegal_write_loses_the_device_for_all_partitions() -> None:
     """In a process of its own, for it is lost too."""
     done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()

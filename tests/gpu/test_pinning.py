@@ -1,4 +1,4 @@
-"""What pinning costs, and whom it stops: the reasons for `CudaDevice.pin` and for a tenant's memory being pinned at its start.
+"""The cost of pinning, and the work that it blocks: why `CudaDevice.pin` pins in pieces and tenants' memory at the start.
 
 A neighbour on a partition of its own copies 3 KiB again and again meanwhile; its slowest copy is what a tenant would feel.
 The figures are printed in the end, and written to $OUT/partitions.json where that is set.

@@ -43,7 +43,7 @@ def _break(root: Path, good: Path) -> None:
 
 
 REASONS = {"truncated": "truncated", "bare": "load", "older": "1.0.0.1", "other": "8.6", "prose": "malformed", "words": "words"}
-"""What the reason of each says among other things; about a plan that nobody wrote, the library's words."""
+"""A part of each model's reason; of a plan that is no plan at all, the library's words."""
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,7 @@ def client(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clie
         yield client
 
 
-def test_broken_plans_are_unavailable_each_with_its_reason_and_the_others_are_ready(
-    client: Client, figures: dict[str, Any]
-) -> None:
+def test_broken_plans_are_unavailable_with_their_reasons_and_others_are_ready(client: Client, figures: dict[str, Any]) -> None:
     status, body, _ = client.ask("POST", "/v2/repository/index", b"{}")
     assert status == 200
     index = {entry["name"]: entry for entry in json.loads(body)}
@@ -72,7 +70,7 @@ def test_broken_plans_are_unavailable_each_with_its_reason_and_the_others_are_re
 
 
 @pytest.mark.parametrize("tenant", TENANTS)
-def test_a_client_of_triton_s_gets_the_numbers_of_onnx_runtime(client: Client, tenant: str) -> None:
+def test_tritons_client_gets_the_outputs_of_onnx_runtime(client: Client, tenant: str) -> None:
     triton = pytest.importorskip("tritonclient.http", reason="needs tritonclient[http]")
     with closing(triton.InferenceServerClient(f"127.0.0.1:{client.port}")) as theirs:
         headers = {"X-Tenant": tenant}
@@ -96,9 +94,7 @@ def compare(triton: Any, theirs: Any, headers: dict[str, str]) -> None:
             assert_close([answer.as_numpy(name) for name in names], wanted(arrays))
 
 
-def test_ten_thousand_requests_of_every_shape_leave_device_memory_as_it_was(
-    client: Client, device: Any, figures: dict[str, Any]
-) -> None:
+def test_10000_requests_of_every_shape_do_not_leak_device_memory(client: Client, device: Any, figures: dict[str, Any]) -> None:
     """Of three models and two tenants; the numbers are right from the first to the last."""
     cases = []
     for name in MODELS:
@@ -139,7 +135,7 @@ device.close()
 """
 
 
-def test_kernels_that_were_compiled_are_there_after_a_restart(gpu: None, tmp_path: Path, figures: dict[str, Any]) -> None:
+def test_compiled_kernels_are_cached_across_a_restart(gpu: None, tmp_path: Path, figures: dict[str, Any]) -> None:
     path = plan(tmp_path, resnet())
 
     def bind() -> float:
@@ -157,7 +153,7 @@ def test_kernels_that_were_compiled_are_there_after_a_restart(gpu: None, tmp_pat
     assert bind() > min(seconds)
 
 
-def test_a_network_s_outputs_are_the_same_alone_and_among_others(client: Client) -> None:
+def test_outputs_are_the_same_alone_and_under_concurrent_load(client: Client) -> None:
     """Both tenants ask at once, each on a connection of its own."""
     from concurrent.futures import ThreadPoolExecutor
 

@@ -44,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Se
         yield served
 
 
-def test_every_model_is_ready_also_the_one_built_from_onnx(served: Served) -> None:
+def test_every_model_is_ready_including_one_built_from_onnx(served: Served) -> None:
     index = httpx.post(f"{served.url}/v2/repository/index").json()
     assert {(entry["name"], entry["state"]) for entry in index} == {
         ("mlp", "READY"),
@@ -61,8 +61,8 @@ def test_a_shape_outside_the_profile_is_refused_with_its_range(served: Served) -
     assert "the engine was built for 1 to 8" in answer.json()["error"]
 
 
-def test_two_thousand_requests_of_random_shapes_while_two_hundred_repartitions(tmp_path: Path, device: Any) -> None:
-    """Of one model: every move binds what there is anew and runs it in all its usual shapes."""
+def test_2000_requests_of_random_shapes_during_200_repartitions(tmp_path: Path, device: Any) -> None:
+    """With a single model, since every repartition binds all models again and runs them in all their usual shapes."""
     plan(add(tmp_path, "several"), several())
     with server(tmp_path) as served:
         assert asyncio.run(moved_under_load(served)) >= 200

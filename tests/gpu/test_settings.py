@@ -1,4 +1,4 @@
-"""Which way models run on a GPU, as the configuration says; and `uvicorn server.app:app` as it stands."""
+"""Graph modes of models on a GPU as configured; and plain `uvicorn server.app:app`."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, device: Any) -> Iterator[Se
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_a_model_runs_the_way_it_is_configured_says_so_and_gives_the_right_numbers(served: Served, name: str) -> None:
+def test_a_model_runs_in_its_configured_graph_mode_with_right_outputs(served: Served, name: str) -> None:
     options, graphs = WAYS[name]
     config = httpx.get(f"{served.url}/v2/models/{name}/config").json()
     said = json.loads(config["parameters"]["greenlane.execution"]["string_value"])
@@ -70,12 +70,12 @@ def test_a_model_runs_the_way_it_is_configured_says_so_and_gives_the_right_numbe
         assert_close([np.array(output["data"], np.float32).reshape(output["shape"])], wanted(x))
 
 
-def test_a_profile_that_there_is_not_is_told_in_the_index(served: Served) -> None:
+def test_an_unknown_profile_is_reported_in_the_index(served: Served) -> None:
     index = {entry["name"]: entry for entry in httpx.post(f"{served.url}/v2/repository/index").json()}
     assert index["weights"]["reason"] == "weights/1/model.plan: profile 7 is asked for, but it has 1, numbered from 0"
 
 
-def test_plain_uvicorn_serves_two_tenants_and_says_what_it_does_not_honour(gpu: None, tmp_path: Path) -> None:
+def test_plain_uvicorn_serves_two_tenants_and_warns_of_ignored_settings(gpu: None, tmp_path: Path) -> None:
     plan(add(tmp_path / "models", "mlp"), mlp())
     wanted = expected(mlp())
     with running(tmp_path, tmp_path / "models", "acme", "globex", plain=True) as client:

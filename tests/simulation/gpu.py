@@ -16,7 +16,7 @@ from .streams import Capture, Graph, Operation, Stream
 
 MIB = 1 << 20
 DEFAULT_STREAMS = (0, 1, 2)
-"""What NULL, legacy and per-thread streams are called."""
+"""The names of the NULL, legacy and per-thread streams."""
 RELAXED = 2
 """The mode of a thread that may call what is not safe while it captures."""
 STICKY = {"CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_ECC_UNCORRECTABLE"}
@@ -49,7 +49,7 @@ class Context:
     green: bool = True
     device: int = 0
     queues: str = "device_ctx"
-    """With whom its work queues are shared."""
+    """The context with which it shares its work queues."""
 
 
 class Gpu:
@@ -142,7 +142,7 @@ class Gpu:
             action()
         if fault := self._faults.pop((call, self._calls[call]), ""):
             self.lost = fault if fault in STICKY else self.lost
-            raise CUDAError(f"{fault}: as told")
+            raise CUDAError(f"{fault}: as scripted")
         if self.lost:
             raise CUDAError(f"{self.lost}: and ever after")
         if current and not self.current():

@@ -1,4 +1,4 @@
-"""What tests/gpu asks of a lost device, asked of a simulated one."""
+"""The tests of a lost device in tests/gpu, on a simulated one."""
 
 import sys
 from pathlib import Path

@@ -42,7 +42,7 @@ def described(loaded: LoadedModel) -> Any:
         return executor.describe()
 
 
-def test_a_model_is_moved_as_the_device_says_or_as_its_own_section_does(bench: Bench) -> None:
+def test_copies_are_those_of_the_device_section_or_of_the_models_own(bench: Bench) -> None:
     assert described(load(bench))["copies"] == "engine"
 
 
@@ -55,11 +55,11 @@ def test_a_models_own_section_overrules_the_device_and_its_files(bench: Bench) -
     assert shown == {key: value for key, value in said.items() if key != "counts"}
 
 
-def test_graphs_that_are_left_out_are(bench: Bench) -> None:
+def test_graphs_off_captures_none(bench: Bench) -> None:
     assert described(load(bench, "optimization { cuda { graphs: false } }"))["graphs"] == "none"
 
 
-def test_the_librarys_own_graphs_are_chosen(bench: Bench) -> None:
+def test_graphs_native_uses_the_librarys_own(bench: Bench) -> None:
     assert described(load(bench, graphs="off", cuda_graphs="on"))["graphs"] == "native"
 
 
@@ -67,23 +67,23 @@ def test_as_many_executors_as_instances_are_bound(bench: Bench) -> None:
     assert described(load(bench, "instance_group { count: 2 }"))["instances"] == 2
 
 
-def test_what_is_asked_for_is_ready_and_no_more(bench: Bench) -> None:
+def test_only_configured_warm_up_batches_are_ready(bench: Bench) -> None:
     assert described(load(bench, warm_up=(1, 4)))["shapes"] == [[[1, 3]], [[4, 3]]]
 
 
-def test_what_triton_warms_up_is_ready(bench: Bench) -> None:
+def test_model_warmup_batches_are_ready(bench: Bench) -> None:
     sample = 'inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 } }'
     loaded = load(bench, f"max_batch_size: 8 model_warmup {{ batch_size: 2 {sample} }} model_warmup {{ batch_size: 8 }}")
     assert described(loaded)["shapes"] == [[[2, 3]], [[8, 3]]]
 
 
-def test_a_batch_that_the_engine_was_not_built_for_is_a_problem(bench: Bench) -> None:
+def test_a_warm_up_batch_outside_the_profiles_is_a_problem(bench: Bench) -> None:
     (problem,) = load(bench, warm_up=(1, 16)).problems
     assert "warm_up: input 'x': dimension 0 of shape [16, 3] is 16; the engine was built for 0 to 8" in problem.reason
 
 
 @pytest.mark.parametrize(("config", "padded"), [("max_batch_size: 8", 1), ("", 0)], ids=["batches", "no batches"])
-def test_a_batch_that_is_not_ready_is_padded_if_the_configuration_allows_it(bench: Bench, config: str, padded: int) -> None:
+def test_a_batch_that_is_not_ready_is_padded_if_max_batch_size_is_configured(bench: Bench, config: str, padded: int) -> None:
     """Else the first dimension may be anything, such as the length of a text."""
     loaded = load(bench, config, warm_up=(1, 8), copies="sm")
     (executor,) = loaded.executors.values()
@@ -92,24 +92,24 @@ def test_a_batch_that_is_not_ready_is_padded_if_the_configuration_allows_it(benc
     assert (counts["padded"], counts["compilations"]) == (padded, 1 - padded)
 
 
-def test_a_profile_that_there_is_not_is_a_problem(bench: Bench) -> None:
+def test_an_unknown_profile_is_a_problem(bench: Bench) -> None:
     (problem,) = load(bench, profile=1).problems
     assert problem.reason == "m/1/model.plan: profile 1 is asked for, but it has 1, numbered from 0"
 
 
-def test_a_model_that_cannot_be_captured_says_so_where_an_operator_looks(bench: Bench) -> None:
+def test_a_model_that_cannot_be_captured_is_logged_and_shown_in_its_configuration(bench: Bench) -> None:
     loaded = load(bench, strategy="lazy", copies="sm")
     (line,) = loaded.messages()
     assert line.startswith("model m 1: cannot be captured as a graph (its inputs are dynamic and its kernels 'lazy'")
     assert described(loaded)["graphs"] == "native"
 
 
-def test_graphs_that_are_required_and_cannot_be_are_a_problem(bench: Bench) -> None:
+def test_required_graphs_that_cannot_be_captured_are_a_problem(bench: Bench) -> None:
     (problem,) = load(bench, strategy="lazy", copies="sm", graphs="required").problems
     assert "graphs are required, but it cannot be captured as one" in problem.reason
 
 
-def test_what_the_library_has_not_is_a_problem_with_its_key(tmp_path: Path) -> None:
+def test_a_setting_that_the_library_lacks_is_a_problem_with_its_key(tmp_path: Path) -> None:
     gpu = Gpu()
     with opened(tmp_path, library(gpu, IRuntimeConfig=None), gpu) as bench, closing(bench):
         loaded = load(bench, strategy="none", allocation="user_managed")

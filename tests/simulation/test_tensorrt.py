@@ -1,4 +1,4 @@
-"""The simulated library where the real one's documents say what it answers."""
+"""The simulated library compared with the documentation of the real one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -36,7 +36,7 @@ BOXES: Ranges = {"boxes": [(1, 1, 4), (1, 4, 4), (1, 8, 4)], "scores": [(1, 1, 1
 
 
 class Allocator(IOutputAllocator):
-    """Gives memory of a bench for an output, `most` bytes at most, and remembers what it was asked and told."""
+    """Gives memory of a bench for an output, `most` bytes at most, and records the calls."""
 
     def __init__(self, bench: Bench, most: int = 4096) -> None:
         IOutputAllocator.__init__(self)
@@ -68,7 +68,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def context(bench: Bench, text: str, ranges: Ranges, **facts: Any) -> Any:
-    """An execution context of a model, without anything of ours around it."""
+    """An execution context of a model, without any code of engines around it."""
     bench.device.make_current()
     return bench.load(bench.plan(text, ranges, **facts)).plan.create_execution_context()
 
@@ -131,7 +131,7 @@ def test_an_allocator_gets_size_and_shape_before_execute_returns(bench: Bench) -
     assert tuple(one.get_tensor_shape("y")) == (2, -1)
 
 
-def test_an_output_that_turns_out_empty_is_asked_for_with_a_byte(bench: Bench) -> None:
+def test_an_allocator_is_asked_for_one_byte_for_an_empty_output(bench: Bench) -> None:
     one, allocator = context(bench, NONZERO, ROWS), Allocator(bench)
     one.set_output_allocator("y", allocator)
     put(bench, one, x=np.zeros((2, 3), np.float32))
@@ -139,7 +139,7 @@ def test_an_output_that_turns_out_empty_is_asked_for_with_a_byte(bench: Bench) -
     assert (allocator.asked, allocator.shapes) == ([1], [(2, 0)])
 
 
-def test_boxes_that_are_left_over_are_those_of_the_data(bench: Bench) -> None:
+def test_nms_output_depends_on_the_data(bench: Bench) -> None:
     one, allocator = context(bench, NMS, BOXES, bounds={"chosen": 8 * 3 * 8}), Allocator(bench)
     one.set_output_allocator("chosen", allocator)
     boxes = np.array([[[0, 0, 1, 1], [0, 0, 1, 0.9], [5, 5, 6, 6], [8, 8, 9, 9]]], np.float32)
@@ -175,13 +175,13 @@ def test_an_allocator_may_have_any_output_and_be_taken_back(bench: Bench) -> Non
 def test_an_allocator_whose_base_was_not_made_is_refused(bench: Bench) -> None:
     class Unmade(IOutputAllocator):
         def __init__(self) -> None:
-            """As is forgotten easily."""
+            """Does not call the base class's constructor, which is easily forgotten."""
 
     with pytest.raises(TypeError, match="__init__"):
         context(bench, AFFINE, ROWS).set_output_allocator("y", Unmade())
 
 
-def test_what_waits_for_its_sizes_spoils_a_capture(bench: Bench) -> None:
+def test_data_dependent_outputs_invalidate_a_capture(bench: Bench) -> None:
     one, allocator = context(bench, NONZERO, ROWS), Allocator(bench)
     one.set_output_allocator("y", allocator)
     put(bench, one, x=np.ones((2, 3), np.float32))
@@ -217,7 +217,7 @@ def test_an_aliased_output_has_the_input_s_address(bench: Bench) -> None:
         ("tensorrt", "10.11", ["IRuntimeConfig"], ["DynamicShapesKernelSpecializationStrategy", "EngineInvalidityDiagnostics"]),
     ],
 )
-def test_a_version_has_what_its_manifest_has(name: str, version: str, has: list[str], lacks: list[str]) -> None:
+def test_a_version_has_the_members_of_its_manifest(name: str, version: str, has: list[str], lacks: list[str]) -> None:
     module = library(Gpu(), name, version)
     manifest = find_manifest(name, version)["classes"]
     assert module.__version__.startswith(version)
@@ -273,10 +273,10 @@ def test_a_library_that_knows_green_contexts_compares_them_with_the_profile(
         one = context(bench, AFFINE, ROWS, built_for=built_for)
         put(bench, one, x=np.ones((2, 3), np.float32))
         one.set_tensor_address("y", bench.room().address)
-        with collect_messages() as heard:
+        with collect_messages() as messages:
             assert execute(bench, one)
-        assert [message.severity for message in heard] == ["WARNING"] * bool(said)
-        assert all(said in message.text for message in heard)
+        assert [message.severity for message in messages] == ["WARNING"] * bool(said)
+        assert all(said in message.text for message in messages)
         bench.close()
 
 
@@ -341,7 +341,7 @@ OTHER: Ranges = {"x": [(1, 3), (9, 3), (20, 3)]}
 
 
 def two_profiles(bench: Bench) -> Any:
-    """A context of an engine with two profiles, told everything for the first."""
+    """A context of an engine with two profiles, fully set up for the first."""
     bench.device.make_current()
     one = bench.load(bench.plan(AFFINE, ROWS, OTHER)).plan.create_execution_context()
     put(bench, one, x=np.ones((2, 3), np.float32))

@@ -185,7 +185,7 @@ def test_f08_an_inference_that_fails_gives_the_context_back(bench: Bench, failin
     run(executor, rows(2))
     bench.gpu.here.pushed = [ELSEWHERE]
     bench.gpu.fail(failing)
-    with pytest.raises(ExecutionFailed, match="as told"):
+    with pytest.raises(ExecutionFailed, match="as scripted"):
         run(executor, rows(2))
     assert bench.gpu.current() == ELSEWHERE
     executor.close()
@@ -208,7 +208,7 @@ def test_f08_a_call_that_fails_gives_the_context_back(bench: Bench, call: str, f
         for name in CALLS[: CALLS.index(call)]:
             caller.call(name)
         bench.gpu.fail(failing)
-        with pytest.raises((PartitionError, ModelRefused, ExecutionFailed), match="as told"):
+        with pytest.raises((PartitionError, ModelRefused, ExecutionFailed), match="as scripted"):
             caller.call(call)
         return bench.gpu.current()
 

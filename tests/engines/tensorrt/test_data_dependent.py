@@ -144,7 +144,7 @@ def test_f32_a_failure_leaves_nothing_in_flight_and_the_next_is_right(bench: Ben
     data, stream = sparse(5, 1, 2), bench.partition.stream._stream
     for nth in (1, 2, 3, 4) if failing == "launch" else (1,):
         bench.gpu.fail(failing, nth)
-        with pytest.raises(ExecutionFailed, match="as told"):
+        with pytest.raises(ExecutionFailed, match="as scripted"):
             executor.enqueue([Tensor.of(data)])
         assert not stream.pending
         assert answer(executor.enqueue([Tensor.of(data)])) == expected(data)

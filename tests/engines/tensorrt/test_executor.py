@@ -289,7 +289,7 @@ def test_a_shape_refused_for_its_second_input_leaves_the_context_unchanged(bench
     bench.gpu.capturable = False
     executor = bench.bind(SEVERAL, TWO)
     bench.gpu.fail("IExecutionContext.set_input_shape", 2)
-    with pytest.raises(ExecutionFailed, match=r"input 'b' of shape \[3\]: .*as told"):
+    with pytest.raises(ExecutionFailed, match=r"input 'b' of shape \[3\]: .*as scripted"):
         run(executor, rows(3), np.arange(3))
     a, b = rows(2), np.arange(2)
     tensors = executor.enqueue([Tensor.of(a), Tensor.of(b)]).wait()
@@ -308,7 +308,7 @@ def test_a_new_shape_is_captured_while_earlier_work_is_in_flight(bench: Bench, e
 
 def test_a_shape_that_the_library_refuses_fails_and_the_next_is_right(bench: Bench, executor: Any) -> None:
     bench.gpu.fail("IExecutionContext.set_input_shape")
-    with pytest.raises(ExecutionFailed, match=r"input 'x' of shape \[3, 3\]: .*as told"):
+    with pytest.raises(ExecutionFailed, match=r"input 'x' of shape \[3, 3\]: .*as scripted"):
         run(executor, rows(3))
     assert_right(executor, rows(2))
     assert_right(executor, rows(8))

@@ -30,7 +30,7 @@ def test_a_run_that_is_refused_fails_and_the_next_finds_its_own_table(bench: Ben
     executor = never_captured(bench)
     for turn in range(LENGTH + 3):
         bench.gpu.fail("IExecutionContext.execute_async_v3")
-        with pytest.raises(ExecutionFailed, match=r"^running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY: as told$"):
+        with pytest.raises(ExecutionFailed, match=r"^running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY: as scripted$"):
             run(executor, rows(2, turn))
         assert_right(executor, rows(2, turn))
     executor.close()
@@ -60,7 +60,7 @@ def test_a_failure_after_something_was_submitted_leaves_nothing_in_flight(
     for turn in range(LENGTH + 2):
         given, room = bench.pinned(rows(2, turn)), bench.room()
         bench.gpu.fail(call, nth)
-        with pytest.raises(ExecutionFailed, match=r"running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY: as told"):
+        with pytest.raises(ExecutionFailed, match=r"running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY: as scripted"):
             executor.enqueue(given, room)
         assert not bench.partition.stream._stream.pending
         assert_right(executor, rows(2, turn + 100))
@@ -72,7 +72,7 @@ def test_a_failed_wait_for_a_ring_slot_adds_nothing(bench: Bench, executor: Any)
     for turn in range(2 * LENGTH):
         works = [executor.enqueue(bench.pinned(rows(2, seed)), bench.room()) for seed in range(LENGTH)]
         bench.gpu.fail("Event.sync")
-        with pytest.raises(ExecutionFailed, match=r"running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY: as told"):
+        with pytest.raises(ExecutionFailed, match=r"running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY: as scripted"):
             executor.enqueue(bench.pinned(rows(2)), bench.room())
         assert sum(graph.in_flight for graph in bench.gpu.graphs) <= LENGTH
         assert [array(work.wait()[0]).tolist() for work in works] == [affine(rows(2, s)).tolist() for s in range(LENGTH)]
@@ -83,7 +83,7 @@ def test_a_failed_wait_for_a_ring_slot_adds_nothing(bench: Bench, executor: Any)
 def test_a_graph_that_cannot_be_launched_fails_and_the_next_inference_is_right(bench: Bench, executor: Any, call: str) -> None:
     for turn in range(LENGTH + 2):
         bench.gpu.fail(call)
-        with pytest.raises(ExecutionFailed, match="CUDA_ERROR_OUT_OF_MEMORY: as told"):
+        with pytest.raises(ExecutionFailed, match="CUDA_ERROR_OUT_OF_MEMORY: as scripted"):
             run(executor, rows(2, turn))
         assert not bench.partition.stream._stream.pending
         assert_right(executor, rows(2, turn))

@@ -255,7 +255,7 @@ def test_without_a_native_context_the_old_one_continues_without_graphs(bench: Be
     assert_many_right(bench, executor)
     run(executor, rows(4))
     assert_many_right(bench, executor)
-    assert caplog.messages[-1].endswith("created no context: CUDA_ERROR_OUT_OF_MEMORY: as told; each inference costs more")
+    assert caplog.messages[-1].endswith("created no context: CUDA_ERROR_OUT_OF_MEMORY: as scripted; each inference costs more")
     executor.close()
 
 
@@ -311,7 +311,7 @@ def test_what_cannot_be_captured_runs_without_a_graph_with_one_warning(
         assert_right(executor, rows(5, seed))
     assert len(caplog.messages) == 1
     assert "affine1.plan: cannot be captured as a graph (" in caplog.messages[0]
-    assert "CUDA_ERROR_NOT_PERMITTED: as told" in caplog.messages[0]
+    assert "CUDA_ERROR_NOT_PERMITTED: as scripted" in caplog.messages[0]
     assert bench.gpu.graphs == []
     assert executor.describe()["counts"]["fallbacks"] == 1
     assert_right(executor, rows(2))

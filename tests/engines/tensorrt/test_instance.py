@@ -161,7 +161,7 @@ def test_a_move_that_fails_leaves_the_old_serving_and_nothing_behind(bench: Benc
     right(executor, bench.partition, 5, 6)
     before, streams, begun = bench.holdings(), open_streams(other), len(bench.gpu.log)
     bench.gpu.fail(call, nth)
-    with pytest.raises(ModelRefused, match="CUDA_ERROR_OUT_OF_MEMORY: as told"):
+    with pytest.raises(ModelRefused, match="CUDA_ERROR_OUT_OF_MEMORY: as scripted"):
         executor.rebind(other)
     gc.collect()  # The error's traceback held something.
     assert (bench.holdings(), open_streams(other)) == (before, streams)
@@ -285,7 +285,7 @@ def test_an_instance_that_cannot_be_cleared_is_refused_and_not_lost(bench: Bench
     engine = bench.load(bench.plan())
     engine.bind(bench.partition).close()
     bench.gpu.fail("Buffer.fill", 2)
-    with pytest.raises(ModelRefused, match="CUDA_ERROR_OUT_OF_MEMORY: as told"):
+    with pytest.raises(ModelRefused, match="CUDA_ERROR_OUT_OF_MEMORY: as scripted"):
         engine.bind(bench.partition)
     assert repr(engine.pool) == idle(1)
     executor = engine.bind(bench.partition)

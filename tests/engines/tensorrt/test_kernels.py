@@ -218,7 +218,7 @@ def test_a_cache_that_the_library_fails_with_costs_a_warning_and_nothing_else(
     bench.gpu.fail(call)
     used(bench, path, count=5)
     assert len(caplog.messages) == 1
-    assert "CUDA_ERROR_OUT_OF_MEMORY: as told" in caplog.messages[0]
+    assert "CUDA_ERROR_OUT_OF_MEMORY: as scripted" in caplog.messages[0]
 
 
 def test_a_cache_that_the_library_does_not_take_costs_one_warning(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:

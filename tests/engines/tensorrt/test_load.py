@@ -237,7 +237,7 @@ def test_a_binding_that_fails_at_any_step_frees_what_it_made(tmp_path: Path, ben
         bench.gpu.fail(call, nth)
         if said := outcome(engine, bench.partition):
             assert said.startswith("ModelRefused: "), call
-            assert "CUDA_ERROR_OUT_OF_MEMORY: as told" in said, call
+            assert "CUDA_ERROR_OUT_OF_MEMORY: as scripted" in said, call
             refused.add(call)
         bench.partition.stream.sync()
         engine.close()

@@ -328,7 +328,7 @@ def test_a_preparation_that_fails_at_any_step_can_be_repeated(bench: Bench, call
     (green,) = bench.gpu.contexts
     bench.gpu.fail(call, nth)
     failed = begun(executor, FIVE)
-    with pytest.raises(EngineError, match="CUDA_ERROR_OUT_OF_MEMORY: as told"):
+    with pytest.raises(EngineError, match="CUDA_ERROR_OUT_OF_MEMORY: as scripted"):
         failed.result(PATIENCE)
     assert len(bench.gpu.graphs) == 1
     assert sum(not stream.closed for stream in green.streams) == 1

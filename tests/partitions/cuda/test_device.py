@@ -191,7 +191,7 @@ def test_an_attached_thread_submits_to_the_stream_and_another_may_not(device: An
         assert partition.handle == int(partition.stream.handle)
         partition.run(partition.stream.sync)
         gpu.fail("Device.set_current")
-        with pytest.raises(PartitionError, match="as told"):
+        with pytest.raises(PartitionError, match="as scripted"):
             partition.run(partition.stream.sync)
     with pytest.raises(PartitionError, match="cannot take another thread"):
         partition.attach()
@@ -315,7 +315,9 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_is_needed(cuda: Any) -> No
 @pytest.mark.parametrize("call", ["Device", "Device.set_current", "DeviceResources.sm"])
 def test_a_driver_without_green_contexts_is_refused_with_what_is_needed(cuda: Any, gpu: Gpu, call: str) -> None:
     gpu.fail(call, error="CUDA_ERROR_NOT_SUPPORTED")
-    with pytest.raises(DeviceUnavailable, match=r"CUDA_ERROR_NOT_SUPPORTED: as told \(green contexts need .*capability 6.0"):
+    with pytest.raises(
+        DeviceUnavailable, match=r"CUDA_ERROR_NOT_SUPPORTED: as scripted \(green contexts need .*capability 6.0"
+    ):
         cuda.open_cuda()
 
 
@@ -387,7 +389,7 @@ class Repartitioning(RuleBasedStateMachine):
             before = self.manager.held
             self.gpu.fail(call, nth)
             self.gpu.fail(call, nth + self.device._groups.balanced)  # It is tried again without queues.
-            with pytest.raises(PartitionError, match="as told"):
+            with pytest.raises(PartitionError, match="as scripted"):
                 self.manager.carve(move)
             assert self.manager.held == before
 
