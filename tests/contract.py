@@ -152,7 +152,7 @@ class Contract:
         gc.collect()
         assert [array(work.wait()[0]).tolist() for work in works] == [ONE.tolist(), OTHER.tolist()]
 
-    def test_settings_are_overridden_for_a_block_and_the_numbers_are_right_in_it_and_after(self, executor: Executor) -> None:
+    def test_settings_overridden_for_a_block_give_right_outputs_in_it_and_after(self, executor: Executor) -> None:
         with executor.overriding(graphs="off"):
             assert run(executor, ONE)[0].tolist() == ONE.tolist()
         assert run(executor, OTHER)[0].tolist() == OTHER.tolist()

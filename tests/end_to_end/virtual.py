@@ -1,7 +1,7 @@
 """More granules than this machine has cores, so that repartition has something to move.
 
 Everything but the mapping is real: threads are pinned to cores that exist, several granules to one core, and where a
-partition ran is told in granules.
+partition ran is given in granules.
 """
 
 import threading

@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-class Told:
+class Checked:
     """What a check printed and returned; `read` of the file is changed before it."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,13 +85,13 @@ class Told:
 
 
 @pytest.fixture
-def told(folder: Path, capsys: pytest.CaptureFixture[str]) -> Told:
-    return Told(folder, capsys)
+def checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> Checked:
+    return Checked(folder, capsys)
 
 
-def test_what_would_be_served_is_printed_with_shares_and_tensors(told: Told) -> None:
-    assert told.check() == 0
-    first, *lines = told.out
+def test_what_would_be_served_is_printed_with_shares_and_tensors(checked: Checked) -> None:
+    assert checked.check() == 0
+    first, *lines = checked.out
     assert first.startswith("greenlane.toml: http://127.0.0.1:8000 on CPU, ")
     assert lines == [
         f"tenant acme: granules [0], keys, {MEMORY}",
@@ -100,105 +100,105 @@ def test_what_would_be_served_is_printed_with_shares_and_tensors(told: Told) -> 
         f"HTTP process of acme on core {min(os.sched_getaffinity(0))}",
         "all of it can be served",
     ]
-    assert told.err == []
+    assert checked.err == []
 
 
-def test_a_model_without_inputs_or_batches_is_described_too(told: Told) -> None:
+def test_a_model_without_inputs_or_batches_is_described_too(checked: Checked) -> None:
     constant = "constant () => (float[2] y) <float[2] c = {1, 2}> { y = Identity(c) }"
-    repository.write(told.folder / "models", "constant", constant)
-    assert told.check(('["rows"]', '["*"]\nport = 8001'), ("[server]", "[server]\nhost = '::1'")) == 0
-    assert told.out[0].startswith("greenlane.toml: http://[::1]:8000 on ")
-    assert told.out[1] == f"tenant acme: granules [0], keys, port 8001, {MEMORY}"
-    assert told.out[2] == "  constant 1: nothing -> y FP32[2] (onnxruntime_onnx)"
+    repository.write(checked.folder / "models", "constant", constant)
+    assert checked.check(('["rows"]', '["*"]\nport = 8001'), ("[server]", "[server]\nhost = '::1'")) == 0
+    assert checked.out[0].startswith("greenlane.toml: http://[::1]:8000 on ")
+    assert checked.out[1] == f"tenant acme: granules [0], keys, port 8001, {MEMORY}"
+    assert checked.out[2] == "  constant 1: nothing -> y FP32[2] (onnxruntime_onnx)"
 
 
-def test_memory_that_is_too_little_for_a_model_is_told_with_the_arithmetic(told: Told) -> None:
+def test_too_little_memory_for_a_model_is_reported_with_the_arithmetic(checked: Checked) -> None:
     large = "large (float[n, 300000] x) => (float[n, 300000] y) { y = Identity(x) }"
-    repository.write(told.folder / "models", "large", large)
+    repository.write(checked.folder / "models", "large", large)
     memory = ('["rows"]', '["*"]\nmemory = "2MiB"')
     limit = "tenants.acme.memory of 2097152 lets one take 1835008"
-    assert told.check(memory, ("[models.rows]\n", "[models.large]\n")) == 1
+    assert checked.check(memory, ("[models.rows]\n", "[models.large]\n")) == 1
     need = "its smallest request takes 2400000 bytes of memory (inputs 1200000 + outputs 1200000)"
-    assert told.err[1] == f"model large 1 is unavailable: {need}, but {limit}; raise it"
-    assert "  large 1: unavailable" in told.out
+    assert checked.err[1] == f"model large 1 is unavailable: {need}, but {limit}; raise it"
+    assert "  large 1: unavailable" in checked.out
 
 
-def test_too_little_memory_for_the_largest_request_is_a_warning(told: Told) -> None:
+def test_too_little_memory_for_the_largest_request_is_a_warning(checked: Checked) -> None:
     rows = "rows (float[n, 3] x) => (float[n, 3] y) { y = Identity(x) }"
-    repository.write(told.folder / "models", "rows", rows)
-    assert told.check(("max_batch = 2", "max_batch = 100000"), ('["rows"]', '["rows"]\nmemory = "2MiB"')) == 0
+    repository.write(checked.folder / "models", "rows", rows)
+    assert checked.check(("max_batch = 2", "max_batch = 100000"), ('["rows"]', '["rows"]\nmemory = "2MiB"')) == 0
     need = "its largest request takes 2400000 bytes of memory (inputs 1200000 + outputs 1200000)"
     limit = "tenants.acme.memory of 2097152 lets one take 1835008"
-    assert told.err[1] == f"model rows 1: {need}, but {limit}: larger ones are answered 413"
+    assert checked.err[1] == f"model rows 1: {need}, but {limit}: larger ones are answered 413"
 
 
-def test_more_memory_than_the_machine_has_is_a_warning(told: Told) -> None:
-    assert told.check(('["rows"]', '["rows"]\nmemory = "1000000GB"')) == 0
+def test_more_memory_than_the_machine_has_is_a_warning(checked: Checked) -> None:
+    assert checked.check(('["rows"]', '["rows"]\nmemory = "1000000GB"')) == 0
     text = "greenlane.toml: tenants: memory of all of them is 1000000000000000 = 1000000000000000 bytes, but the machine has "
-    assert told.err[1].startswith(text)
+    assert checked.err[1].startswith(text)
 
 
-def test_models_are_loaded_so_a_broken_one_is_found(told: Told) -> None:
-    (told.folder / "models" / "rows" / "1" / "model.onnx").write_bytes(b"not a model")
-    assert told.check() == 1
-    assert told.out[2] == "  rows 1: unavailable"
-    assert told.err[0] == "greenlane: not all that is configured can be served:"
-    assert told.err[1].startswith("model rows 1 is unavailable: rows/1/model.onnx: failed to load: ")
+def test_models_are_loaded_so_a_broken_one_is_found(checked: Checked) -> None:
+    (checked.folder / "models" / "rows" / "1" / "model.onnx").write_bytes(b"not a model")
+    assert checked.check() == 1
+    assert checked.out[2] == "  rows 1: unavailable"
+    assert checked.err[0] == "greenlane: not all that is configured can be served:"
+    assert checked.err[1].startswith("model rows 1 is unavailable: rows/1/model.onnx: failed to load: ")
 
 
-def test_a_configuration_that_contradicts_its_model_is_found(told: Told) -> None:
-    (told.folder / "models" / "rows" / "config.pbtxt").write_text('input { name: "z" data_type: TYPE_FP32 dims: 3 }')
-    assert told.check() == 1
-    assert "rows/config.pbtxt contradicts the model: the model has no input 'z', it has 'x'" in told.err[1]
+def test_a_configuration_that_contradicts_its_model_is_found(checked: Checked) -> None:
+    (checked.folder / "models" / "rows" / "config.pbtxt").write_text('input { name: "z" data_type: TYPE_FP32 dims: 3 }')
+    assert checked.check() == 1
+    assert "rows/config.pbtxt contradicts the model: the model has no input 'z', it has 'x'" in checked.err[1]
 
 
-def test_what_is_named_and_absent_is_told_with_the_nearest_there_is(told: Told) -> None:
-    assert told.check(("[models.rows]", "[models.row]"), ('["rows"]', '["rows", "ROWS"]')) == 1
-    assert told.err[1:] == [
+def test_an_unknown_model_is_reported_with_the_nearest_known_one(checked: Checked) -> None:
+    assert checked.check(("[models.rows]", "[models.row]"), ('["rows"]', '["rows", "ROWS"]')) == 1
+    assert checked.err[1:] == [
         "greenlane.toml: models.row: there is no such model in the repository; did you mean 'rows'?",
         "greenlane.toml: tenants.acme.models: 'ROWS' is not in the repository; did you mean 'rows'?",
     ]
 
 
-def test_a_problem_of_several_tenants_is_reported_once(told: Told) -> None:
-    (told.folder / "models" / "rows" / "two").mkdir()
-    (told.folder / "models" / "rows" / "config.pbtxt").write_text("max_bacth_size: 2")
+def test_a_problem_of_several_tenants_is_reported_once(checked: Checked) -> None:
+    (checked.folder / "models" / "rows" / "two").mkdir()
+    (checked.folder / "models" / "rows" / "config.pbtxt").write_text("max_bacth_size: 2")
     more = '[tenants.globex]\ngranules = 1\nmodels = ["*"]'
-    assert told.check(more=more, device=lambda _: FakeDevice()) == 1
-    assert len(told.err) == len(set(told.err))
-    assert "rows: not looked into: two; a version is a number above 0 without leading zeros" in told.err
+    assert checked.check(more=more, device=lambda _: FakeDevice()) == 1
+    assert len(checked.err) == len(set(checked.err))
+    assert "rows: not looked into: two; a version is a number above 0 without leading zeros" in checked.err
     ignored = "rows/config.pbtxt: ignored, as they mean nothing here: max_bacth_size (did you mean max_batch_size?)"
-    assert "greenlane: possible mistakes:" in told.err
-    assert ignored in told.err
+    assert "greenlane: possible mistakes:" in checked.err
+    assert ignored in checked.err
 
 
-def test_directories_that_are_no_versions_are_no_failure(told: Told) -> None:
+def test_directories_that_are_no_versions_are_no_failure(checked: Checked) -> None:
     for name in ("configs", "warmup", "01", "notes"):
-        (told.folder / "models" / "rows" / name).mkdir()
-    assert told.check() == 0
-    assert told.err == [
+        (checked.folder / "models" / "rows" / name).mkdir()
+    assert checked.check() == 0
+    assert checked.err == [
         "greenlane: possible mistakes:",
         "rows: not looked into: 01, notes; a version is a number above 0 without leading zeros",
     ]
 
 
-def test_fields_that_are_ignored_are_told_and_no_failure(told: Told) -> None:
-    (told.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group { gpus: 0 }")
-    assert told.check() == 0
-    assert told.err[0] == "greenlane: possible mistakes:"
+def test_ignored_fields_are_reported_and_no_failure(checked: Checked) -> None:
+    (checked.folder / "models" / "rows" / "config.pbtxt").write_text("instance_group { gpus: 0 }")
+    assert checked.check() == 0
+    assert checked.err[0] == "greenlane: possible mistakes:"
 
 
-def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(told: Told) -> None:
-    (told.folder / "models" / "rows" / "1" / "model.onnx").write_bytes(b"")
+def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(checked: Checked) -> None:
+    (checked.folder / "models" / "rows" / "1" / "model.onnx").write_bytes(b"")
     changes = [("[server]", "[server]\nprot = 1"), ("granules = 1", "granules = 4096")]
-    assert told.check(*changes) == 2
-    assert told.err[:2] == [
+    assert checked.check(*changes) == 2
+    assert checked.err[:2] == [
         "greenlane: the configuration cannot be served:",
         "greenlane.toml: server.prot: unknown key; did you mean 'port'?",
     ]
-    assert told.err[2].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
-    assert told.err[4].startswith("model rows 1 is unavailable: ")
-    assert told.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  rows 1: unavailable"]
+    assert checked.err[2].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
+    assert checked.err[4].startswith("model rows 1 is unavailable: ")
+    assert checked.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  rows 1: unavailable"]
 
 
 @pytest.mark.parametrize(
@@ -209,105 +209,107 @@ def test_wrong_keys_hide_no_broken_models_and_no_shares_that_do_not_fit(told: To
         ("defualt_tenant = 'acme'", "server.defualt_tenant: unknown key; did you mean 'default_tenant'?"),
     ],
 )
-def test_a_wrong_default_tenant_is_not_said_to_be_missing_as_well(told: Told, wrong: str, problem: str) -> None:
-    assert told.check(OPEN, ("[server]", f"[server]\n{wrong}")) == 2
-    assert told.err[1:] == [f"greenlane.toml: {problem}"]
+def test_a_wrong_default_tenant_is_not_said_to_be_missing_as_well(checked: Checked, wrong: str, problem: str) -> None:
+    assert checked.check(OPEN, ("[server]", f"[server]\n{wrong}")) == 2
+    assert checked.err[1:] == [f"greenlane.toml: {problem}"]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two tenants need two cores")
 @pytest.mark.parametrize("wrong", ["granuels = 1", ""])
-def test_a_tenant_that_is_left_out_is_not_said_to_be_no_default(told: Told, wrong: str) -> None:
+def test_a_tenant_that_is_left_out_is_not_said_to_be_no_default(checked: Checked, wrong: str) -> None:
     changes = [OPEN, ("[server]", "[server]\ndefault_tenant = 'acme'"), ("granules = 1", wrong)]
-    assert told.check(*changes, more='[tenants.globex]\ngranules = 1\nmodels = ["rows"]') == 2
-    assert len(told.err) == 2, told.err
-    assert told.err[1].startswith("greenlane.toml: tenants.acme")
+    assert checked.check(*changes, more='[tenants.globex]\ngranules = 1\nmodels = ["rows"]') == 2
+    assert len(checked.err) == 2, checked.err
+    assert checked.err[1].startswith("greenlane.toml: tenants.acme")
 
 
 @pytest.mark.parametrize("wrong", ["max_bacth = 2", "max_batch = 'two'"])
-def test_batches_are_not_said_to_be_in_vain_where_max_batch_is_wrong(told: Told, wrong: str) -> None:
-    assert told.check(("max_batch = 2", f"{wrong}\npreferred_batches = [2]")) == 2
-    assert len(told.err) == 2, told.err
-    assert told.err[1].startswith("greenlane.toml: models.rows.max_ba")
+def test_batches_are_not_said_to_be_in_vain_where_max_batch_is_wrong(checked: Checked, wrong: str) -> None:
+    assert checked.check(("max_batch = 2", f"{wrong}\npreferred_batches = [2]")) == 2
+    assert len(checked.err) == 2, checked.err
+    assert checked.err[1].startswith("greenlane.toml: models.rows.max_ba")
 
 
 @pytest.mark.parametrize("text", ["= nothing", "[models]\nrepository = 'nowhere'"])
-def test_of_a_file_that_says_too_little_only_its_problems_are_told(told: Told, text: str) -> None:
-    (told.folder / "greenlane.toml").write_text(text)
-    assert told.check() == 2
-    assert told.out == []
-    assert told.err[0] == "greenlane: the configuration cannot be served:"
+def test_of_an_incomplete_file_only_its_problems_are_reported(checked: Checked, text: str) -> None:
+    (checked.folder / "greenlane.toml").write_text(text)
+    assert checked.check() == 2
+    assert checked.out == []
+    assert checked.err[0] == "greenlane: the configuration cannot be served:"
 
 
-def test_a_share_in_units_of_another_device_names_the_key_to_use(told: Told) -> None:
-    assert told.check(("granules", "sms")) == 2
-    assert told.err[1] == "greenlane.toml: tenants.acme.sms: this device is shared out in cores; use 'cores' instead"
-    assert told.out[2].startswith("  rows 1: x FP32")
+def test_a_share_in_units_of_another_device_names_the_key_to_use(checked: Checked) -> None:
+    assert checked.check(("granules", "sms")) == 2
+    assert checked.err[1] == "greenlane.toml: tenants.acme.sms: this device is shared out in cores; use 'cores' instead"
+    assert checked.out[2].startswith("  rows 1: x FP32")
 
 
-def test_without_a_device_there_is_still_the_repository(told: Told) -> None:
-    repository.write(told.folder / "models", "other", repository.IDENTITY, config="platform: 'python'")
-    assert told.check(('["rows"]', '["other", "rows"]'), device=on_nothing) == 2
-    assert told.out[0].endswith(" on no device, so no model is tried")
-    assert told.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  other: unavailable"]
-    assert told.err[1] == "greenlane.toml: device: there is no GPU here"
-    assert told.err[3].startswith("model other is unavailable: other/config.pbtxt: platform is ")
+def test_without_a_device_there_is_still_the_repository(checked: Checked) -> None:
+    repository.write(checked.folder / "models", "other", repository.IDENTITY, config="platform: 'python'")
+    assert checked.check(('["rows"]', '["other", "rows"]'), device=on_nothing) == 2
+    assert checked.out[0].endswith(" on no device, so no model is tried")
+    assert checked.out[1:] == [f"tenant acme: no granules, keys, {MEMORY}", "  other: unavailable"]
+    assert checked.err[1] == "greenlane.toml: device: there is no GPU here"
+    assert checked.err[3].startswith("model other is unavailable: other/config.pbtxt: platform is ")
 
 
-def test_a_partition_that_cannot_be_made_is_reported(told: Told) -> None:
+def test_a_partition_that_cannot_be_made_is_reported(checked: Checked) -> None:
     script = Script()
     script.fail("carve")
     device = FakeDevice(script=script)
-    assert told.check(device=lambda _: device) == 2
-    assert told.err[1] == "greenlane.toml: device: scripted to fail at carve"
+    assert checked.check(device=lambda _: device) == 2
+    assert checked.err[1] == "greenlane.toml: device: scripted to fail at carve"
     assert device.closed
 
 
-def test_an_empty_repository_is_doubtful(told: Told) -> None:
-    (told.folder / "models" / "rows").rename(told.folder / "rows")
-    assert told.check(("[models.rows]\nmax_batch = 2", ""), ('["rows"]', '["*"]')) == 0
-    assert told.err[1:] == ["greenlane.toml: models.repository: there is no model in it"]
+def test_an_empty_repository_is_doubtful(checked: Checked) -> None:
+    (checked.folder / "models" / "rows").rename(checked.folder / "rows")
+    assert checked.check(("[models.rows]\nmax_batch = 2", ""), ('["rows"]', '["*"]')) == 0
+    assert checked.err[1:] == ["greenlane.toml: models.repository: there is no model in it"]
 
 
-def test_an_absent_model_of_an_empty_repository_is_told_without_a_guess(told: Told) -> None:
-    (told.folder / "models" / "rows").rename(told.folder / "rows")
-    assert told.check(("[models.rows]\nmax_batch = 2", "")) == 1
-    assert told.err[1] == "greenlane.toml: tenants.acme.models: 'rows' is not in the repository"
+def test_an_absent_model_of_an_empty_repository_is_reported_without_a_suggestion(checked: Checked) -> None:
+    (checked.folder / "models" / "rows").rename(checked.folder / "rows")
+    assert checked.check(("[models.rows]\nmax_batch = 2", "")) == 1
+    assert checked.err[1] == "greenlane.toml: tenants.acme.models: 'rows' is not in the repository"
 
 
-def test_batches_that_the_model_does_not_take_are_told(told: Told) -> None:
-    assert told.check(("max_batch = 2", 'batch_delay = "1ms"\npreferred_batches = [4]')) == 1
-    assert told.err[1:] == [
+def test_batches_that_the_model_does_not_take_are_reported(checked: Checked) -> None:
+    assert checked.check(("max_batch = 2", 'batch_delay = "1ms"\npreferred_batches = [4]')) == 1
+    assert checked.err[1:] == [
         "greenlane.toml: models.rows.batch_delay: the model takes no batches; set max_batch too, or leave it out",
         "greenlane.toml: models.rows.preferred_batches: the model takes no batches; set max_batch too, or leave it out",
     ]
 
 
-def test_a_preferred_batch_above_what_the_model_s_files_say_is_told(told: Told) -> None:
-    (told.folder / "models" / "rows" / "config.pbtxt").write_text("max_batch_size: 4")
-    assert told.check(("max_batch = 2", "preferred_batches = [4, 8]")) == 1
-    assert told.err[1:] == ["greenlane.toml: models.rows.preferred_batches: 8 is above the model's largest batch, which is 4"]
+def test_a_preferred_batch_above_the_models_largest_is_reported(checked: Checked) -> None:
+    (checked.folder / "models" / "rows" / "config.pbtxt").write_text("max_batch_size: 4")
+    assert checked.check(("max_batch = 2", "preferred_batches = [4, 8]")) == 1
+    assert checked.err[1:] == [
+        "greenlane.toml: models.rows.preferred_batches: 8 is above the model's largest batch, which is 4"
+    ]
 
 
-def test_front_cores_outside_the_affinity_mask_are_reported(told: Told) -> None:
-    assert told.check(("granules = 1", 'granules = 1\nfront_cores = "65535"')) == 2
-    assert told.err[1].startswith("greenlane.toml: tenants.acme.front_cores: [65535] are not among the cores")
+def test_front_cores_outside_the_affinity_mask_are_reported(checked: Checked) -> None:
+    assert checked.check(("granules = 1", 'granules = 1\nfront_cores = "65535"')) == 2
+    assert checked.err[1].startswith("greenlane.toml: tenants.acme.front_cores: [65535] are not among the cores")
 
 
 def on_fake(config: Config) -> Device:
     return FakeDevice()
 
 
-def test_where_the_device_has_no_cores_for_tenants_it_is_said_where_http_would_run(told: Told) -> None:
-    told.check(device=on_fake, cores=range(16))
-    assert told.out[-1] == "HTTP process of acme on cores 8-9; device process on cores 0-7, all others on cores 10-11"
-    told.check(device=on_fake, cores=[3])
-    assert told.out[-1].startswith("HTTP on any core: too few are left ")
+def test_where_the_device_has_no_cores_for_tenants_it_is_said_where_http_would_run(checked: Checked) -> None:
+    checked.check(device=on_fake, cores=range(16))
+    assert checked.out[-1] == "HTTP process of acme on cores 8-9; device process on cores 0-7, all others on cores 10-11"
+    checked.check(device=on_fake, cores=[3])
+    assert checked.out[-1].startswith("HTTP on any core: too few are left ")
 
 
 @pytest.mark.parametrize("key", ['front_cores = "any"', 'fronts = "inline"'])
-def test_where_http_runs_on_any_core_nothing_is_said_of_it(told: Told, key: str) -> None:
-    told.check(('fronts = "per-tenant"', key), device=on_fake, cores=range(16))
-    assert not [line for line in told.out if "HTTP" in line]
+def test_where_http_runs_on_any_core_nothing_is_said_of_it(checked: Checked, key: str) -> None:
+    checked.check(('fronts = "per-tenant"', key), device=on_fake, cores=range(16))
+    assert not [line for line in checked.out if "HTTP" in line]
 
 
 def hosted(config: Config) -> Device:
@@ -319,43 +321,43 @@ def hosted(config: Config) -> Device:
 GLOBEX = '\n[tenants.globex]\ngranules = 1\nmodels = ["rows"]\nfront_cores = "1"\nkeys_sha256 = ["%s"]\n' % ("b" * 64)
 
 
-def test_http_on_the_cores_of_another_s_partition_is_doubtful(told: Told) -> None:
+def test_http_on_the_cores_of_another_s_partition_is_doubtful(checked: Checked) -> None:
     change = ("granules = 1", 'granules = 1\nfront_cores = "1"')
-    told.check(change, more=GLOBEX, device=hosted, cores=range(4))
-    assert told.out[-1] == "HTTP process of acme on core 1, of globex on core 1"
-    doubtful = told.err[told.err.index("greenlane: possible mistakes:") + 1 :]
+    checked.check(change, more=GLOBEX, device=hosted, cores=range(4))
+    assert checked.out[-1] == "HTTP process of acme on core 1, of globex on core 1"
+    doubtful = checked.err[checked.err.index("greenlane: possible mistakes:") + 1 :]
     assert [line.split(";")[0] for line in doubtful] == [
         "greenlane.toml: tenants.acme.front_cores: 1 is of globex's partition, whose work this tenant's HTTP would delay"
     ]
 
 
-def test_a_tenant_without_a_share_has_no_cores(told: Told) -> None:
-    assert told.check(("granules = 1", "sms = 1"), more=GLOBEX.replace('"1"', '"0"'), device=hosted, cores=range(4)) == 2
-    assert told.out[-1] == "HTTP process of globex on core 0"
-    assert "greenlane: possible mistakes:" not in told.err
+def test_a_tenant_without_a_share_has_no_cores(checked: Checked) -> None:
+    assert checked.check(("granules = 1", "sms = 1"), more=GLOBEX.replace('"1"', '"0"'), device=hosted, cores=range(4)) == 2
+    assert checked.out[-1] == "HTTP process of globex on core 0"
+    assert "greenlane: possible mistakes:" not in checked.err
 
 
-def test_where_shares_do_not_fit_nothing_is_said_of_where_http_runs(told: Told) -> None:
-    assert told.check(("granules = 1", "granules = 5"), more=GLOBEX, device=hosted, cores=range(4)) == 2
-    assert not [line for line in told.out if line.startswith("HTTP")]
+def test_where_shares_do_not_fit_nothing_is_said_of_where_http_runs(checked: Checked) -> None:
+    assert checked.check(("granules = 1", "granules = 5"), more=GLOBEX, device=hosted, cores=range(4)) == 2
+    assert not [line for line in checked.out if line.startswith("HTTP")]
 
 
-def test_a_missing_repository_hides_no_shares_that_do_not_fit_and_is_told_once(told: Told) -> None:
-    assert told.check(('repository = "models"', 'repository = "modles"'), ("granules = 1", "granules = 4096")) == 2
-    assert told.err[1] == (
-        f"greenlane.toml: models.repository: 'modles' is not an existing directory: {told.folder / 'modles'}"
+def test_a_missing_repository_is_reported_once_beside_too_many_shares(checked: Checked) -> None:
+    assert checked.check(('repository = "models"', 'repository = "modles"'), ("granules = 1", "granules = 4096")) == 2
+    assert checked.err[1] == (
+        f"greenlane.toml: models.repository: 'modles' is not an existing directory: {checked.folder / 'modles'}"
     )
-    assert told.err[2].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
-    assert len(told.err) == 3
+    assert checked.err[2].startswith("greenlane.toml: tenants.acme.granules 4096 = 4096 cores, but the device has ")
+    assert len(checked.err) == 3
 
 
 OPEN = ('keys_sha256 = ["%s"]' % ("a" * 64), "")
 
 
-def test_a_missing_default_tenant_is_a_warning(told: Told) -> None:
-    assert told.check(OPEN) == 0
-    assert f"tenant acme: granules [0], no keys: anyone may call it, {MEMORY}" in told.out
-    assert told.err[1:] == [
+def test_a_missing_default_tenant_is_a_warning(checked: Checked) -> None:
+    assert checked.check(OPEN) == 0
+    assert f"tenant acme: granules [0], no keys: anyone may call it, {MEMORY}" in checked.out
+    assert checked.err[1:] == [
         "greenlane.toml: server.default_tenant: missing, so requests that name no tenant are 401; "
         "set it to acme, or have them send X-Tenant"
     ]
@@ -364,32 +366,32 @@ def test_a_missing_default_tenant_is_a_warning(told: Told) -> None:
 @pytest.mark.parametrize(
     ("globex", "instead"), [("", "leave it out"), ('[tenants.globex]\ngranules = 1\nmodels = ["rows"]', "use globex")]
 )
-def test_a_default_tenant_that_has_keys_is_doubtful(told: Told, globex: str, instead: str) -> None:
-    told.check(("[server]", '[server]\ndefault_tenant = "acme"'), more=globex, device=hosted)
+def test_a_default_tenant_that_has_keys_is_doubtful(checked: Checked, globex: str, instead: str) -> None:
+    checked.check(("[server]", '[server]\ndefault_tenant = "acme"'), more=globex, device=hosted)
     doubtful = "'acme' has keys, so requests without one are 401 all the same"
-    assert told.err[-1] == f"greenlane.toml: server.default_tenant: {doubtful}; {instead}"
+    assert checked.err[-1] == f"greenlane.toml: server.default_tenant: {doubtful}; {instead}"
 
 
-def test_a_default_tenant_without_keys_is_as_it_should_be(told: Told) -> None:
-    assert told.check(OPEN, ("[server]", '[server]\ndefault_tenant = "acme"')) == 0
-    assert told.err == []
+def test_a_default_tenant_without_keys_is_as_it_should_be(checked: Checked) -> None:
+    assert checked.check(OPEN, ("[server]", '[server]\ndefault_tenant = "acme"')) == 0
+    assert checked.err == []
 
 
-def test_a_repository_that_vanished_is_reported(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_that_vanished_is_reported(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     def opener(config: Config) -> Device:
-        (told.folder / "models").rename(told.folder / "gone")
+        (checked.folder / "models").rename(checked.folder / "gone")
         return on_cpu(config)
 
-    assert told.check(device=opener) == 2
-    assert told.err[1].startswith("greenlane.toml: models.repository: cannot be read: No such file or directory: ")
+    assert checked.check(device=opener) == 2
+    assert checked.err[1].startswith("greenlane.toml: models.repository: cannot be read: No such file or directory: ")
 
 
-def test_settings_that_the_library_cannot_honour_are_all_refused_with_the_reason(told: Told) -> None:
+def test_settings_that_the_library_cannot_honour_are_all_refused_with_the_reason(checked: Checked) -> None:
     """Of ONNX Runtime on a CPU, where what is ready may be chosen, and graphs may be left out."""
     settings = 'max_batch = 2\nstrategy = "lazy"\nweight_budget = "1GiB"\ngraphs = "off"\nwarm_up = [1, 2]'
     settings += "\nprofiles = [{ x = { max = [2, 3] } }]"
-    assert told.check(("max_batch = 2", settings)) == 1
-    assert told.err == [
+    assert checked.check(("max_batch = 2", settings)) == 1
+    assert checked.err == [
         "greenlane: not all that is configured can be served:",
         "model rows is unavailable: greenlane.toml: models.rows.strategy: 'lazy' cannot be honoured: ONNX Runtime on a CPU "
         "compiles no kernels for shapes; leave it out",
@@ -398,21 +400,21 @@ def test_settings_that_the_library_cannot_honour_are_all_refused_with_the_reason
         "model rows is unavailable: greenlane.toml: models.rows.weight_budget: 1073741824 cannot be honoured: ONNX Runtime on "
         "a CPU streams no weights; leave it out",
     ]
-    assert told.check((settings, 'max_batch = 2\ngraphs = "off"\nwarm_up = [1, 2]')) == 0
-    assert "    graphs none, threads 1, warmed for 1x3 and 2x3" in told.out
+    assert checked.check((settings, 'max_batch = 2\ngraphs = "off"\nwarm_up = [1, 2]')) == 0
+    assert "    graphs none, threads 1, warmed for 1x3 and 2x3" in checked.out
 
 
-def test_a_setting_that_the_model_cannot_honour_is_refused_with_the_reason(told: Told) -> None:
-    (told.folder / "models" / "rows" / "config.pbtxt").write_text(
+def test_a_setting_that_the_model_cannot_honour_is_refused_with_the_reason(checked: Checked) -> None:
+    (checked.folder / "models" / "rows" / "config.pbtxt").write_text(
         'model_warmup { inputs { key: "z" value { data_type: TYPE_FP32 dims: 3 } } }'
     )
-    assert told.check() == 1
-    assert told.err[1:] == [
+    assert checked.check() == 1
+    assert checked.err[1:] == [
         "model rows 1 is unavailable: rows/1/model.onnx: warm_up: the model has no input 'z'; it has 'x'",
     ]
 
 
-def test_models_are_tried_as_they_would_be_served(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_tried_as_they_would_be_served(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the device's copies, and warm at the usual shapes: another way may fail, or hide what fails."""
     tried: list[RuntimeSettings | None] = []
 
@@ -423,7 +425,7 @@ def test_models_are_tried_as_they_would_be_served(told: Told, monkeypatch: pytes
         return load_engine(path, device, settings, max_batch, builds)
 
     monkeypatch.setattr("server.device.model_loader.load_engine", remember)
-    assert told.check(('backend = "cpu"', 'backend = "cpu"\ncopies = "engine"')) == 0
+    assert checked.check(('backend = "cpu"', 'backend = "cpu"\ncopies = "engine"')) == 0
     assert tried == [RuntimeSettings(copies="engine", warm_up="usual", batch_padding=True)]
 
 
@@ -439,50 +441,50 @@ def ensemble(folder: Path, config: str = ENSEMBLE) -> None:
     (folder / "models" / "all" / "config.pbtxt").write_text(config)
 
 
-def test_an_ensemble_is_tried_after_its_steps(told: Told) -> None:
-    ensemble(told.folder)
-    assert told.check(('["rows"]', '["all", "rows"]')) == 0
-    assert told.out[4] == "  all 1: IN FP32[-1, 3] -> OUT FP32[-1, 3], batches of up to 2 (ensemble)"
-    assert told.err == []
+def test_an_ensemble_is_tried_after_its_steps(checked: Checked) -> None:
+    ensemble(checked.folder)
+    assert checked.check(('["rows"]', '["all", "rows"]')) == 0
+    assert checked.out[4] == "  all 1: IN FP32[-1, 3] -> OUT FP32[-1, 3], batches of up to 2 (ensemble)"
+    assert checked.err == []
 
 
-def test_an_ensemble_that_cannot_be_is_told_with_the_names(told: Told) -> None:
-    ensemble(told.folder, ENSEMBLE.replace('"rows"', '"raws"'))
-    assert told.check(('["rows"]', '["all", "rows"]')) == 1
+def test_an_invalid_ensemble_is_reported_with_the_names(checked: Checked) -> None:
+    ensemble(checked.folder, ENSEMBLE.replace('"rows"', '"raws"'))
+    assert checked.check(('["rows"]', '["all", "rows"]')) == 1
     step = "model all 1 is unavailable: ensemble_scheduling.step[0] (raws)"
-    assert told.err[1:] == [f"{step} is not in the repository"]
-    ensemble(told.folder)
-    assert told.check(('["all", "rows"]', '["all"]')) == 1
-    assert told.err[1:] == [f"{step.replace('raws', 'rows')} is not a model of this tenant's"]
+    assert checked.err[1:] == [f"{step} is not in the repository"]
+    ensemble(checked.folder)
+    assert checked.check(('["all", "rows"]', '["all"]')) == 1
+    assert checked.err[1:] == [f"{step.replace('raws', 'rows')} is not a model of this tenant's"]
 
 
-def test_an_ensemble_as_a_step_is_refused_as_one_whatever_the_order(told: Told) -> None:
-    ensemble(told.folder)
-    (told.folder / "models" / "aaa" / "1").mkdir(parents=True)
-    (told.folder / "models" / "aaa" / "config.pbtxt").write_text(ENSEMBLE.replace('"rows"', '"all"').replace('"x"', '"IN"'))
-    assert told.check(('["rows"]', '["aaa", "all", "rows"]')) == 1
+def test_an_ensemble_as_a_step_is_refused_as_one_whatever_the_order(checked: Checked) -> None:
+    ensemble(checked.folder)
+    (checked.folder / "models" / "aaa" / "1").mkdir(parents=True)
+    (checked.folder / "models" / "aaa" / "config.pbtxt").write_text(ENSEMBLE.replace('"rows"', '"all"').replace('"x"', '"IN"'))
+    assert checked.check(('["rows"]', '["aaa", "all", "rows"]')) == 1
     step = "model aaa 1 is unavailable: ensemble_scheduling.step[0] (all)"
-    assert told.err[1:] == [f"{step} is an ensemble, which cannot be a step; name its steps instead"]
+    assert checked.err[1:] == [f"{step} is an ensemble, which cannot be a step; name its steps instead"]
 
 
-def test_a_model_of_several_problems_is_listed_once_as_unavailable(told: Told) -> None:
-    told.check(("max_batch = 2", 'max_batch = 2\nstrategy = "lazy"\nprofiles = [{ x = { max = [2, 3] } }]'))
-    assert len([line for line in told.err if line.startswith("model rows is unavailable: ")]) == 2
-    assert told.out.count("  rows: unavailable") == 1
+def test_a_model_of_several_problems_is_listed_once_as_unavailable(checked: Checked) -> None:
+    checked.check(("max_batch = 2", 'max_batch = 2\nstrategy = "lazy"\nprofiles = [{ x = { max = [2, 3] } }]'))
+    assert len([line for line in checked.err if line.startswith("model rows is unavailable: ")]) == 2
+    assert checked.out.count("  rows: unavailable") == 1
 
 
-def test_a_setting_that_an_ensemble_s_steps_have_is_refused_of_it_or_ignored(told: Told) -> None:
-    ensemble(told.folder, ENSEMBLE + "instance_group { count: 1 profile: '0' }")
-    assert told.check(('["rows"]', '["all", "rows"]'), more='[models.all]\nstrategy = "lazy"\n') == 1
+def test_a_setting_that_an_ensemble_s_steps_have_is_refused_of_it_or_ignored(checked: Checked) -> None:
+    ensemble(checked.folder, ENSEMBLE + "instance_group { count: 1 profile: '0' }")
+    assert checked.check(('["rows"]', '["all", "rows"]'), more='[models.all]\nstrategy = "lazy"\n') == 1
     why = "cannot be honoured: an ensemble has no such setting, its steps have: set it for them"
-    assert f"model all is unavailable: greenlane.toml: models.all.strategy: 'lazy' {why}; leave it out" in told.err
-    assert f"all/config.pbtxt: instance_group.profile: 0 {why}; it is ignored" in told.err
+    assert f"model all is unavailable: greenlane.toml: models.all.strategy: 'lazy' {why}; leave it out" in checked.err
+    assert f"all/config.pbtxt: instance_group.profile: 0 {why}; it is ignored" in checked.err
 
 
-def test_a_delay_of_an_ensemble_s_step_is_said_to_mean_nothing_within_it(told: Told) -> None:
-    ensemble(told.folder)
-    assert told.check(('["rows"]', '["all", "rows"]'), ("max_batch = 2", 'max_batch = 2\nbatch_delay = "1ms"')) == 0
-    (line,) = told.err[1:]
+def test_a_delay_of_an_ensemble_s_step_is_said_to_mean_nothing_within_it(checked: Checked) -> None:
+    ensemble(checked.folder)
+    assert checked.check(('["rows"]', '["all", "rows"]'), ("max_batch = 2", 'max_batch = 2\nbatch_delay = "1ms"')) == 0
+    (line,) = checked.err[1:]
     assert line.startswith("model all 1: ensemble_scheduling.step[0] (rows) has a batch delay or preferred batches, which")
 
 

@@ -56,7 +56,7 @@ def test_ignored_settings_are_in_one_warning(caplog: pytest.LogCaptureFixture) -
 
 
 def test_ports_of_tenants_are_all_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """They keep others away, so whoever asks for one may not be served without."""
+    """A port keeps other tenants away, so a tenant that has one may not be served without it."""
     before = sys.getswitchinterval()
     tenants = [TenantConfig(name=name, granules=1, models=("*",), port=port) for name, port in (("acme", 81), ("globex", 82))]
     with pytest.raises(ConfigError) as refusal:

@@ -72,7 +72,7 @@ def test_front_cores_on_another_tenants_partition_are_reported() -> None:
     ]
 
 
-def test_where_http_runs_is_told_as_a_configuration_says_it() -> None:
+def test_the_placement_of_http_is_shown_as_core_ranges() -> None:
     assert describe({"acme": [2, 0, 1], "globex": {5}}) == "HTTP process of acme on cores 0-2, of globex on core 5"
 
 

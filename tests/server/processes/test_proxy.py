@@ -68,7 +68,7 @@ async def test_unauthorized_administration_is_not_forwarded() -> None:
 
 
 @pytest.mark.parametrize("path", ["load", "unload"])
-async def test_models_are_loaded_for_tenants_who_are_served_here_only(path: str) -> None:
+async def test_models_are_loaded_only_for_tenants_served_here(path: str) -> None:
     async with near() as http:
         assert (await http.post(f"/v2/repository/models/m/{path}")).status_code == 401
         assert (await http.post(f"/v2/repository/models/m/{path}", headers={"X-Tenant": "acme"})).status_code == 421
