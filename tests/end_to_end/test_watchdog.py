@@ -29,7 +29,10 @@ from server.host.watchdog import Watchdog
 def deep(left):
     return deep(left - 1) + 1 if left else len(str(left))
 
+entered = threading.Barrier(7)
+
 def busy():
+    entered.wait()
     while True:
         deep(3)
         json.loads(json.dumps([1, 2, 3]))
@@ -38,6 +41,7 @@ async def main():
     Watchdog(ServerConfig(watchdog=600.0)).start()
     for _ in range(6):
         threading.Thread(target=busy, daemon=True).start()
+    entered.wait()
     print("busy", flush=True)
     await asyncio.sleep(600)
 
