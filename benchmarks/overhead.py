@@ -1,14 +1,15 @@
 """`python -m benchmarks.overhead`: what Greenlane costs beyond a bare ASGI application that runs the same sessions.
 
-Both serve the same requests under the same uvicorn, in turns.
+Both serve the same requests in turns. With `--checkout` the other server is the Greenlane of another revision.
 """
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -21,8 +22,8 @@ from .bare import session
 from .cases import CASES, Case, tensor
 from .client import client
 from .models import build, model_path
-from .options import count, port, positive
-from .servers import Server, bare, greenlane
+from .options import checked, cores, count, port, positive
+from .servers import PYTHON, Server, bare, greenlane
 from .sidebyside import Comparison, SideBySide, heading
 
 TARGET = 1000.0
@@ -30,16 +31,40 @@ TARGET = 1000.0
 
 
 @contextmanager
-def experiment(in_flight: int | None = None, asgi: bool = False, beside: Server | None = None) -> Iterator[SideBySide]:
+def experiment(
+    in_flight: int | None = None,
+    asgi: bool = False,
+    beside: Server | None = None,
+    checkout: Path | None = None,
+    server_cores: Sequence[int] = (),
+) -> Iterator[SideBySide]:
     """Both servers, started, Greenlane first; `in_flight` and `asgi` as for `servers.greenlane`.
 
-    `beside` is another server of the same models, which runs already, in place of the bare application.
+    In place of the bare application the other one is `beside`, a server of the same models that runs already, or the
+    Greenlane of another `checkout`. With `server_cores` the servers run there, and this process on all other cores.
     """
     with tempfile.TemporaryDirectory(prefix="greenlane-load-") as folder:
         root = Path(folder, "models")
         build(root)
-        with greenlane(root, in_flight, asgi) as ours, nullcontext(beside) if beside else bare(root) as theirs:
+        other = greenlane(root, in_flight, checkout=checkout) if checkout else bare(root)
+        with (
+            _starting_on(server_cores) as move_away,
+            greenlane(root, in_flight, asgi) as ours,
+            nullcontext(beside) if beside else other as theirs,
+        ):
+            move_away()
             yield SideBySide(root, ours, theirs)
+
+
+@contextmanager
+def _starting_on(cores: Sequence[int]) -> Iterator[Callable[[], None]]:
+    """Run on these cores, which processes started now inherit, until the function that is yielded moves to all others."""
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cores or before)
+        yield lambda: os.sched_setaffinity(0, before - set(cores))
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def model_microseconds(root: Path, model: str, runs: int = 500) -> float:
@@ -54,12 +79,12 @@ def model_microseconds(root: Path, model: str, runs: int = 500) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     if options.write_models:
         build(Path(options.write_models))
         return 0
     beside = Server("beside", options.pid, options.beside) if options.beside else None
-    with experiment(options.in_flight, options.asgi, beside) as both:
+    with experiment(options.in_flight, options.asgi, beside, options.checkout, options.server_cores) as both:
         print(f"load by {client()}\n{heading('greenlane', both.second.name)}")
         results = [_report(both.compare(case, options.rounds, options.seconds, _progress)) for case in options.only]
         images = [result for result in results if result.case.model == "image"]
@@ -71,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description="Greenlane against a bare application.")
     parser.add_argument("--rounds", type=count, default=5, help="rounds on each server for each case; default: 5")
     parser.add_argument("--seconds", type=positive, default=1.5, help="length of a round; default: 1.5")
@@ -79,13 +104,39 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=_cases, default=CASES, metavar="TEXT", help=only)
     parser.add_argument("--in-flight", type=count, metavar="N", help="the tenant's in_flight; default: the server's")
     parser.add_argument("--asgi", action="store_true", help="Greenlane as uvicorn server.app:app, not as python -m server")
-    parser.add_argument(
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument(
         "--beside", type=port, metavar="PORT", help="compare with the server that listens there, of the same models"
     )
+    other.add_argument(
+        "--checkout",
+        type=_checkout,
+        metavar="FOLDER",
+        help="compare with the Greenlane installed in FOLDER/.venv, such as another revision; both as python -m server",
+    )
     parser.add_argument("--pid", type=count, default=0, help="that server's process, for its CPU time")
+    parser.add_argument(
+        "--server-cores",
+        type=checked(cores),
+        default=(),
+        metavar="CORES",
+        help="where both servers run, and the client elsewhere",
+    )
     parser.add_argument("--write-models", metavar="FOLDER", help="only write the models there, for such a server to serve")
     parser.add_argument("--json", metavar="FILE", help="write the figures there as well")
-    return parser
+    options = parser.parse_args(arguments)
+    if options.checkout and options.asgi:
+        parser.error("--asgi: --checkout runs `python -m server` only, which is no match for `uvicorn server.app:app`")
+    mine = os.sched_getaffinity(0)
+    if options.server_cores and not (mine > set(options.server_cores)):
+        parser.error(f"--server-cores: expected some of {sorted(mine)}, and a core left for the client")
+    return options
+
+
+def _checkout(text: str) -> Path:
+    if not (folder := Path(text).resolve()).joinpath(PYTHON).exists():
+        raise argparse.ArgumentTypeError(f"{folder / PYTHON} does not exist; `scripts/install cpu` in {folder} makes it")
+    return folder
 
 
 def _cases(text: str) -> list[Case]:

@@ -11,6 +11,8 @@ from .cases import Request
 from .server_process import READY, family_of, server_process
 from .wire import ask
 
+PYTHON = Path(".venv", "bin", "python")
+"""Of a checkout, as `scripts/install` makes it."""
 GRANULES = 8
 """Of a GPU: 64 SMs where a granule has 8."""
 _UVICORN = ["--loop", "uvloop", "--http", "httptools", "--no-access-log", "--port", "0"]
@@ -38,17 +40,26 @@ class Server:
 
 @contextmanager
 def greenlane(
-    root: Path, in_flight: int | None, asgi: bool = False, device: str = "cpu", models: Sequence[str] = ("*",)
+    root: Path,
+    in_flight: int | None,
+    asgi: bool = False,
+    device: str = "cpu",
+    models: Sequence[str] = ("*",),
+    checkout: Path | None = None,
 ) -> Iterator[Server]:
     """Greenlane with one tenant, on a core or on GRANULES of a GPU, these models loaded.
 
     `in_flight` None is the server's default. `asgi` is whether it runs as `uvicorn server.app:app`, like the bare
-    application, and not as `python -m server`.
+    application, and not as `python -m server`. `checkout` is another folder whose .venv runs the server that is installed
+    there, always as `python -m server`; None is this one.
     """
     config = root.parent / "greenlane.toml"
     config.write_text(_config(root, in_flight, device, models))
     command = ["uvicorn", "server.app:app", *_UVICORN] if asgi else ["server", "--port", "0"]
-    with _serve("greenlane", command, {"GREENLANE_CONFIG": str(config)}) as server:
+    name = checkout.name if checkout else "greenlane"
+    # -P: what is installed there is run, such as a wheel, and not the sources in the current folder.
+    python = [str(checkout / PYTHON), "-P"] if checkout else [sys.executable]
+    with _serve(name, command, {"GREENLANE_CONFIG": str(config)}, python=python) as server:
         yield server
 
 
@@ -76,6 +87,12 @@ def _config(root: Path, in_flight: int | None, device: str, models: Sequence[str
 
 
 @contextmanager
-def _serve(name: str, command: Sequence[str], environment: Mapping[str, str], signs: Sequence[str] = READY) -> Iterator[Server]:
-    with server_process([sys.executable, "-m", *command], environment, signs) as process:
+def _serve(
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    signs: Sequence[str] = READY,
+    python: Sequence[str] = (sys.executable,),
+) -> Iterator[Server]:
+    with server_process([*python, "-m", *command], environment, signs) as process:
         yield Server(name, process.popen.pid, process.port)

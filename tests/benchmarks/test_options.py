@@ -1,6 +1,7 @@
 """Invalid options are refused before a command starts, with an error of one line."""
 
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -87,6 +88,37 @@ def test_unknown_cases_are_refused_with_the_known_ones(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit, match="2"):
         _main("overhead")(["--only", "zzz"])
     assert "argument --only: no case has 'zzz' in its name; there are identity-json-1, " in capsys.readouterr().err
+
+
+def test_a_checkout_without_a_virtual_environment_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        _main("overhead")(["--checkout", str(tmp_path)])
+    message = f"argument --checkout: {tmp_path}/.venv/bin/python does not exist; `scripts/install cpu` in {tmp_path} makes it"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--asgi"], "--asgi: --checkout runs `python -m server` only"),
+        (["--beside", "80"], "argument --beside: not allowed with argument --checkout"),
+    ],
+)
+def test_a_checkout_is_compared_as_python_m_server_and_with_nothing_else(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    with pytest.raises(SystemExit, match="2"):
+        _main("overhead")(["--checkout", str(tmp_path), *options])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["all", "absent"])
+def test_server_cores_leave_one_for_the_client(which: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = os.sched_getaffinity(0)
+    with pytest.raises(SystemExit, match="2"):
+        _main("overhead")(["--server-cores", ",".join(map(str, mine)) if which == "all" else "4095"])
+    assert f"--server-cores: expected some of {sorted(mine)}, and a core left for the client" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["isolation", "deadlines"])
