@@ -16,7 +16,7 @@ from setuptools import setup
 ROOT = Path(__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-FOLDERS = ("server/http", "server/link", "server/protocol", "server/scheduling", "server/workers")
+FOLDERS = ("server/http", "server/inference", "server/link", "server/protocol", "server/scheduling", "server/workers")
 """The hot path. Each folder is compiled as a whole, so that calls between its modules are C calls."""
 
 ALSO = ("server/tenants/statistics.py", "server/tenants/uploads.py")

@@ -22,7 +22,7 @@ from .connection_limits import Activity, Connections, connections
 from .exchange import STATUS_LINES, Call, Reply
 from .head import Head, could_be_direct
 from .infer import Infer
-from .inference import CLOSE, Inference, Outcome, refusal, success
+from .inference import CLOSE, HttpInference, Outcome, refusal, success
 from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT
 from .uvicorn_protocol import JsonHttpToolsProtocol
 
@@ -76,7 +76,7 @@ class HttpConnection(asyncio.Protocol):
         self._body_start = 0
         self._discard_bytes = 0
         self._on_body: Callable[[bytes], None] | None = None
-        self._inference: Inference | None = None
+        self._inference: HttpInference | None = None
         self._task: asyncio.Task[None] | None = None
         self._uploads: Uploads | None = None
         self._default_fields: list[tuple[bytes, bytes]] = []
@@ -254,12 +254,12 @@ class HttpConnection(asyncio.Protocol):
                 self.refuse(error)
         return True
 
-    def _admit(self, head: Head) -> Inference | None:
+    def _admit(self, head: Head) -> HttpInference | None:
         """Start an inference; None if it was refused, and answered so."""
         try:
             if head.target is None:
                 head.target = self._infer.resolve(head.method, head.path, head.headers, head.tenant)
-            inference = Inference(head.target)
+            inference = HttpInference(head.target)
             inference.expect(head.length)
         except Exception as error:
             self._finish(head, refusal(error, head.target))

@@ -1,7 +1,7 @@
 """`POST /v2/models/NAME[/versions/V]/infer`, from head and body to a reply.
 
 Under any ASGI server `Infer` is an ASGI application of its own, without the framework. `server.http.connection` calls
-`Infer.resolve` and `Inference` directly, without ASGI.
+`Infer.resolve` and `HttpInference` directly, without ASGI.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from . import compression, strict
 from .body import Body, content_length
 from .disconnects import DisconnectWatcher, Receive
 from .exchange import Call, Headers, Reply
-from .inference import CLOSE, Inference, Outcome, Success, Target, refusal, success
+from .inference import CLOSE, HttpInference, Outcome, Success, Target, refusal, success
 from .paths import parse_infer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -63,7 +63,7 @@ class Infer:
         target = None
         try:
             target = self.resolve(call.method, call.raw_path, call.headers)
-            inference = Inference(target)
+            inference = HttpInference(target)
             inference.expect(content_length(call.headers.get(b"content-length")))
             outcome = await self._infer(inference, call, target)
             return await _compressed(outcome, call.headers)
@@ -72,7 +72,7 @@ class Infer:
         except Exception as error:
             return refusal(error, target)
 
-    async def _infer(self, inference: Inference, call: Call, target: Target) -> "Success":
+    async def _infer(self, inference: HttpInference, call: Call, target: Target) -> "Success":
         try:
             body = await _read_body(call, target)
         except (Exception, CancelledError) as error:

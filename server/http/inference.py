@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 import uuid
-from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -13,20 +12,14 @@ import orjson
 
 from ..errors import (
     BadRequest,
-    ClientGone,
-    DeadlineExceeded,
     Failed,
-    MemoryFull,
-    Outgrown,
-    QueueFull,
-    RequestError,
     TooLarge,
     Unavailable,
     answer,
-    status_of,
 )
+from ..inference.inference import Inference
 from ..link.messages import Done
-from ..link.slots import SMALLEST, Slot
+from ..link.slots import SMALLEST
 from ..protocol.json_document import Object
 from ..protocol.json_slices import SLICE, extract_row, parse_slices
 from ..protocol.request import Limits
@@ -39,11 +32,6 @@ log = logging.getLogger("greenlane.infer")
 
 CLOSE = (b"connection", b"close")
 """The header of an answer after which the connection is closed."""
-
-_INVALID = (400, 408, 413, 415)
-"""Statuses of requests that were invalid or incomplete. As in Triton, they do not count as failures of the model."""
-_OUTPUT_RESERVE_FRACTION = 8
-"""One in so many of a tenant's bytes may be reserved at most for the outputs of one request whose size is not known."""
 
 Success = tuple[InferResponse, bytes]
 """An encoded answer, and the value of its Server-Timing header."""
@@ -60,27 +48,19 @@ class Target(NamedTuple):
     max_body: int
 
 
-class Inference:
-    """One request from its headers to its outcome. Belongs to the event loop; nothing here blocks or awaits.
+class HttpInference:
+    """One inference request over HTTP, from its headers to its outcome. Belongs to the event loop; nothing blocks or awaits.
 
-    `begin` is called once the body is complete, and ends with a call of `on_done`. The constructor raises NotFound or
-    Unavailable for the model, and refuses as the tenant's queue does (QueueFull), so that a flood is refused before its bodies
-    are read.
+    `begin` is called once the body is complete, and ends with a call of `on_done`. The constructor raises as that of
+    `Inference`, so that a flood is refused before its bodies are read.
     """
 
-    __slots__ = ("_arrived", "_decoded", "_on_done", "_request", "_served", "_slot", "_target")
+    __slots__ = ("_inference", "_on_done", "_request", "_target")
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._arrived = time.monotonic_ns()
-        self._served = target.tenant.catalog.find(target.name, target.version)
-        self._slot: Slot | None = None
+        self._inference = Inference(target.tenant, target.name, target.version)
         self._on_done: Callable[[Outcome], None] | None = None
-        try:
-            target.tenant.lane.admit()
-        except RequestError as error:
-            self.count(error)
-            raise
 
     def expect(self, length: int) -> None:
         """Check the announced length of the body. Raises TooLarge."""
@@ -88,11 +68,12 @@ class Inference:
             error = TooLarge(f"a body of {length} bytes; the limit is {self._target.max_body} (server.max_body)")
             self.count(error)
             raise error
-        try:  # All of it except the JSON is tensors, which need as many bytes of the tenant's memory.
-            self._target.tenant.lane.slots.blocks.check(length - self._target.limits.json)
-        except TooLarge as error:
-            self.count(error)
-            raise
+        if (tensors := length - self._target.limits.json) > 0:  # At least so many bytes are not JSON, but tensors.
+            try:
+                self._target.tenant.lane.slots.blocks.check(tensors)
+            except TooLarge as error:
+                self.count(error)
+                raise
 
     def begin(
         self, body: bytes, headers: Headers, on_done: Callable[["Outcome"], None], document: Object | None = None
@@ -101,40 +82,32 @@ class Inference:
 
         Large JSON is parsed in time slices first; then this is called again with the `document`.
         """
-        self._on_done = on_done
+        self._on_done, inference = on_done, self._inference
         try:
-            tenant, name, version, limits, _ = self._target
             if document is None:
-                self._arrived = time.monotonic_ns()
+                inference.arrived = time.monotonic_ns()
                 if len(body) > SLICE and self._parse_in_slices(body, headers, on_done):
                     return
-            served = self._served = tenant.catalog.find(name, version)  # It may have been replaced since the headers came.
-            slot = self._slot = tenant.lane.take_slot()
+            slot = inference.take_slot()
+            served = inference.served
             request = self._request = served.request_cache.decode(
-                body, _header_length(headers), served.signature, slot, limits, document
+                body, _header_length(headers), served.signature, slot, self._target.limits, document
             )
-            self._decoded = time.monotonic_ns()
-            lane, priority, timeout = tenant.lane, request.priority, request.timeout
+            timeout = request.timeout
             if document is not None and timeout is not None:
-                timeout = self._time_left(timeout)
-            lane.submit(slot, served.key, request.shapes, self._end, priority, timeout, served.batching, served.queues)
-        except MemoryFull as error:
-            self._fail(self._target.tenant.lane.reject(str(error)))
+                timeout = inference.time_left(timeout)
+            inference.submit(request.shapes, request.priority, timeout, self._end)
         except Exception as error:
             self._fail(error)
 
     def cancel(self, error: BaseException) -> None:
         """Stop: `on_done` will not be called any more. Counts `error` as the reason, and releases the slot."""
         self._on_done = None
-        self.count(error)
-        self._release()
+        self._inference.cancel(error)
 
     def count(self, error: BaseException) -> None:
         """Count this refusal or failure in the model's or the tenant's statistics."""
-        if reason := _reason(error):
-            self._served.statistics.failed(time.monotonic_ns() - self._arrived, reason)
-        else:
-            self._target.tenant.lane.count_invalid()
+        self._inference.count(error)
 
     def _parse_in_slices(self, body: bytes, headers: Headers, on_done: Callable[["Outcome"], None]) -> bool:
         """Schedule large JSON for time slices; False if it is small, or over the limit. Raises QueueFull, Unavailable."""
@@ -144,7 +117,7 @@ class Inference:
         if not SLICE < size <= min(len(body), limits.json):
             return False
         tenant.lane.check_room()
-        slices, limit = self._served.request_cache.time_slices, tenant.config.queue + tenant.config.in_flight
+        slices, limit = self._inference.served.request_cache.time_slices, tenant.config.queue + tenant.config.in_flight
         if len(slices) >= limit:
             allowed = f"the limit is {limit} (tenants.{tenant.name}.queue + in_flight)"
             raise tenant.lane.reject(f"Exceeds maximum queue size: {len(slices)} large requests wait to be parsed; {allowed}")
@@ -178,30 +151,19 @@ class Inference:
             if self._on_done is not None:
                 then(returned)
 
-    def _time_left(self, timeout: float) -> float:
-        """Seconds until the deadline. Raises DeadlineExceeded."""
-        left = timeout - (time.monotonic_ns() - self._arrived) / 1e9
-        if left <= 0:
-            raise self._target.tenant.lane.expire(timeout)
-        return left
-
     def _expire(self, timeout: float) -> None:
         """The deadline passed while the JSON was parsed; a request that was cancelled before is already counted."""
         if self._on_done is not None:
             self._fail(self._target.tenant.lane.expire(timeout))
 
-    def _end(self, end: Done | RequestError, written: Written | None = None) -> None:
-        """Called by the lane when the inference has ended: encode the outputs, and report the outcome."""
+    def _end(self, end: Done | Exception, written: Written | None = None) -> None:
+        """Called when the inference has ended: encode the outputs, and report the outcome."""
         if not isinstance(end, Done):
-            if isinstance(end, Outgrown):
-                self._retry_with_more_memory(end)
-            else:
-                self._fail(end)
+            self._report(end)
             return
         try:
-            slot = self._target.tenant.lane.slots.at(end.slot) if end.rows else self._slot
-            assert slot
-            served, request, nonfinite = self._served, self._request, self._target.limits.nonfinite
+            inference, request, nonfinite = self._inference, self._request, self._target.limits.nonfinite
+            slot, served = inference.slot_of(end), inference.served
             long = written is None and slot.capacity > SMALLEST and is_long(request, served.signature, end.outputs)
             if long or (request.classified and written is None):
                 steps = write_long(request, served.signature, slot, end.outputs, nonfinite, served.labels)
@@ -213,46 +175,15 @@ class Inference:
         except Exception as error:
             self._fail(error)
         else:
-            self._release()
-            encoded, rows = time.monotonic_ns(), served.signature.rows(request.shapes)
-            served.statistics.succeeded(self._arrived, self._decoded, end, encoded, rows)
-            queued, executed = (end.began - self._decoded) / 1e6, (end.ended - end.began) / 1e6
-            self._report((response, b"queue;dur=%.3f, execute;dur=%.3f" % (queued, executed)))
-
-    def _retry_with_more_memory(self, outgrown: Outgrown) -> None:
-        """Run the request again, unbatched, with memory for its outputs; the model's next requests reserve as much at once.
-
-        The first run is lost: only the HTTP side can allocate a tenant's memory, and the worker does not wait for it.
-        """
-        try:
-            slot, served, request, lane = self._slot, self._served, self._request, self._target.tenant.lane
-            assert slot
-            _, room = slot.inputs(served.signature, request.shapes, slot.capacity)
-            needed = outgrown.nbytes - (room.address - slot.address)
-            served.request_cache.raise_output_reserve(min(needed, lane.slots.blocks.nbytes // _OUTPUT_RESERVE_FRACTION))
-            slot.reserve(outgrown.nbytes)
-            timeout = None if request.timeout is None else self._time_left(request.timeout)
-            lane.submit(slot, served.key, request.shapes, self._end, request.priority, timeout)
-        except MemoryFull as error:
-            self._fail(self._target.tenant.lane.reject(str(error)))
-        except Exception as error:
-            self._fail(error)
+            self._report((response, b"queue;dur=%.3f, execute;dur=%.3f" % inference.succeed(end)))
 
     def _fail(self, error: Exception) -> None:
-        on_done = self._on_done
-        self.cancel(error)
-        if on_done:
-            on_done(error)
+        self._report(self._inference.fail(error))
 
     def _report(self, outcome: "Outcome") -> None:
         on_done, self._on_done = self._on_done, None  # Breaks a cycle that only the garbage collector would free.
         if on_done:
             on_done(outcome)
-
-    def _release(self) -> None:
-        slot, self._slot = self._slot, None
-        if slot:
-            self._target.tenant.lane.release(slot)
 
 
 def success(outcome: Success) -> Reply:
@@ -288,15 +219,3 @@ def _header_length(headers: Headers) -> int | None:
     if not value.isdigit() or len(value) > 18:
         raise BadRequest(f"Inference-Header-Content-Length: {value.decode('latin-1')[:40]!r}; expected the bytes of JSON")
     return int(value)
-
-
-def _reason(error: BaseException) -> str | None:
-    """The reason as in Triton's metric nv_inference_request_failure; None for an invalid request, which is not a failure."""
-    if isinstance(error, QueueFull | DeadlineExceeded | Unavailable):
-        return "REJECTED"
-    if isinstance(error, ClientGone | CancelledError):
-        return "CANCELED"
-    status = status_of(error)
-    if status in _INVALID:
-        return None
-    return "BACKEND" if status == 500 else "OTHER"

@@ -1,4 +1,4 @@
-"""Inference, mostly with large JSON; the test drives the time slices, and plays the worker."""
+"""HttpInference, mostly with large JSON; the test drives the time slices, and plays the worker."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ from server.errors import (
     Unavailable,
     UnsupportedEncoding,
 )
-from server.http.inference import Inference, Outcome, Target
+from server.http.inference import HttpInference, Outcome, Target
 from server.link import ring as links
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.protocol.request import Limits
@@ -54,8 +54,8 @@ class Bench:
         self.target = Target(self.tenant, "m", None, Limits(1 << 20, 1 << 20), 1 << 20)
         self.outcomes: list[Outcome] = []
 
-    def begin(self, data: bytes) -> Inference:
-        inference = Inference(self.target)
+    def begin(self, data: bytes) -> HttpInference:
+        inference = HttpInference(self.target)
         inference.begin(data, {}, self.outcomes.append)
         return inference
 
@@ -141,12 +141,12 @@ async def test_a_request_that_the_queue_has_no_room_for_is_refused_before_its_bo
     for _ in range(2):
         bench.begin(small())
     with pytest.raises(QueueFull):
-        Inference(bench.target)
+        HttpInference(bench.target)
     assert bench.tenant.lane.statistics().rejected == 1
 
 
 async def test_a_queue_that_fills_up_while_the_body_arrives_refuses_it_then(bench: Bench) -> None:
-    admitted = Inference(bench.target)
+    admitted = HttpInference(bench.target)
     for _ in range(2):
         bench.begin(small())
     admitted.begin(small(), {}, bench.outcomes.append)
@@ -363,7 +363,7 @@ async def test_disconnect_cancels_an_outgrown_request_in_its_second_run(bench: B
 def test_failures_count_by_tritons_reason_and_invalid_requests_separately(
     bench: Bench, error: Exception, reason: str | None
 ) -> None:
-    Inference(bench.target).count(error)
+    HttpInference(bench.target).count(error)
     assert bench.served.statistics.failures == ({reason: 1} if reason else {})
     assert bench.served.statistics.fail.count == (reason is not None)
     assert bench.tenant.lane.statistics().invalid == (reason is None)

@@ -1,0 +1,165 @@
+"""One inference of a tenant's model, from its admission to its end: what every front does, whatever its clients speak."""
+
+import time
+from asyncio import CancelledError
+from collections.abc import Callable
+
+from ..errors import ClientGone, DeadlineExceeded, MemoryFull, Outgrown, QueueFull, RequestError, Unavailable, status_of
+from ..link.messages import Done, Shape
+from ..link.slots import Slot
+from ..tenants.service import Tenant
+
+OnEnd = Callable[[Done | Exception], None]
+"""Called once with the completion of an inference, or with the error that it ended with."""
+
+_INVALID = (400, 408, 413, 415)
+"""Statuses of requests that were invalid or incomplete. As in Triton, they do not count as failures of the model."""
+_OUTPUT_RESERVE_FRACTION = 8
+"""One in so many of a tenant's bytes may be reserved at most for the outputs of one request whose size is not known."""
+
+
+class Inference:
+    """One inference. Belongs to the event loop; nothing here blocks or awaits.
+
+    A front (HTTP, gRPC) makes one as soon as it knows the tenant and the model, before it reads tensors. The constructor
+    raises NotFound or Unavailable for the model, and refuses as the tenant's queue does (QueueFull). Then the front
+    1. sets `arrived` when the request is complete,
+    2. calls `take_slot`, and writes the checked inputs into that slot,
+    3. calls `submit` before the event loop goes on, and gets a call of its `on_end`,
+    4. reads the outputs in `slot_of` the completion, and calls `succeed` when it has encoded them.
+    `fail` or `cancel` ends it at any point. `served` is the model at the version asked for; `arrived` is on the clock of
+    `time.monotonic_ns`.
+    """
+
+    __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_timeout", "_version", "arrived",
+                 "served")  # fmt: skip
+
+    def __init__(self, tenant: Tenant, name: str, version: str | None) -> None:
+        self._tenant = tenant
+        self._name = name
+        self._version = version
+        self.arrived = time.monotonic_ns()
+        self.served = tenant.catalog.find(name, version)
+        self._slot: Slot | None = None
+        self._on_end: OnEnd | None = None
+        try:
+            tenant.lane.admit()
+        except RequestError as error:
+            self.count(error)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Inference of {self._name} for {self._tenant.name}, {self._slot}>"
+
+    def take_slot(self) -> Slot:
+        """The slot to write the inputs into. Raises as the constructor does: queue and model may have changed meanwhile."""
+        self.served = self._tenant.catalog.find(self._name, self._version)
+        slot = self._slot = self._tenant.lane.take_slot()
+        return slot
+
+    def submit(self, shapes: tuple[Shape, ...], priority: int, timeout: float | None, on_end: OnEnd) -> None:
+        """Queue it, with its inputs of these shapes in its slot; `on_end` is called once, later, unless it is ended before.
+
+        `timeout` is in seconds from now. An error that `on_end` gets is already counted, and the slot is released. Raises
+        BadRequest for shapes that are too long to send, and Unavailable if the model's own queue is full.
+        """
+        slot, served = self._slot, self.served
+        assert slot
+        self._shapes, self._priority, self._timeout, self._on_end = shapes, priority, timeout, on_end
+        self._decoded = time.monotonic_ns()
+        lane = self._tenant.lane
+        lane.submit(slot, served.key, shapes, self._end, priority, timeout, served.batching, served.queues)
+
+    def slot_of(self, done: Done) -> Slot:
+        """The slot that the outputs of this completion are in: of a batch all outputs are in one slot."""
+        slot = self._tenant.lane.slots.at(done.slot) if done.rows else self._slot
+        assert slot
+        return slot
+
+    def succeed(self, done: Done) -> tuple[float, float]:
+        """Count it, once its outputs are encoded, and release its slot; the milliseconds it was queued and executed."""
+        slot, self._slot = self._slot, None
+        if slot:
+            self._tenant.lane.release(slot)
+        served, decoded = self.served, self._decoded
+        served.statistics.succeeded(self.arrived, decoded, done, time.monotonic_ns(), served.signature.rows(self._shapes))
+        return (done.began - decoded) / 1e6, (done.ended - done.began) / 1e6
+
+    def fail(self, error: Exception) -> Exception:
+        """End it for this error, as `cancel` does; the error to answer with."""
+        if isinstance(error, MemoryFull):
+            error = self._tenant.lane.reject(str(error))
+        self.cancel(error)
+        return error
+
+    def cancel(self, error: BaseException) -> None:
+        """End it: `on_end` will not be called any more. Counts `error` as the reason, and releases the slot."""
+        self._on_end = None
+        self.count(error)
+        slot, self._slot = self._slot, None
+        if slot:
+            self._tenant.lane.release(slot)
+
+    def count(self, error: BaseException) -> None:
+        """Count this refusal or failure in the model's or the tenant's statistics."""
+        if reason := _reason(error):
+            self.served.statistics.failed(time.monotonic_ns() - self.arrived, reason)
+        else:
+            self._tenant.lane.count_invalid()
+
+    def time_left(self, timeout: float) -> float:
+        """How many of these seconds since the request arrived are left. Raises DeadlineExceeded."""
+        return self._left(timeout, self.arrived)
+
+    def _left(self, timeout: float, since: int) -> float:
+        left = timeout - (time.monotonic_ns() - since) / 1e9
+        if left <= 0:
+            raise self._tenant.lane.expire(timeout)
+        return left
+
+    def _end(self, end: Done | RequestError) -> None:
+        """Called by the lane when the inference has ended."""
+        if isinstance(end, Done):
+            on_end, self._on_end = self._on_end, None  # Breaks a cycle that only the garbage collector would free.
+            if on_end:
+                on_end(end)
+        elif isinstance(end, Outgrown):
+            self._retry_with_more_memory(end)
+        else:
+            self._fail(end)
+
+    def _fail(self, error: Exception) -> None:
+        on_end = self._on_end
+        error = self.fail(error)
+        if on_end:
+            on_end(error)
+
+    def _retry_with_more_memory(self, outgrown: Outgrown) -> None:
+        """Run it again, unbatched, with memory for its outputs; the model's next requests reserve as much at once.
+
+        The first run is lost: only the HTTP side can allocate a tenant's memory, and the worker does not wait for it.
+        """
+        try:
+            slot, served, lane, timeout = self._slot, self.served, self._tenant.lane, self._timeout
+            assert slot
+            _, room = slot.inputs(served.signature, self._shapes, slot.capacity)
+            needed = outgrown.nbytes - (room.address - slot.address)
+            served.request_cache.raise_output_reserve(min(needed, lane.slots.blocks.nbytes // _OUTPUT_RESERVE_FRACTION))
+            slot.reserve(outgrown.nbytes)
+            if timeout is not None:
+                timeout = self._left(timeout, self._decoded)
+            lane.submit(slot, served.key, self._shapes, self._end, self._priority, timeout)
+        except Exception as error:
+            self._fail(error)
+
+
+def _reason(error: BaseException) -> str | None:
+    """The reason as in Triton's metric nv_inference_request_failure; None for an invalid request, which is not a failure."""
+    if isinstance(error, QueueFull | DeadlineExceeded | Unavailable):
+        return "REJECTED"
+    if isinstance(error, ClientGone | CancelledError):
+        return "CANCELED"
+    status = status_of(error)
+    if status in _INVALID:
+        return None
+    return "BACKEND" if status == 500 else "OTHER"

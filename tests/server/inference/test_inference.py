@@ -1,0 +1,229 @@
+"""Inference as any front uses it: no HTTP, no JSON. The test is the front, and plays the worker."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from engines import DATATYPES, Signature, TensorSpec
+from server.config.schema import TenantConfig
+from server.errors import BadRequest, ClientGone, DeadlineExceeded, Failed, NotFound, QueueFull, TooLarge, Unavailable
+from server.inference.inference import Inference
+from server.link import ring as links
+from server.link.messages import Done, Extent, Failure, Ticket
+from server.tenants.catalog import ServedModel
+from server.tenants.service import Tenant, open_tenant, slots
+
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+VALUES = np.array([1, 2], np.float32)
+
+
+class Cancelled:
+    """The tickets that the device side was asked to cancel."""
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []
+
+    def cancel(self, slot: int, serial: int) -> None:
+        self.slots.append(slot)
+
+
+class Bench:
+    """A tenant with a model `m`; `ends` is what inferences ended with."""
+
+    def __init__(self, config: TenantConfig, descriptors: links.Descriptors) -> None:
+        self.far = links.attach(descriptors)
+        self.far.tickets.open()
+        self.cancelled = Cancelled()
+        self.tenant: Tenant = open_tenant(config, links.attach(descriptors), self.cancelled)
+        self.served = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnx", {})
+        self.tenant.catalog.put("m", [self.served], [])
+        self.ends: list[Done | Exception] = []
+
+    def submit(self, timeout: float | None = None) -> Inference:
+        inference = Inference(self.tenant, "m", None)
+        slot = inference.take_slot()
+        (offset,) = slot.lay_out(SIGNATURE, [VALUES.nbytes], VALUES.nbytes)
+        slot.view[offset : offset + VALUES.nbytes] = VALUES.tobytes()
+        inference.submit((VALUES.shape,), 0, timeout, self.ends.append)
+        return inference
+
+    def ticket(self) -> Ticket:
+        ticket = self.far.tickets.poll()
+        assert ticket
+        return ticket
+
+    async def answer(self, ticket: Ticket, failure: Failure | None = None) -> Done | Exception:
+        """Complete this ticket with its input as output, or fail it; returns what the inference ended with."""
+        outputs = () if failure else (Extent(VALUES.shape, 0, VALUES.nbytes),)
+        self.far.completions.put(Done(ticket.slot, outputs, failure, 1, 2))
+        self.far.completions.ring()
+        while not self.ends:
+            await asyncio.sleep(0)
+        return self.ends.pop()
+
+    async def outgrow(self, ticket: Ticket, nbytes: int) -> Ticket:
+        """Report that this ticket needs `nbytes` of memory; returns the ticket that replaces it."""
+        self.far.completions.put(Done(ticket.slot, (), Failure("outgrown", str(nbytes)), 1, 2))
+        self.far.completions.ring()
+        while not (again := self.far.tickets.poll()):
+            assert not self.ends
+            await asyncio.sleep(0)
+        return again
+
+    @property
+    def slots_used(self) -> int:
+        return self.tenant.lane.slots.statistics().used
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
+    descriptors = links.create(slots(config), config.memory)
+    bench = Bench(config, descriptors)
+    bench.tenant.lane.open(asyncio.get_running_loop())
+    yield bench
+    bench.tenant.lane.close(asyncio.get_running_loop())
+    descriptors.close()
+
+
+async def test_completion_is_reported_and_counted_when_the_front_has_encoded_it(bench: Bench) -> None:
+    inference = bench.submit()
+    done = await bench.answer(bench.ticket())
+    assert isinstance(done, Done)
+    assert bytes(inference.slot_of(done).view[:8]) == VALUES.tobytes()
+    assert (bench.served.statistics.success.count, bench.slots_used) == (0, 1)
+    _, executed = inference.succeed(done)
+    assert executed == pytest.approx(1e-6)
+    assert (bench.served.statistics.success.count, bench.slots_used) == (1, 0)
+
+
+async def test_failure_is_reported_counted_and_its_slot_released(bench: Bench) -> None:
+    bench.submit()
+    error = await bench.answer(bench.ticket(), Failure("raised", "no"))
+    assert isinstance(error, Failed)
+    assert (bench.served.statistics.failures, bench.slots_used) == ({"BACKEND": 1}, 0)
+
+
+async def test_refused_at_once_and_again_when_the_slot_is_taken(bench: Bench) -> None:
+    admitted = Inference(bench.tenant, "m", None)
+    for _ in range(2):
+        bench.submit()
+    with pytest.raises(QueueFull):
+        Inference(bench.tenant, "m", None)
+    with pytest.raises(QueueFull):
+        admitted.take_slot()
+    assert bench.tenant.lane.statistics().rejected == 2
+
+
+async def test_model_that_is_gone_when_the_slot_is_taken_is_not_found(bench: Bench) -> None:
+    admitted = Inference(bench.tenant, "m", None)
+    bench.tenant.catalog.put("m", [], [])
+    with pytest.raises(NotFound):
+        admitted.take_slot()
+    assert bench.slots_used == 0
+
+
+async def test_model_that_was_replaced_since_admission_is_used_as_it_is_now(bench: Bench) -> None:
+    admitted = Inference(bench.tenant, "m", None)
+    replaced = ServedModel("m", "1", "m/1#2", SIGNATURE, "onnx", {})
+    bench.tenant.catalog.put("m", [replaced], [])
+    admitted.take_slot()
+    assert admitted.served.key == "m/1#2"
+    admitted.cancel(ClientGone("gone"))
+
+
+@pytest.mark.parametrize("seconds", [None, 600.0])
+async def test_outgrown_inference_is_admitted_once_and_ends_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float | None
+) -> None:
+    admitted, admit = [], bench.tenant.lane.admit
+    monkeypatch.setattr(bench.tenant.lane, "admit", lambda: admitted.append(admit()))
+    inference = bench.submit(seconds)
+    again = await bench.outgrow(bench.ticket(), 3 << 20)
+    assert again.capacity == 3 << 20
+    done = await bench.answer(again)
+    assert isinstance(done, Done)
+    assert bytes(inference.slot_of(done).view[:8]) == VALUES.tobytes(), "its inputs moved with it"
+    inference.succeed(done)
+    assert (admitted, bench.ends, bench.slots_used) == ([None], [], 0)
+
+
+async def test_outgrown_inference_runs_again_only_before_its_deadline(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.submit(600.0)
+    ticket = bench.ticket()
+    later = SimpleNamespace(monotonic_ns=lambda: time.monotonic_ns() + 601 * 10**9)
+    monkeypatch.setattr("server.inference.inference.time", later)
+    error = await bench.answer(ticket, Failure("outgrown", str(3 << 20)))
+    assert isinstance(error, DeadlineExceeded)
+    assert "600000000 microseconds" in str(error)
+    assert (bench.far.tickets.poll(), bench.slots_used) == (None, 0)
+
+
+async def test_deadline_that_passes_ends_it_and_stops_it_on_the_device(bench: Bench) -> None:
+    bench.submit(0.001)
+    ticket = bench.ticket()
+    while not bench.ends:
+        await asyncio.sleep(0)
+    assert isinstance(bench.ends.pop(), DeadlineExceeded)
+    assert bench.cancelled.slots == [ticket.slot]
+
+
+async def test_outputs_larger_than_all_memory_are_too_large(bench: Bench) -> None:
+    bench.submit()
+    error = await bench.answer(bench.ticket(), Failure("outgrown", str(1 << 30)))
+    assert isinstance(error, TooLarge)
+    assert bench.slots_used == 0
+
+
+async def test_cancelled_inference_stops_on_the_device_and_reports_nothing(bench: Bench) -> None:
+    inference = bench.submit()
+    ticket = bench.ticket()
+    inference.cancel(ClientGone("gone"))
+    assert bench.cancelled.slots == [ticket.slot]
+    bench.far.completions.put(Done(ticket.slot, (), Failure("cancelled", ""), 1, 2))
+    bench.far.completions.ring()
+    while bench.slots_used:
+        await asyncio.sleep(0)
+    assert (bench.ends, bench.served.statistics.failures) == ([], {"CANCELED": 1})
+
+
+async def test_full_memory_is_answered_and_counted_as_a_full_queue(bench: Bench) -> None:
+    other = bench.tenant.lane.take_slot()
+    other.reserve(416 << 20)
+    inference = Inference(bench.tenant, "m", None)
+    slot = inference.take_slot()
+    with pytest.raises(QueueFull) as refused:
+        slot.reserve(100 << 20)
+    error = inference.fail(refused.value)
+    assert (type(error), str(error)) == (QueueFull, str(refused.value))
+    assert (bench.tenant.lane.statistics().rejected, bench.served.statistics.failures) == (1, {"REJECTED": 1})
+    assert bench.slots_used == 1
+
+
+async def test_draining_tenant_refuses_and_fails_what_runs(bench: Bench) -> None:
+    bench.submit()
+    bench.tenant.lane.suspend("the device is lost")
+    (error,) = bench.ends
+    assert isinstance(error, Unavailable)
+    with pytest.raises(Unavailable):
+        Inference(bench.tenant, "m", None)
+
+
+async def test_time_left_counts_from_the_arrival(bench: Bench) -> None:
+    inference = Inference(bench.tenant, "m", None)
+    assert 59 < inference.time_left(60.0) <= 60
+    inference.arrived -= 61 * 10**9
+    with pytest.raises(DeadlineExceeded, match=r"60000000 microseconds \(parameters.timeout\) passed"):
+        inference.time_left(60.0)
+
+
+async def test_invalid_request_is_no_failure_of_the_model(bench: Bench) -> None:
+    inference = Inference(bench.tenant, "m", None)
+    inference.take_slot()
+    assert isinstance(inference.fail(BadRequest("inputs: missing")), BadRequest)
+    assert (bench.served.statistics.failures, bench.tenant.lane.statistics().invalid, bench.slots_used) == ({}, 1, 0)
