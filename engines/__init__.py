@@ -9,7 +9,7 @@ from partitions import Device
 from partitions.installing import install_command
 
 from . import wire
-from .base import Engine, Executor, Preparing, Room, Tensor, Work
+from .base import Engine, Executor, Preparing, Room, Streaming, Tensor, Work
 from .chain import chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
@@ -17,6 +17,7 @@ from .memo import Memo
 from .model_files.cache_folder import CacheFolder
 from .settings import ONNX_RUNTIMES, RuntimeSettings, unsupported_by, unsupported_on_cpu
 from .signature import Signature, TensorSpec
+from .stepwise import StepwiseEngine, parts
 from .streams import on_stream
 from .tensorrt.api import LIBRARIES, find_tensorrt
 from .tensorrt.building.builds import Builds
@@ -39,6 +40,8 @@ __all__ = [
     "RuntimeSettings",
     "Signature",
     "Step",
+    "StepwiseEngine",
+    "Streaming",
     "Tensor",
     "TensorMismatch",
     "TensorSpec",
@@ -47,6 +50,7 @@ __all__ = [
     "has_tensorrt",
     "load_engine",
     "on_stream",
+    "parts",
     "unsupported",
     "wire",
 ]

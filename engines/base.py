@@ -196,6 +196,24 @@ class Preparing(Executor, Protocol):
         """
 
 
+class Streaming(Executor, Protocol):
+    """An executor of a model that answers in parts (`Signature.in_parts`). Others need not have the method.
+
+    Each part is a work: `enqueue` begins an answer, and its work gives the first part; `proceed` gives the next. The outputs of
+    a part are as those of any work. `wait` returns no outputs, (), once the answer has ended; a work that fails or is cancelled
+    ends its answer too. Between two parts nothing runs and nothing is in flight: an answer that is not gone on with
+    takes memory only, which is freed with the last reference to its work.
+    """
+
+    def proceed(self, part: Work, room: Room = NO_ROOM) -> Work:
+        """Put the next part of an answer on the partition's stream and return without waiting for it.
+
+        `part` is the work of the part before, which has ended with outputs. It may be of another executor of the same engine,
+        also of one that is closed: an answer goes on after `rebind`. The inputs of `enqueue` are not read again. One thread at
+        a time, as for `enqueue`. Raises ExecutionFailed once it is closed, and for an answer that has ended, or gone on before.
+        """
+
+
 class Trimming(Executor, Protocol):
     """An executor that keeps memory of one inference for the next. One that keeps none need not have the method."""
 

@@ -101,11 +101,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs and outputs of a model. `max_batch` is 0 if the first dimension is not a batch."""
+    """The inputs and outputs of a model. `max_batch` is 0 if the first dimension is not a batch.
+
+    `in_parts`: the model answers in parts, each with all outputs; see `engines.base.Streaming`.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch: int = 0
+    in_parts: bool = False
 
     def __repr__(self) -> str:
         inputs, outputs = (_list(specs) for specs in (self.inputs, self.outputs))

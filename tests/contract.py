@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from threading import Thread
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pytest
 
-from engines import Cancelled, Engine, ExecutionFailed, Executor, Room, Tensor, TensorMismatch, Work
+from engines import Cancelled, Engine, ExecutionFailed, Executor, Room, Tensor, TensorMismatch, Work, parts
 from engines.base import COUNTS
 from engines.signature import ALIGNMENT
 from partitions import Device, Partition, probe
@@ -344,6 +344,121 @@ class Contract:
             assert repr(each).startswith("<")
             assert "\n" not in repr(each)
         assert "\n" not in subject.device.describe()
+
+
+class StreamingContract:
+    """The promises of `engines.base.Streaming`.
+
+    A subject brings `partition`, and `counting`, an engine: FP32[2] x to FP32[1] y in parts, which count down from x[0] to 1;
+    instead of the part that is x[1] it raises.
+    """
+
+    @pytest.fixture
+    def executor(self, partition: Partition, counting: Engine) -> Iterator[Any]:
+        with closing(counting.bind(partition)) as executor:
+            yield executor
+
+    def test_an_answer_has_its_parts_in_order_and_then_ends(self, executor: Any) -> None:
+        assert counted(executor, 3) == [3, 2, 1]
+        assert counted(executor, 1) == [1]
+        assert counted(executor, 0) == []
+
+    def test_the_signature_says_that_answers_have_parts(self, counting: Engine) -> None:
+        assert counting.signature.in_parts
+
+    def test_the_answers_of_one_executor_interleave(self, executor: Any) -> None:
+        first, second = executor.enqueue([start(2)]), executor.enqueue([start(20)])
+        later, latest = executor.proceed(first) if first.wait() else None, executor.proceed(second) if second.wait() else None
+        assert [number(work) for work in (latest, later, second, first)] == [19, 1, 20, 2]
+
+    def test_parts_lie_in_their_room_when_they_fit_and_else_own_their_memory(self, executor: Any) -> None:
+        memory, small = Memory(4096), Memory(4096)
+        first = executor.enqueue([start(9)], memory.room)
+        (output,) = first.wait()
+        assert memory.holds(output)
+        (owned,) = executor.proceed(first, small.room._replace(nbytes=3)).wait()
+        assert not small.holds(owned)
+        assert [array(output).tolist(), array(owned).tolist()] == [[9], [8]]
+
+    def test_the_inputs_are_not_read_after_the_first_part(self, executor: Any) -> None:
+        data = np.array([5, -1], np.float32)
+        part = executor.enqueue([Tensor.of(data)])
+        part.wait()
+        data[:] = 99
+        assert number(executor.proceed(part)) == 4
+
+    def test_an_error_ends_the_answer_and_no_other(self, executor: Any) -> None:
+        bad, good = executor.enqueue([start(3, raising=2)]), executor.enqueue([start(3)])
+        assert [number(bad), number(good)] == [3, 3]
+        failed = executor.proceed(bad)
+        with pytest.raises(ExecutionFailed, match=r"\w"):
+            failed.wait()
+        with pytest.raises(ExecutionFailed):
+            executor.proceed(failed)
+        assert number(executor.proceed(good)) == 2
+
+    def test_a_part_that_is_cancelled_ends_the_answer_and_no_other(self, executor: Any) -> None:
+        part, other = executor.enqueue([start(3)]), executor.enqueue([start(3)])
+        assert [number(part), number(other)] == [3, 3]
+        cancelled = executor.proceed(part)
+        cancelled.cancel()
+        with pytest.raises(Cancelled):
+            cancelled.wait()
+        with pytest.raises(ExecutionFailed):
+            executor.proceed(cancelled)
+        assert number(executor.proceed(other)) == 2
+
+    def test_an_answer_goes_on_once_from_each_part_and_not_after_its_end(self, executor: Any) -> None:
+        first = executor.enqueue([start(1)])
+        first.wait()
+        end = executor.proceed(first)
+        assert end.wait() == ()
+        for part in (first, end):
+            with pytest.raises(ExecutionFailed):
+                executor.proceed(part)
+
+    def test_an_answer_goes_on_where_its_engine_is_bound_again(
+        self, partition: Partition, executor: Any, elsewhere: Partition
+    ) -> None:
+        part = executor.enqueue([start(3)])
+        part.wait()
+        moved = executor.rebind(elsewhere)
+        executor.close()
+        with closing(moved):
+            part = moved.proceed(part)
+            assert number(part) == 2
+            assert number(moved.proceed(part)) == 1
+
+    def test_an_answer_that_is_not_gone_on_with_is_freed_without_the_garbage_collector(self, executor: Any) -> None:
+        gc.disable()
+        try:
+            part = executor.enqueue([start(3)])
+            first = weakref.ref(part)
+            part.wait()
+            part = executor.proceed(part)
+            part.wait()
+            assert first() is None
+            second = weakref.ref(part)
+            del part
+            assert second() is None
+        finally:
+            gc.enable()
+
+
+def start(first: int, raising: int = -1) -> Tensor:
+    """The input of a counting engine."""
+    return Tensor.of(np.array([first, raising], np.float32))
+
+
+def number(part: Work) -> float:
+    """The number of a counting engine's part."""
+    (output,) = part.wait()
+    return float(array(output)[0])
+
+
+def counted(executor: Any, first: int) -> list[float]:
+    """All parts of a counting engine's answer."""
+    return [float(array(output)[0]) for (output,) in parts(executor, [start(first)])]
 
 
 def in_a_thread(function: Callable[[], T]) -> tuple[Thread, "Future[T]"]:

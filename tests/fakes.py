@@ -13,15 +13,16 @@ waited for, in the stream's order. To stop anything at a point of your choice:
     script.fail("carve", nth=2)              # the second call from now raises PartitionError
     prepared = engine.prepares((3,))         # executors compile for inputs of this shape, until prepared.set_result(None)
 
-Points: carve, attach, locate, pin (FakeDevice's script); bind, enqueue, run (FakeEngine's; what `run` raises comes out of
-`wait`).
+Points: carve, attach, locate, pin (FakeDevice's script); bind, enqueue, proceed, run (FakeEngine's; what `run` raises comes
+out of `wait`).
 """
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import accumulate
 from threading import Condition, Lock, Thread, current_thread
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ from partitions import Partition, PartitionError
 
 T = TypeVar("T")
 Compute = Callable[[Sequence[bytes]], Sequence[bytes]]
+ComputeParts = Callable[[Sequence[bytes]], Iterator[Sequence[bytes]]]
 
 PATIENCE = 30.0
 """Seconds after which a gate that was never opened fails the test instead of hanging it."""
@@ -49,6 +51,7 @@ ERRORS: dict[str, type[Exception]] = {
     "pin": PartitionError,
     "bind": ModelRefused,
     "enqueue": ExecutionFailed,
+    "proceed": ExecutionFailed,
     "run": ExecutionFailed,
 }
 
@@ -281,10 +284,16 @@ class FakeDevice:
 
 
 class FakeWork:
-    """One computation; see `engines.base.Work`. It ends when it is waited for, its gate is open and earlier works ended."""
+    """One computation; see `engines.base.Work`. It ends when it is waited for, its gate is open and earlier works ended.
 
-    def __init__(self, executor: "FakeExecutor", inputs: Sequence[Tensor], room: Room) -> None:
+    `parts` are the parts of its answer that follow, if it has parts and is not the first.
+    """
+
+    def __init__(
+        self, executor: "FakeExecutor", inputs: Sequence[Tensor], room: Room, parts: Iterator[Sequence[bytes]] | None = None
+    ) -> None:
         self.executor = executor
+        self.parts = parts
         self.ended = False
         self.cancelled = False
         self._call = (inputs, room)
@@ -310,10 +319,24 @@ class FakeWork:
             self.executor.engine.script.reach("run", lambda: self.cancelled)
             if self.cancelled:
                 raise Cancelled("cancelled")
-            self._outputs = self.executor.engine.answer(*self._call)
+            self._outputs = self._compute()
         except Exception as error:
             self._error = error
         self.ended = True
+
+    def _compute(self) -> tuple[Tensor, ...]:
+        engine = self.executor.engine
+        if not engine.signature.in_parts:
+            return engine.answer(*self._call)
+        self.parts = self.parts or engine.begin(self._call[0])
+        return engine.next_part(self.parts, *self._call)
+
+    def take_parts(self) -> Iterator[Sequence[bytes]]:
+        """For `proceed`: the parts that follow. Raises ExecutionFailed if the answer has ended, or gone on already."""
+        parts, self.parts = self.parts, None
+        if parts is None or not self._outputs:
+            raise ExecutionFailed(f"{self!r} has nothing after it")
+        return parts
 
 
 class FakeExecutor:
@@ -341,7 +364,16 @@ class FakeExecutor:
         prepared = self.engine.compiling.get(tuple([tensor.shape for tensor in inputs]))
         if prepared and not prepared.done():
             raise AssertionError(f"{self!r} would have to compile for {[tensor.shape for tensor in inputs]}")
-        work = FakeWork(self, tuple(inputs), room)
+        return self._put(FakeWork(self, tuple(inputs), room))
+
+    def proceed(self, part: FakeWork, room: Room = NO_ROOM) -> FakeWork:
+        """As `engines.base.Streaming`, for an engine that has parts."""
+        if self.closed or self.partition.closed:
+            raise RuntimeError(f"{self!r} was asked to work")
+        self.engine.script.reach("proceed")
+        return self._put(FakeWork(self, (), room, part.take_parts()))
+
+    def _put(self, work: FakeWork) -> FakeWork:
         self.partition.stream.works.append(work)
         return work
 
@@ -369,15 +401,22 @@ class FakeExecutor:
 class FakeEngine:
     """A model that gives what it takes: output n is input n, and those beyond the last input begin again at the first.
 
-    `compute`, where given, makes other bytes of the inputs' bytes, one item an output; it may raise. Remembers the inputs of
+    `compute`, where given, makes other bytes of the inputs' bytes, one item an output; it may raise. `compute_parts`, where
+    given, does so for each part of an answer, whose outputs must have known shapes. Remembers the inputs of
     every work that ran in `computed`, and its executors in `executors`: those that are referred to or closed, while one
     that was collected before it was closed is only counted, in `forgotten`. See `engines.base.Engine`.
     """
 
     platform = "fake_fake"
 
-    def __init__(self, signature: Signature, script: Script | None = None, compute: Compute | None = None) -> None:
-        self.signature = signature
+    def __init__(
+        self,
+        signature: Signature,
+        script: Script | None = None,
+        compute: Compute | None = None,
+        compute_parts: ComputeParts | None = None,
+    ) -> None:
+        self.signature = replace(signature, in_parts=compute_parts is not None)
         self.script = script or Script()
         self.computed: list[tuple[bytes, ...]] = []
         self._bound: list[ref[FakeExecutor]] = []
@@ -387,6 +426,7 @@ class FakeEngine:
         """What every executor says of itself."""
         self.closed = False
         self._compute: Compute = compute or self._repeat
+        self._compute_parts = compute_parts
 
     def __repr__(self) -> str:
         return f"<FakeEngine {self.signature!r}{', closed' if self.closed else ''}>"
@@ -437,6 +477,29 @@ class FakeEngine:
         except Exception as error:
             raise ExecutionFailed(str(error)) from error
         return tuple(self._place(inputs, results, room))
+
+    def begin(self, inputs: Sequence[Tensor]) -> Iterator[Sequence[bytes]]:
+        """For the works: begin an answer in parts."""
+        given = tuple(bytes(view(tensor.address, tensor.nbytes)) for tensor in inputs)
+        self.computed.append(given)
+        assert self._compute_parts
+        return self._compute_parts(given)
+
+    def next_part(self, parts: Iterator[Sequence[bytes]], inputs: Sequence[Tensor], room: Room) -> tuple[Tensor, ...]:
+        """For the works: the next part, () at the end."""
+        try:
+            results = next(parts, ())
+        except Exception as error:
+            raise ExecutionFailed(str(error)) from error
+        return tuple(self._place_known(results, room)) if results else ()
+
+    def _place_known(self, results: Sequence[bytes], room: Room) -> Iterator[Tensor]:
+        end = 0
+        for shape, data in zip(self.signature.output_shapes({}), results, strict=True):
+            assert shape
+            fits = end + len(data) <= room.nbytes
+            yield _written(shape, data, room.address + end if fits else None)
+            end = align(end + len(data)) if fits else end
 
     def _repeat(self, inputs: Sequence[bytes]) -> list[bytes]:
         return [inputs[index % len(inputs)] for index in range(len(self.signature.outputs))]

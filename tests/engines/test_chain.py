@@ -364,7 +364,7 @@ def test_on_a_cpu_it_is_run_in_the_shapes_that_were_asked_for(cpu: Kit, caplog: 
         assert run(executor, rows(4))[0].tolist() == expected(rows(4)).tolist()
         with closing(executor.rebind(cpu.partition)) as moved, closing(cpu.engines[0].bind(cpu.partition)) as alone:
             first: Any = moved
-            assert first._executors[0]._runs == alone._runs + 2  # type: ignore[attr-defined]
+            assert first.executors[0]._runs == alone._runs + 2  # type: ignore[attr-defined]
             assert moved.describe()["shapes"] == executor.describe()["shapes"]
             assert run(moved, rows(4))[0].tolist() == expected(rows(4)).tolist()
     with pytest.raises(ModelRefused, match="warm_up: the model has no input 'z'"):
