@@ -227,7 +227,8 @@ class ModelOptions(Section, frozen=True):
         ge=1,
         le=MOST_INSTANCES,
         examples=[1],
-        description="Executors that each tenant binds, which take turns; 1 by default. Each has memory and graphs of its own.",
+        description="Executors of the model for each tenant, which its inferences use in turn; 1 by default. They share the "
+        "weights; each has execution contexts, CUDA graphs and GPU memory of its own.",
     )
     weight_budget: Size | None = Field(
         default=None,
