@@ -10,11 +10,11 @@ from tests.simulation import Gpu, installed
 from tests.simulation.tensorrt import library
 
 COMMAND = (sys.executable, "-m", "tests.engines.as_simulated")
-"""What starts this child, for `engines.Builds`."""
+"""The command that starts this child, for `engines.Builds`."""
 
 
 def main() -> int:
-    """Do as `engines.tensorrt.build_child` does."""
+    """Compile as `engines.tensorrt.build_child` does."""
     gpu = Gpu()
     with installed(gpu, library(gpu)):
         return build_child.main()

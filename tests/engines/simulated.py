@@ -40,7 +40,7 @@ class Bench:
         self.copies = importlib.import_module("engines.tensorrt.copies")
         self.address_cache = importlib.import_module("engines.tensorrt.address_cache")
         self.engines: list[Any] = []
-        """Those that were loaded."""
+        """The engines that were loaded."""
         self._pins: list[Any] = []
         self._plans = 0
 
@@ -84,7 +84,7 @@ class Bench:
         return self.memory(nbytes).room
 
     def memory(self, nbytes: int) -> Memory:
-        """Pinned memory, which is there as long as the bench."""
+        """Pinned memory, which lives as long as the bench."""
         memory = Memory(nbytes)
         self._pins.append((memory, self.device.pin(*memory.room)))
         return memory
@@ -95,13 +95,13 @@ class Bench:
         return len(gpu.allocated), len(gpu.graphs), len(gpu.events), len(gpu.executions), gpu.free
 
     def close_engines(self) -> None:
-        """With what they keep for the next executor; their executors have to be closed."""
+        """Close the engines and what they keep for the next executor. Their executors have to be closed before."""
         for engine in self.engines:
             engine.close()
         self.engines.clear()
 
     def close(self) -> None:
-        """A lost device is not closed."""
+        """Close the device, unless it is lost."""
         if self.gpu.lost:
             return
         self.close_engines()

@@ -1,4 +1,4 @@
-"""Host memory for tests: rooms that show what was written to them, and tensors to and from arrays."""
+"""Host memory for tests: rooms whose written bytes can be checked, and tensors to and from arrays."""
 
 import mmap
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Memory of other libraries. A GPU's is NumPy's here that says otherwise: nothing of it is read before CUDA is."""
+"""Memory of other libraries. GPU arrays are NumPy arrays that claim to be on a GPU, as their memory is not read here."""
 
 import ctypes
 import sys
@@ -30,7 +30,7 @@ class Cuda:
 
 
 class Lender:
-    """NumPy's array as DLPack lends it, from a device of this kind; remembers for which stream it was asked."""
+    """A NumPy array that DLPack exports as one of this kind of device; records the stream that it was asked for."""
 
     def __init__(self, array: Array, kind: int = CUDA, code: int | None = None) -> None:
         self.array = array
@@ -50,7 +50,7 @@ class Lender:
 
 
 def _move(capsule: Any, kind: int, code: int | None) -> None:
-    """Write another device, and perhaps another type code, into what was lent."""
+    """Write another device, and optionally another type code, into the exported capsule."""
     name = b"dltensor_versioned" if "versioned" in repr(capsule) else b"dltensor"
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -120,7 +120,7 @@ def test_every_shape_of_rows_is_taken(shape: tuple[int, ...], kind: Any) -> None
     assert Tensor.of(kind(np.zeros(shape, np.int64))).shape == shape
 
 
-def test_strides_count_only_where_there_is_somewhere_to_step_to(lent: Array) -> None:
+def test_strides_of_dimensions_of_size_1_are_ignored(lent: Array) -> None:
     column = np.lib.stride_tricks.as_strided(lent, (1, 3), (4096, 4))
     assert Tensor.of(Cuda(column)).address == lent.ctypes.data
     assert Tensor.of(Cuda(lent, strides=None)).nbytes == 24
@@ -158,7 +158,7 @@ def test_bf16_is_viewed_as_bf16_or_as_16_bits() -> None:
         assert Tensor.of(array, DATATYPES["BF16"]).address == bits.ctypes.data
 
 
-def test_what_is_no_array_is_refused() -> None:
+def test_objects_that_are_no_array_are_refused() -> None:
     with pytest.raises(TensorMismatch, match="object is no array of numbers; expected a NumPy array, or one with __dlpack__"):
         Tensor.of(object())
 
@@ -168,7 +168,7 @@ def test_a_masked_array_is_refused(lent: Array) -> None:
         Tensor.of(Cuda(lent, mask=Cuda(lent)))
 
 
-def test_a_library_that_does_not_lend_says_why(lent: Array) -> None:
+def test_an_error_of_dlpack_is_passed_on(lent: Array) -> None:
     class Reluctant(Lender):
         def __dlpack__(self, **options: Any) -> object:
             raise BufferError("it requires a gradient")
@@ -205,5 +205,5 @@ def test_a_room_of_an_array_is_its_memory() -> None:
         Room.of(Cuda(piece))
 
 
-def test_what_is_borrowed_is_described() -> None:
+def test_a_scalar_is_viewed_as_an_array_without_dimensions() -> None:
     assert view_array(np.float32(2)).shape == ()

@@ -214,7 +214,7 @@ def test_progress_rises_and_a_build_can_be_cancelled() -> None:
     assert [step.share for step in seen] == sorted(step.share for step in seen)
 
 
-def test_what_progress_raises_comes_out_of_the_build() -> None:
+def test_an_error_in_the_progress_callback_ends_the_build() -> None:
     def fail(step: Step) -> bool:
         raise LookupError(step.phase)
 
@@ -236,7 +236,7 @@ def test_a_partition_without_a_stream_to_measure_on_is_recorded_and_logged(
 
 
 def test_a_profile_is_tuned_on_a_stream_of_its_partition_where_the_library_can(rtx: TensorRT) -> None:
-    """Of the library's objects only those that take the stream are stood in for: this version has none that does."""
+    """Only the library's object that takes the stream is replaced by a fake, as this version has none."""
     theirs = SimpleNamespace(profile_stream=0)
     added: list[object] = []
     api = replace(rtx, features=rtx.features | {"profile_stream"})
@@ -386,7 +386,7 @@ def test_wrong_usage_exits_with_status_2(
         (["-o", "{source}/model.plan"], "model.onnx/model.plan: cannot be written: "),
     ],
 )
-def test_what_cannot_be_built_is_refused_and_nothing_written(
+def test_a_model_that_cannot_be_built_is_refused_and_nothing_written(
     source: Path, arguments: Sequence[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(source), *(argument.format(source=source) for argument in arguments)]) == 1
@@ -399,7 +399,7 @@ def test_a_directory_as_output_is_refused_before_the_build(source: Path, capsys:
     folder.mkdir()
     assert main([str(source), "-o", str(folder)]) == 1
     expected = f"{folder}: is a directory; expected a file's name, such as {folder}/model.plan\n"
-    assert capsys.readouterr().err == expected  # And so not a word of progress.
+    assert capsys.readouterr().err == expected  # And so no progress is printed.
 
 
 def test_a_missing_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -408,7 +408,7 @@ def test_a_missing_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 class Interrupting(io.StringIO):
-    """A terminal whose user presses Ctrl-C on seeing `sign`."""
+    """A terminal that sends Ctrl-C as soon as `sign` is printed."""
 
     def __init__(self, sign: str) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def kit(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
-def test_f59_each_model_takes_what_those_before_gave(kit: Kit) -> None:
+def test_f59_each_model_of_a_chain_gets_the_outputs_of_those_before(kit: Kit) -> None:
     engine = kit.chain()
     assert [spec.name for spec in engine.signature.inputs] == ["IMAGE"]
     assert [spec.name for spec in engine.signature.outputs] == ["OUT"]
@@ -97,7 +97,7 @@ def test_f59_each_model_takes_what_those_before_gave(kit: Kit) -> None:
     engine.close()
 
 
-def test_f59_tensors_between_models_can_be_given_too(kit: Kit) -> None:
+def test_f59_tensors_between_models_can_be_outputs_of_the_chain(kit: Kit) -> None:
     with closing(kit.chain(["half", "OUT", "middle"]).bind(kit.partition)) as executor:
         data = rows(2)
         outputs = [array(tensor).tolist() for tensor in executor.enqueue([Tensor.of(data)]).wait()]
@@ -115,7 +115,7 @@ def test_f59_many_in_flight_waited_for_in_any_order_each_have_their_own_data(kit
         executor.engine.close()
 
 
-def test_f59_what_does_not_fit_is_refused_and_the_next_is_right(kit: Kit) -> None:
+def test_f59_invalid_shapes_are_refused_and_the_next_inference_is_right(kit: Kit) -> None:
     with closing(kit.chain().bind(kit.partition)) as executor:
         for wrong in ([], [Tensor.of(np.zeros((2, 4), np.float32))], [Tensor.of(rows(2)), Tensor.of(rows(2))]):
             with pytest.raises(TensorMismatch):
@@ -126,7 +126,7 @@ def test_f59_what_does_not_fit_is_refused_and_the_next_is_right(kit: Kit) -> Non
     executor.engine.close()
 
 
-def test_f59_it_moves_and_is_overridden_as_any(kit: Kit) -> None:
+def test_f59_a_chain_moves_and_takes_overrides_as_any_executor(kit: Kit) -> None:
     executor = kit.chain().bind(kit.partition)
     moved = executor.rebind(kit.partition)
     executor.close()
@@ -139,7 +139,7 @@ def test_f59_it_moves_and_is_overridden_as_any(kit: Kit) -> None:
     moved.engine.close()
 
 
-def test_f59_all_of_it_is_one_graph_and_nothing_is_copied_between(gpu: Kit, bench: Bench) -> None:
+def test_f59_a_chain_is_one_graph_without_copies_between_models(gpu: Kit, bench: Bench) -> None:
     with closing(gpu.chain(graphs="required").bind(gpu.partition)) as executor:
         run(executor, rows(2))
         bench.gpu.log.clear()
@@ -151,7 +151,7 @@ def test_f59_all_of_it_is_one_graph_and_nothing_is_copied_between(gpu: Kit, benc
         executor.engine.close()
 
 
-def test_f59_closing_it_leaves_the_engines_which_run_alone_too(gpu: Kit, bench: Bench) -> None:
+def test_f59_closing_a_chain_leaves_its_engines_which_also_run_alone(gpu: Kit, bench: Bench) -> None:
     before = bench.holdings()
     engine = gpu.chain()
     engine.bind(gpu.partition).close()
@@ -179,7 +179,7 @@ def test_f60_where_graphs_are_required_the_engine_that_cannot_be_captured_is_nam
     assert bench.holdings() == before
 
 
-def test_f60_else_they_run_back_to_back_without_a_graph_with_one_warning(
+def test_f60_a_chain_that_cannot_be_captured_runs_without_a_graph_with_one_warning(
     bench: Bench, gpu: Kit, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, LOGGER)
@@ -216,7 +216,7 @@ def test_a_shape_that_a_later_model_refuses_raises_its_error(bench: Bench) -> No
 
 @pytest.fixture
 def named(bench: Bench) -> Kit:
-    """As `gpu`, of plans that kept the names of their dimensions, and of which the second takes the smallest batches."""
+    """As `gpu`, with plans that kept the names of their dimensions; the second takes the smallest batches."""
     ranges: tuple[Ranges, ...] = ({"x": [(1, 3), (4, 3), (32, 3)]}, {"a": [(2, 3), (4, 3), (8, 3)]}, ADD_ROWS)
     plans = [bench.artifact(text, each) for text, each in zip((AFFINE, HALVE, ADD), ranges, strict=True)]
     return Kit([bench.load(plan) for plan in plans], bench.partition)
@@ -247,7 +247,7 @@ def test_shapes_that_are_new_are_prepared_while_others_are_served(named: Kit, be
     assert bench.holdings() == before
 
 
-def test_what_was_prepared_runs_while_more_is_compiled(named: Kit, bench: Bench) -> None:
+def test_prepared_shapes_run_while_others_are_compiled(named: Kit, bench: Bench) -> None:
     with closing(named.chain().bind(named.partition)) as executor:
         preparing: Any = executor
         preparing.preparing([(5, 3)]).result(30)
@@ -284,7 +284,7 @@ def test_the_chain_takes_as_many_rows_as_every_step_does(named: Kit) -> None:
     engine.close()
 
 
-def test_it_is_ready_for_what_is_usual_and_pads_to_it(named: Kit, bench: Bench) -> None:
+def test_a_chain_is_ready_for_usual_shapes_and_pads_to_them(named: Kit, bench: Bench) -> None:
     with closing(named.chain(warm_up="usual", batch_padding=True).bind(named.partition)) as executor:
         said = executor.describe()
         assert sorted(shapes[0][0] for shapes in said["shapes"]) == [2, 4, 8]  # type: ignore[attr-defined]
@@ -296,7 +296,7 @@ def test_it_is_ready_for_what_is_usual_and_pads_to_it(named: Kit, bench: Bench) 
         executor.engine.close()
 
 
-def test_it_is_ready_for_what_was_asked_for(named: Kit) -> None:
+def test_a_chain_is_ready_for_the_warm_up_shapes(named: Kit) -> None:
     with closing(named.chain(warm_up=(3, (("IMAGE", (6, 3)),))).bind(named.partition)) as executor:
         assert sorted(shapes[0][0] for shapes in executor.describe()["shapes"]) == [3, 6]  # type: ignore[attr-defined]
         executor.engine.close()
@@ -358,7 +358,7 @@ def test_on_a_cpu_a_work_is_cancelled_before_or_after_it_ended(cpu: Kit) -> None
         assert array(second.wait()[0]).tolist() == expected(rows(2, 1)).tolist()
 
 
-def test_on_a_cpu_it_is_run_in_the_shapes_that_were_asked_for(cpu: Kit, caplog: pytest.LogCaptureFixture) -> None:
+def test_on_a_cpu_a_chain_runs_its_warm_up_shapes(cpu: Kit, caplog: pytest.LogCaptureFixture) -> None:
     with closing(cpu.chain(warm_up=(1, 4)).bind(cpu.partition)) as executor:
         assert executor.describe()["shapes"] == [[[1, 3]], [[4, 3]]]
         assert run(executor, rows(4))[0].tolist() == expected(rows(4)).tolist()
@@ -373,7 +373,7 @@ def test_on_a_cpu_it_is_run_in_the_shapes_that_were_asked_for(cpu: Kit, caplog: 
 
 
 def test_on_a_cpu_a_warm_up_that_a_step_refuses_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It takes four rows at least, which its file does not say."""
+    """The step takes at least four rows, which its file does not say."""
     text = "pick (float[n, 3] x) => (float[1, 3] y) <int64[1] at = {3}> { y = Gather(x, at) }"
     engine = load_engine(models.save(tmp_path / "pick.onnx", text))
     with closing(open_cpu()) as device, closing(device.carve([0])) as partition:
@@ -425,7 +425,7 @@ def test_types_and_ranks_are_compared(cpu: Kit, tmp_path: Path) -> None:
 
 
 def test_each_step_that_keeps_memory_gives_it_back(cpu: Kit) -> None:
-    """Seen by the run that each does for it."""
+    """Each step shows it by the inference that it runs for that."""
     with closing(cpu.chain().bind(cpu.partition)) as executor:
         executor.enqueue([Tensor.of(np.zeros((1 << 21, 3), np.float32))]).wait()
         before = repr(executor)

@@ -21,7 +21,7 @@ def test_every_item_has_one_row() -> None:
 
 @pytest.mark.parametrize(("item", "promise", "held"), ROWS, ids=[item for item, _, _ in ROWS])
 def test_what_holds_an_item_is_a_test_and_those_of_the_engines_name_it(item: str, promise: str, held: list[str]) -> None:
-    """A file alone holds nothing: which of its tests would have to fail?"""
+    """A row has to name a test and not only a file, which would not say which test has to fail."""
     assert held or promise.startswith("Not offered: ")
     for each in held:
         path, *names = each.split("::")
@@ -48,7 +48,7 @@ def test_only_what_pytest_would_collect_is_a_test(text: str, names: list[str], f
 
 
 def source(text: str, names: list[str]) -> str:
-    """A test's, decorators included, by its name or by its class and its name; empty if there is none."""
+    """The source of a test, decorators included, by its name or by class and name; empty if there is none."""
     *classes, name = names or [""]
     body: list[ast.stmt] = ast.parse(text).body
     for each in classes:

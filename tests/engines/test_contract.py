@@ -31,7 +31,7 @@ from tests.simulation.tensorrt import library
 
 FP32 = DATATYPES["FP32"]
 ENOUGH_TURNS = 3_000_000
-"""Some seconds: what ends then was not released."""
+"""Seconds that a stalled inference waits for its release before it ends by itself."""
 
 
 class FakeStall:
@@ -77,12 +77,12 @@ class CpuStall:
         self.work = executor.enqueue(inputs)
 
     def release(self) -> None:
-        self._released[0] = 1  # Under the running model: it looks again at every turn.
+        self._released[0] = 1  # The running model checks this in every iteration.
 
     def wait_until_running(self, thread: Thread) -> None:
         assert thread.ident
         clock = time.pthread_getcpuclockid(thread.ident)
-        while time.clock_gettime(clock) < 0.02:  # By then the few lines before the model are over.
+        while time.clock_gettime(clock) < 0.02:  # By then the worker has passed the lines before the model.
             thread.join(0.001)
 
     def gave_up(self) -> bool:
@@ -128,7 +128,7 @@ class CudaStall:
 
 
 class CudaSubject:
-    """On a simulated GPU. What it refuses at once, or cannot do, TestCuda says."""
+    """The contract on a simulated GPU. TestCuda overrides what a GPU refuses at once or cannot do."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -184,7 +184,7 @@ class TestCuda(Contract):
             assert [array(work.wait()[0]).tolist() for work in works] == [ONE.tolist(), OTHER.tolist()]
 
     def test_a_work_cancelled_before_it_began_ends_as_cancelled(self, executor: Executor, stall: CudaStall) -> None:
-        """No: it ends as it would have."""
+        """A GPU cannot cancel: the inference ends as usual."""
         cancelled, later = (executor.enqueue([Tensor.of(data)]) for data in (ONE, OTHER))
         cancelled.cancel()
         stall.release()
@@ -193,7 +193,7 @@ class TestCuda(Contract):
     def test_a_work_cancelled_while_it_runs_ends_as_cancelled(
         self, partition: Partition, executor: Executor, stall: CudaStall
     ) -> None:
-        """No: it ends once it is released."""
+        """A GPU cannot cancel: the inference ends once it is released."""
         thread, ended = in_a_thread(stall.work.wait)
         stall.wait_until_running(thread)
         stall.work.cancel()
@@ -202,7 +202,7 @@ class TestCuda(Contract):
         assert array(ended.result(30)[0]).tolist() == ONE.tolist()
 
     def test_an_error_of_the_model_fails_only_its_work(self, subject: CudaSubject, partition: Partition) -> None:
-        """What the library refuses does."""
+        """A run that the library refuses fails."""
         subject.bench.gpu.capturable = False
         with closing(subject.identity.bind(partition)) as executor:
             for _ in range(2):

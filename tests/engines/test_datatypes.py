@@ -10,7 +10,7 @@ PROTOCOL = {
 KINDS = {"BO": "bool", "UI": "uint", "IN": "int", "FP": "float", "BF": "float", "BY": "bytes"}
 
 
-def test_there_are_the_protocol_s_types_and_no_others() -> None:
+def test_the_types_are_those_of_the_protocol() -> None:
     assert {name: datatype.size for name, datatype in DATATYPES.items()} == PROTOCOL
 
 

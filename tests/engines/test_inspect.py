@@ -109,7 +109,7 @@ def test_inspect_without_a_library_says_what_was_tried(tmp_path: Path, monkeypat
 
 
 def refused(path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that the command says instead of anything else."""
+    """The one line that the command prints instead of a description."""
     assert main([str(path)]) == 1
     captured = capsys.readouterr()
     (line,) = captured.err.splitlines()

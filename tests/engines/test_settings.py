@@ -24,10 +24,10 @@ EVERYTHING = {
     "memory_arena": False,
     "memory_pattern": False,
 }
-"""Every setting that a library has a part in, changed from its default."""
+"""Every setting that needs support by the library, changed from its default."""
 
 
-def test_the_defaults_are_what_is_best_to_serve_with() -> None:
+def test_the_defaults_are_those_for_serving() -> None:
     """F41: kernels that a graph of ours may keep, graphs of ours and none of the library's, a file beside the plan."""
     settings = RuntimeSettings()
     assert settings.graphs == "on"
@@ -157,7 +157,7 @@ def broken() -> int:
     ("asked", "baked", "budget"),
     [(3, 5, 3), (0, 5, 0), (None, 5, 5), (None, None, 7), (99, None, 10), (None, 99, 10)],
 )
-def test_the_budget_asked_for_goes_before_the_baked_one_before_the_librarys(asked: int, baked: int, budget: int) -> None:
+def test_the_weight_budget_is_the_setting_s_else_the_file_s_else_the_library_s(asked: int, baked: int, budget: int) -> None:
     """F74."""
     assert streaming_budget(asked, baked, 10, lambda: 7) == budget
 
@@ -202,7 +202,7 @@ def test_a_cpu_s_engine_has_no_kernels_to_keep_no_weights_to_stream_and_no_profi
 @pytest.mark.parametrize(
     "wrong", [[], ("x",), ((),), ((("x", ((1,), (2,))),),), ((("x", ((1,), (2,), ("a",))),),), ((("x", 1),),)]
 )
-def test_profiles_that_are_none_are_refused_with_what_was_expected(wrong: Any) -> None:
+def test_invalid_profiles_are_refused_with_what_was_expected(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected a tuple, for each profile one with three shapes for each input"):
         RuntimeSettings(build_profiles=wrong)
 
@@ -235,7 +235,7 @@ X, Y, SQUARE = (TensorSpec(name, DATATYPES["FP32"], dims) for name, dims in (("x
     ],
     ids=["rows", "rows with a limit", "an ambiguous batch", "a scalar output", "an input without rows", "no inputs"],
 )
-def test_batches_are_padded_where_rows_can_be_told_apart(signature: Signature, pads: bool) -> None:
+def test_batches_are_padded_only_if_rows_are_independent(signature: Signature, pads: bool) -> None:
     assert RuntimeSettings(batch_padding=True).pads(signature) == pads
     assert not RuntimeSettings().pads(signature)
 
@@ -243,7 +243,7 @@ def test_batches_are_padded_where_rows_can_be_told_apart(signature: Signature, p
 ASKED = {"graphs": "on", "copies": "sm", "warm_up": (1, 4), "instances": 2, **EVERYTHING}
 
 
-def test_what_a_library_lacks_is_known_before_anything_is_loaded() -> None:
+def test_missing_features_of_a_library_are_known_before_loading() -> None:
     assert unsupported_by("TensorRT 10.11", ("cache_path", "allocation_strategy", *ONNX_RUNTIMES), ASKED) == {
         name: f"TensorRT 10.11 has no {name}"
         for name in ("cuda_graph_strategy", "dynamic_shapes_kernel_specialization_strategy", "weight_streaming_budget")

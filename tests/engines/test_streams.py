@@ -31,7 +31,7 @@ ELSEWHERE = 0x77
 
 
 class OnGpu:
-    """An array on the GPU, as the library shows it whose it is; it is there for as long as the GPU."""
+    """An array on the GPU, as the library that owns it exports it; it lives as long as the GPU."""
 
     def __init__(self, bench: Bench, shape: tuple[int, ...], dtype: Any = np.float32) -> None:
         self._gpu = bench.gpu
@@ -76,13 +76,13 @@ def home(bench: Bench) -> Stream:
 
 @pytest.fixture
 def sibling(bench: Bench, home: Stream) -> Stream:
-    """A caller's, of the partition's green context."""
+    """A caller's stream of the partition's green context."""
     return bench.gpu.create_stream(home.context)
 
 
 @pytest.fixture
 def plain(bench: Bench) -> Stream:
-    """A caller's, of the primary context."""
+    """A caller's stream of the primary context."""
     return bench.gpu.create_stream(bench.gpu.primary)
 
 
@@ -102,13 +102,13 @@ def enqueue(executor: Any, bench: Bench, data: Array) -> tuple[Any, OnGpu]:
 
 
 def settled(executor: Any, bench: Bench, count: int = 2) -> None:
-    """This many rows are captured as a graph, and nothing is in flight."""
+    """Capture this many rows as a graph, and wait until nothing is in flight."""
     for _ in range(3):
         enqueue(executor, bench, rows(count))[0].wait()
     bench.gpu.log.clear()
 
 
-# F01 to F10: whose stream.
+# F01 to F10: which stream.
 
 
 def test_f01_without_a_selected_stream_work_runs_on_the_partition_s(
@@ -124,10 +124,10 @@ def test_f01_without_a_selected_stream_work_runs_on_the_partition_s(
 
 @pytest.mark.parametrize("capturable", [True, False])
 @pytest.mark.parametrize("staged", [True, False])
-def test_f02_all_of_an_inference_is_on_the_caller_s_stream_of_the_same_green_context(
+def test_f02_an_inference_runs_entirely_on_the_caller_s_stream_of_the_same_green_context(
     bench: Bench, home: Stream, sibling: Stream, capturable: bool, staged: bool
 ) -> None:
-    """Replayed, captured, or run for the first time: the partition's own stream has but a mark to wait for, and a wait."""
+    """Replayed, captured, or run for the first time: the partition's own stream gets only one event record and one wait."""
     bench.gpu.capturable = capturable
     executor = bench.bind()
     for turn in range(4):
@@ -156,10 +156,10 @@ def test_f02_work_for_another_stream_stays_on_the_partition_and_is_ordered_by_ev
 
 @pytest.mark.parametrize("whose", ["plain", "sibling", "home", "null"])
 @pytest.mark.parametrize("capturable", [True, False])
-def test_f11_what_the_stream_writes_before_is_read_and_what_it_reads_later_is_written(
+def test_f11_an_inference_is_ordered_after_earlier_and_before_later_work_of_the_stream(
     bench: Bench, request: pytest.FixtureRequest, whose: str, capturable: bool
 ) -> None:
-    """Nobody on the host waits in between: enqueue returns before the input is there."""
+    """No host thread waits in between: enqueue returns before the input is written."""
     bench.gpu.capturable = capturable
     executor = bench.bind()
     stream: Stream = bench.gpu.find_stream(0) if whose == "null" else request.getfixturevalue(whose)
@@ -176,7 +176,7 @@ def test_f11_what_the_stream_writes_before_is_read_and_what_it_reads_later_is_wr
     executor.close()
 
 
-def test_f03_a_choice_ends_with_its_block_also_when_that_fails() -> None:
+def test_f03_a_selected_stream_ends_with_its_block_also_when_that_fails() -> None:
     with on_stream(7):
         assert selected() == 7
     assert selected() is None
@@ -198,7 +198,7 @@ def test_f03_the_partition_s_own_stream_is_back_after_a_failure(
     assert home.pending
 
 
-def test_f04_choices_nest_and_none_is_none() -> None:
+def test_f04_selections_of_streams_nest_and_none_selects_no_stream() -> None:
     seen = []
     with on_stream(1):
         with on_stream(2):
@@ -209,7 +209,7 @@ def test_f04_choices_nest_and_none_is_none() -> None:
     assert seen == [None, 2, 1]
 
 
-def test_f05_the_null_stream_is_a_choice_and_not_the_lack_of_one(bench: Bench, executor: Any) -> None:
+def test_f05_selecting_the_null_stream_is_not_the_same_as_selecting_none(bench: Bench, executor: Any) -> None:
     settled(executor, bench)
     null = bench.gpu.find_stream(0)
     enqueue(executor, bench, rows(2))
@@ -220,16 +220,14 @@ def test_f05_the_null_stream_is_a_choice_and_not_the_lack_of_one(bench: Bench, e
     assert submitted(null) == [2]
 
 
-def test_f06_another_thread_has_a_choice_of_its_own() -> None:
+def test_f06_each_thread_selects_its_own_stream() -> None:
     with on_stream(7):
         _, other = in_a_thread(selected)
         assert other.result(30) is None
         assert selected() == 7
 
 
-def test_f06_tasks_that_take_turns_on_one_thread_have_each_their_own(
-    bench: Bench, executor: Any, home: Stream, sibling: Stream
-) -> None:
+def test_f06_each_asyncio_task_selects_its_own_stream(bench: Bench, executor: Any, home: Stream, sibling: Stream) -> None:
     settled(executor, bench)
     seen: list[tuple[int | None, bool]] = []
 
@@ -264,7 +262,7 @@ def test_f07_a_stream_of_another_device_is_refused_before_anything_is_enqueued(
     assert taken.read().tolist() == affine(rows(2)).tolist()
 
 
-def test_f08_the_current_context_is_left_alone_where_it_is_the_one_needed(bench: Bench, executor: Any, plain: Stream) -> None:
+def test_f08_the_current_context_is_not_switched_if_it_is_the_one_needed(bench: Bench, executor: Any, plain: Stream) -> None:
     settled(executor, bench)
     with on_stream(plain.handle):
         enqueue(executor, bench, rows(2))
@@ -272,7 +270,9 @@ def test_f08_the_current_context_is_left_alone_where_it_is_the_one_needed(bench:
 
 
 @pytest.mark.parametrize("failing", ["", "cuStreamGetDevice", "cuEventRecord", "cuGraphLaunch", "cuStreamWaitEvent"])
-def test_f08_another_context_is_current_again_however_it_ends(bench: Bench, executor: Any, plain: Stream, failing: str) -> None:
+def test_f08_the_caller_s_context_is_current_again_after_success_and_failure(
+    bench: Bench, executor: Any, plain: Stream, failing: str
+) -> None:
     settled(executor, bench)
     given, taken = OnGpu(bench, (2, 3)), OnGpu(bench, (2, 3))
     given.write(rows(2))
@@ -289,7 +289,7 @@ def test_f08_another_context_is_current_again_however_it_ends(bench: Bench, exec
 def test_f09_the_green_context_need_not_be_current_for_work_to_stay_on_it(
     bench: Bench, executor: Any, home: Stream, plain: Stream
 ) -> None:
-    """Its stream decides."""
+    """The selected stream decides, not the current context."""
     settled(executor, bench)
     assert bench.gpu.current() == bench.gpu.primary.handle
     for stream in (None, plain.handle, 0):
@@ -364,7 +364,7 @@ def test_a_stream_may_be_an_object_that_says_its_handle(make: Callable[[int], An
 
 
 @pytest.mark.parametrize("stream", [True, -1, "0", 1.5])
-def test_what_is_no_stream_is_refused_with_what_is_one(stream: object) -> None:
+def test_objects_that_are_no_stream_are_refused_with_what_is_expected(stream: object) -> None:
     with pytest.raises(TypeError, match="is no stream; expected its handle as an integer"), on_stream(stream):
         pass
 
@@ -389,7 +389,7 @@ def test_f34_gpu_memory_is_not_staged_and_nothing_is_logged(
     assert caplog.messages == []
 
 
-def test_f34_f35_each_engine_says_once_that_it_stages_whatever_it_is_bound_to(
+def test_f34_f35_each_engine_logs_staging_once_across_all_its_partitions(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = bench.load(bench.plan())
@@ -434,7 +434,9 @@ class WatchedLock:
 
 
 class RacedSet(set[str]):
-    """When a thread has looked up a message, another one logs the same, until that is done or waits for the lock."""
+    """After a thread has looked up a message, start another one that logs the same, and wait until it is done or waits for
+    the lock.
+    """
 
     def __init__(self, log_once: LogOnce, met: Event) -> None:
         super().__init__()
@@ -452,7 +454,7 @@ class RacedSet(set[str]):
         return found
 
 
-def test_f36_a_thread_that_comes_in_between_does_not_log_it_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_f36_a_second_thread_between_lookup_and_log_does_not_log_staging_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
     log_once, met = LogOnce(), Event()
     log_once._logged = raced = RacedSet(log_once, met)
@@ -463,7 +465,9 @@ def test_f36_a_thread_that_comes_in_between_does_not_log_it_again(caplog: pytest
     assert caplog.messages == [STAGED]
 
 
-def test_f37_the_pointer_decides_each_time(bench: Bench, executor: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_f37_staging_is_decided_by_the_pointer_of_each_inference(
+    bench: Bench, executor: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Memory on the GPU, pinned memory and other memory in turn, for one shape and so for one graph."""
     caplog.set_level(logging.INFO, LOGGER)
     settled(executor, bench)
@@ -511,7 +515,7 @@ def test_f38_staging_that_cannot_be_allocated_fails_one_inference(
 
 
 def test_f38_staging_is_kept_and_never_grows(bench: Bench, executor: Any) -> None:
-    """A place in the ring has what the largest shapes need, from its first use on."""
+    """A slot of the ring has room for the largest shapes from its first use on."""
     room = Memory(4096).room
     for seed in range(16):
         executor.enqueue([Tensor.of(rows(1, seed))], room).wait()

@@ -19,7 +19,7 @@ def test_a_shape_is_that_of_the_input_it_names_and_the_others_are_as_usual() -> 
     assert shape_sets(((("x", (2, 3)),),), SIGNATURE, USUAL) == [((2, 3), (1,))]
 
 
-def test_what_is_asked_for_twice_is_run_once() -> None:
+def test_a_shape_that_is_named_twice_is_run_once() -> None:
     assert shape_sets((2, (("x", (2, 3)),), 2), SIGNATURE, USUAL) == [((2, 3), (1,))]
 
 
@@ -32,7 +32,7 @@ def test_what_is_asked_for_twice_is_run_once() -> None:
         ((("z", (2,)),), "warm_up: the model has no input 'z'; it has 'x', 'scale'"),
     ],
 )
-def test_what_the_model_does_not_take_is_refused_with_the_input(sample: Sample, why: str) -> None:
+def test_shapes_that_the_model_does_not_take_are_refused_with_the_input(sample: Sample, why: str) -> None:
     with pytest.raises(ModelRefused) as refusal:
         shape_sets((sample,), SIGNATURE, USUAL)
     assert str(refusal.value) == why

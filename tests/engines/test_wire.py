@@ -14,7 +14,7 @@ def _length(count: int) -> bytes:
 
 
 @given(ELEMENTS)
-def test_what_was_packed_is_unpacked(elements: list[bytes]) -> None:
+def test_unpacking_reverses_packing(elements: list[bytes]) -> None:
     packed = wire.pack(elements)
     assert wire.unpack(packed, len(elements)) == elements
     assert wire.unpack(memoryview(packed), len(elements)) == elements

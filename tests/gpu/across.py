@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def fresh(nbytes: int) -> TensorMemory:
-    """Memory as a tenant has, none of whose pages was touched."""
+    """Memory as a tenant has it, with no page touched yet."""
     descriptor = arena.create_memory(nbytes)
     try:
         return arena.attach_memory(descriptor, nbytes)
@@ -28,7 +28,7 @@ def fresh(nbytes: int) -> TensorMemory:
 
 
 def register(address: int, nbytes: int) -> None:
-    """Pin so many bytes, and nothing else. On a thread whose context is current. Raises CUDAError."""
+    """Pin exactly this many bytes. The calling thread has the device's context current. Raises CUDAError."""
     from cuda.bindings import driver
 
     from partitions.cuda.driver import handle_return
@@ -48,7 +48,7 @@ def unregister(address: int) -> None:
 
 @contextmanager
 def registered(memory: TensorMemory, *sizes: int) -> Iterator[None]:
-    """The beginning of it, as pieces of these sizes side by side."""
+    """The start of the memory, as adjacent pieces of these sizes."""
     with ExitStack() as left:
         at = memory.address
         for size in sizes:

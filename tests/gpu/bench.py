@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: inputs in pinned memory, what ONNX Runtime computes of them, and how near that has to be."""
+"""Shared by the tests on a GPU: inputs in pinned memory, ONNX Runtime's outputs for them, and the tolerance."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,13 +31,13 @@ class Pinned:
         self._pins = [device.pin(*memory.room) for memory in (*memories, self.memory)]
 
     def close(self) -> None:
-        """Nothing may be in flight."""
+        """Close it; no inference may be in flight."""
         for pin in self._pins:
             pin.close()
 
 
 def expected(network: Network) -> Callable[[Arrays], list[np.ndarray]]:
-    """What ONNX Runtime makes of inputs, in FP32."""
+    """ONNX Runtime's outputs for these inputs, in FP32."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(network.reference or network.onnx, providers=["CPUExecutionProvider"])

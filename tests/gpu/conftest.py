@@ -19,7 +19,7 @@ def gpu() -> None:
     core = pytest.importorskip("cuda.core", reason="needs the cuda extra")
     try:
         found = core.Device.get_all_devices()
-    except Exception as error:  # whatever a machine without a driver comes up with
+    except Exception as error:  # A machine without a driver may raise anything.
         pytest.skip(f"needs a GPU: {error}")
     if not found:
         pytest.skip("needs a GPU")

@@ -1,7 +1,7 @@
-"""A kernel that leaves no room on any SM of a partition, to find out where others run.
+"""A kernel that fills every SM of a partition, to find out where other kernels run.
 
-It is launched on a further stream of the partition (`make_stream`), so that it is on its SMs and the partition's own stream
-stays free for what is to be found.
+It is launched on a further stream of the partition (`make_stream`), so that it has the partition's SMs and the partition's
+own stream stays free for the kernels under test.
 """
 
 from collections.abc import Iterator
@@ -90,12 +90,12 @@ class Held:
         self.sms: frozenset[int] = frozenset()
 
     def release(self) -> None:
-        """Let go of them."""
+        """Release the SMs."""
         self._board.words[0] = 1
 
     @property
     def gave_up(self) -> bool:
-        """Whether they were let go of without `release`, because it took too long."""
+        """Whether the SMs were released by the time limit and not by `release`."""
         return bool(self._board.words[1])
 
 

@@ -19,7 +19,7 @@ BLOCKS, THREADS = 1024, 1024
 
 
 def lose() -> None:
-    """Run the kernel in the process's primary context, and raise what comes of it."""
+    """Run the kernel in the process's primary context, and raise its error."""
     from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
 
     device = Device(0)

@@ -16,7 +16,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class Draft:
-    """An ONNX graph in the making; every method returns the name of what it adds."""
+    """An ONNX graph that is being built; every method returns the name of the tensor it adds."""
 
     def __init__(self, seed: int = 1) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -71,7 +71,7 @@ class Network:
     """The same in FP32, which ONNX Runtime computes on a CPU; empty for `onnx` itself."""
 
     def batch(self, rows: int) -> Shapes | None:
-        """The best shapes but with this batch; None where there cannot be such a one."""
+        """The optimum shapes with this batch; None if the network cannot have it."""
         fits = all(least[0] <= rows <= most[0] for least, _, most in self.ranges.values())
         return {name: (rows, *best[1:]) for name, (_, best, _) in self.ranges.items()} if fits else None
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 PATIENCE = 180.0
-"""Seconds until it has to be ready, or to have ended."""
+"""Seconds within which the server has to be ready, or to end."""
 
 
 class Client:

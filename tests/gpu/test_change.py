@@ -2,8 +2,8 @@
 
 The real server and clients that are processes of their own, as in `python -m benchmarks.change`, which measures the same for
 longer and against the goals themselves. Bounds are about twice the goals, and what can be repeated is measured a second time
-where it was over them: a stall of ours comes every time, a machine's does not. Tests run in the file's order: what is
-asked for the first time is asked for before anything else may have compiled it.
+if it was over them: a stall of the server's happens every time, one of the machine's does not. Tests run in the file's order:
+what is asked for the first time is asked for before anything else may have compiled it.
 """
 
 import math
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 SECONDS = 5.0
 """Of a quiet phase, and of the changes that are repeated for a time."""
 RELOADS = 20.0
-"""Of loads and unloads: so long that they are two a second, though the first of each model takes seconds."""
+"""Seconds of loads and unloads: long enough for two a second on average, although the first of each model takes seconds."""
 PUTS = 12
 OVER = 12.0
 """Milliseconds that the slowest answer may take over the slowest of all quiet phases."""

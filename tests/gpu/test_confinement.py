@@ -1,4 +1,4 @@
-"""Do an engine's own kernels keep to their partition's SMs? Found out from the outside, for an engine says nothing of it.
+"""Whether an engine's own kernels stay on their partition's SMs. Tested from outside, as an engine does not report it.
 
 With every thread of partition A's SMs taken, an engine on A does not end: none of its kernels, copies and graphs ran anywhere
 else. An engine on B does end meanwhile, again and again. What this does not prove: that DRAM, L2 or PCIe are not shared. They
@@ -45,7 +45,7 @@ class Bench:
         self._seats: dict[tuple[str, int], Seat] = {}
 
     def seat(self, model: str, partition: Any) -> Seat:
-        """Bound when it is first asked for, which blocks and needs SMs that are free."""
+        """Binds the engine at the first call, which blocks and needs free SMs."""
         key = (model, id(partition))
         if key not in self._seats:
             engine = self._left.enter_context(closing(load_engine(next((self._root / model / "1").iterdir()), self._device)))

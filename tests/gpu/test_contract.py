@@ -137,7 +137,7 @@ class TestGpu(simulated.TestCuda):
             subject.surprising.bind(partition)
 
     def test_an_error_of_the_model_fails_only_its_work(self, subject: Any, partition: Partition) -> None:
-        """Nothing that its signature takes does here, and what it does not take is refused."""
+        """No shape that the signature takes fails here, and others are refused."""
         with closing(subject.identity.bind(partition)) as executor:
             for _ in range(2):
                 with pytest.raises(TensorMismatch, match="is 9; the engine was built for 1 to 8"):

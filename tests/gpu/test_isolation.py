@@ -1,8 +1,8 @@
 """Isolation of latency inside the process: a victim's p99 beside an aggressor, each a thread on a partition of its own.
 
 No HTTP, so that a bound can be tight. The control is the same aggressor on the victim's own partition, as with one tenant
-for both: it has to leak. Alone, beside and control follow each other in every round, so that whatever else the machine does
-meets all of them; a row is measured a second time before it fails, as these machines have spells of slowness.
+for both: it has to leak. Alone, beside and control follow each other in every round, so that other load on the machine
+affects all of them; a row is measured a second time before it fails, as these machines are slow at times.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,8 @@ BOUNDS = {
     ("mlp", "compute"): 1.5,
     ("mlp", "transfer"): 1.5,
 }
-"""What the victim's p99 may grow by: half a millisecond of ResNet shares DRAM, L2 and PCIe; 30 us of MLP are hardly a wake-up.
+"""How many times the victim's p99 may grow: ResNet (0.5 ms) shares DRAM, L2 and PCIe; an MLP (30 us) takes hardly longer than
+waking a thread.
 
 Measured in docs/isolation: 1.06 and 1.07, 1.02 to 1.14, 1.08, 1.30.
 """

@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
     @property
     def log(self) -> str:
-        """What all of its processes said."""
+        """The log of all its processes."""
         return (self.folder / "server.log").read_text()
 
     @contextmanager

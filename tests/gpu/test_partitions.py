@@ -39,7 +39,7 @@ def summary(times: list[float]) -> dict[str, float]:
 
 @pytest.fixture
 def where_am_i(device: Any) -> Callable[[Any, int, int, int], None]:
-    """Launches that many blocks which write their SM to that address of the device and stay for that many cycles."""
+    """Launches so many blocks, each of which writes its SM to device memory and runs for so many cycles."""
     from cuda.core import LaunchConfig, Program, ProgramOptions, launch
 
     from partitions.cuda.sm_probe import SOURCE, THREADS
@@ -186,7 +186,7 @@ def test_a_partition_is_carved_located_and_closed_on_three_threads(device: Any) 
 
 
 def test_partitions_run_concurrently(device: Any, where_am_i: Any, figures: dict[str, Any]) -> None:
-    """Kernels that last on every partition together take hardly longer than one alone."""
+    """Long kernels on all partitions at once take hardly longer than one alone."""
     memory = (ctypes.c_uint32 * (2 * sum(device.granules)))()
     with closing(device.pin(ctypes.addressof(memory), ctypes.sizeof(memory))) as pinned, ExitStack() as left:
         partitions = [left.enter_context(closing(device.carve([granule]))) for granule in range(len(device.granules))]
@@ -256,7 +256,7 @@ for call in (partition.locate, other.locate, lambda: device.carve([2]), partitio
 
 
 def test_a_kernel_with_an_illegal_write_loses_the_device_for_all_partitions() -> None:
-    """In a process of its own, for it is lost too."""
+    """In a process of its own, because the process cannot use the GPU afterwards."""
     done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()
     print(done.stdout, done.stderr)

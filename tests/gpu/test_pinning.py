@@ -118,7 +118,7 @@ def test_a_tenant_s_memory_is_pinned_whole(device: Any, neighbour: Neighbour, fi
 
 
 def test_a_copy_across_two_registrations(figures: dict[str, Any]) -> None:
-    """In a process of its own: what goes wrong on the device may stay wrong for all that its process does."""
+    """In a process of its own: an error on the device may stay for the rest of the process."""
     ran = subprocess.run([sys.executable, "-m", "tests.gpu.across"], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)

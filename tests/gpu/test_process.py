@@ -90,7 +90,9 @@ def compare(triton: Any, theirs: Any, headers: dict[str, str]) -> None:
             given.set_data_from_numpy(array, binary_data=binary)
         outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in names]
         for _ in range(3):
-            answer = theirs.infer("several", inputs, outputs=outputs, headers=dict(headers))  # It keeps what it adds.
+            answer = theirs.infer(
+                "several", inputs, outputs=outputs, headers=dict(headers)
+            )  # `combine` adds to the kernels it has.
             assert_close([answer.as_numpy(name) for name in names], wanted(arrays))
 
 

@@ -17,7 +17,7 @@ NOT_ALLOWED = max(os.sched_getaffinity(0)) + 1
 
 
 def _aside(function: Callable[[], T]) -> T:
-    """Call it on a thread of its own, which may be pinned without consequences for later tests."""
+    """Call it on a thread of its own, so that pinning it does not affect later tests."""
     return in_a_thread(function)[1].result(PATIENCE)
 
 
@@ -31,7 +31,7 @@ def test_an_attached_thread_is_pinned_to_the_partition_s_cores(device: CpuDevice
     assert not partition.attached
 
 
-def test_the_partition_that_a_thread_was_attached_to_last_has_it(device: CpuDevice, partition: CpuPartition) -> None:
+def test_a_thread_belongs_to_the_partition_it_was_attached_to_last(device: CpuDevice, partition: CpuPartition) -> None:
     last = device.carve([len(device.cores) - 1])
 
     def attach() -> tuple[bool, bool, set[int]]:
@@ -42,7 +42,7 @@ def test_the_partition_that_a_thread_was_attached_to_last_has_it(device: CpuDevi
     assert _aside(attach) == (False, True, {device.cores[-1]})
 
 
-def test_what_a_partition_runs_is_pinned_and_the_caller_is_not(device: CpuDevice, partition: CpuPartition) -> None:
+def test_run_pins_the_function_and_not_its_caller(device: CpuDevice, partition: CpuPartition) -> None:
     before = os.sched_getaffinity(0)
     assert partition.run(lambda: os.sched_getaffinity(0)) == {device.cores[0]}
     assert os.sched_getaffinity(0) == before
@@ -170,7 +170,7 @@ def test_an_interrupted_task_has_ended_and_the_stream_goes_on(partition: CpuPart
     assert ran == [1]
 
 
-def test_threads_that_wait_at_the_same_time_leave_the_order_as_it_was_put(partition: CpuPartition) -> None:
+def test_concurrent_waits_keep_the_order_of_the_stream(partition: CpuPartition) -> None:
     ran: list[int] = []
     tasks = [_put(partition.stream, ran, number) for number in range(200)]
     shuffled = random.Random(0).sample(tasks, len(tasks))
@@ -186,7 +186,7 @@ def test_threads_that_wait_at_the_same_time_leave_the_order_as_it_was_put(partit
     assert ran == list(range(200))
 
 
-def test_draining_runs_what_was_put_and_leaves_errors_to_those_who_wait_for_them(partition: CpuPartition) -> None:
+def test_draining_runs_all_tasks_and_leaves_errors_to_their_waits(partition: CpuPartition) -> None:
     stream, ran = partition.stream, list[int]()
     _put(stream, ran, 1)
     bad = stream.put(lambda: _raise(ValueError("no")))
@@ -287,7 +287,7 @@ def test_a_process_that_is_confined_is_offered_its_own_cores_only(tmp_path: Path
 
 
 @pytest.mark.usefixtures("eight_cores")
-def test_cores_that_are_named_are_taken_in_order_whatever_the_quota(tmp_path: Path) -> None:
+def test_named_cores_are_used_in_order_regardless_of_the_quota(tmp_path: Path) -> None:
     root = _cgroups(tmp_path, "0::/\n", {"cpu.max": "100000 100000"})
     assert open_cpu([5, 2, 5], root).cores == (2, 5)
 

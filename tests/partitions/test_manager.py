@@ -10,7 +10,7 @@ Carved = tuple[Move, dict[str, Partition]]
 
 
 class Repartitioning(RuleBasedStateMachine):
-    """Several who plan, carve and commit at the same time, on a device that fails now and then."""
+    """Several threads that plan, carve and commit at the same time, on a device that fails at random."""
 
     moves = Bundle("moves")
     carvings = Bundle("carvings")
@@ -106,7 +106,7 @@ def _held(manager: PartitionManager, counts: dict[str, int]) -> dict[str, Partit
     return manager.commit(move, manager.carve(move))
 
 
-def test_a_move_touches_only_those_whose_share_changes() -> None:
+def test_a_move_touches_only_holders_whose_share_changes() -> None:
     manager = PartitionManager(FakeDevice((1,) * 6))
     _held(manager, {"acme": 2, "globex": 2})
     globex = manager.held["globex"]
@@ -138,7 +138,7 @@ def test_the_old_partitions_serve_until_the_commit() -> None:
     assert old in device.open
 
 
-def test_what_was_carved_before_a_failure_is_given_back() -> None:
+def test_partitions_carved_before_a_failure_are_closed() -> None:
     device = FakeDevice()
     manager = PartitionManager(device)
     device.script.fail("carve", nth=3)
@@ -148,7 +148,7 @@ def test_what_was_carved_before_a_failure_is_given_back() -> None:
     assert not device.open
 
 
-def test_closing_gives_every_partition_back_and_leaves_the_device_open() -> None:
+def test_closing_the_manager_closes_every_partition_and_not_the_device() -> None:
     device = FakeDevice()
     manager = PartitionManager(device)
     _held(manager, {"acme": 1, "globex": 3})

@@ -8,7 +8,7 @@ from partitions.installing import install_command
 
 
 @pytest.mark.parametrize("kind", ["cpu", "auto"])
-def test_a_device_of_cpu_cores_is_opened_by_name_and_in_want_of_a_better_one(kind: str) -> None:
+def test_a_cpu_device_is_opened_by_name_or_if_there_is_no_gpu(kind: str) -> None:
     device: Device = open_device(kind)
     assert device.kind == "cpu"
     assert device.unit == "core"

@@ -30,7 +30,7 @@ def histories(draw: st.DrawFn) -> tuple[int, list[dict[str, int]]]:
 
 
 def _steps(total: int, counts: list[dict[str, int]]) -> "list[tuple[dict[str, Granules], dict[str, Granules]]]":
-    """What everyone held before and after each plan."""
+    """What each holder held before and after each plan."""
     held: list[dict[str, Granules]] = [{}]
     for each in counts:
         held.append(assign(total, held[-1], each))
@@ -64,7 +64,7 @@ def test_a_holder_whose_count_does_not_change_keeps_exactly_its_granules(
 
 
 @given(histories())
-def test_one_that_shrinks_keeps_some_of_its_own_and_one_that_grows_all_of_its_own(
+def test_a_shrinking_holder_keeps_some_of_its_granules_and_a_growing_one_all(
     history: tuple[int, list[dict[str, int]]],
 ) -> None:
     for before, after in _steps(*history):
@@ -74,7 +74,7 @@ def test_one_that_shrinks_keeps_some_of_its_own_and_one_that_grows_all_of_its_ow
 
 
 @given(histories())
-def test_those_who_move_are_exactly_those_whose_count_changes(history: tuple[int, list[dict[str, int]]]) -> None:
+def test_exactly_the_holders_whose_count_changes_move(history: tuple[int, list[dict[str, int]]]) -> None:
     for before, after in _steps(*history):
         changed = [name for name in {*before, *after} if len(before.get(name, ())) != len(after.get(name, ()))]
         assert movers(before, after) == tuple(sorted(changed))
@@ -88,18 +88,18 @@ def test_the_same_plan_moves_no_holder(history: tuple[int, list[dict[str, int]]]
     assert movers(after, after) == ()
 
 
-def test_granules_that_one_gives_up_are_there_for_another_in_the_same_plan() -> None:
+def test_granules_given_up_are_available_to_others_in_the_same_plan() -> None:
     before = assign(4, {}, {"acme": 3, "globex": 1})
     assert assign(4, before, {"acme": 1, "globex": 3}) == {"acme": (0,), "globex": (1, 2, 3)}
 
 
-def test_a_holder_that_the_plan_does_not_name_gives_its_granules_up() -> None:
+def test_a_holder_that_is_not_in_the_plan_loses_its_granules() -> None:
     before = assign(2, {}, {"acme": 2})
     assert assign(2, before, {"globex": 2}) == {"globex": (0, 1)}
     assert movers(before, {"globex": (0, 1)}) == ("acme", "globex")
 
 
-def test_what_does_not_fit_is_refused_with_the_sum() -> None:
+def test_a_plan_that_does_not_fit_is_refused_with_the_sum() -> None:
     with pytest.raises(DoesNotFit) as caught:
         assign(15, {}, {"acme": 9, "globex": 7, "initech": 1})
     assert str(caught.value) == "acme 9 + globex 7 + initech 1 = 17 granules, but the device has 15: 2 too many"
@@ -151,7 +151,7 @@ def test_a_device_of_one_granule_says_so() -> None:
 
 
 @pytest.mark.parametrize("granules", [0, None, 1.5, "0", [0.0], ["0"], [None]])
-def test_what_is_no_list_of_numbers_is_a_type_error_with_an_example(granules: Any) -> None:
+def test_arguments_other_than_lists_of_numbers_are_a_type_error_with_an_example(granules: Any) -> None:
     with pytest.raises(TypeError) as caught:
         choose(granules, 4)
     assert str(caught.value) == f"granules are named by a list of their numbers, such as [0, 1]; got {granules!r}"

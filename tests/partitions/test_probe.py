@@ -35,7 +35,7 @@ def test_an_overlap_is_named_with_both_partitions_and_the_units() -> None:
         _check(*_partitions(), lie={2: {1, 0, 4}})
 
 
-def test_a_stray_is_named_with_what_it_was_granted() -> None:
+def test_a_partition_outside_its_units_is_named_with_what_it_was_granted() -> None:
     with pytest.raises(Misplaced, match=r"^globex ran on 3 units \(2, 3, 9\), but was granted 2$"):
         _check(*_partitions(), lie={1: {2, 3, 9}})
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 SKIPPED = re.compile(r"^I\w+Layer$|^IPlugin|Plugin|Exception$|^I?Algorithm|Calibrator")
-"""Classes of which the project will never use anything: layers of networks, plugins and what 11.x has removed."""
+"""Classes that the project never uses: layers of networks, plugins and what 11.x has removed."""
 
 
 def parameters(description: str) -> list[list[str]]:
-    """Of each overload in a pybind11 description, less `self`; one that may be left out has a `?` behind its name."""
+    """The parameters of each overload in a pybind11 description, without `self`; an optional one has a `?` after its name."""
     signatures = re.findall(r"^(?:\d+\. )?\w+\((.*)\) ->", description, re.MULTILINE)
     return [[name for name in _names(signature) if name != "self"] for signature in signatures]
 

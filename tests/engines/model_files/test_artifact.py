@@ -40,7 +40,7 @@ ONE = Artifact("tensorrt_rtx", "1.6.1.120", ("8.6",), "5ea1", Signature((), ()),
 
 
 @given(ARTIFACTS, st.binary())
-def test_what_was_packed_is_unpacked(artifact: Artifact, plan: bytes) -> None:
+def test_unpacking_reverses_packing(artifact: Artifact, plan: bytes) -> None:
     assert unpack(artifact.pack(plan), "model.plan") == PlanFile(memoryview(plan), artifact)
 
 
@@ -67,12 +67,12 @@ def test_a_changed_byte_anywhere_after_the_magic_is_refused(artifact: Artifact, 
 
 
 @given(st.binary(min_size=1).filter(lambda data: not _FILE.owns(data)))
-def test_anything_else_is_a_bare_plan(data: bytes) -> None:
+def test_a_file_without_the_magic_is_a_bare_plan(data: bytes) -> None:
     assert unpack(data, "model.plan") == PlanFile(memoryview(data), None)
 
 
 def packed(**changes: bytes) -> bytes:
-    """An engine file with fields that no artifact would write."""
+    """An engine file with fields that `pack` never writes."""
     fields = dict(zip(_FIELDS, _FILE.unpack(ONE.pack(b"plan")), strict=True))
     return _FILE.pack(list((fields | changes).values()))
 
@@ -97,7 +97,7 @@ def test_fields_that_do_not_read_are_refused(changes: dict[str, bytes], why: str
         unpack(packed(**changes), "model.plan")
 
 
-def test_facts_count_only_where_the_flag_says_that_they_were_written() -> None:
+def test_facts_are_ignored_unless_the_flag_says_that_they_were_written() -> None:
     """F69."""
     artifact = unpack(packed(facts=b'{"layers": 1}'), "model.plan").artifact
     assert artifact is not None

@@ -59,7 +59,7 @@ def test_a_reader_that_began_before_reads_the_old_file_to_its_end(tmp_path: Path
 
 
 def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F50. This sees that the whole file is handed to fsync, and then renamed; what the disk does of it no test can see."""
+    """F50. The whole file is passed to fsync and then renamed. What the disk makes of that cannot be tested."""
     path, synced, fsync = tmp_path / "kernels", [], os.fsync
 
     def watched(descriptor: int) -> None:

@@ -12,7 +12,7 @@ FIELDS = st.lists(st.binary(max_size=20), max_size=5)
 
 
 @given(FIELDS)
-def test_what_was_packed_is_unpacked(fields: list[bytes]) -> None:
+def test_unpacking_reverses_packing(fields: list[bytes]) -> None:
     assert FRAME.unpack(FRAME.pack(fields), len(fields)) == fields
 
 

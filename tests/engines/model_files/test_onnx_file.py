@@ -28,18 +28,18 @@ def test_sizes_that_are_unknown_or_negative_have_no_name() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"junk", b"\x3a\xff", b"\xff" * 100, b"\x08" + b"\xff" * 11, b"\x3a\x05ab", b"\x3b"])
-def test_what_is_no_onnx_is_empty(data: bytes) -> None:
+def test_bytes_that_are_no_onnx_file_have_no_names(data: bytes) -> None:
     assert read_onnx(data) == OnnxFile()
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_make_it_raise(data: bytes) -> None:
+def test_reading_arbitrary_bytes_never_raises(data: bytes) -> None:
     read_onnx(data)
     read_onnx(b"\x3a" + bytes([len(data) & 0x7F]) + data)
 
 
 @given(st.integers(0), st.integers(0, 255))
-def test_no_damage_makes_it_raise(at: int, byte: int) -> None:
+def test_reading_a_damaged_model_never_raises(at: int, byte: int) -> None:
     data = bytearray(model(IMAGES))
     data[at % len(data)] = byte
     read_onnx(bytes(data))

@@ -31,7 +31,7 @@ def test_a_shape_as_shown_is_parsed_whatever_the_inputs_name(name: str, shape: t
 
 
 @pytest.mark.parametrize("text", ["", "x", "x:", ":1x2", "x:1x", "x:1xa", "x:-1x2", "x:1 x2", "x:²"])
-def test_what_is_no_shape_is_refused_with_what_came(text: str) -> None:
+def test_invalid_shapes_are_refused_with_the_text_that_came(text: str) -> None:
     with pytest.raises(ValueError, match="is no shape; expected NAME:1x3x224x224") as refusal:
         parse_shape(text)
     assert str(refusal.value).startswith(repr(text))
@@ -139,7 +139,7 @@ def test_shapes_that_no_profile_fits_are_refused_with_every_range() -> None:
 
 
 @given(SHAPES, SHAPES)
-def test_a_range_fits_what_lies_between_its_ends_only(one: tuple[int, ...], other: tuple[int, ...]) -> None:
+def test_a_range_fits_shapes_between_its_ends_only(one: tuple[int, ...], other: tuple[int, ...]) -> None:
     expected = len(one) == len(other) and all(size <= most for size, most in zip(one, other, strict=True))
     assert Range((0,) * len(other), other, other).fits(one) == expected
 
@@ -165,7 +165,7 @@ def test_usual_shapes_are_minimum_maximum_and_optimum_where_more_than_the_batch_
     assert usual(profile, [TensorSpec("x", DATATYPES["FP32"], ("n", "w"))]) == [((1, 16),), ((8, 64),), ((1, 32),)]
 
 
-def test_where_nothing_differs_one_shape_is_ready() -> None:
+def test_a_fixed_profile_has_one_usual_shape() -> None:
     assert usual(Profile(), [TensorSpec("x", DATATYPES["FP32"], (2, 3))]) == [((2, 3),)]
 
 
@@ -195,5 +195,5 @@ def test_fewer_rows_are_padded_to_the_smallest_larger_batch_that_is_ready(
     assert padded(shapes, READY) == found
 
 
-def test_where_nothing_is_ready_nothing_is_padded() -> None:
+def test_without_ready_shapes_nothing_is_padded() -> None:
     assert padded(((3, 4),), []) is None

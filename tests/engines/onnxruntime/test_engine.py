@@ -134,8 +134,8 @@ def test_many_texts_go_with_numbers_in_their_places(load: Loader, partition: Cpu
             assert memory.holds(y)
 
 
-def test_more_texts_than_anybody_could_know_of_leave_the_interpreter_to_others(load: Loader, partition: CpuPartition) -> None:
-    """What is asked for is few: one text, and how often it is to be given."""
+def test_outputs_of_unexpectedly_many_texts_release_the_gil(load: Loader, partition: CpuPartition) -> None:
+    """The inputs are small: one text, and how often to repeat it in the output."""
     source = "many (string[1] x, int64[1] n) => (string[m] y) { y = Expand(x, n) }"
     count = 400_000
     asked = [packed([b"text"]), Tensor.of(np.array([count]))]
@@ -219,9 +219,7 @@ def test_a_model_without_inputs_gives_what_it_has(load: Loader, partition: CpuPa
 
 
 @pytest.mark.parametrize("declared", ["1", "7", "1, 1", "n, 1", ""])
-def test_a_file_that_declares_the_wrong_output_shape_is_served_all_the_same(
-    load: Loader, partition: CpuPartition, declared: str
-) -> None:
+def test_a_file_that_declares_the_wrong_output_shape_is_served(load: Loader, partition: CpuPartition, declared: str) -> None:
     model = onnx.load(models.save(load.folder / "right.onnx", models.identity("float", "n")))
     model.graph.output[0].CopyFrom(onnx.parser.parse_graph(f"g () => (float[{declared}] y) {{ y = Constant() }}").output[0])
     onnx.save(model, load.folder / "wrong.onnx")
@@ -241,7 +239,7 @@ def test_shapes_without_end_are_served(load: Loader, partition: CpuPartition) ->
             assert len(run(executor, np.zeros(count, np.float32), room=memory.room)[0]) == count
 
 
-def test_a_model_is_told_apart_by_what_it_is_bound_to_and_how_often_it_ran(load: Loader, partition: CpuPartition) -> None:
+def test_a_repr_shows_the_model_and_how_often_it_ran(load: Loader, partition: CpuPartition) -> None:
     executor = load(models.identity()).bind(partition)
     assert repr(executor) == "<OnnxExecutor 0.onnx, 1 run>"
     run(executor, np.zeros((1, 1), np.float32))
@@ -257,7 +255,7 @@ def test_weights_in_a_file_of_their_own_are_found_beside_the_model(load: Loader,
     source = "weights (float[4] x) => (float[4] y) <float[4] w = {1, 2, 3, 4}> { y = Mul(x, w) }"
     path = load.folder / "external.onnx"
     model = onnx.load(models.save(path, source))
-    weights = np.array([1, 2, 3, 4], np.float32)  # In the raw form, the only one that goes to another file.
+    weights = np.array([1, 2, 3, 4], np.float32)  # In raw form: other forms cannot be in an external file.
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(weights, "w"))
     onnx.save_model(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     assert (load.folder / "weights.bin").stat().st_size >= 16
@@ -307,7 +305,7 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_loading_and_binding_a_large_model_leave_the_interpreter_to_others(heavy: Path, partition: CpuPartition) -> None:
+def test_loading_and_binding_a_large_model_release_the_gil(heavy: Path, partition: CpuPartition) -> None:
     data = heavy.read_bytes()
     with Watcher() as control:
         ort.InferenceSession(data, providers=["CPUExecutionProvider"])
@@ -318,10 +316,10 @@ def test_loading_and_binding_a_large_model_leave_the_interpreter_to_others(heavy
     assert watcher.longest < max(0.01, control.longest / 2), control.longest
 
 
-def test_what_was_inspected_is_what_is_bound_whatever_becomes_of_the_file(load: Loader, partition: CpuPartition) -> None:
+def test_the_model_that_was_loaded_is_bound_when_its_file_has_changed(load: Loader, partition: CpuPartition) -> None:
     path = models.save(load.folder / "m.onnx", "m (float[n] x) => (float[n] y) { y = Neg(x) }")
     engine = load_engine(path)
-    with path.open("r+b") as file:  # In place, so that whoever has it open sees it.
+    with path.open("r+b") as file:  # In place, so that a process that has it open sees the change.
         file.write(models.save(load.folder / "other.onnx", "m (float[n] x) => (float[n] y) { y = Abs(x) }").read_bytes())
     with closing(engine.bind(partition)) as executor:
         assert run(executor, np.ones(1, np.float32))[0].tolist() == [-1]
@@ -423,7 +421,7 @@ def test_a_type_that_the_protocol_has_no_name_for_is_refused(load: Loader, decla
         ("", "RuntimeError"),
     ],
 )
-def test_of_what_the_library_says_only_what_people_can_use_is_left(said: str, left: str) -> None:
+def test_errors_of_the_library_are_shortened_to_their_useful_part(said: str, left: str) -> None:
     assert clean_message(RuntimeError(said), Path("/models/m/1")) == left
 
 
@@ -449,14 +447,14 @@ def _threads() -> dict[str, str]:
     """The cores that each thread of this process may use."""
     cores = {}
     for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # It ended meanwhile.
+        with suppress(OSError):  # The thread has ended.
             lines = (task / "status").read_text().splitlines()
             cores[task.name] = next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list"))
     return cores
 
 
 def _added(before: dict[str, str], count: int) -> dict[str, str]:
-    """The threads since then; threads that were joined stay listed a moment longer, so look until there are `count`."""
+    """The threads started since then. Joined threads stay listed for a moment, so this waits until there are `count`."""
     until = time.monotonic() + 10
     while len(added := {thread: cores for thread, cores in _threads().items() if thread not in before}) != count:
         assert time.monotonic() < until, added
@@ -465,7 +463,7 @@ def _added(before: dict[str, str], count: int) -> dict[str, str]:
 
 
 def _sessions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Those that are made from now on."""
+    """The threads that start after this call."""
     import onnxruntime
 
     made = []
@@ -481,7 +479,9 @@ def _sessions(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def twice(device: CpuDevice) -> Iterator[CpuPartition]:
-    """A partition that counts one core twice, so that its session has a thread more and every machine can tell where."""
+    """A partition that counts one core twice, so that its session has one more thread, whose cores can be checked on any
+    machine.
+    """
     core = device.cores[-1]
     with closing(CpuPartition([0, 1], [core, core], threading.local())) as partition:
         yield partition
@@ -547,9 +547,9 @@ def test_closing_an_executor_ends_its_threads(load: Loader, twice: CpuPartition)
         gc.enable()
 
 
-def test_onnx_runtime_reports_nothing_to_its_makers(tmp_path: Path) -> None:
-    """Where it does, it keeps an identifier at home and sends names and hashes of models."""
-    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}  # Nothing that would keep it quiet for another reason, as CI.
+def test_onnx_runtime_sends_no_telemetry(tmp_path: Path) -> None:
+    """Where it sends any, it keeps an identifier in the home folder and sends names and hashes of models."""
+    home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}  # Without variables such as CI, which turn telemetry off too.
     subprocess.run([sys.executable, "-c", "import engines.onnxruntime.engine"], env=home, check=True)
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
@@ -590,7 +590,7 @@ def test_a_tensor_that_is_in_no_list_is_refused(load: Loader, partition: CpuPart
         executor.enqueue(Tensor.of(np.zeros((1, 1), np.float32)))
 
 
-def test_names_where_tensors_belong_are_refused(load: Loader, partition: CpuPartition) -> None:
+def test_a_dict_of_tensors_by_name_is_refused(load: Loader, partition: CpuPartition) -> None:
     with (
         closing(load(models.identity()).bind(partition)) as executor,
         pytest.raises(TensorMismatch, match=r"^input 'x': a str; expected an engines.Tensor"),
@@ -653,7 +653,7 @@ def test_an_index_out_of_range_fails_the_work_in_one_line(load: Loader, partitio
         assert run(executor, np.zeros(3, np.float32))[0].tolist() == [0, 0, 0]
 
 
-def test_a_warm_up_that_fails_is_worth_a_warning_and_no_more(
+def test_a_warm_up_that_fails_is_only_a_warning(
     load: Loader, partition: CpuPartition, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = models.FUSSY.replace("index = Cast<to = 7>(x)", "less = Sub(x, five) index = Cast<to = 7>(less)")
@@ -667,7 +667,7 @@ def test_a_warm_up_that_fails_is_worth_a_warning_and_no_more(
     assert "idx=-5" in record.getMessage()
 
 
-def test_a_run_s_caller_is_left_on_its_own_cores(load: Loader, partition: CpuPartition) -> None:
+def test_a_run_does_not_change_its_caller_s_cores(load: Loader, partition: CpuPartition) -> None:
     before = os.sched_getaffinity(0)
     with closing(load(models.identity()).bind(partition)) as executor:
         run(executor, np.zeros((1, 1), np.float32))
@@ -682,7 +682,7 @@ def test_a_tensor_of_another_size_than_its_shape_is_refused_not_read_past_its_en
         executor.enqueue([Tensor.of(np.ones((1, 4), np.int8))])
 
 
-def test_shapes_that_are_asked_for_are_run_before_the_executor_is_bound(
+def test_warm_up_shapes_are_run_before_bind_returns(
     tmp_path: Path, partition: CpuPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = models.save(tmp_path / "model.onnx", models.identity())
@@ -700,7 +700,7 @@ def test_shapes_that_are_asked_for_are_run_before_the_executor_is_bound(
         assert executor.describe() == {"graphs": "none", "threads": 1, "shapes": [[[1, 1]], [[4, 1]], [[2, 5]]]}
 
 
-def test_a_shape_to_be_ready_for_that_the_model_does_not_take_is_refused(tmp_path: Path) -> None:
+def test_a_warm_up_shape_that_the_model_does_not_take_is_refused(tmp_path: Path) -> None:
     path = models.save(tmp_path / "model.onnx", models.identity())
     with pytest.raises(ModelRefused, match=r"model\.onnx: warm_up: the model has no input 'z'; it has 'x'"):
         load_engine(path, settings=RuntimeSettings(warm_up=((("z", (2, 5)),),)))
@@ -714,11 +714,11 @@ EXPAND = "expand (float[1] x, int64[1] n) => (float[m] y) { y = Expand(x, n) }"
 
 
 def expand(executor: Executor, nbytes: int) -> None:
-    """Have the model answer with so many bytes, and forget the answer."""
+    """Have the model answer with so many bytes, and drop the answer."""
     run(executor, np.ones(1, np.float32), np.array([nbytes // 4]))
 
 
-def test_what_a_large_inference_took_is_given_back_when_nothing_runs(load: Loader, partition: CpuPartition) -> None:
+def test_trim_frees_the_memory_of_a_large_inference_when_nothing_runs(load: Loader, partition: CpuPartition) -> None:
     with closing(cast(OnnxExecutor, load(EXPAND).bind(partition))) as executor:
         before = anonymous()
         expand(executor, MUCH)
@@ -742,7 +742,7 @@ def test_trim_frees_memory_with_the_next_inference(load: Loader, partition: CpuP
         assert anonymous() - before < MUCH // 4
 
 
-def test_what_a_large_inference_took_is_given_back_by_a_model_that_refuses_zeros(load: Loader, partition: CpuPartition) -> None:
+def test_trim_frees_the_memory_of_a_model_that_refuses_zeros(load: Loader, partition: CpuPartition) -> None:
     source = """fussy (float[1] x, int64[1] n) => (float[m] y) <float[1] one = {1}, int64[1] none = {0}>
         { is_none = Equal(n, none) at = Cast<to = 7>(is_none) first = Gather(one, at) z = Mul(x, first) y = Expand(z, n) }"""
     with closing(cast(OnnxExecutor, load(source).bind(partition))) as executor:
@@ -753,8 +753,8 @@ def test_what_a_large_inference_took_is_given_back_by_a_model_that_refuses_zeros
         assert anonymous() - before < MUCH // 4
 
 
-def test_memory_of_known_shapes_is_given_back_as_well(load: Loader, partition: CpuPartition) -> None:
-    """What is between inputs and outputs, though these lie in the room, whose binding is kept."""
+def test_trim_frees_the_memory_of_known_shapes(load: Loader, partition: CpuPartition) -> None:
+    """Tensors between the layers are freed, although outputs are in the room, whose binding is cached."""
     source = "deep (float[n] x) => (float[n] y) { a = Sigmoid(x) b = Exp(a) c = Mul(a, b) d = Sigmoid(c) y = Mul(a, d) }"
     memory, x = Memory(MUCH // 4), np.zeros(MUCH // 16, np.float32)
     with closing(cast(OnnxExecutor, load(source).bind(partition))) as executor:
@@ -768,7 +768,7 @@ def test_memory_of_known_shapes_is_given_back_as_well(load: Loader, partition: C
 
 
 def test_trim_does_nothing_without_a_memory_arena(load: Loader, partition: CpuPartition) -> None:
-    """It would refuse to run."""
+    """The model refuses to run on zeros."""
     engine = load_engine(models.save(load.folder / "m.onnx", EXPAND), settings=RuntimeSettings(memory_arena=False))
     with closing(cast(OnnxExecutor, engine.bind(partition))) as executor:
         expand(executor, MUCH)

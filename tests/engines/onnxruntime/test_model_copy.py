@@ -6,7 +6,7 @@ import pytest
 from engines.onnxruntime.model_copy import copy_model
 
 
-def test_a_copy_has_the_files_bytes_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+def test_a_copy_keeps_its_bytes_when_the_file_is_changed_or_deleted(tmp_path: Path) -> None:
     path, content = tmp_path / "model", os.urandom(100_000)
     path.write_bytes(content)
     copy = copy_model(path)

@@ -16,7 +16,7 @@ from tests.engines.tensors import packed
 from tests.interpreter import Watcher
 
 LONG = 1 << 21
-"""Bytes from which on the length of an element has another form."""
+"""Elements of this many bytes or more have their length in another form."""
 
 
 def there_and_back(elements: list[bytes], shape: tuple[int, ...] | None = None) -> list[bytes]:
@@ -39,7 +39,7 @@ def test_texts_keep_their_shape(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("count", [SLICE - 1, SLICE, SLICE + 1, 10 * SLICE + 1])
-def test_as_many_go_through_as_there_are(count: int) -> None:
+def test_any_number_of_texts_goes_through(count: int) -> None:
     elements = [b"x" * (index % 40) for index in range(count)]
     assert there_and_back(elements) == elements
 
@@ -60,7 +60,7 @@ def test_texts_of_every_length_go_through(length: int) -> None:
         (b"\0\0\0\0" * SLICE, SLICE + 1, f"element {SLICE} of {SLICE + 1} has no length: the data ends at byte {4 * SLICE}"),
     ],
 )
-def test_what_is_not_in_wire_form_is_refused_with_what_is_wrong(data: bytes, count: int, wrong: str) -> None:
+def test_malformed_wire_forms_are_refused_with_what_is_wrong(data: bytes, count: int, wrong: str) -> None:
     array = np.frombuffer(data, np.uint8)
     with pytest.raises(ValueError, match=f"^{wrong}$"):
         to_value(array.ctypes.data, array.nbytes, (count,))
@@ -83,7 +83,7 @@ def test_the_string_layout_of_the_installed_library_is_known() -> None:
     assert texts._is_known()
 
 
-def test_many_texts_leave_the_interpreter_to_others() -> None:
+def test_converting_many_texts_releases_the_gil() -> None:
     count = 400_000
     tensor = packed([b"text"] * count)
     source = onnx.parser.parse_model(models.HEADER + models.identity("string", "n")).SerializeToString()

@@ -1,4 +1,4 @@
-"""What an executor remembers of memory that it was given before, and when it has to look again."""
+"""The cache of addresses known to be pinned, and when an executor has to ask the driver again."""
 
 import importlib
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def executor(bench: Bench) -> Iterator[Any]:
 
 
 def asked(bench: Bench) -> int:
-    """How often the driver was asked whose memory an address is."""
+    """How often the driver was asked which memory an address belongs to."""
     return int(bench.gpu.log.count("cuPointerGetAttributes"))
 
 
@@ -40,7 +40,7 @@ def test_memory_that_stays_pinned_is_asked_about_once(bench: Bench, executor: An
     assert asked(bench) == before
 
 
-def test_new_data_in_the_same_memory_is_what_is_read(bench: Bench, executor: Any) -> None:
+def test_new_data_in_the_same_memory_is_read(bench: Bench, executor: Any) -> None:
     room, tensors = bench.room(), bench.pinned(rows(2))
     for seed in range(5):
         data = rows(2, seed)
@@ -71,7 +71,7 @@ def test_memory_that_was_unpinned_is_staged_again(bench: Bench, executor: Any) -
     assert not bench.gpu.lost
 
 
-def test_a_room_that_was_unpinned_is_written_to_no_more(bench: Bench, executor: Any) -> None:
+def test_an_unpinned_room_is_not_written_to(bench: Bench, executor: Any) -> None:
     data, memory = rows(2), Memory(4096)
     pin, tensors = bench.device.pin(*memory.room), bench.pinned(data)
     for _ in range(4):

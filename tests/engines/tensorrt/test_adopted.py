@@ -36,7 +36,7 @@ def plain(bench: Bench) -> Stream:
 
 @pytest.mark.parametrize("whose", ["theirs", "plain"])
 @pytest.mark.parametrize("capturable", [True, False])
-def test_f02_all_of_an_inference_is_on_the_stream_that_was_adopted(
+def test_f02_an_inference_runs_entirely_on_the_adopted_stream(
     bench: Bench, request: pytest.FixtureRequest, whose: str, capturable: bool
 ) -> None:
     bench.gpu.capturable = capturable
@@ -60,7 +60,7 @@ def test_f02_all_of_an_inference_is_on_the_stream_that_was_adopted(
     assert not stream.context.closed
 
 
-def test_f02_a_kernel_on_it_runs_on_its_sms_and_it_describes_itself(bench: Bench, theirs: Stream, plain: Stream) -> None:
+def test_f02_kernels_on_an_adopted_stream_run_on_its_sms(bench: Bench, theirs: Stream, plain: Stream) -> None:
     partition = bench.device.adopt(theirs.handle)
     assert partition.locate() == frozenset(range(100, 116))
     assert repr(partition) == f"<AdoptedPartition, stream {theirs.handle:#x} of a green context, 16 SMs>"
@@ -71,7 +71,7 @@ def test_f02_a_kernel_on_it_runs_on_its_sms_and_it_describes_itself(bench: Bench
         partition.attach()
 
 
-def test_f02_an_executor_moves_to_it_and_back(bench: Bench, theirs: Stream) -> None:
+def test_f02_an_executor_moves_to_an_adopted_stream_and_back(bench: Bench, theirs: Stream) -> None:
     executor, partition = bench.bind(), bench.device.adopt(theirs.handle)
     moved = executor.rebind(partition)
     executor.close()
@@ -83,7 +83,7 @@ def test_f02_an_executor_moves_to_it_and_back(bench: Bench, theirs: Stream) -> N
     partition.close()
 
 
-def test_f02_what_is_not_ready_is_prepared_there_too(bench: Bench, plain: Stream) -> None:
+def test_f02_new_shapes_are_prepared_on_an_adopted_stream_too(bench: Bench, plain: Stream) -> None:
     partition = bench.device.adopt(plain.handle)
     executor = bench.load(bench.plan()).bind(partition)
     executor.preparing([(5, 3)]).result(30)
@@ -95,7 +95,7 @@ def test_f02_what_is_not_ready_is_prepared_there_too(bench: Bench, plain: Stream
     partition.close()
 
 
-def test_it_takes_objects_that_say_their_handle(bench: Bench, theirs: Stream) -> None:
+def test_objects_with_a_stream_handle_are_adopted(bench: Bench, theirs: Stream) -> None:
     class Object:
         def __cuda_stream__(self) -> tuple[int, int]:
             return 0, theirs.handle
@@ -110,7 +110,7 @@ def test_a_default_stream_is_not_adopted(bench: Bench, handle: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [None, "0", -1, True])
-def test_what_is_no_stream_is_not_adopted(bench: Bench, stream: object) -> None:
+def test_objects_that_are_no_stream_are_not_adopted(bench: Bench, stream: object) -> None:
     with pytest.raises(TypeError, match="is no stream; expected its handle as an integer"):
         bench.device.adopt(stream)
 
@@ -165,7 +165,9 @@ def adopted(bench: Bench, plain: Stream) -> Adopted:
 
 
 def test_f64_an_inference_is_part_of_a_graph_that_the_caller_captures(bench: Bench, adopted: Adopted) -> None:
-    """Call by call: no graph is launched within it, and none of the inferences beside it finds another's tensors."""
+    """The inference is captured call by call: no graph of ours is launched inside, and inferences outside of it keep their
+    own tensors.
+    """
     assert_right(adopted.executor, rows(3))
     log = len(bench.gpu.log)
     with adopted.capturing() as graphs:
@@ -186,7 +188,7 @@ def test_f64_an_inference_is_part_of_a_graph_that_the_caller_captures(bench: Ben
 
 
 def test_f64_several_are_in_one_graph_one_after_another(bench: Bench, adopted: Adopted) -> None:
-    """The second takes what the first gives."""
+    """The second inference takes the first one's output."""
     for count in (2, 3):
         assert_right(adopted.executor, rows(count))
     with adopted.capturing() as graphs:
@@ -227,7 +229,7 @@ def test_f64_an_inference_that_cannot_join_a_capture_does_not_change_it(bench: B
 def test_f64_an_executor_without_captured_graphs_cannot_join_a_capture(
     bench: Bench, plain: Stream, settings: dict[str, Any]
 ) -> None:
-    """Its contexts have graphs of the library's own, or are in flight themselves."""
+    """Because its contexts use the library's own graphs, or have inferences in flight."""
     adopted = Adopted(bench, plain, **settings)
     assert_right(adopted.executor, rows(2))
     with (

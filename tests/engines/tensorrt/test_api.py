@@ -99,7 +99,7 @@ def test_types_have_the_protocols_names_or_are_refused_with_the_tensors(rtx: Ten
         rtx.datatype("x", types.FP8)
 
 
-def test_junk_is_no_engine(rtx: TensorRT) -> None:
+def test_bytes_that_are_no_plan_are_refused(rtx: TensorRT) -> None:
     with pytest.raises(ModelRefused, match=f"^model.plan: {rtx} cannot load it: .") as refusal:
         rtx.deserialize(b"junk" * 100, "model.plan")
     assert "the library gave no reason" not in str(refusal.value)

@@ -20,7 +20,7 @@ from tests.simulation.tensorrt_config import COMPILING
 MOMENTS = ["IExecutionContext.execute_async_v3", "cuStreamEndCapture", "cuGraphInstantiate", "cuGraphDestroy"]
 """Calls of a capture."""
 RECORDING = MOMENTS[:2]
-"""Those of them while the stream is captured."""
+"""Those of CAPTURE that are made while the stream is captured."""
 
 
 def while_capturing(bench: Bench, executor: Any, moment: str, action: Callable[[], object]) -> None:
@@ -44,7 +44,7 @@ def while_capturing(bench: Bench, executor: Any, moment: str, action: Callable[[
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_executor_is_closed_while_another_is_captured(bench: Bench, moment: str, caplog: pytest.LogCaptureFixture) -> None:
-    """F77: closing waits for the partition's stream, which spoils a capture of that stream."""
+    """F77: closing waits for the partition's stream, which would invalidate a capture of that stream."""
     executor, other = bench.bind(), bench.bind()
     other.enqueue([Tensor.of(rows(2))])
     while_capturing(bench, executor, moment, other.close)
@@ -54,7 +54,7 @@ def test_an_executor_is_closed_while_another_is_captured(bench: Bench, moment: s
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_executor_runs_while_another_is_captured(bench: Bench, moment: str) -> None:
-    """And what it submits does not go into the other's graph. Shapes of its own that are new wait for their turn."""
+    """Its work does not become part of the other's graph, and its own new shapes are captured later."""
     executor, other = bench.bind(), bench.bind()
     assert_right(other, rows(4))
     while_capturing(bench, executor, moment, lambda: [assert_right(other, rows(4, seed)) for seed in range(3)])
@@ -79,7 +79,7 @@ def test_an_engine_is_bound_while_another_is_captured(bench: Bench, moment: str)
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_another_tenant_pins_allocates_and_is_captured_while_one_is_captured(bench: Bench, moment: str) -> None:
-    """In the mode that CUDA calls global all of that is refused to every thread meanwhile, and spoils the capture."""
+    """In CUDA's global capture mode all of these calls fail in every thread during a capture, and invalidate it."""
     executor, other, done = bench.bind(), bench.device.carve([1]), []
     engine = bench.load(bench.plan())
 
@@ -119,7 +119,7 @@ def test_the_simulation_refuses_unsafe_calls_during_a_capture_as_its_mode_says(b
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_garbage_collector_does_not_run_during_a_capture(bench: Bench, fails: bool) -> None:
-    """It could free an engine that nobody closed, in the thread that captures."""
+    """It could free an engine that was never closed, in the thread that captures."""
     executor, seen = bench.bind(), []
     bench.gpu.meanwhile("cuStreamEndCapture", lambda: seen.append(gc.isenabled()))
     if fails:
@@ -143,7 +143,7 @@ def test_a_capture_leaves_no_stream_behind(bench: Bench) -> None:
         executor.close()
 
 
-def test_a_graph_that_is_closed_is_gone_once(bench: Bench) -> None:
+def test_closing_a_graph_twice_destroys_it_once(bench: Bench) -> None:
     executor = bench.bind()
     (prepared,) = executor._shapes._ready.values()
     graph = prepared.graph
@@ -169,7 +169,7 @@ def test_the_simulation_objects_to_what_this_avoids(bench: Bench) -> None:
 
 
 def is_free() -> bool:
-    """Whether no other thread holds it."""
+    """Whether the lock is free."""
     if EXECUTION_LOCK.acquire(blocking=False):
         EXECUTION_LOCK.release()
         return True

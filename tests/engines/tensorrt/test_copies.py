@@ -55,7 +55,7 @@ def push(bench: Bench, copier: Any, lane: Lane, device: int) -> None:
 
 @pytest.fixture(params=["sm", "engine"])
 def copies(request: pytest.FixtureRequest, bench: Bench, copier: Any) -> Any:
-    """Of either kind, for one input and one output."""
+    """A copier of either kind, for one input and one output."""
     return copier if request.param == "sm" else bench.copies.EngineCopies(1)
 
 
@@ -86,7 +86,7 @@ def test_every_inference_in_flight_has_a_table_of_its_own_and_the_ring_goes_roun
 
 
 def test_the_count_of_inferences_goes_round_in_step_with_the_host_s(bench: Bench, copier: Any) -> None:
-    """The device counts in 32 bits, of which the ring's length is a divisor; the host does not end."""
+    """The device counts in 32 bits, whose range is a multiple of the ring's length; the host's count has no limit."""
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     bench.partition.stream.sync()
     c_uint32.from_address(int(copier._state.handle)).value = 2**32 - 1
@@ -100,7 +100,7 @@ def test_the_count_of_inferences_goes_round_in_step_with_the_host_s(bench: Bench
     middle.close()
 
 
-def test_a_table_that_is_written_over_too_early_is_found_out(bench: Bench, copier: Any) -> None:
+def test_the_simulation_detects_a_table_that_is_overwritten_too_early(bench: Bench, copier: Any) -> None:
     """The simulation reads a table when the stream comes to it, as the device does."""
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     early, late = (Lane(bench, 48, seed) for seed in range(2))
@@ -193,7 +193,7 @@ def test_without_nvrtc_the_package_to_install_is_named(bench: Bench) -> None:
         bench.copies.compile_copy_kernels(device)
 
 
-def test_the_simulation_holds_arguments_against_what_the_kernel_declares(bench: Bench, copier: Any) -> None:
+def test_the_simulation_checks_arguments_against_the_kernel_s_declaration(bench: Bench, copier: Any) -> None:
     ring, length, *others = copier._in
     copier._in = (ring, int(length), *others)
     with pytest.raises(Misuse, match=r"copy_in takes \['pointer', 'unsigned', .*but was given \['pointer', 'long long'"):

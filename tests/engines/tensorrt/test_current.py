@@ -1,4 +1,4 @@
-"""F08: the context that is current in a thread is the caller's. Every call leaves it as it found it, whatever it was."""
+"""F08: the context that is current in a thread belongs to the caller. Every call leaves it as it was."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ CALLS = [
     "open", "describe device", "carve", "locate", "pin", "unpin", "load", "bind", "describe", "enqueue", "enqueue new shapes",
     "prepare", "rebind", "close executor", "close engine", "close partition", "close device",
 ]  # fmt: skip
-"""In an order in which they can be made."""
+"""The calls, in an order that works."""
 
 
 class Caller:
@@ -144,7 +144,7 @@ def test_f08_a_build_restores_the_current_context(tmp_path: Path, before: int) -
 
 
 @pytest.mark.parametrize("before", [ELSEWHERE, 0], ids=["another context", "none"])
-def test_f08_so_does_the_collector_that_frees_an_engine(bench: Bench, before: int) -> None:
+def test_f08_collecting_an_engine_restores_the_current_context(bench: Bench, before: int) -> None:
     def body() -> int:
         bench.gpu.here.pushed = [before] if before else []
         bench.load(bench.plan()).bind(bench.partition).close()

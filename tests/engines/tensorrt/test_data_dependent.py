@@ -34,7 +34,7 @@ def expected(data: Array) -> list[Any]:
 
 
 @pytest.mark.parametrize("copies", ["sm", "engine", "auto"])
-def test_f32_each_inference_has_the_shape_that_its_data_give(bench: Bench, copies: str) -> None:
+def test_f32_each_output_has_the_shape_that_its_data_give(bench: Bench, copies: str) -> None:
     executor = bench.bind(NONZERO, FIVE, copies=copies)
     for data in (sparse(5, 1, 3), sparse(5), sparse(9, *range(9)), sparse(1, 0), sparse(5, 4)):
         work = executor.enqueue([Tensor.of(data)])
@@ -45,7 +45,7 @@ def test_f32_each_inference_has_the_shape_that_its_data_give(bench: Bench, copie
 
 @pytest.mark.parametrize("copies", ["sm", "engine"])
 def test_f32_many_in_flight_each_have_their_own_data(bench: Bench, copies: str) -> None:
-    """More than there are places: the ring of tables is used twice by each."""
+    """More inferences than slots: each uses the ring of tables twice."""
     executor = bench.bind(NONZERO, FIVE, copies=copies)
     given = [sparse(5, turn % 5, (turn + 1) % 5) if turn % 3 else sparse(7, turn % 7) for turn in range(40)]
     works = [executor.enqueue([Tensor.of(data)]) for data in given]
@@ -53,7 +53,7 @@ def test_f32_many_in_flight_each_have_their_own_data(bench: Bench, copies: str) 
     executor.close()
 
 
-def test_f32_the_same_executor_serves_what_is_pinned_and_what_is_chosen_a_stream_for(bench: Bench) -> None:
+def test_f32_the_same_executor_takes_pinned_memory_and_a_caller_s_stream(bench: Bench) -> None:
     executor = bench.bind(NONZERO, FIVE)
     stream = bench.gpu.create_stream(bench.partition.stream._stream.context)
     for turn in range(3):
@@ -67,7 +67,7 @@ def test_f32_the_same_executor_serves_what_is_pinned_and_what_is_chosen_a_stream
     bench.gpu.destroy_stream(stream)
 
 
-def test_f32_nothing_is_allocated_while_it_serves(bench: Bench) -> None:
+def test_f32_serving_allocates_nothing(bench: Bench) -> None:
     executor = bench.bind(NONZERO, FIVE)
     for _ in range(16):
         executor.enqueue([Tensor.of(sparse(9, *range(9)))]).wait()
@@ -79,7 +79,7 @@ def test_f32_nothing_is_allocated_while_it_serves(bench: Bench) -> None:
     executor.close()
 
 
-def test_f32_it_moves_to_another_partition_and_is_bound_again(bench: Bench) -> None:
+def test_f32_the_executor_moves_to_another_partition(bench: Bench) -> None:
     executor = bench.bind(NONZERO, FIVE)
     with bench.device.current():
         other = bench.device.carve([1])
@@ -127,7 +127,7 @@ def test_f67_contexts_with_graphs_of_their_own_are_made_again_without(bench: Ben
     executor.close()
 
 
-def test_f32_what_outgrows_the_library_s_own_bound_is_an_error_with_both_numbers(bench: Bench) -> None:
+def test_f32_an_output_larger_than_the_library_s_bound_is_an_error_with_both_numbers(bench: Bench) -> None:
     executor = bench.load(bench.plan(NONZERO, FIVE, bounds={"y": 16})).bind(bench.partition)
     assert answer(executor.enqueue([Tensor.of(sparse(5, 1, 2))])) == expected(sparse(5, 1, 2))
     with pytest.raises(ExecutionFailed, match="output 'y' needs 24 bytes, and the library's bound was 16"):
@@ -151,7 +151,7 @@ def test_f32_a_failure_leaves_nothing_in_flight_and_the_next_is_right(bench: Ben
     executor.close()
 
 
-def test_f32_what_does_not_fit_the_signature_is_refused_as_ever(bench: Bench) -> None:
+def test_f32_inputs_that_do_not_fit_the_signature_are_refused(bench: Bench) -> None:
     executor = bench.bind(NONZERO, FIVE)
     with pytest.raises(TensorMismatch):
         executor.enqueue([Tensor.of(sparse(20, 1))])

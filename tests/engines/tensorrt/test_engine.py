@@ -64,7 +64,7 @@ def test_shapes_of_two_profiles_in_flight_together_each_have_their_own_numbers(b
 
 
 def test_every_profile_was_run_before_an_engine_is_bound(bench: Bench, executor: Any) -> None:
-    """And that to begin with last, so that its graph is there."""
+    """The shape to begin with is run last, so that its graph is not evicted."""
     assert [kernel.partition(" ")[2] for kernel in bench.gpu.compiled] == ["((6, 3),)", "((2, 3),)"]
     launched = bench.gpu.log.count("cuGraphLaunch")
     assert_right(executor, rows(2))
@@ -82,8 +82,8 @@ def test_warm_up_usual_captures_the_usual_shapes_before_bind_returns(bench: Benc
     executor.close()
 
 
-def test_what_no_profile_holds_is_refused_with_what_they_do(bench: Bench) -> None:
-    """F25, F72: between two profiles only once it is enqueued, and nothing comes of it."""
+def test_shapes_that_no_profile_holds_are_refused_with_every_range(bench: Bench) -> None:
+    """F25, F72: a shape between two profiles is refused when it is enqueued, with no effect on later inferences."""
     apart: Ranges = {"x": [(8, 3), (8, 3), (9, 3)]}
     engine = bench.load(bench.plan(AFFINE, SMALL, apart))
     assert engine.signature.inputs[0].limits == ((1, 9), (3, 3))
@@ -114,7 +114,7 @@ def test_a_profile_that_was_asked_for_is_the_only_one(bench: Bench) -> None:
     executor.close()
 
 
-def test_a_profile_that_there_is_not_is_refused(bench: Bench) -> None:
+def test_a_profile_that_does_not_exist_is_refused(bench: Bench) -> None:
     with pytest.raises(ModelRefused, match=r"affine1\.plan: profile 2 is asked for, but it has 2, numbered from 0"):
         bench.load(bench.plan(AFFINE, SMALL, LARGE), profile=2)
 
@@ -163,7 +163,7 @@ def test_fewer_multiprocessors_than_a_profile_is_for_are_warned_of_once_a_partit
     assert "granules [2]" in caplog.messages[1]
 
 
-def test_a_profile_that_was_only_meant_for_a_partition_is_said_to_be(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_profile_that_was_not_tuned_is_logged_as_meant_for_its_sms(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """F76."""
     tuned(bench, (16, False)).bind(bench.partition).close()
     assert "profile 0 is meant for 16 SMs and runs on 8" in caplog.text
@@ -216,7 +216,7 @@ def test_auxiliary_streams_are_the_partition_s_own_and_go_with_the_executor(benc
 
 
 def test_the_next_executor_s_auxiliary_streams_are_of_its_own_partition(bench: Bench) -> None:
-    """F75: though the context is that of the last; the simulation objects to others."""
+    """F75: although it reuses the last one's context; the simulation objects to streams of another partition."""
     engine = bench.load(bench.plan(aux_streams=2))
     for granule in (1, 2, 1):
         partition = bench.device.carve([granule])
@@ -227,7 +227,7 @@ def test_the_next_executor_s_auxiliary_streams_are_of_its_own_partition(bench: B
     assert bench.gpu.log.count("ICudaEngine.create_execution_context") == 1
 
 
-def test_a_context_that_takes_over_has_the_auxiliary_streams_too(bench: Bench) -> None:
+def test_a_replacement_context_has_the_auxiliary_streams_too(bench: Bench) -> None:
     """F45, F75."""
     bench.gpu.capturable = False
     executor = bench.load(bench.plan(aux_streams=2)).bind(bench.partition)
@@ -236,7 +236,7 @@ def test_a_context_that_takes_over_has_the_auxiliary_streams_too(bench: Bench) -
     executor.close()
 
 
-def test_auxiliary_streams_that_cannot_be_had_refuse_the_model(bench: Bench) -> None:
+def test_auxiliary_streams_that_cannot_be_created_refuse_the_model(bench: Bench) -> None:
     path, before = bench.plan(aux_streams=2), bench.holdings()
     for call, nth in (("cuStreamGetGreenCtx", 2), ("cuGreenCtxStreamCreate", 2)):
         engine = bench.load(path)
@@ -283,7 +283,7 @@ def test_the_simulation_objects_to_auxiliary_streams_of_the_library_s_own(bench:
 # Memory.
 
 
-def test_memory_of_contexts_is_the_instance_s_where_the_settings_say_so(bench: Bench) -> None:
+def test_contexts_use_the_instance_s_memory_if_the_settings_say_so(bench: Bench) -> None:
     """F45: for the context that takes over after a capture failed as well."""
     engine, before = bench.load(bench.plan(), allocation_strategy="user_managed"), bench.holdings()
     executor = engine.bind(bench.partition)
@@ -313,14 +313,14 @@ def test_weights_are_streamed_within_the_budget_that_was_set_before_any_context(
     executor.close()
 
 
-def test_streamed_weights_are_why_there_are_no_graphs(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_streamed_weights_exclude_graphs(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """F74."""
     engine = bench.load(bench.plan(streamable=1000), weight_streaming_budget=1)
     engine.bind(bench.partition).close()
     assert "affine1.plan: cannot be captured as a graph (its weights are streamed), so each inference costs more" in caplog.text
 
 
-def test_a_budget_that_was_baked_in_holds_unless_another_is_asked_for(bench: Bench) -> None:
+def test_the_engine_file_s_weight_budget_holds_unless_settings_have_one(bench: Bench) -> None:
     """F74."""
     path = bench.artifact(options={"weight_streaming_budget": 300}, streamable=1000)
     assert bench.load(path).plan.weight_streaming_budget_v2 == 300
@@ -383,7 +383,7 @@ def test_several_executors_of_one_engine_are_in_flight_together(bench: Bench) ->
         executor.close()
 
 
-def test_what_is_made_for_an_executor_describes_itself(bench: Bench, executor: Any) -> None:
+def test_the_parts_of_an_executor_have_reprs(bench: Bench, executor: Any) -> None:
     assert repr(executor.instance.contexts[0]) == "<Context of affine1.plan, profile 0, shapes ((2, 3),)>"
     assert repr(executor.instance) == "<Instance of affine1.plan, 2 contexts, used by 1>"
     assert repr(executor._staging) == "<Staging of 256 bytes in 2 slots>"

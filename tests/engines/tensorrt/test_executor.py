@@ -19,7 +19,7 @@ LENGTH = 16
 
 @pytest.fixture(autouse=True)
 def warnings_only(caplog: pytest.LogCaptureFixture) -> None:
-    """Unless a test asks for more."""
+    """The length of the ring, unless a test needs a longer one."""
     caplog.set_level(logging.WARNING, "greenlane.engines")
 
 
@@ -37,7 +37,7 @@ def test_the_numbers_are_right_on_the_first_run_when_captured_and_when_replayed(
     assert repr(executor) == "<TensorRTExecutor affine1.plan, 5 runs, 2 captures>"
 
 
-def test_shapes_that_come_in_turn_each_have_a_graph_of_their_own(bench: Bench, executor: Any) -> None:
+def test_alternating_shapes_each_have_a_graph_of_their_own(bench: Bench, executor: Any) -> None:
     """F65: no graph is replayed for another shape."""
     for turn in range(4):
         for count in (1, 8, 3):
@@ -57,7 +57,7 @@ def test_several_inputs_and_outputs_keep_their_places(bench: Bench) -> None:
     executor.close()
 
 
-def test_a_model_that_takes_nothing_is_run_all_the_same(bench: Bench) -> None:
+def test_a_model_without_inputs_is_run(bench: Bench) -> None:
     executor = bench.bind("constant () => (float[2] y) <float[2] two = {1, 2}> { y = Identity(two) }", {})
     assert run(executor)[0].tolist() == [1, 2]
     executor.close()
@@ -84,7 +84,7 @@ def test_many_in_flight_through_staging_each_have_their_own_data(executor: Any) 
         assert array(work.wait()[0]).tolist() == affine(each).tolist()
 
 
-def test_an_output_that_was_staged_stays_the_work_s_however_often_it_is_waited_for(executor: Any) -> None:
+def test_a_staged_output_is_kept_when_a_work_is_waited_for_again(executor: Any) -> None:
     first = executor.enqueue([Tensor.of(rows(2))])
     for turn in range(2):
         assert array(first.wait()[0]).tolist() == affine(rows(2)).tolist(), turn
@@ -107,8 +107,8 @@ def test_enqueue_waits_once_the_ring_is_full_and_never_before(bench: Bench, exec
     assert sum(graph.in_flight for graph in bench.gpu.graphs) == LENGTH
 
 
-def test_the_driver_is_not_asked_about_works_that_were_waited_for(bench: Bench, executor: Any) -> None:
-    """Each question lets go of the interpreter, which a neighbour may take."""
+def test_the_driver_is_not_queried_for_works_that_were_waited_for(bench: Bench, executor: Any) -> None:
+    """Each query releases the GIL, which another tenant's thread may then take."""
     (given,), room = bench.pinned(rows(2)), bench.room()
     executor.enqueue([given], room).wait()
     begun = len(bench.gpu.log)
@@ -120,7 +120,7 @@ def test_the_driver_is_not_asked_about_works_that_were_waited_for(bench: Bench, 
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_place_in_the_ring_is_waited_for_in_whatever_order_works_were(bench: Bench, executor: Any, order: int) -> None:
+def test_works_may_be_waited_for_in_any_order(bench: Bench, executor: Any, order: int) -> None:
     given, room = bench.pinned(rows(2)), bench.room()
     for _ in range(3):
         works = [executor.enqueue(given, room) for _ in range(LENGTH)]
@@ -154,14 +154,14 @@ def test_every_operation_is_on_the_partition_s_stream(bench: Bench, executor: An
 # Outputs and inputs, pinned or not.
 
 
-def test_outputs_go_straight_into_a_room_that_the_gpu_reaches(bench: Bench, executor: Any) -> None:
+def test_outputs_are_written_directly_to_a_pinned_room(bench: Bench, executor: Any) -> None:
     room = bench.room()
     (output,) = executor.enqueue(bench.pinned(rows(8)), room).wait()
     assert (output.address, output.nbytes, output.shape) == (room.address, 96, (8, 3))
 
 
 @pytest.mark.parametrize("short", [1, 95, 96])
-def test_outputs_that_do_not_fit_are_elsewhere(bench: Bench, executor: Any, short: int) -> None:
+def test_outputs_that_do_not_fit_the_room_get_memory_of_their_own(bench: Bench, executor: Any, short: int) -> None:
     room, data = bench.room(96), rows(8)
     (output,) = executor.enqueue(bench.pinned(data), Room(room.address, room.nbytes - short)).wait()
     assert array(output).tolist() == affine(data).tolist()
@@ -195,7 +195,7 @@ def test_outputs_alone_are_staged_with_a_record_too(bench: Bench, executor: Any,
     assert (memory.bytes == 0xEE).all()
 
 
-def test_memory_is_looked_at_when_it_is_used(bench: Bench, executor: Any) -> None:
+def test_memory_is_checked_for_pinning_at_each_inference(bench: Bench, executor: Any) -> None:
     """F37: what was pinned and is no longer is staged."""
     memory, data = Memory(4096), rows(2)
     memory.bytes[: data.nbytes] = np.frombuffer(data.tobytes(), np.uint8)
@@ -205,7 +205,7 @@ def test_memory_is_looked_at_when_it_is_used(bench: Bench, executor: Any) -> Non
         pin.close()
 
 
-def test_staging_that_cannot_be_had_fails_one_inference(bench: Bench, executor: Any) -> None:
+def test_staging_that_cannot_be_allocated_fails_one_inference(bench: Bench, executor: Any) -> None:
     """F38."""
     bench.gpu.fail("LegacyPinnedMemoryResource.allocate")
     with pytest.raises(ExecutionFailed, match=r"running affine1\.plan: CUDA_ERROR_OUT_OF_MEMORY"):
@@ -255,7 +255,7 @@ def test_an_output_without_dimensions_is_one_element(bench: Bench) -> None:
         ((6,), "shape [6] has 1 dimensions; expected 2, as in [-1, 3]"),
     ],
 )
-def test_a_shape_outside_of_the_profile_is_refused_before_it_waits(
+def test_a_shape_outside_the_profile_is_refused_before_waiting(
     bench: Bench, executor: Any, shape: tuple[int, ...], why: str
 ) -> None:
     """F24, F25: nothing is enqueued."""
@@ -298,7 +298,7 @@ def test_a_shape_refused_for_its_second_input_leaves_the_context_unchanged(bench
 
 
 def test_a_new_shape_is_captured_while_earlier_work_is_in_flight(bench: Bench, executor: Any) -> None:
-    """F13: though nobody waited for them."""
+    """F13: although no caller waited for them."""
     before = executor.enqueue([Tensor.of(rows(2))])
     works = [executor.enqueue([Tensor.of(rows(3, seed))]) for seed in range(4)]
     assert "2 captures" in repr(executor)
@@ -323,7 +323,7 @@ def test_tensors_without_a_shape_are_named(bench: Bench, executor: Any) -> None:
     assert_right(executor, rows(3))
 
 
-def test_what_the_library_raises_fails_one_inference(bench: Bench, executor: Any) -> None:
+def test_an_exception_of_the_library_fails_one_inference(bench: Bench, executor: Any) -> None:
     bench.gpu.fail("IExecutionContext.infer_shapes")
     with pytest.raises(ExecutionFailed, match=r"running affine1\.plan: infer_shapes: CUDA_ERROR_OUT_OF_MEMORY"):
         run(executor, rows(3))

@@ -53,7 +53,7 @@ def test_a_first_run_that_is_refused_is_run_again_before_it_is_captured(
 def test_a_failure_after_something_was_submitted_leaves_nothing_in_flight(
     bench: Bench, call: str, nth: int, copies: str
 ) -> None:
-    """F16, F17, F18, F19: nothing is read or written any more once enqueue has raised, and the next inference is right."""
+    """F16, F17, F18, F19: once enqueue has raised, none of its memory is read or written, and the next inference is right."""
     bench.gpu.capturable = False
     executor = bench.bind(copies=copies)
     call = {"sm": "launch", "engine": "cuMemcpyAsync"}[copies] if call == "copies" else call
@@ -199,7 +199,7 @@ def test_an_executor_that_was_closed_takes_nothing_more(bench: Bench) -> None:
 # Threads.
 
 
-def test_two_threads_take_turns(bench: Bench, executor: Any) -> None:
+def test_two_threads_may_enqueue_on_one_executor(bench: Bench, executor: Any) -> None:
     """F21."""
 
     def many(seed: int) -> None:
@@ -211,7 +211,7 @@ def test_two_threads_take_turns(bench: Bench, executor: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["launch", "cuGraphLaunch", "Stream.record", "cuStreamEndCapture"])
-def test_closing_waits_for_its_turn(bench: Bench, call: str) -> None:
+def test_closing_waits_for_an_inference_that_is_being_enqueued(bench: Bench, call: str) -> None:
     """F15: the inference that is being enqueued is enqueued, and ends, before anything is freed."""
     executor, closing = bench.bind(), []
     data, room = rows(2 if call == "cuGraphLaunch" else 5, 1), bench.room()

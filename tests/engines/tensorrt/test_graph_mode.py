@@ -194,7 +194,7 @@ def test_lazy_kernels_are_captured_only_where_nothing_is_dynamic(
     executor.close()
 
 
-def test_what_cannot_be_captured_is_not_bound_where_graphs_are_required(bench: Bench) -> None:
+def test_an_engine_that_cannot_be_captured_is_not_bound_where_graphs_are_required(bench: Bench) -> None:
     """F60."""
     before = bench.holdings()
     for settings in ({"dynamic_shapes_kernel_specialization_strategy": "lazy"}, {}):
@@ -217,7 +217,7 @@ def test_a_shape_that_cannot_be_captured_fails_where_graphs_are_required(bench: 
 
 
 def test_another_context_takes_over_when_a_capture_fails(bench: Bench) -> None:
-    """F45, F60, F65: with every setting applied anew, the same cache of kernels, and no graph of the old one left."""
+    """F45, F60, F65: every setting is applied again, the kernel cache is the same, and no graph of the old context is left."""
     executor = bench.bind(allocation_strategy="on_profile_change")
     (before,) = [each.get_runtime_config().get_runtime_cache() for each in bench.gpu.executions]
     begun = len(bench.gpu.log)
@@ -234,7 +234,9 @@ def test_another_context_takes_over_when_a_capture_fails(bench: Bench) -> None:
     executor.close()
 
 
-def test_without_graphs_of_its_own_the_context_goes_on_as_it_is(plain: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_context_without_graphs_of_its_own_is_kept_when_a_capture_fails(
+    plain: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     """F60."""
     executor = plain.bind()
     run(executor, rows(4))
@@ -268,7 +270,7 @@ def test_graphs_are_bounded_and_the_least_recently_used_goes_first(bench: Bench)
     for count in range(1, MAX_READY_SETS + 1):
         run(executor, rows(count))
     assert len(bench.gpu.graphs) == MAX_READY_SETS
-    run(executor, rows(1))  # Now 2 is the one that was not used for longest.
+    run(executor, rows(1))  # Now 2 is the least recently used one.
     works = [executor.enqueue(bench.pinned(rows(count)), bench.room()) for count in (2, 1, 90)]
     assert len(bench.gpu.graphs) == MAX_READY_SETS
     run(executor, rows(91))  # And now 3.
@@ -282,7 +284,7 @@ def test_graphs_are_bounded_and_the_least_recently_used_goes_first(bench: Bench)
     assert bench.gpu.graphs == []
 
 
-def test_what_is_kept_of_a_shape_describes_itself(bench: Bench, executor: Any) -> None:
+def test_a_captured_shape_has_a_repr(bench: Bench, executor: Any) -> None:
     run(executor, rows(3))
     kept = list(map(repr, executor._shapes._ready.values()))
     assert kept == ["<Prepared [(2, 3)], captured>", "<Prepared [(3, 3)], captured>"]
@@ -299,11 +301,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("call", FAULTS.values(), ids=list(FAULTS))
-def test_what_cannot_be_captured_runs_without_a_graph_with_one_warning(
+def test_a_shape_that_cannot_be_captured_runs_without_a_graph_with_one_warning(
     bench: Bench, executor: Any, call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F60: the warning names the engine and the reason, and the library's own graphs take over."""
-    compiling = call == FAULTS["TensorRT"]  # Before it is captured it is run, which is another test's.
+    compiling = call == FAULTS["TensorRT"]  # It is run once before it is captured; another test has that.
     bench.gpu.fail(call, 1 + compiling, error="CUDA_ERROR_NOT_PERMITTED")
     for seed in range(4):
         assert_right(executor, rows(3, seed))
@@ -330,7 +332,7 @@ def test_an_engine_that_cannot_be_captured_at_all_is_bound_with_one_warning(
 
 
 def test_works_without_graphs_follow_each_other_without_a_wait(bench: Bench) -> None:
-    """F20, F13: the context is told nothing while it works."""
+    """F20, F13: the context is not called while it has work in flight."""
     executor = never_captured(bench)
     data = [rows(2, seed) for seed in range(5)]
     works = [executor.enqueue(bench.pinned(each), bench.room()) for each in data]

@@ -46,7 +46,7 @@ def open_streams(partition: Any) -> int:
 
 
 def idle(count: int) -> str:
-    """What a pool says that no executor has anything of any more."""
+    """What `describe` of a pool says when no executor uses its instances."""
     return f"<InstancePool of {count} idle instances, 0 executors, 0 to be released>"
 
 
@@ -54,9 +54,7 @@ def idle(count: int) -> str:
 
 
 @pytest.mark.parametrize("facts", [{}, {"aux_streams": 2}])
-def test_a_moved_executor_is_ready_for_what_the_old_was_and_nothing_slow_is_called(
-    bench: Bench, other: Any, facts: dict[str, int]
-) -> None:
+def test_a_moved_executor_has_the_same_shapes_ready_without_slow_calls(bench: Bench, other: Any, facts: dict[str, int]) -> None:
     executor = bench.load(bench.plan(AFFINE, SMALL, LARGE, **facts)).bind(bench.partition)
     right(executor, bench.partition, 3, 9)
     begun = len(bench.gpu.log)
@@ -76,7 +74,7 @@ def test_a_moved_executor_is_ready_for_what_the_old_was_and_nothing_slow_is_call
     moved.close()
 
 
-def test_graphs_of_the_new_are_on_its_partition_and_the_old_s_on_theirs(bench: Bench, other: Any) -> None:
+def test_graphs_of_the_new_and_the_old_executor_are_each_on_their_own_partition(bench: Bench, other: Any) -> None:
     executor = bench.bind()
     moved = executor.rebind(other)
     contexts = [bench.partition.stream._stream.context, other.stream._stream.context]
@@ -86,8 +84,8 @@ def test_graphs_of_the_new_are_on_its_partition_and_the_old_s_on_theirs(bench: B
     moved.close()
 
 
-def test_the_old_serves_while_the_new_is_captured(bench: Bench, other: Any) -> None:
-    """Before, in the middle, and for a shape that is new."""
+def test_the_old_executor_serves_while_the_new_one_is_captured(bench: Bench, other: Any) -> None:
+    """Before the capture, during it, and for a new shape."""
     executor = bench.bind()
     right(executor, bench.partition, 5)
     data = [rows(2, seed) for seed in range(4)]
@@ -107,8 +105,8 @@ def test_the_old_serves_while_the_new_is_captured(bench: Bench, other: Any) -> N
     moved.close()
 
 
-def test_a_shape_that_is_new_to_the_old_waits_for_the_context_while_that_is_captured(bench: Bench, other: Any) -> None:
-    """The context is told nothing by two threads at once."""
+def test_a_new_shape_of_the_old_executor_waits_while_the_context_is_captured(bench: Bench, other: Any) -> None:
+    """Two threads never call the context at the same time."""
     executor = bench.bind()
     right(executor, bench.partition, 5)
     seen: list[bool] = []
@@ -121,7 +119,7 @@ def test_a_shape_that_is_new_to_the_old_waits_for_the_context_while_that_is_capt
 
 
 @pytest.mark.parametrize("first", ["old", "new"])
-def test_to_close_either_leaves_the_other(bench: Bench, other: Any, first: str) -> None:
+def test_closing_the_old_or_the_new_executor_leaves_the_other(bench: Bench, other: Any, first: str) -> None:
     before = bench.holdings()
     executor = bench.bind()
     right(executor, bench.partition, 5)
@@ -156,7 +154,9 @@ def test_to_close_either_leaves_the_other(bench: Bench, other: Any, first: str) 
         ("cuGreenCtxStreamCreate", 4),
     ],
 )
-def test_a_move_that_fails_leaves_the_old_serving_and_nothing_behind(bench: Bench, other: Any, call: str, nth: int) -> None:
+def test_a_move_that_fails_leaves_the_old_executor_serving_and_leaks_nothing(
+    bench: Bench, other: Any, call: str, nth: int
+) -> None:
     executor = bench.load(bench.plan(aux_streams=1)).bind(bench.partition)
     right(executor, bench.partition, 5, 6)
     before, streams, begun = bench.holdings(), open_streams(other), len(bench.gpu.log)
@@ -187,7 +187,7 @@ def test_an_executor_is_moved_again_and_again(bench: Bench, other: Any) -> None:
     executor.close()
 
 
-def test_what_cannot_be_moved_is_refused(bench: Bench, other: Any) -> None:
+def test_executors_that_cannot_be_moved_are_refused(bench: Bench, other: Any) -> None:
     executor, cpu = bench.bind(), open_cpu().carve([0])
     with pytest.raises(ModelRefused, match=r"affine1\.plan: TensorRT serves partitions of a GPU, not <CpuPartition"):
         executor.rebind(cpu)
@@ -211,7 +211,7 @@ def test_what_cannot_be_moved_is_refused(bench: Bench, other: Any) -> None:
         executor.rebind(other)
 
 
-def test_without_graphs_an_executor_is_moved_and_the_old_s_work_has_ended_by_then(bench: Bench, other: Any) -> None:
+def test_without_graphs_a_moved_executor_gives_right_results(bench: Bench, other: Any) -> None:
     executor = bench.bind(graphs="off")
     right(executor, bench.partition, 5)
     moved = executor.rebind(other)
@@ -222,7 +222,7 @@ def test_without_graphs_an_executor_is_moved_and_the_old_s_work_has_ended_by_the
 
 
 def test_graphs_of_the_library_s_own_stay_where_they_were_made(bench: Bench, other: Any) -> None:
-    """The simulation objects to them on another partition; so a move, and the next executor, have contexts of their own."""
+    """The simulation objects to using them on another partition, so a move and the next executor get contexts of their own."""
     before = bench.holdings()
     executor = bench.bind(copies="engine")
     right(executor, bench.partition, 5)
@@ -242,7 +242,7 @@ def test_graphs_of_the_library_s_own_stay_where_they_were_made(bench: Bench, oth
 # Given back, and taken by the next.
 
 
-def test_the_next_executor_takes_what_the_last_gave_back_and_nothing_slow_is_called(bench: Bench, other: Any) -> None:
+def test_the_next_executor_reuses_the_last_one_s_instance_without_slow_calls(bench: Bench, other: Any) -> None:
     executor = bench.bind()
     right(executor, bench.partition, 5)
     begun = len(bench.gpu.log)
@@ -254,7 +254,7 @@ def test_the_next_executor_takes_what_the_last_gave_back_and_nothing_slow_is_cal
     again.close()
 
 
-def test_the_next_executor_finds_zeros_and_nothing_of_the_last(bench: Bench, other: Any) -> None:
+def test_an_instance_is_cleared_before_the_next_executor_gets_it(bench: Bench, other: Any) -> None:
     executor = bench.bind(AFFINE, {"x": [(1, 3), (2, 3), (8, 3)]})
     right(executor, bench.partition, 8)
     instance = executor.instance
@@ -265,7 +265,7 @@ def test_the_next_executor_finds_zeros_and_nothing_of_the_last(bench: Bench, oth
     again = executor.engine.bind(other)
     taken, given = (bench.gpu.read(*each) for each in zip(instance.addresses, instance.sizes, strict=True))
     assert not any(taken)
-    assert not any(given[2 * 12 :])  # Before are two rows, with which it was warmed up.
+    assert not any(given[2 * 12 :])  # The two rows before are of the warm-up.
     again.close()
 
 
@@ -296,7 +296,7 @@ def test_an_instance_that_cannot_be_cleared_is_refused_and_not_lost(bench: Bench
     assert bench.holdings() == before
 
 
-def test_an_executor_that_is_closed_after_its_engine_frees_what_it_had(bench: Bench) -> None:
+def test_an_executor_that_is_closed_after_its_engine_frees_its_instance(bench: Bench) -> None:
     before = bench.holdings()
     executor = bench.bind()
     executor.engine.close()
@@ -316,7 +316,7 @@ def test_a_caller_s_stream_that_is_gone_is_not_waited_for(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"copies": "engine"}, {"graphs": "off"}, {"batch_padding": True}])
-def test_what_an_executor_says_of_itself_is_json(bench: Bench, settings: dict[str, Any]) -> None:
+def test_the_state_of_an_executor_is_json(bench: Bench, settings: dict[str, Any]) -> None:
     executor = bench.bind(**settings)
     right(executor, bench.partition, 5)
     said = dict(executor.describe())

@@ -40,7 +40,7 @@ class Kernels:
 
 
 def keep(path: Path, *kernels: str, key: CacheKey = KEY) -> None:
-    """What a process does that compiles these kernels."""
+    """Load the cache and save it with these kernels, as a process does that compiles them."""
     with open_cache(path, key) as cache:
         add(cache.materialize(Kernels), *kernels)
 
@@ -75,7 +75,7 @@ def test_a_missing_cache_file_is_not_logged(tmp_path: Path, caplog: pytest.LogCa
     assert not caplog.records
 
 
-def test_nothing_is_saved_while_there_is_nothing(tmp_path: Path) -> None:
+def test_an_empty_cache_is_not_saved(tmp_path: Path) -> None:
     keep(tmp_path / "kernels")
     with open_cache(tmp_path / "kernels", KEY):
         pass
@@ -185,7 +185,7 @@ def test_combining_gives_ours_where_the_library_makes_less_of_both() -> None:
     assert combine(Forgetful, b'["580", ["a"]]', b'["580", ["b"]]') == b'["580", ["b"]]'
 
 
-def test_what_the_library_does_not_take_in_is_replaced() -> None:
+def test_stored_kernels_that_the_library_refuses_are_replaced() -> None:
     assert combine(Kernels, b'["570", ["a", "b"]]', b'["580", ["c"]]') == b'["580", ["c"]]'
 
 
@@ -244,7 +244,7 @@ def test_a_lock_is_waited_for_ten_seconds_and_no_longer(
             raise Timeout(self._path)
 
         def __exit__(self, *_: object) -> None:
-            """Never had."""
+            """A lock that is never acquired."""
 
     monkeypatch.setattr("engines.tensorrt.kernel_cache.FileLock", Held)
     cache = open_cache(tmp_path / "kernels", KEY)
@@ -429,7 +429,7 @@ def test_entries_longest_unsaved_go_first_and_the_last_one_never() -> None:
 
 
 @given(st.dictionaries(st.text(), st.binary(), min_size=1), st.integers(0, 50))
-def test_what_is_left_fits_or_is_alone(entries: dict[str, bytes], limit: int) -> None:
+def test_eviction_keeps_entries_within_the_limit_or_one_entry(entries: dict[str, bytes], limit: int) -> None:
     left = within(dict(entries), limit)
     assert sum(map(len, left.values())) <= limit or len(left) == 1
     assert list(left.items()) == list(entries.items())[len(entries) - len(left) :]

@@ -19,7 +19,7 @@ from tests.simulation.tensorrt_config import COMPILING
 
 
 def used(bench: Bench, path: Path, count: int = 3, **settings: Any) -> list[str]:
-    """Load, bind, run and close, as a process does in its life; the kernels that this compiled."""
+    """Load, bind, run and close, as one process does from start to end; returns the kernels that were compiled."""
     before = len(bench.gpu.compiled)
     engine = bench.load(path, **settings)
     executor = engine.bind(bench.partition)
@@ -40,7 +40,7 @@ def test_kernels_are_saved_in_the_plan_s_folder(bench: Bench) -> None:
     assert used(bench, path, count=4) == []
 
 
-def test_they_are_loaded_before_the_first_context_is_made(bench: Bench) -> None:
+def test_kernels_are_loaded_before_the_first_context_is_made(bench: Bench) -> None:
     """F48."""
     path = bench.plan()
     used(bench, path)
@@ -50,7 +50,7 @@ def test_they_are_loaded_before_the_first_context_is_made(bench: Bench) -> None:
     assert calls.index("IRuntimeCache.deserialize") < calls.index("ICudaEngine.create_execution_context")
 
 
-def test_they_are_saved_once_an_executor_is_bound(bench: Bench) -> None:
+def test_kernels_are_saved_once_an_executor_is_bound(bench: Bench) -> None:
     """F48: so that a process that is killed leaves them to the next."""
     path = bench.plan()
     executor = bench.load(path).bind(bench.partition)
@@ -59,8 +59,10 @@ def test_they_are_saved_once_an_executor_is_bound(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("settings", "compiled"), [({}, 1), ({"cache_path": ""}, 3)])
-def test_executors_of_an_engine_find_each_other_s_in_the_file(bench: Bench, settings: dict[str, Any], compiled: int) -> None:
-    """F53: and nowhere else, as a cache in use is one executor's."""
+def test_executors_of_an_engine_find_each_other_s_kernels_in_the_file(
+    bench: Bench, settings: dict[str, Any], compiled: int
+) -> None:
+    """F53: and nowhere else, because a cache in use belongs to one executor."""
     engine = bench.load(bench.plan(), **settings)
     executors = [engine.bind(bench.device.carve([granule])) for granule in (1, 2, 3)]
     caches = {context.get_runtime_config().get_runtime_cache() for context in bench.gpu.executions}
@@ -113,8 +115,8 @@ def test_the_simulation_objects_to_a_cache_that_two_threads_use_at_once(bench: B
         thread.submit(getattr(cache, use), *arguments).result()
 
 
-def test_a_context_that_takes_over_has_them_too(bench: Bench) -> None:
-    """F45, F52: the executor's cache is made once, for whichever context."""
+def test_a_replacement_context_has_the_kernels_too(bench: Bench) -> None:
+    """F45, F52: an executor has one cache for all its contexts."""
     path = bench.plan()
     used(bench, path)
     bench.gpu.capturable = False
@@ -138,7 +140,7 @@ def test_a_cache_is_closed_after_the_last_context_and_before_the_plan(bench: Ben
     assert calls.index("IExecutionContext.__del__") < calls.index("IRuntimeCache.serialize")
 
 
-def test_they_are_kept_in_a_folder_in_a_file_or_nowhere(bench: Bench) -> None:
+def test_kernels_are_kept_in_a_folder_or_a_file_or_nowhere(bench: Bench) -> None:
     path, folder = bench.plan(), bench.folder / "kernels"
     folder.mkdir()
     for settings in ({"cache_path": folder}, {"cache_path": bench.folder / "file"}):
@@ -151,7 +153,7 @@ def test_they_are_kept_in_a_folder_in_a_file_or_nowhere(bench: Bench) -> None:
     assert not path.with_name("affine1.plan.cache").exists()
 
 
-def test_another_plan_under_the_same_name_has_its_own(bench: Bench) -> None:
+def test_another_plan_under_the_same_name_has_its_own_kernels(bench: Bench) -> None:
     """F51: they are kept by what the plan is, not by what it is called."""
     path = bench.plan()
     used(bench, path)
@@ -171,7 +173,7 @@ def test_kernels_for_two_gpus_are_both_kept(bench: Bench) -> None:
     assert used(bench, path) == []
 
 
-def test_what_the_library_refuses_is_a_warning_and_replaced(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_the_library_refuses_is_replaced_with_a_warning(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """F51."""
     path, name = bench.plan(), bench.gpu.name
     used(bench, path)
@@ -242,7 +244,7 @@ def test_a_library_without_a_cache_keeps_nothing(tmp_path: Path) -> None:
         bench.close()
 
 
-def test_they_are_saved_by_a_thread_that_cuda_has_not_seen(bench: Bench) -> None:
+def test_kernels_are_saved_by_a_thread_that_cuda_has_not_seen(bench: Bench) -> None:
     path = bench.plan()
     executor = bench.load(path).bind(bench.partition)
     assert_right(executor, rows(3))

@@ -23,7 +23,7 @@ LOGGER = "greenlane.engines"
 
 
 def forget_in_flight(bench: Bench, engine: Any) -> Any:
-    """An executor that is collected with an inference on its stream, of which nobody has the work; its output's memory."""
+    """The output memory of an inference that is still on its stream when its executor and its work were collected."""
     memory = bench.memory(4096)
     engine.bind(bench.partition).enqueue(bench.pinned(rows(2)), memory.room)
     return memory
@@ -125,7 +125,7 @@ def test_f15_an_executor_collected_during_a_capture_is_released_later(bench: Ben
     engine.close()
 
 
-def test_f15_one_that_is_collected_while_shapes_are_prepared_does_not_wait_for_that(bench: Bench) -> None:
+def test_f15_collecting_an_executor_does_not_wait_for_shapes_being_prepared(bench: Bench) -> None:
     engine = bench.load(bench.plan())
     executor = engine.bind(bench.partition)
     began, go_on = Event(), Event()
@@ -148,7 +148,7 @@ def test_f15_one_that_is_collected_while_shapes_are_prepared_does_not_wait_for_t
 
 
 def test_f15_a_thread_that_captures_a_graph_of_its_own_may_collect_one(bench: Bench) -> None:
-    """CUDA lets it call what may wait for the device in this mode only, and gets its own mode back."""
+    """In the thread's relaxed capture mode CUDA allows calls that may wait for the device; its own is restored afterwards."""
     engine = bench.load(bench.plan())
     executor = engine.bind(bench.partition)
     bench.gpu.log.clear()
@@ -161,7 +161,7 @@ def test_f15_a_thread_that_captures_a_graph_of_its_own_may_collect_one(bench: Be
     engine.close()
 
 
-def test_f15_what_fails_is_a_warning_and_the_rest_is_freed(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_f15_a_failure_to_free_is_a_warning_and_the_rest_is_freed(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, LOGGER)
     engine = bench.load(bench.plan())
     executor = engine.bind(bench.partition)
@@ -180,7 +180,7 @@ def test_f15_what_fails_is_a_warning_and_the_rest_is_freed(bench: Bench, caplog:
     engine.close()
 
 
-def test_f15_it_is_released_in_a_thread_that_cuda_has_not_seen(bench: Bench) -> None:
+def test_f15_an_executor_can_be_collected_in_a_thread_that_cuda_has_not_seen(bench: Bench) -> None:
     engine = bench.load(bench.plan())
     held = [engine.bind(bench.partition)]
     in_a_thread(held.clear)[1].result(30)
@@ -212,7 +212,7 @@ ENDING = """
 """
 
 
-def test_f15_what_lives_when_the_interpreter_ends_is_freed_in_order(tmp_path: Path) -> None:
+def test_f15_open_executors_and_engines_are_freed_in_order_at_exit(tmp_path: Path) -> None:
     command = [sys.executable, "-c", dedent(ENDING), str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True 0 0 0\n", "")

@@ -65,7 +65,7 @@ def test_an_engine_without_dynamic_sizes_has_no_limits(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("make", [Bench.plan, Bench.artifact])
-def test_bound_it_computes_and_closed_it_holds_nothing(bench: Bench, make: Callable[..., Path]) -> None:
+def test_an_engine_computes_once_bound_and_frees_everything_once_closed(bench: Bench, make: Callable[..., Path]) -> None:
     engine, before = bench.load(make(bench)), bench.holdings()
     executor = engine.bind(bench.partition)
     assert executor.engine is engine
@@ -182,7 +182,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_library_s_reasons(bench: B
     ("verdict", "said"),
     [(("INVALID", 2), "calls the plan INVALID here (unsupported cc)"), (("SUBOPTIMAL", 0), "SUBOPTIMAL here (no reason)")],
 )
-def test_a_plan_for_a_gpu_that_the_library_does_not_support_is_tried_all_the_same(
+def test_a_plan_for_a_gpu_that_the_library_does_not_support_is_tried(
     bench: Bench, verdict: tuple[str, int], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F78: TensorRT-RTX 1.6 says so of an H100, on which it runs."""
@@ -194,7 +194,7 @@ def test_a_plan_for_a_gpu_that_the_library_does_not_support_is_tried_all_the_sam
     executor.close()
 
 
-def test_a_library_without_a_verdict_is_not_asked_for_one(tmp_path: Path) -> None:
+def test_a_library_that_cannot_validate_plans_is_not_asked_to(tmp_path: Path) -> None:
     gpu = Gpu()
     gpu.verdict = ("INVALID", 1)
     lacking = type("Runtime", (), {"_gpu": gpu, **{name: getattr(Runtime, name) for name in DESERIALIZING}})
@@ -207,7 +207,7 @@ def test_a_library_without_a_verdict_is_not_asked_for_one(tmp_path: Path) -> Non
 
 
 def steps(folder: Path) -> list[tuple[str, int]]:
-    """Every call that binding makes, and the how-manieth of its name it is."""
+    """Every call that binding makes, and its number among the calls of that name."""
     with opened(folder) as bench:
         engine, begun = bench.load(bench.plan()), len(bench.gpu.log)
         engine.bind(bench.partition).close()
@@ -218,7 +218,7 @@ def steps(folder: Path) -> list[tuple[str, int]]:
 
 
 def outcome(engine: Any, partition: Any) -> str:
-    """What comes of binding without kernels from before, and closing: the kind of the error and its text, or nothing."""
+    """Bind without cached kernels, and close: the type and the text of the error, or None."""
     engine.loaded.settings.cache_file(engine.path).unlink(missing_ok=True)
     try:
         engine.bind(partition).close()
@@ -228,12 +228,12 @@ def outcome(engine: Any, partition: Any) -> str:
 
 
 def test_a_binding_that_fails_at_any_step_frees_what_it_made(tmp_path: Path, bench: Bench) -> None:
-    """Or it gets by without that step; and the next one is right."""
+    """Or binding works without that step. The next bind is right."""
     path, before, refused = bench.plan(), bench.holdings(), set()
     for call, nth in steps(tmp_path):
         if call in ("cuGraphDestroy", "cuStreamDestroy"):
-            continue  # What cannot be destroyed stays.
-        engine = bench.load(path)  # One that was bound before has its kernels.
+            continue  # If destroying fails, the object stays.
+        engine = bench.load(path)  # After the first bind the kernels are cached.
         bench.gpu.fail(call, nth)
         if said := outcome(engine, bench.partition):
             assert said.startswith("ModelRefused: "), call
@@ -255,7 +255,7 @@ def test_a_binding_that_fails_at_any_step_frees_what_it_made(tmp_path: Path, ben
 
 
 def test_a_binding_that_fails_at_any_step_leaves_an_engine_that_can_be_bound(tmp_path: Path, bench: Bench) -> None:
-    """Perhaps on what the first attempt had made, and it is freed once all the same."""
+    """Perhaps with what the first attempt had made, which is freed only once."""
     path, before = bench.plan(), bench.holdings()
     for call, nth in steps(tmp_path):
         if call in ("cuGraphDestroy", "cuStreamDestroy"):
@@ -302,7 +302,7 @@ def test_a_device_that_cannot_be_asked_refuses_the_model_or_is_lost(bench: Bench
         bench.load(path)
 
 
-# How it is run.
+# Contexts and strategies.
 
 
 def configured(bench: Bench, **settings: Any) -> Any:
@@ -321,7 +321,7 @@ def test_kernels_are_made_before_a_shape_runs_so_that_graphs_keep_the_best(bench
     assert config.cuda_graph_strategy is CudaGraphStrategy.DISABLED
 
 
-def test_strategies_are_those_that_were_asked_for(bench: Bench) -> None:
+def test_kernel_strategies_are_those_of_the_settings(bench: Bench) -> None:
     """F39, F45: whenever a context is made."""
     settings = {
         "graphs": "off",
@@ -342,7 +342,7 @@ class Plain:
 
 @pytest.mark.parametrize("lacking", [None, Plain])
 def test_a_library_without_strategies_is_not_asked_for_any(tmp_path: Path, lacking: type | None) -> None:
-    """F46; and nobody is warned of what nobody asked for."""
+    """F46: without a warning, as no strategy was set."""
     gpu = Gpu()
     with opened(tmp_path, library(gpu, IRuntimeConfig=lacking), gpu) as bench:
         executor = bench.bind()
@@ -388,7 +388,7 @@ def test_an_onnx_file_is_built_once_into_its_folder(tmp_path: Path, rtx: Any) ->
 
 
 def test_plans_and_kernels_are_kept_in_one_folder_where_no_model_takes_another_s(tmp_path: Path, rtx: Any) -> None:
-    """Models' files mostly have the same name, so that does not decide."""
+    """Models' files mostly have the same name, so the cache does not go by it."""
     gpu, texts = Gpu(), ("y = Add(x, x)", "y = Mul(x, x)")
     builds = Builds(CacheFolder([tmp_path / "cache"]))
     with opened(tmp_path, library(gpu, **building(gpu, rtx)), gpu) as bench:

@@ -42,7 +42,7 @@ RECEIVERS = {
         "_trt_context": "IExecutionContext",
     },
 }
-"""By file, or "" for the others: what the last name of an expression stands for, as in `self._trt_context.infer_shapes()`."""
+"""The class that the last name of an expression is of, as in `self._trt_context.infer_shapes()`; by file, or "" for others."""
 GUARDED = {
     "CudaGraphStrategy",
     "ComputeCapability",
@@ -58,7 +58,7 @@ GUARDED = {
     "set_compute_capability",
     "set_runtime_cache",
 }
-"""What not every version has, and is used only after a look whether it is there."""
+"""Members that some versions lack. The code checks that they exist before it uses them."""
 
 
 class Use(NamedTuple):
@@ -92,7 +92,7 @@ def _use(path: Path, node: ast.Attribute, call: ast.Call | None) -> Use:
 
 
 def class_of(use: Use) -> str:
-    """What the library calls the thing that an attribute is of; nothing for what is not the library's."""
+    """The library's class that an attribute belongs to; empty for objects that are not the library's."""
     file = use.where.partition(":")[0]
     return RECEIVERS.get(file, RECEIVERS[""]).get(use.receiver, "")
 
@@ -110,7 +110,7 @@ def test_the_manifests_are_of_the_versions_that_are_served() -> None:
     assert [name.rpartition(".")[0] for name in MANIFESTS] == ["tensorrt-10.11.0", "tensorrt-11.4.0", "tensorrt_rtx-1.6.1"]
 
 
-def test_the_manifest_of_what_is_installed_is_what_is_installed() -> None:
+def test_the_manifest_of_the_installed_version_matches_it() -> None:
     real = pytest.importorskip("tensorrt_rtx_bindings", reason="needs the rtx extra")
 
     assert collect.describe(real) == find_manifest("tensorrt_rtx", real.__version__)
@@ -147,14 +147,14 @@ def test_what_is_asked_for_first_is_in_one_version_and_not_in_all() -> None:
 
 
 def test_every_library_object_is_known_by_the_name_that_the_engines_give_it() -> None:
-    """A name in RECEIVERS that nothing has any more would make the tests above say less than they seem to."""
+    """A name in RECEIVERS that is no longer in the sources would weaken the tests above."""
     used = {(use.where.partition(":")[0], use.receiver) for use in THEIRS}
     found = {(file if file in RECEIVERS else "", receiver) for file, receiver in used}
     assert found == {(file, receiver) for file, names in RECEIVERS.items() for receiver in names}
 
 
 def test_what_only_the_library_has_is_not_used_by_another_name() -> None:
-    """Of all attributes in the sources that are the library's alone: a new name for a context would show here."""
+    """A new variable name for a library object, such as a context, would be missing in RECEIVERS and shows here."""
     methods = {
         name
         for manifest in MANIFESTS.values()
@@ -186,7 +186,7 @@ def test_a_simulated_member_is_one_of_the_library_and_called_as_one_of_its_overl
 
 
 def _member(kind: Any, member: str) -> Any:
-    """A method's overloads, a property's word, or None."""
+    """A method's overloads, a property's access, or None."""
     overridden = kind.get("overridden", {}).get(member)
     return kind["methods"].get(member) or kind["properties"].get(member) or (overridden is not None and [overridden]) or None
 
@@ -201,7 +201,7 @@ def _check(ours: Any, theirs: Any) -> None:
 
 
 def parameters(function: Any) -> list[list[str]]:
-    """Those it takes in their order; and, as other overloads, each that it takes by name only."""
+    """Its positional parameters in order, and each keyword-only one as another overload."""
     code, defaults = function.__code__, function.__defaults__ or ()
     names = list(code.co_varnames[1 : code.co_argcount])
     required = len(names) - len(defaults)
@@ -210,7 +210,7 @@ def parameters(function: Any) -> list[list[str]]:
 
 
 def _calls(ours: list[str], theirs: list[str]) -> bool:
-    """The same names, and what may be left out there may be left out with the library."""
+    """The names are the same, and what is optional in the simulation is optional in the library."""
     same = [each.rstrip("?") for each in ours] == [each.rstrip("?") for each in theirs]
     return same and all(each.endswith("?") or not our.endswith("?") for our, each in zip(ours, theirs, strict=True))
 

@@ -1,4 +1,4 @@
-"""F43: settings that hold for a block, and what was ready before it afterwards."""
+"""F43: settings that hold for a block; afterwards everything is as it was before."""
 
 import logging
 from typing import Any
@@ -16,7 +16,7 @@ LOGGER = "greenlane.engines"
 
 
 def launches(bench: Bench, executor: Any, count: int = 2) -> tuple[int, int]:
-    """Graphs launched, and inferences enqueued call by call, by one inference that is right."""
+    """Run an inference and check it; returns how many graphs were launched, and how many inferences enqueued call by call."""
     before = [bench.gpu.log.count(call) for call in ("cuGraphLaunch", "IExecutionContext.execute_async_v3")]
     assert_right(executor, rows(count, count))
     after = [bench.gpu.log.count(call) for call in ("cuGraphLaunch", "IExecutionContext.execute_async_v3")]
@@ -36,7 +36,7 @@ def test_f43_graphs_are_off_in_the_block_and_what_was_captured_is_there_afterwar
     executor.close()
 
 
-def test_f43_copies_are_others_in_the_block(bench: Bench) -> None:
+def test_f43_copies_can_be_overridden_in_the_block(bench: Bench) -> None:
     executor = bench.bind()
     with executor.overriding(copies="engine"):
         for seed in range(3):
@@ -83,7 +83,7 @@ def test_f43_overrides_nest_and_end_when_the_block_fails(bench: Bench) -> None:
     executor.close()
 
 
-def test_f43_what_is_in_flight_when_it_begins_and_when_it_ends_is_right(bench: Bench) -> None:
+def test_f43_inferences_in_flight_at_the_begin_and_end_of_the_block_are_right(bench: Bench) -> None:
     executor, given = bench.bind(), [rows(2 + turn % 2, turn) for turn in range(12)]
     works = [executor.enqueue([Tensor.of(data)]) for data in given[:4]]
     with executor.overriding(graphs="off"):
@@ -117,7 +117,7 @@ def test_f43_an_executor_that_is_closed_in_the_block_leaves_nothing(bench: Bench
         pass
 
 
-def test_f43_it_does_not_move_meanwhile(bench: Bench) -> None:
+def test_f43_an_executor_cannot_be_rebound_in_the_block(bench: Bench) -> None:
     executor = bench.bind()
     with (
         executor.overriding(graphs="off"),
@@ -157,7 +157,9 @@ def test_f43_a_capture_that_fails_leaves_what_was_captured_before(bench: Bench, 
         ({"graph": "off"}, TypeError, "no setting is called 'graph'; did you mean 'graphs'"),
     ],
 )
-def test_f43_what_cannot_be_overridden_is_refused(bench: Bench, changes: Any, error: type[Exception], why: str) -> None:
+def test_f43_settings_that_cannot_be_overridden_are_refused(
+    bench: Bench, changes: Any, error: type[Exception], why: str
+) -> None:
     executor = bench.bind()
     with pytest.raises(error, match=why), executor.overriding(**changes):
         pass
@@ -165,7 +167,7 @@ def test_f43_what_cannot_be_overridden_is_refused(bench: Bench, changes: Any, er
     executor.close()
 
 
-def test_f43_what_needs_other_contexts_is_refused_with_the_reason(bench: Bench) -> None:
+def test_f43_overrides_that_need_other_contexts_are_refused_with_the_reason(bench: Bench) -> None:
     executor = bench.bind(graphs="off", cuda_graph_strategy="whole_graph_capture")
     with pytest.raises(ModelRefused, match="made with TensorRT's own graphs and keep them"), executor.overriding(graphs="on"):
         pass

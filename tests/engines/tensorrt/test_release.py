@@ -35,7 +35,7 @@ fail()
 
 
 def held(error: BaseException | None) -> Iterator[object]:
-    """What the frames of an error and of those before it hold, this test's apart."""
+    """The objects that the frames of an error and of its causes refer to, without this test's own frame."""
     while error:
         step = error.__traceback__
         while step:
@@ -50,7 +50,7 @@ def of_the_simulation(error: BaseException) -> list[object]:
 
 
 def test_the_library_can_log_while_the_garbage_of_an_earlier_failure_is_collected() -> None:
-    """Else it waits for a lock of its own, for ever."""
+    """Otherwise the library would wait for its own lock for ever."""
     pytest.importorskip("tensorrt_rtx_bindings", reason="needs the rtx extra")
     subprocess.run([sys.executable, "-c", HANGING], timeout=120, check=True)
 
@@ -79,7 +79,7 @@ def test_a_failed_bind_releases_the_library_s_objects(bench: Bench, call: str) -
 
 def test_chained_and_self_referring_errors_are_released_too() -> None:
     class Big:
-        """What should be gone."""
+        """Objects of the library that should have been freed."""
 
     def first() -> None:
         big = Big()

@@ -77,7 +77,7 @@ NEW = (COMPILING, "cuStreamBeginCapture", "cuGraphInstantiate", "ICudaEngine.cre
 def test_fewer_rows_run_as_the_next_larger_batch_and_only_they_come_out(
     bench: Bench, padding: Any, count: int, larger: int
 ) -> None:
-    """Their room is written to so far and no further, and what lies in the rows beyond is another inference's."""
+    """Only the rows of the request are written to the room: the memory behind them may be another inference's."""
     assert_right(padding, rows(8, 99))
     since, instance = len(bench.gpu.log), padding.instance
     assert padding._shapes.find(((count, 3),)).prepared.shapes == ((larger, 3),)
@@ -94,7 +94,7 @@ def test_fewer_rows_run_as_the_next_larger_batch_and_only_they_come_out(
 
 
 def test_padded_inferences_are_counted_each(bench: Bench, padding: Any) -> None:
-    """Though of pinned memory the way is remembered."""
+    """Although the route of pinned memory is cached."""
     given, room = bench.pinned(rows(3)), bench.room()
     for _ in range(3):
         padding.enqueue(given, room).wait()
@@ -111,7 +111,7 @@ def test_padded_and_whole_batches_in_flight_each_have_their_own_numbers(bench: B
         assert array(work.wait()[0]).tolist() == affine(each).tolist()
 
 
-def test_padding_lets_nothing_through_that_is_refused_without(bench: Bench) -> None:
+def test_padding_accepts_no_shape_that_is_refused_without(bench: Bench) -> None:
     ranges = {"x": [(2, 3), (2, 3), (8, 3)]}
     said = []
     for settings in ({}, {"batch_padding": True}):
@@ -125,7 +125,7 @@ def test_padding_lets_nothing_through_that_is_refused_without(bench: Bench) -> N
     assert said[:5] == said[5:]
 
 
-def test_where_none_larger_is_ready_a_shape_is_prepared_as_ever(bench: Bench) -> None:
+def test_a_shape_without_a_larger_ready_one_is_prepared(bench: Bench) -> None:
     executor = bench.bind(AFFINE, BATCHES, batch_padding=True)
     for count in (3, 8, 5, 7):
         assert_right(executor, rows(count))
@@ -167,7 +167,7 @@ def test_a_model_with_a_tensor_that_has_no_rows_is_not_padded(bench: Bench) -> N
 
 
 def test_an_output_without_a_row_for_each_row_is_not_cut(bench: Bench) -> None:
-    """The plan has forgotten whose rows they are, so the sizes of what is ready say it."""
+    """The plan does not say which outputs have rows, so this follows from the sizes of the ready shapes."""
     text = "turned (float[n, m] x) => (float[m, n] y) { y = Transpose(x) }"
     executor = bench.bind(text, {"x": [(1, 5), (2, 5), (8, 5)]}, batch_padding=True, warm_up="usual")
     data = np.arange(15, dtype=np.float32).reshape(3, 5)
@@ -181,7 +181,7 @@ def test_an_output_without_a_row_for_each_row_is_not_cut(bench: Bench) -> None:
 # Preparing.
 
 
-def test_what_is_ready_needs_no_preparation(bench: Bench, executor: Any, padding: Any) -> None:
+def test_a_ready_shape_needs_no_preparation(bench: Bench, executor: Any, padding: Any) -> None:
     assert executor.preparing(((2, 3),)) is None
     assert padding.preparing(((3, 3),)) is None
     assert padding.preparing(((8, 3),)) is None
@@ -211,13 +211,13 @@ def test_a_new_shape_is_prepared_in_the_background_and_then_launches_a_graph(ben
     assert (executor.describe()["counts"]["compilations"], executor.describe()["counts"]["captures"]) == (1, 2)
 
 
-def test_what_is_served_meanwhile_is_not_written_over(bench: Bench, executor: Any) -> None:
-    """What is compiled beside runs on memory of its own, and before the first of what is in flight has to have ended."""
+def test_preparing_does_not_overwrite_inferences_in_flight(bench: Bench, executor: Any) -> None:
+    """A preparation runs on memory of its own, and does not wait for inferences in flight."""
     data, seen, made = rows(2), [], "ICudaEngine.create_execution_context"
     work = executor.enqueue(bench.pinned(data), room := bench.room())
 
     def look() -> None:
-        """Between the context that compiles and the one that is captured."""
+        """The separate memory is that of the compiling context and of the captured one."""
         seen.append((repr(work), bool((bench._pins[-1][0].bytes == UNTOUCHED).all())))
 
     bench.gpu.meanwhile(made, lambda: bench.gpu.meanwhile(made, look))
@@ -347,7 +347,7 @@ def test_a_preparation_that_fails_at_any_step_can_be_repeated(bench: Bench, call
 
 
 def test_a_shape_that_was_run_meanwhile_keeps_its_graph(bench: Bench, executor: Any) -> None:
-    """And that which was prepared for it is destroyed."""
+    """And the graph that was prepared for it is destroyed."""
     held = Held(bench, "ICudaEngine.create_execution_context")
     future = begun(executor, FIVE)
     held.wait()
@@ -365,7 +365,7 @@ def test_kernels_that_were_prepared_are_kept_for_the_next_process(bench: Bench) 
     executor = bench.load(path).bind(bench.partition)
     begun(executor, FIVE).result(PATIENCE)
     compiled = len(bench.gpu.compiled)
-    killed = bench.load(path).bind(bench.partition)  # The first has closed nothing.
+    killed = bench.load(path).bind(bench.partition)  # The first thread has closed nothing.
     assert_right(killed, rows(5))
     assert len(bench.gpu.compiled) == compiled
     for each in (executor, killed):
@@ -373,7 +373,7 @@ def test_kernels_that_were_prepared_are_kept_for_the_next_process(bench: Bench) 
 
 
 def test_closing_waits_for_a_preparation_and_leaks_nothing(bench: Bench) -> None:
-    """What had not begun is cancelled, and what ends now is not taken any more."""
+    """Preparations that have not begun are cancelled, and the result of a running one is discarded."""
     before = bench.holdings()
     executor = bench.bind()
     (green,) = bench.gpu.contexts
@@ -410,8 +410,8 @@ def test_an_executor_that_is_being_closed_begins_no_preparation(bench: Bench) ->
     executor.close()
 
 
-def test_an_executor_is_moved_during_a_preparation_which_the_old_takes(bench: Bench) -> None:
-    """The new compiles nothing for it again."""
+def test_a_preparation_in_progress_stays_with_the_old_executor_of_a_move(bench: Bench) -> None:
+    """The new executor does not compile that shape again."""
     before = bench.holdings()
     executor, other = bench.bind(), bench.device.carve([1])
     held = Held(bench, "ICudaEngine.create_execution_context")
@@ -434,7 +434,7 @@ def test_an_executor_is_moved_during_a_preparation_which_the_old_takes(bench: Be
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_what_was_prepared_is_moved_too(bench: Bench, failing: bool) -> None:
+def test_prepared_shapes_are_moved_too(bench: Bench, failing: bool) -> None:
     """Also when a later preparation has failed, which leaves its context with other addresses."""
     executor, other = bench.load(bench.plan(aux_streams=1)).bind(bench.partition), bench.device.carve([1])
     begun(executor, FIVE).result(PATIENCE)

@@ -1,4 +1,4 @@
-"""A lock that many threads hold together, or one alone. Threads that have to wait are seen among the lock's waiters."""
+"""A lock that many threads share, or one holds exclusively. Tests look at the lock's list of waiters instead of sleeping."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,7 +11,7 @@ from tests.contract import in_a_thread
 
 
 def wait_in_vain(lock: SharedLock, *asked: "Future[None]") -> bool:
-    """Whether all of these come to wait for the lock, instead of getting it."""
+    """Wait until all of these threads wait for the lock; False if one of them got it."""
     while not any(each.done() for each in asked):
         if len(lock._changed._waiters) == len(asked):  # type: ignore[attr-defined]
             return True
@@ -26,7 +26,7 @@ def note(lock: SharedLock, how: str, order: list[str]) -> Callable[[], None]:
     return body
 
 
-def test_threads_share_it_at_the_same_time() -> None:
+def test_threads_share_the_lock_at_the_same_time() -> None:
     lock, together = SharedLock(), Barrier(3)
 
     def share() -> None:
@@ -72,7 +72,7 @@ def test_exclusive_waits_for_all_sharers() -> None:
     assert order == ["shared", "left", "exclusive"]
 
 
-def test_exclusive_goes_before_later_sharers() -> None:
+def test_an_exclusive_waiter_goes_before_later_sharers() -> None:
     lock, order = SharedLock(), list[str]()
     with lock.shared():
         assert repr(lock) == "<SharedLock shared by 1>"

@@ -1,4 +1,4 @@
-"""What compiles gives way to what serves, thread by thread."""
+"""Threads that compile run at a lower priority than threads that serve."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor

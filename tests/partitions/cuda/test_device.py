@@ -47,7 +47,7 @@ def units(sizes: tuple[int, ...], granules: tuple[int, ...]) -> frozenset[int]:
 
 
 def put(partition: Any, work: Callable[[], None]) -> None:
-    """Have the simulated stream do something when it is waited for."""
+    """Have the simulated stream call a function when it is waited for."""
     partition.stream._stream.pending.append(work)
 
 
@@ -278,7 +278,7 @@ def test_memory_is_pinned_once_and_unpinned_from_its_start(device: Any) -> None:
             device.unpin(addressof(memory) + 1024)
 
 
-def test_what_is_pinned_is_known_by_any_part_of_one_registration(device: Any) -> None:
+def test_any_part_of_one_registration_is_recognised_as_pinned(device: Any) -> None:
     memory = create_string_buffer(8192)
     start = addressof(memory)
     with ExitStack() as pins:
@@ -353,7 +353,7 @@ def test_nothing_of_cuda_is_imported_before_it_is_asked_for() -> None:
 
 
 class Repartitioning(RuleBasedStateMachine):
-    """Tenants who come, go and change their share on a simulated GPU that fails now and then."""
+    """Tenants that are added, removed and resized on a simulated GPU that fails at random."""
 
     cuda = OLD
 

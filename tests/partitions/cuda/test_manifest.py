@@ -1,6 +1,7 @@
-"""The simulation against the real packages, which can be imported without a GPU: what it has, they have, called the same way.
+"""The simulation against the real packages, which can be imported without a GPU: every name of it exists there and is called
+the same way.
 
-The tests of partitions.cuda use up every name of the simulation, so this also says that the names it uses exist.
+The tests of partitions.cuda use every name of the simulation, so the names that partitions.cuda uses exist too.
 """
 
 import inspect
@@ -68,7 +69,7 @@ def test_a_launch_takes_the_stream_the_configuration_the_kernel_and_its_argument
 
 
 RENAMED = {"useFlags": "flags"}
-"""Parameters that later bindings call otherwise; all are given by position."""
+"""Parameters that later bindings rename; all are passed by position."""
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -29,7 +29,7 @@ def resident(memory: mmap.mmap) -> list[bool]:
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["this kernel", "an old kernel"])
-def test_every_page_is_there_afterwards_with_what_was_in_it(
+def test_populate_provides_every_page_and_keeps_its_contents(
     memory: mmap.mmap, old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if old:
@@ -47,5 +47,5 @@ def test_memory_that_is_not_the_process_s_is_an_error() -> None:
         populate(mmap.PAGESIZE, 10 * mmap.PAGESIZE)
 
 
-def test_no_memory_needs_no_pages() -> None:
+def test_populating_zero_bytes_does_nothing() -> None:
     populate(mmap.PAGESIZE, 0)

@@ -32,7 +32,7 @@ def test_a_weight_budget_is_recorded_in_the_engine_file(tmp_path: Path) -> None:
     assert artifact.options["weight_streaming_budget"] == 4096
 
 
-def test_without_one_nothing_is_recorded(tmp_path: Path) -> None:
+def test_without_a_weight_budget_nothing_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "add.plan"
     path.write_bytes(build(ADD, BuildOptions(flags=("weight_streaming",))))
     artifact = read_plan(path).artifact
@@ -41,7 +41,7 @@ def test_without_one_nothing_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("budget", "flags"), [(-1, ("weight_streaming",)), (5, ())])
-def test_a_budget_that_cannot_be_is_refused_before_the_build(budget: int, flags: tuple[str, ...]) -> None:
+def test_an_impossible_weight_budget_is_refused_before_the_build(budget: int, flags: tuple[str, ...]) -> None:
     """F74."""
     with pytest.raises(ValueError, match=f"weight_streaming_budget is {budget}; expected 0 or more, and the flag"):
         BuildOptions(flags=flags, weight_streaming_budget=budget)

@@ -1,4 +1,4 @@
-"""Builds in child processes, all of them real: the library's builder where it is installed, and children that fail."""
+"""Builds in real child processes: the library's builder where it is installed, and children that fail."""
 
 import json
 import logging
@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Path:
-    """A model that is never read to its end."""
+    """A model file that never ends (a pipe), so its build never ends."""
     path = tmp_path / "endless.onnx"
     os.mkfifo(path)
     return path
@@ -100,7 +100,7 @@ def test_a_model_is_built_by_another_process_into_the_cache_and_only_once(
     assert os.getpid() not in starts(caplog)
 
 
-def test_the_log_tells_how_far_a_build_is_and_what_the_builder_notes(
+def test_the_log_shows_the_progress_and_the_notes_of_a_build(
     tmp_path: Path, rtx: TensorRT, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "greenlane.engines")
@@ -119,7 +119,7 @@ def test_the_log_tells_how_far_a_build_is_and_what_the_builder_notes(
 def test_a_builder_that_dies_refuses_its_model_and_says_how_far_it_was(
     tmp_path: Path, source: Path, rtx: TensorRT, caplog: pytest.LogCaptureFixture, number: signal.Signals
 ) -> None:
-    """The real one, ended while it builds."""
+    """The real builder, killed while it builds."""
     caplog.set_level(logging.INFO, "greenlane.engines")
     with ThreadPoolExecutor(1) as pool:
         building = pool.submit(plan, builds(tmp_path), source)
@@ -151,7 +151,7 @@ def test_a_builder_that_crashes_is_reported_with_its_last_lines_and_advice(tmp_p
         ('print(\'{"kind": "refused", "text": "too large"}\')', "^too large$"),
     ],
 )
-def test_whatever_a_child_does_but_build_is_a_refusal(tmp_path: Path, source: Path, script: str, why: str) -> None:
+def test_a_child_that_ends_without_a_plan_is_a_refusal(tmp_path: Path, source: Path, script: str, why: str) -> None:
     with pytest.raises(ModelRefused, match=why):
         plan(builds(tmp_path, command=saying(script)), source)
 
@@ -166,21 +166,21 @@ def test_a_build_that_outlives_its_limit_is_ended(tmp_path: Path, endless: Path)
         plan(builds(tmp_path, time_limit=0.5), endless)
 
 
-def test_the_limit_is_of_the_build_and_not_of_what_was_before_it(tmp_path: Path, source: Path) -> None:
+def test_the_time_limit_begins_when_the_builder_says_that_it_began(tmp_path: Path, source: Path) -> None:
     begun = json.dumps({"kind": "begun", "process": 1})
     script = f"import signal; print({begun!r}, flush=True); signal.pause()"
     with pytest.raises(ModelRefused, match=r"took more than 0.5 s and was killed"):
         plan(builds(tmp_path, time_limit=0.5, command=saying(script)), source)
 
 
-def test_without_a_limit_a_build_takes_as_long_as_it_takes(tmp_path: Path, source: Path, rtx: TensorRT) -> None:
+def test_without_a_limit_a_build_is_never_ended(tmp_path: Path, source: Path, rtx: TensorRT) -> None:
     assert plan(builds(tmp_path, time_limit=0), source).exists()
 
 
 def test_a_file_that_is_asked_for_twice_at_once_is_built_once(
     tmp_path: Path, source: Path, rtx: TensorRT, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By one process that serves, and by two."""
+    """Asked for twice by one process, and by two processes."""
     caplog.set_level(logging.INFO, "greenlane.engines")
     one, other = builds(tmp_path), builds(tmp_path)
     with ThreadPoolExecutor(4) as pool:
@@ -200,7 +200,7 @@ def test_concurrent_requests_for_a_build_that_fails_share_its_error(tmp_path: Pa
     assert all(isinstance(error, ModelRefused) for error in errors)
 
 
-def test_closing_abandons_what_is_built_and_refuses_what_comes(tmp_path: Path, endless: Path, source: Path) -> None:
+def test_closing_ends_builds_and_refuses_new_ones(tmp_path: Path, endless: Path, source: Path) -> None:
     by, before = builds(tmp_path), children()
     with ThreadPoolExecutor(2) as pool:
         asking = [pool.submit(plan, by, endless) for _ in range(2)]
@@ -225,7 +225,7 @@ Builds().plan(Path(sys.argv[1]), BuildOptions(), "tensorrt_rtx", "1.6.1.120")
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_the_child_ends_with_the_process_that_started_it(endless: Path, number: signal.Signals) -> None:
-    """However that ends: it was killed, or interrupted at a terminal."""
+    """The parent is killed, or interrupted at a terminal."""
     with subprocess.Popen([sys.executable, "-c", SERVES, str(endless)], stderr=subprocess.DEVNULL) as serving:
         until(lambda: bool(children(serving.pid)))
         (child,) = children(serving.pid)
@@ -237,7 +237,7 @@ def test_the_child_ends_with_the_process_that_started_it(endless: Path, number: 
 
 @contextmanager
 def held(fifo: Path) -> Iterator[None]:
-    """A writer of a pipe that somebody reads, and goes on reading."""
+    """The writing end of a pipe that another process has opened for reading and reads until it is closed."""
     found: list[int] = []
 
     def opened() -> bool:
@@ -268,16 +268,16 @@ print(json.dumps({"kind": "refused", "text": json.dumps(found)}))
 
 
 def asked_of(by: Builds, path: Path, library: str) -> list[Any]:
-    """What HUMBLE found: its niceness, whether it is idle, its cores, the GPUs that it sees, and the one it may use."""
+    """What the script HUMBLE reports: niceness, whether its scheduling class is idle, cores, the GPUs it sees, and the one
+    it may use.
+    """
     with pytest.raises(ModelRefused) as refused:
         by.plan(path, OPTIONS, library, "1", "", 3)
     found: list[Any] = json.loads(str(refused.value))
     return found
 
 
-def test_builds_come_after_everybody_else_on_cores_that_they_are_given(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_builds_run_at_idle_priority_on_their_cores(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
     by, ours = builds(tmp_path, command=saying(HUMBLE)), sorted(os.sched_getaffinity(0))
     assert asked_of(by, source, "tensorrt_rtx") == [19, True, ours, "", None], "plans of this library need no GPU"
@@ -301,7 +301,7 @@ def test_a_file_that_is_no_model_is_refused_with_the_builder_s_error(tmp_path: P
         plan(builds(tmp_path), tmp_path / "nothing.onnx")
 
 
-def test_a_cache_that_cannot_be_written_refuses_what_is_to_be_built(
+def test_a_cache_that_cannot_be_written_refuses_builds(
     tmp_path: Path, source: Path, rtx: TensorRT, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file where the directory should be stops root as well."""
@@ -342,7 +342,7 @@ def test_the_first_writable_cache_directory_is_chosen_once_and_logged(tmp_path: 
     assert caplog.messages == [said]
 
 
-def test_where_none_can_be_written_the_last_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_writable_cache_directory_the_last_one_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     folder = CacheFolder([tmp_path / "file" / "one", tmp_path / "file"])
     assert folder.path() == tmp_path / "file"
@@ -352,6 +352,6 @@ def test_where_none_can_be_written_the_last_is_read(tmp_path: Path, caplog: pyte
     )
 
 
-def test_a_cache_folder_has_something_to_choose_from() -> None:
+def test_a_cache_folder_needs_at_least_one_directory() -> None:
     with pytest.raises(ValueError, match="at least one directory"):
         CacheFolder([])

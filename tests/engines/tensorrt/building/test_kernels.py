@@ -1,4 +1,4 @@
-"""Kernels that another process compiles, which is a real one, on a simulated GPU."""
+"""Kernels that another process compiles: a real process with a simulated GPU."""
 
 import logging
 import sys
@@ -31,7 +31,9 @@ def test_kernels_are_compiled_in_a_child_and_only_loaded_here(bench: Bench, tmp_
     assert bench.gpu.compiled == []
 
 
-def test_nothing_is_started_where_kernels_are_kept(bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_process_is_started_if_the_kernels_are_cached(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     plan = bench.plan()
     load_engine(plan, bench.device, builds=compiling(tmp_path, *as_simulated.COMMAND)).bind(bench.partition).close()
     dying = compiling(tmp_path, sys.executable, "-c", DIES)
@@ -56,7 +58,7 @@ def test_where_the_other_process_dies_kernels_are_compiled_here_and_the_log_says
 def test_where_the_other_process_refuses_the_reason_is_logged(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A plan that is gone when it comes to read it."""
+    """The plan was deleted before the process reads it."""
     plan = bench.plan()
     engine = load_engine(plan, bench.device, builds=compiling(tmp_path, *as_simulated.COMMAND))
     plan.unlink()
@@ -75,7 +77,7 @@ def test_an_engine_whose_builds_are_closed_is_not_bound(bench: Bench, tmp_path: 
     engine.close()
 
 
-def test_without_being_asked_to_nothing_compiles_elsewhere(
+def test_kernels_are_compiled_in_process_if_builds_do_not_compile(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "greenlane.engines")

@@ -41,7 +41,7 @@ def test_a_build_watch_passes_steps_on_until_cancelled() -> None:
     assert watch.step("phase", 0)
     assert not watch.step("phase", 1)
     assert watch.cancelled
-    assert not watch.step("phase", 1)  # Without asking again.
+    assert not watch.step("phase", 1)  # The callback is not called again.
     watch.finish("phase")
     assert seen == [Step("phase", 0.5), Step("phase", 1.0)]
     assert watch.error is None
