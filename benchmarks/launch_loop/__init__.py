@@ -1,0 +1,1 @@
+"""A launch loop in C for one tenant, and what it buys over the worker: a prototype. See docs/performance.md."""

@@ -1,0 +1,81 @@
+/* One end of a link, as server/link/ring.py and arena.py lay it out. Orders of memory accesses are those of x86-64. */
+#ifndef LINK_H
+#define LINK_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WAKE (1ull << 32)
+
+typedef struct {
+    uint32_t *tickets, *completions, *total_put; /* the cells of both rings; how many tickets were put so far */
+    unsigned char *pages;                        /* slot n: its ticket is in page 2n, its completion in page 2n + 1 */
+    uint64_t memory, memory_size;                /* the tensors: address and bytes */
+    uint32_t count, page;                        /* slots; bytes of a page */
+    int32_t ticket_event, completion_event;
+} Link;
+
+typedef struct __attribute__((packed)) {
+    uint64_t serial;
+    double deadline;
+    uint64_t capacity, start;
+    uint32_t length;
+} TicketHead;
+
+typedef struct __attribute__((packed)) {
+    int64_t began, ended;
+    uint32_t length;
+} DoneHead;
+
+static inline unsigned char *ticket_page(const Link *link, uint32_t slot) {
+    return link->pages + (uint64_t)slot * 2 * link->page;
+}
+
+static inline unsigned char *completion_page(const Link *link, uint32_t slot) {
+    return ticket_page(link, slot) + link->page;
+}
+
+static inline int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* The count of an eventfd, without the wake-ups in it. Blocks if the eventfd does; 0 if there is nothing to read. */
+static inline uint32_t read_event(int event) {
+    uint64_t value;
+    for (;;) {
+        if (read(event, &value, sizeof value) == (ssize_t)sizeof value) return (uint32_t)value;
+        if (errno != EINTR) return 0;
+    }
+}
+
+static inline void write_event(int event, uint64_t value) {
+    while (write(event, &value, sizeof value) < 0 && errno == EINTR) {
+    }
+}
+
+/* Wait until the eventfd is readable, for at most so many nanoseconds; whether it is. -1 only sleeps. */
+static inline int wait_event(int event, int64_t ns) {
+    struct pollfd file = {.fd = event, .events = POLLIN};
+    struct timespec most = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    if (ns < 0) return 0;
+    return ppoll(&file, 1, &most, NULL) > 0;
+}
+
+/* Sleep to the nanosecond and not to the next 50 us, in this thread. */
+static inline void sleep_precisely(void) { prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0); }
+
+#endif

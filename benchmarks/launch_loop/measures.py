@@ -1,0 +1,185 @@
+"""What is measured: each function runs one comparison, in rounds that take turns, and gives rows of figures."""
+
+import ctypes
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from threading import Event, Thread
+from typing import Any
+
+import numpy as np
+
+from engines import Work
+
+from .driver import Load, Outcome
+from .launcher import Options
+from .native import BLOCK, EVENT, NAP, WORD, Latencies, percentiles
+from .tenants import Tenant, Variant
+
+Row = dict[str, Any]
+
+WORKER = Variant("worker", None)
+LOOP = Variant("loop", Options())
+VARIANTS = (
+    WORKER,
+    LOOP,
+    Variant("loop, words", Options(signal=WORD)),
+    Variant("loop, words, idle spin", Options(signal=WORD, idle_spin=200_000)),
+    Variant("loop, words, naps", Options(wait=NAP, signal=WORD)),
+    Variant("loop, blocks", Options(wait=BLOCK, signal=EVENT)),
+)
+"""The worker, and ways for the loop to wait and to learn of a work's end."""
+HOLD = 0.2
+PAUSE = 0.05
+"""Seconds for which a thread holds the GIL at a time, and for which it does not."""
+RATE = 250.0
+"""Tickets a second while the interpreter is held: 64 slots last for 200 ms and more."""
+
+
+def closed_loops(tenants: Sequence[Tenant], ks: Sequence[int], variants: Sequence[Variant], seconds: float) -> Iterator[Row]:
+    """One round: all tenants at once, each with k tickets outstanding."""
+    for k in ks:
+        for variant in variants:
+            yield _phase(tenants, variant, [tenant.load(k, seconds) for tenant in tenants]) | {"outstanding": k}
+
+
+def disturbed(tenant: Tenant, variants: Sequence[Variant], seconds: float) -> Iterator[Row]:
+    """One round: tickets at a fixed rate, while other threads of this process hold the GIL, or compute, or do nothing."""
+    for name, disturbance in DISTURBANCES.items():
+        for variant in variants:
+            with disturbance():
+                row = _phase([tenant], variant, [tenant.load(tenant.slots, seconds, RATE)])
+            yield row | {"beside": name}
+
+
+def bare(tenant: Tenant, ks: Sequence[int], variants: Sequence[Variant], seconds: float) -> Iterator[Row]:
+    """One round: the engine without a link, by C and by Python, k works ahead."""
+    for k in ks:
+        for variant in variants:
+            if variant.options is None:
+                continue
+            options = variant.options._replace(ahead=k)
+            began = time.process_time()
+            count, latencies = tenant.bare(options, seconds)
+            cpu = time.process_time() - began
+            name = variant.name.replace("loop", "C")
+            yield _row([tenant], name, count / seconds, latencies, cpu / max(1, count)) | {"outstanding": k}
+        began = time.process_time()
+        count, latencies = tenant.on_thread(partial(_python_bare, tenant, k, seconds))
+        cpu = time.process_time() - began
+        yield _row([tenant], "Python", count / seconds, latencies, cpu / max(1, count)) | {"outstanding": k}
+
+
+def usable(tenant: Tenant, variants: Sequence[Variant]) -> tuple[list[Variant], list[str]]:
+    """The variants whose launches the driver takes, and what it said of the others."""
+    found, refused = [], []
+    for variant in variants:
+        try:
+            if variant.options:
+                tenant.bare(variant.options, 0.01)
+            found.append(variant)
+        except RuntimeError as error:
+            refused.append(f"{variant.name}: {error}")
+    return found, refused
+
+
+def _phase(tenants: Sequence[Tenant], variant: Variant, loads: Sequence[Load]) -> Row:
+    """All tenants at once, served by this variant."""
+    with ExitStack() as stack:
+        for tenant in tenants:
+            stack.enter_context(tenant.served_by(variant))
+        time.sleep(0.005)  # Threads have started.
+        began = time.process_time()
+        for tenant, load in zip(tenants, loads, strict=True):
+            tenant.driver.start(load)
+        outcomes = [tenant.driver.finish() for tenant in tenants]
+        cpu = time.process_time() - began
+    taken = sum(outcome.taken for outcome in outcomes)
+    rate = sum(outcome.counted / load.seconds for outcome, load in zip(outcomes, loads, strict=True))
+    worst = Latencies(*[max(getattr(outcome, name) for outcome in outcomes) for name in Latencies._fields])
+    row = _row(tenants, variant.name, rate, worst, cpu / max(1, taken))
+    row["flaw"] = "; ".join(_flaws(tenants, outcomes))
+    if variant.options and (counts := tenants[0].counts):
+        row["sleeps"], row["queries"] = counts.sleeps / max(1, counts.launched), counts.queries / max(1, counts.launched)
+    return row
+
+
+def _flaws(tenants: Sequence[Tenant], outcomes: Sequence[Outcome]) -> Iterator[str]:
+    for tenant, outcome in zip(tenants, outcomes, strict=True):
+        if outcome.flaw:
+            yield outcome.flaw
+        if wrong := tenant.wrong(outcome.slots):
+            yield f"{wrong} of {len(outcome.slots)} answers were wrong"
+
+
+def _row(tenants: Sequence[Tenant], variant: str, rate: float, latencies: Latencies, cpu: float) -> Row:
+    """Works a second of all tenants; latencies of the worst, and CPU time of this process for each work, in microseconds."""
+    return {
+        "model": tenants[0].model.name,
+        "tenants": len(tenants),
+        "variant": variant,
+        "rate": rate,
+        **latencies._asdict(),
+        "cpu": cpu * 1e6,
+        "flaw": "",
+    }
+
+
+def _python_bare(tenant: Tenant, k: int, seconds: float) -> tuple[int, Latencies]:
+    """`Executor.enqueue` and `Work.wait`, k works ahead."""
+    executor, asks = tenant.model.executor, [tenant.ask(slot) for slot in range(k)]
+    works: deque[tuple[Work, int]] = deque()
+    latencies: list[int] = []
+    until, number = time.monotonic_ns() + int(seconds * 1e9), 0
+    while (now := time.monotonic_ns()) < until:
+        if len(works) == k:
+            work, began = works.popleft()
+            work.wait()
+            latencies.append(time.monotonic_ns() - began)
+            now = time.monotonic_ns()
+        works.append((executor.enqueue(*asks[number % k]), now))
+        number += 1
+    for work, _ in works:
+        work.wait()
+    return len(latencies), percentiles(np.array(latencies, np.int64))
+
+
+@contextmanager
+def _beside(step: Callable[[], object]) -> Iterator[None]:
+    """Another thread calls it again and again during the block."""
+    stop = Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            step()
+
+    thread = Thread(target=run, name="disturbance")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _hold_gil() -> None:
+    ctypes.PyDLL(None).usleep(int(HOLD * 1e6))  # A call through PyDLL keeps the GIL.
+    time.sleep(PAUSE)
+
+
+def _compute() -> None:
+    sum(number * number for number in range(10_000))
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+DISTURBANCES: dict[str, Callable[[], Any]] = {
+    "alone": _nothing,
+    "GIL held 200 ms at a time": lambda: _beside(_hold_gil),
+    "Python computes": lambda: _beside(_compute),
+}

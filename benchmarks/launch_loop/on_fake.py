@@ -1,0 +1,151 @@
+"""Executors over the fake libcuda of fake_cuda.c, to try everything on a machine without a GPU. Its figures mean nothing."""
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from ctypes import c_int64, c_uint32, c_void_p
+from typing import Any
+
+import numpy as np
+
+from engines import Engine, Executor, Room, Signature, Tensor
+from engines.base import NO_ROOM
+from engines.datatypes import DATATYPES
+from engines.signature import Shape, TensorSpec
+from partitions import Device, Partition
+from tests.fakes import FakeDevice
+
+from .build import library
+from .launcher import Recipe
+from .native import MOST_AHEAD, address
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+SIZES = {"tiny": (256, 32, 20_000), "mob": (602_112, 4_000, 240_000), "enc": (262_144, 262_144, 400_000)}
+"""Of each model: bytes of the input and of the output, and nanoseconds that an inference takes."""
+
+
+def open_fake_cuda() -> Any:
+    """The library. Its functions take and return pointers."""
+    cuda = ctypes.CDLL(str(library("fake_cuda", ("-pthread",))))
+    cuda.fake_stream.restype = cuda.fake_graph.restype = c_void_p
+    cuda.fake_graph.argtypes = (c_int64, c_void_p, c_uint32, c_uint32, c_uint32, c_void_p)
+    cuda.fake_stream_close.argtypes = cuda.fake_graph_close.argtypes = (c_void_p,)
+    cuda.fake_fail_after.argtypes = (c_int64,)
+    return cuda
+
+
+class _Work:
+    def __init__(self, cuda: Any, event: c_void_p, outputs: tuple[Tensor, ...]) -> None:
+        self._cuda = cuda
+        self._event = event
+        self._outputs = outputs
+
+    def wait(self) -> tuple[Tensor, ...]:
+        self._cuda.cuEventSynchronize(self._event)
+        return self._outputs
+
+    def cancel(self) -> None:
+        """Do nothing, as on a GPU."""
+
+
+class FakeModel:
+    """An engine of one input and one output, and its own executor: the output is the input's bytes plus 1, repeated."""
+
+    platform = "fake"
+
+    def __init__(self, cuda: Any, name: str, partition: Partition) -> None:
+        size, answer, duration = SIZES[name]
+        self.name = name
+        self.partition = partition
+        self.executor: Executor = self
+        self.engine: Engine = self
+        self.shapes: tuple[Shape, ...] = ((size,),)
+        self.signature = Signature(
+            (TensorSpec("x", DATATYPES["UINT8"], (size,)),), (TensorSpec("y", DATATYPES["UINT8"], (answer,)),)
+        )
+        self.counted = 0
+        self._cuda = cuda
+        self._answer = answer
+        self._tables = np.zeros((MOST_AHEAD, 2, 3), np.uint64)
+        self._memory = [np.zeros(nbytes, np.uint8) for nbytes in (size, answer)]
+        self._state = np.zeros(1, np.uint64)
+        self._stream = c_void_p(cuda.fake_stream())
+        table, state = address(self._tables.data), address(self._state.data)
+        self._graph = c_void_p(cuda.fake_graph(duration, table, MOST_AHEAD, 2, 1, state))
+        self._events = [c_void_p() for _ in range(MOST_AHEAD)]
+        for event in self._events:
+            cuda.cuEventCreate(ctypes.byref(event), 0)
+
+    def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> _Work:
+        event = self._events[self.counted % MOST_AHEAD]
+        self._cuda.cuEventSynchronize(event)  # Its last inference may still be running.
+        (x,), (source, target) = inputs, self._addresses()
+        table = [(x.address, source, x.nbytes), (target, room.address, self._answer)]
+        self._tables[self.counted % MOST_AHEAD] = table
+        self._cuda.cuGraphLaunch(self._graph, self._stream)
+        self._cuda.cuEventRecord(event, self._stream)
+        self.counted += 1
+        return _Work(self._cuda, event, (Tensor((self._answer,), room.address, self._answer),))
+
+    def rebind(self, partition: Partition) -> "FakeModel":
+        return FakeModel(self._cuda, self.name, partition)
+
+    def bind(self, partition: Partition) -> "FakeModel":
+        return self.rebind(partition)
+
+    def overriding(self, **changes: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def describe(self) -> dict[str, object]:
+        return {"graphs": "captured"}
+
+    def recipe(self) -> Recipe:
+        return Recipe(
+            graph=self._graph.value or 0,
+            stream=self._stream.value or 0,
+            context=1,
+            tables=address(self._tables.data),
+            length=MOST_AHEAD,
+            device=self._addresses(),
+            outputs=((self._answer,),),
+        )
+
+    def count(self, counted: int) -> None:
+        self.counted = counted
+
+    def draw(self, seed: int) -> Bytes:
+        return np.random.default_rng(seed).integers(0, 256, self.shapes[0][0], np.uint8)
+
+    def differs(self, got: Bytes, wanted: Bytes) -> bool:
+        return bool((got != wanted).any())
+
+    def close(self) -> None:
+        """Wait for the stream, and end it."""
+        self._cuda.fake_stream_close(self._stream)
+        self._cuda.fake_graph_close(self._graph)
+        for event in self._events:
+            self._cuda.cuEventDestroy_v2(event)
+
+    def _addresses(self) -> tuple[int, ...]:
+        return tuple(address(memory.data) for memory in self._memory)
+
+
+class FakeBench:
+    """As `on_cuda.CudaBench`."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._device = FakeDevice((8,) * 16)
+        self.device: Device = self._stack.enter_context(closing(self._device))
+        self.cuda = open_fake_cuda()
+
+    def carve(self, granules: Sequence[int]) -> Partition:
+        return self._stack.enter_context(closing(self.device.carve(granules)))
+
+    def bind(self, name: str, partition: Partition) -> FakeModel:
+        model = FakeModel(self.cuda, name, partition)
+        self._stack.enter_context(closing(model))
+        return model
+
+    def close(self) -> None:
+        self._stack.close()

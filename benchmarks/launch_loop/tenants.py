@@ -1,0 +1,161 @@
+"""A tenant of the comparison: one link, one driver process, and a worker and a launch loop that serve it in turns."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from engines import Executor, Room, Tensor
+from engines.signature import Shape
+from partitions import Device, DeviceLost, Partition
+from server.link import ring
+from server.link.blocks import block_size
+from server.workers.gil_priority import GilPriorities
+from server.workers.session import Endpoint
+from server.workers.worker import Worker
+
+from .driver import Driver, Load
+from .launcher import Counts, Launcher, Options, Recipe, ticket_body
+from .native import STOPPED, Latencies
+
+KEY = "loop/1#1"
+INPUTS = 4
+"""Different inputs; slot n has input n % INPUTS."""
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Model(Protocol):
+    """A model with one input and one output on a partition; see `on_cuda.CudaModel`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def executor(self) -> Executor: ...
+
+    @property
+    def partition(self) -> Partition: ...
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]: ...
+
+    def recipe(self) -> Recipe: ...
+
+    @property
+    def counted(self) -> int: ...
+
+    def count(self, counted: int) -> None: ...
+
+    def draw(self, seed: int) -> Bytes: ...
+
+    def differs(self, got: Bytes, wanted: Bytes) -> bool: ...
+
+
+class Variant(NamedTuple):
+    """What serves the link: the worker, or a loop with these options."""
+
+    name: str
+    options: Options | None
+
+
+class Tenant:
+    """Its slots have memory of one size each, slot n from n * `capacity` on. Close it to end its driver."""
+
+    def __init__(self, device: Device, cuda: Any, model: Model, slots: int, priorities: GilPriorities) -> None:
+        self.model = model
+        self.slots = slots
+        self.counts: Counts | None = None
+        """Of the loop that served last."""
+        signature = model.executor.engine.signature
+        self._input = model.draw(0).nbytes
+        self._place = -(-self._input // 64) * 64
+        self._answer = signature.output_bytes(signature.check(model.shapes))
+        self.capacity = block_size(self._place + self._answer)
+        self._descriptors = ring.create(slots, slots * self.capacity)
+        self._link = ring.attach(self._descriptors)
+        memory = self._link.arena.memory
+        self._pinned = device.pin(memory.address, memory.nbytes)
+        self._bytes = np.frombuffer(memory.view, np.uint8).reshape(slots, self.capacity)
+        self._wanted = [self._answer_to(model.draw(seed)) for seed in range(INPUTS)]
+        for slot in range(slots):
+            self._bytes[slot, : self._input] = model.draw(slot % INPUTS)
+        self._worker = Worker(model.partition, {KEY: model.executor}, _raise, priorities)
+        self._launcher = model.partition.run(lambda: Launcher(cuda, self._link, self._descriptors, model.partition.attach))
+        self._launcher.register(ticket_body(KEY, model.shapes), signature, model.shapes, model.recipe())
+        self.driver = Driver(self._descriptors)
+
+    def load(self, outstanding: int, seconds: float, rate: float = 0.0) -> Load:
+        """For the driver."""
+        return Load(ticket_body(KEY, self.model.shapes), self.capacity, min(outstanding, self.slots), seconds, rate)
+
+    @contextmanager
+    def served_by(self, variant: Variant) -> Iterator[None]:
+        """Serve the link in the block. Outputs are blank at its beginning. Raises RuntimeError if the loop did not stop by
+        itself.
+        """
+        self._bytes[:, self._place :] = 0
+        if variant.options is None:
+            self._worker.serve(Endpoint(self._link, self._pinned))
+            try:
+                yield
+            finally:
+                self._worker.halt()
+            return
+        self._launcher.start(self.model.counted, variant.options)
+        try:
+            yield
+        finally:
+            self.counts = self._launcher.stop()
+            self.model.count(self._launcher.counted)
+        if self.counts.why != STOPPED:
+            raise RuntimeError(f"the launch loop ended: {self.counts}")
+
+    def wrong(self, slots: list[int]) -> int:
+        """In how many of these slots the output is not the right one."""
+        outputs = self._bytes[:, self._place :]
+        return sum(
+            self.model.differs(outputs[slot, : wanted.nbytes].copy(), wanted)
+            for slot, wanted in ((slot, self._wanted[slot % INPUTS]) for slot in slots)
+        )
+
+    def bare(self, options: Options, seconds: float) -> tuple[int, Latencies]:
+        """See `Launcher.bare`."""
+        try:
+            return self._launcher.bare(self.model.counted, options, self.capacity, seconds)
+        finally:
+            self.model.count(self._launcher.counted)
+
+    def on_thread(self, function: Callable[[], Any]) -> Any:
+        """Call it on a thread of the partition."""
+        return self.model.partition.run(function)
+
+    def ask(self, slot: int) -> tuple[list[Tensor], Room]:
+        """The arguments of `Executor.enqueue` for this slot."""
+        at = self._link.arena.memory.address + slot * self.capacity
+        room = Room(at + self._place, self.capacity - self._place)
+        return [Tensor(self.model.shapes[0], at, self._input)], room
+
+    def close(self) -> None:
+        """End the driver; nothing serves the link any more. Partition and executor stay."""
+        self.driver.close()
+        self._launcher_close()
+        self._pinned.close()
+        self._descriptors.close()
+
+    def _launcher_close(self) -> None:
+        self.model.partition.run(self._launcher.close)
+
+    def _answer_to(self, x: Bytes) -> Bytes:
+        """What the executor answers in slot 0."""
+        self._bytes[0, : self._input] = x
+
+        def run() -> Bytes:
+            (output,) = self.model.executor.enqueue(*self.ask(0)).wait()
+            return self._bytes[0, self._place : self._place + output.nbytes].copy()
+
+        return self.model.partition.run(run)
+
+
+def _raise(error: DeviceLost) -> None:
+    raise error
