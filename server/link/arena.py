@@ -1,12 +1,13 @@
 """The memory that the HTTP side and the device side of one tenant share, whether they are threads or processes.
 
 There are two memory files. One is the arena: the cells of the two rings, three single cells (see `ring`), and for each slot a
-page for its ticket and one for its completion; a restarted HTTP process gets a new one. The other has the tensors and lives as
-long as the tenant is served: it is page-locked for the device only once.
+page for its ticket and one for its completion; a restarted HTTP process gets a new one, and so does one whose device side is
+replaced. The other has the tensors and lives as long as the tenant is served: it is page-locked for the device only once.
 """
 
 import mmap
 import os
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -73,10 +74,20 @@ class Arena:
             slot = self._slots[index] = self._make(index)
         return slot
 
+    def adopt(self, slots: Iterable[Slot]) -> None:
+        """Use these slots, of the arena that this one replaces. Their tensors stay where they are: the memory is the same."""
+        for slot in slots:
+            slot.ticket, slot.completion = self._pages(slot.index)
+            self._slots[slot.index] = slot
+
     def _make(self, index: int) -> Slot:
-        said = _rings(self.count) + index * 2 * MESSAGE
-        ticket, completion = (self._view[at : at + MESSAGE] for at in (said, said + MESSAGE))
+        ticket, completion = self._pages(index)
         return Slot(index, self.memory.view, self.memory.address, ticket, completion)
+
+    def _pages(self, index: int) -> tuple[memoryview, memoryview]:
+        start = _rings(self.count) + index * 2 * MESSAGE
+        middle = start + MESSAGE
+        return self._view[start:middle], self._view[middle : middle + MESSAGE]
 
 
 def create(count: int) -> int:

@@ -282,7 +282,7 @@ def create(count: int, nbytes: int) -> Descriptors:
 def renew(before: Descriptors) -> Descriptors:
     """Create a link that replaces this one, with the same tensor memory.
 
-    Call it only when neither process works on tensors of the old link any more.
+    Each side changes links only when the other works on no tensors of the old link any more.
     """
     return _create(before.slots, before.nbytes, os.dup(before.memory))
 
@@ -296,9 +296,9 @@ def attach(descriptors: Descriptors, memory: TensorMemory | None = None) -> Link
     return Link(shared, Tickets(shared, descriptors.tickets), Completions(shared, descriptors.completions))
 
 
-def join(descriptors: Descriptors, shares_interpreter: bool = False) -> Link:
+def join(descriptors: Descriptors, shares_interpreter: bool = False, memory: TensorMemory | None = None) -> Link:
     """Both ends of a link in one process, where messages need no bytes; otherwise as `attach`."""
-    shared = _attach(descriptors, None)
+    shared = _attach(descriptors, memory)
     tickets, completions = Tickets(shared, descriptors.tickets, {}), Completions(shared, descriptors.completions, {})
     return Link(shared, tickets, completions, shares_interpreter)
 

@@ -23,7 +23,7 @@ class BatchRuns:
     A batch has a slot of its own, to which the inputs of its members are copied and from which their outputs are read. The
     slot is free when the work has ended and the last member was released; the work is cancelled when all members are released
     before it ends. `pending` are the lane's requests by slot, `serials` numbers its tickets, `cancel(slot, serial)` stops a
-    ticket, and `finish` ends a request with its completion.
+    ticket, and `finish` ends a request with its completion. `tickets` is replaced when the lane gets a new link.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BatchRuns:
     ) -> None:
         self._scheduler = scheduler
         self._slots = slots
-        self._tickets = tickets
+        self.tickets = tickets
         self._pending = pending
         self._serials = serials
         self._cancel = cancel
@@ -88,6 +88,14 @@ class BatchRuns:
         else:
             self._split(batch, done)
 
+    def end_all(self) -> None:
+        """The works of all batches have ended without outputs, and the lane completes their members."""
+        for batch in self.running.values():
+            batch.ended = True
+            if not batch.unreleased:
+                self._slots.release(batch.slot)
+        self.running.clear()
+
     def _split(self, batch: PendingBatch, done: Done) -> None:
         rows = [ticket.shapes[0][0] for _, _, ticket, _ in batch.members]
         try:
@@ -124,7 +132,7 @@ class BatchRuns:
             deadline = max([ticket.deadline for ticket in tickets])
             serial = next(self._serials)
             whole = Ticket(slot.index, serial, tickets[0].model, shapes, deadline, slot.capacity, slot.start)
-            self._tickets.write(whole)
+            self.tickets.write(whole)
         except (RequestError, TensorMismatch):
             self._slots.release(slot)
             return None

@@ -62,6 +62,9 @@ class Lane:
         self.refusing = self.suspended = ""
         self._scheduler = scheduler
         self._link = link
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._relinking = asyncio.Lock()
+        self._cut_off = False
         self._canceller = canceller
         self._pending: dict[int, PendingRequest] = {}
         self._abandoned: dict[int, PendingRequest] = {}
@@ -80,12 +83,14 @@ class Lane:
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Receive completions on this event loop from now on."""
+        self._loop = loop
         loop.add_reader(self._link.completions.event, self._on_completions)
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop receiving completions, and cancel all timers."""
         self._set_batch_timer(None)
         self.deadlines.close()
+        self._loop = None
         loop.remove_reader(self._link.completions.event)
 
     def statistics(self) -> LaneStatistics:
@@ -136,6 +141,50 @@ class Lane:
         self.suspended = reason
         for pending in list(self._pending.values()) if reason else ():
             pending.complete(Unavailable(reason))
+
+    def fail_in_flight(self, reason: str, queued: bool = True) -> None:
+        """The device side has ended, and no thread or device uses the memory of launched requests any more: end them at once.
+
+        They fail with Unavailable, and the memory of those that were released before is freed. Requests that only wait fail
+        too, and new ones are refused until `suspend("")`, or with `queued=False` all of them wait. Nothing is launched before
+        `relink`.
+        """
+        self._cut_off = self._scheduler.held = True
+        self._on_completions()  # Works that ended before are answered.
+        if self._loop:
+            self._loop.remove_reader(self._link.completions.event)
+        begun = self._scheduler.end_all()
+        launched = [p for p in self._pending.values() if p.slot.index in begun or (p.batch and not p.batch.ended)]
+        for pending in launched:
+            pending.ended = True
+        for pending in self._abandoned.values():
+            self.slots.release(pending.slot)
+        self._abandoned.clear()
+        self._batches.end_all()
+        self._collected = []
+        if queued:
+            self.suspend(reason)
+        for pending in launched:
+            pending.complete(Unavailable(reason))
+        self._wake_waiters()
+
+    async def relink(self, link: Link, limit: float = math.inf) -> bool:
+        """Send tickets over this link, to the same tensor memory, and take completions from it; True once that is so.
+
+        What is in flight ends on the old link before, and requests wait in the queue meanwhile. False if it does not end within
+        `limit` seconds: then the old link stays in use. Afterwards the lane uses nothing of the link that it has left.
+        """
+        self.slots.check(link.arena)
+        async with self._relinking:
+            self._scheduler.held = True
+            try:
+                ended = await self._all_ended(limit)
+                if ended:
+                    self._use(link)
+            finally:
+                self._scheduler.held = self._cut_off
+                self._launch()
+        return ended
 
     def expire(self, timeout: float) -> DeadlineExceeded:
         """Count a request that timed out after so many seconds; returns the error for it."""
@@ -209,6 +258,28 @@ class Lane:
     def model_drained(self, model: ModelKey) -> Awaitable[None]:
         """Wait until no request for this model is left."""
         return self._wait_until(lambda: not any(each.ticket.model == model for each in self._all()))
+
+    async def _all_ended(self, limit: float) -> bool:
+        """Wait until nothing is in flight, for at most so many seconds; whether that is so."""
+        try:
+            async with asyncio.timeout(None if limit == math.inf else limit):
+                await self._wait_until(lambda: not self._scheduler.busy)
+        except TimeoutError:
+            return not self._scheduler.busy
+        return True
+
+    def _use(self, link: Link) -> None:
+        """Change links; nothing is in flight. Queued tickets, which were written when they were queued, are written again."""
+        self.slots.move(link.arena)
+        for ticket in self._scheduler.waiting:
+            link.tickets.write(ticket)
+        if self._loop:
+            self._loop.remove_reader(self._link.completions.event)
+            self._loop.add_reader(link.completions.event, self._on_completions)
+        self._link, self._batches.tickets = link, link.tickets
+        self._scheduler.deferred = link.completions.deferred()
+        self._scheduler.on_host_cores = link.completions.on_host_cores()
+        self._cut_off = False
 
     def _on_completions(self) -> None:
         completions, scheduler = self._link.completions, self._scheduler

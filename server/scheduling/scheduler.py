@@ -36,7 +36,8 @@ class Scheduler:
     round trip to the worker would leave it idle between two of them, so more of them are launched ahead, but no more than take
     this long together, because a launched ticket cannot be overtaken. `deferred` is how many launched tickets the worker has
     deferred while their shapes are prepared. `on_host_cores` is whether works run on the cores that answer requests, so that
-    launching ahead gains nothing. `batchable` is how many queued requests can be batched: while there are any, use `choose` and
+    launching ahead gains nothing. While `held` is set nothing is launched; requests are queued, as many as could be queued and
+    launched otherwise. `batchable` is how many queued requests can be batched: while there are any, use `choose` and
     `launch` instead of `take`.
     """
 
@@ -47,7 +48,7 @@ class Scheduler:
         self.setting = setting
         self.batchable = 0
         self.deferred = 0
-        self.on_host_cores = False
+        self.on_host_cores = self.held = False
         self._waiting: list[Queued] = []
         self._in_flight: set[int] = set()
         self._arrivals = 0
@@ -64,6 +65,11 @@ class Scheduler:
     def in_flight(self) -> frozenset[int]:
         """The slots of all launched tickets that have not ended, deferred ones included."""
         return frozenset(self._in_flight)
+
+    @property
+    def waiting(self) -> list[Ticket]:
+        """The queue."""
+        return [entry[2] for entry in self._waiting]
 
     @property
     def busy(self) -> bool:
@@ -89,7 +95,7 @@ class Scheduler:
 
     def take(self) -> list[Ticket]:
         """The tickets to launch now, if none can be batched; they count as in flight from now on."""
-        if not self._waiting or (free := self._current_limit - self._running) <= 0:
+        if self.held or not self._waiting or (free := self._current_limit - self._running) <= 0:
             return []
         taken = [entry[2] for entry in self._waiting[:free]]
         del self._waiting[:free]
@@ -99,7 +105,7 @@ class Scheduler:
     def choose(self, now: float) -> Choice:
         """What to `launch` next, at this time on the clock of `Batchable.due`. Changes nothing."""
         running = self._running
-        if not self._waiting or running >= self._current_limit:
+        if self.held or not self._waiting or running >= self._current_limit:
             return NOTHING
         alone = self.on_host_cores or self._current_limit > self.in_flight_limit
         return choose(self._waiting, running, 1 if alone else self.in_flight_limit, now)
@@ -122,6 +128,13 @@ class Scheduler:
         if took is not None:  # The longest recent duration: rises at once, decays slowly.
             self._longest = max(1, took, self._longest - (self._longest >> 3))
             self._current_limit = max(self.in_flight_limit, self.horizon // self._longest)
+
+    def end_all(self) -> frozenset[int]:
+        """All works in flight have ended without a result, as the device side has; returns their slots."""
+        slots = self.in_flight
+        self._in_flight.clear()
+        self.deferred = 0
+        return slots
 
     def queued(self, model: ModelKey, priority: int | None = None) -> int:
         """How many tickets are queued for a model, optionally only those of one priority."""

@@ -31,6 +31,17 @@ class SlotPool:
     def statistics(self) -> SlotStatistics:
         return SlotStatistics(len(self._slots) - len(self._free), len(self._slots), self.blocks.used)
 
+    def check(self, arena: Arena) -> None:
+        """Raise ValueError unless this arena can replace the one in use: as many slots, and the same tensor memory."""
+        if arena.count != self._arena.count or arena.memory is not self._arena.memory:
+            raise ValueError(f"{arena!r} cannot replace {self._arena!r}: not as many slots, or not the same tensor memory")
+
+    def move(self, arena: Arena) -> None:
+        """Use the pages of this arena from now on. Slots in use keep their tensors, and are the same objects as before."""
+        self.check(arena)
+        arena.adopt(self._slots)
+        self._arena = arena
+
     def acquire(self) -> Slot:
         """Take a slot, which has no memory before its `reserve`. Raises QueueFull if all slots are in use."""
         if self._free:

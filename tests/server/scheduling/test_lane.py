@@ -47,10 +47,16 @@ class Hand:
     def cancel(self, slot: int, serial: int) -> None:
         self.cancelled.append((slot, serial))
 
+    def put(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = ()) -> Done:
+        """Complete the oldest ticket."""
+        done = Done(self.tickets.pop(0).slot, outputs, failure, 1, 2)
+        self._link.completions.put(done)
+        self._link.completions.ring()
+        return done
+
     async def end(self, failure: Failure | None = None, outputs: tuple[Extent, ...] = ()) -> None:
         """Complete the oldest ticket, and let the lane process its completion."""
-        self._link.completions.put(Done(self.tickets.pop(0).slot, outputs, failure, 1, 2))
-        self._link.completions.ring()
+        self.put(failure, outputs)
         await settle()
 
 

@@ -1,0 +1,214 @@
+"""Random requests over a lane whose device side ends, is replaced, and does its work, in any order.
+
+Every request ends exactly once, the queue keeps its order, what is in flight was sent once and over the link in use, and in the
+end no slot and no memory is taken.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from server.errors import Failed, RequestError, Unavailable
+from server.link import ring as links
+from server.link.blocks import UNIT
+from server.link.messages import Done, Failure
+from server.link.ring import Descriptors
+from server.link.slots import Slot
+from server.scheduling.lane import Lane
+from server.scheduling.scheduler import Scheduler
+from tests.memory import MEMORY
+
+from .test_lane import BATCHING, ROWS, SHAPES, Hand, rows_out, settle
+
+IN_FLIGHT, QUEUE, SLOTS = 2, 6, 20
+LOST = "the device's process has ended"
+
+
+class Asked(NamedTuple):
+    """A request: its slot, and how it ended."""
+
+    slot: Slot
+    ends: list[Done | RequestError]
+
+
+class LaneMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.made: list[Descriptors] = []
+        self.memory = links.attach(self._create(MEMORY)).arena.memory
+        link, self.hand = self._attach(self.made[0])
+        self.lane = Lane("acme", Scheduler(QUEUE, IN_FLIGHT), link, self.hand)
+        self.lane.open(self.loop)
+        self.asked: list[Asked] = []
+        self.dead = False
+        self.relinking: tuple[Hand, asyncio.Task[bool]] | None = None
+
+    def teardown(self) -> None:
+        """A last device side does all that is left."""
+        self._run(self._finish())
+        assert all(len(each.ends) == 1 for each in self.asked)
+        for each in self.asked:
+            self.lane.release(each.slot)
+        assert self.lane.slots.statistics()[::2] == (0, 0)
+        assert self.lane.statistics()[:3] == (0, 0, 0)
+        self.lane.close(self.loop)
+        self.loop.close()
+        for descriptors in self.made:
+            descriptors.close()
+
+    async def _finish(self) -> None:
+        self.lane.suspend("")
+        if self.dead and not self.relinking:
+            self._begin_relink()
+        while self.relinking or self.hand.tickets:
+            if self.hand.tickets:
+                self._end_oldest(None)
+            await settle()
+            self._look()
+
+    def _create(self, nbytes: int = UNIT) -> Descriptors:
+        self.made.append(links.create(SLOTS, nbytes))
+        return self.made[-1]
+
+    def _attach(self, descriptors: Descriptors) -> tuple[links.Link, Hand]:
+        here, there = (links.attach(descriptors, self.memory) for _ in range(2))
+        return here, Hand(there)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        self.loop.run_until_complete(work)
+
+    def _turn(self) -> None:
+        self._run(settle())
+        self._look()
+
+    def _look(self) -> None:
+        """See which link is used; everything in flight, and nothing else, was launched over it."""
+        if self.relinking and self.relinking[1].done():
+            assert self.relinking[1].result()
+            self.hand, self.relinking, self.dead = self.relinking[0], None, False
+        serials = [ticket.serial for ticket in self.hand.tickets]
+        assert len(set(serials)) == len(serials)
+        assert self._in_flight == {ticket.slot for ticket in self.hand.tickets}
+
+    @property
+    def _in_flight(self) -> frozenset[int]:
+        return self.lane._scheduler.in_flight
+
+    def _on_end(self, asked: Asked, end: Done | RequestError) -> None:
+        asked.ends.append(end)
+
+    @rule(batched=st.booleans(), rows=st.integers(1, 2), priority=st.integers(0, 2))
+    def submit(self, batched: bool, rows: int, priority: int) -> None:
+        async def work() -> None:
+            try:
+                slot = self.lane.take_slot()
+            except RequestError:
+                return
+            asked = Asked(slot, [])
+            self.asked.append(asked)
+            on_done = partial(self._on_end, asked)
+            if batched:
+                slot.lay_out(ROWS, [rows * 8])
+                self.lane.submit(slot, "rows", ((rows, 2),), on_done, priority, batching=BATCHING)
+            else:
+                slot.reserve(rows)
+                self.lane.submit(slot, "alone", SHAPES, on_done, priority)
+
+        self._run(work())
+        self._turn()
+
+    @precondition(lambda self: self.hand.tickets and not self.dead)
+    @rule(failure=st.sampled_from([None, Failure("raised", "a bad row")]))
+    def complete(self, failure: Failure | None) -> None:
+        self._end_oldest(failure)
+        self._turn()
+
+    @precondition(lambda self: self.hand.tickets and not self.dead)
+    @rule(lost=st.booleans())
+    def complete_and_fail(self, lost: bool) -> None:
+        """A completion arrives in the iteration in which the device side ends."""
+        self._end_oldest(None)
+        self._fail(lost)
+
+    def _end_oldest(self, failure: Failure | None) -> None:
+        ticket = self.hand.tickets[0]
+        outputs = rows_out(ticket.shapes[0][0]) if ticket.model == "rows" and failure is None else ()
+        self.hand.put(failure, outputs)
+
+    @precondition(lambda self: self.asked)
+    @rule(index=st.integers(0))
+    def release(self, index: int) -> None:
+        self.lane.release(self.asked.pop(index % len(self.asked)).slot)
+        self._turn()
+
+    @rule(queued=st.booleans())
+    def fail_in_flight(self, queued: bool) -> None:
+        self._fail(queued)
+
+    def _fail(self, queued: bool) -> None:
+        self.dead = True
+
+        async def work() -> None:
+            self.lane.fail_in_flight(LOST, queued)
+            assert self.lane.statistics()[1:3] == (0, 0)
+            if queued:
+                assert all(each.ends for each in self.asked)
+                assert self.lane.suspended == LOST
+
+        self._run(work())
+        self.hand = Hand(links.attach(self._create(), self.memory))  # It answers nothing any more.
+        self._turn()
+
+    @rule()
+    def accept(self) -> None:
+        self.lane.suspend("")
+
+    @precondition(lambda self: not self.relinking)
+    @rule()
+    def relink(self) -> None:
+        self._begin_relink()
+        self._turn()
+
+    def _begin_relink(self) -> None:
+        link, hand = self._attach(self._create())
+        self.relinking = hand, self.loop.create_task(self.lane.relink(link))
+
+    @invariant()
+    def requests_end_once_and_none_is_lost(self) -> None:
+        assert self.lane.statistics().in_flight <= IN_FLIGHT
+        for each in self.asked:
+            assert len(each.ends) <= 1
+            for end in each.ends:
+                assert isinstance(end, Done | Failed) or (isinstance(end, Unavailable) and str(end) == LOST)
+            if not each.ends:
+                pending = self.lane._pending[each.slot.index]
+                assert pending.batch or self.lane._scheduler.waits(each.slot.index) or each.slot.index in self._in_flight
+
+    @invariant()
+    def nothing_is_launched_while_the_device_side_is_gone_or_changes(self) -> None:
+        if self.relinking:
+            assert self.relinking[0].tickets == []
+        if self.dead:
+            assert self.lane.statistics().in_flight == 0
+
+    @invariant()
+    def slots_are_taken_by_requests_and_batches_only(self) -> None:
+        batches = {id(pending.batch): pending.batch for pending in self.lane._pending.values() if pending.batch}
+        running = self.lane._batches.running
+        kept = {batch.slot.index for batch in [*batches.values(), *running.values()]}
+        assert self.lane.slots.statistics().used == len(self.asked) + len(self.lane._abandoned) + len(kept)
+
+    @invariant()
+    def the_queue_keeps_its_order(self) -> None:
+        queue = [entry[:2] for entry in self.lane._scheduler._waiting]
+        assert queue == sorted(queue)
+
+
+TestLaneMachine = LaneMachine.TestCase
+TestLaneMachine.settings = settings(max_examples=60, stateful_step_count=30)
