@@ -321,7 +321,7 @@ class FakeWork:
                 raise Cancelled("cancelled")
             self._outputs = self._compute()
         except Exception as error:
-            self._error = error
+            self._error, self.parts = error, None
         self.ended = True
 
     def _compute(self) -> tuple[Tensor, ...]:

@@ -16,6 +16,10 @@ class Ticket(NamedTuple):
 
     `serial` distinguishes it from earlier tickets in the same slot. `deadline` is in seconds on the clock of `time.monotonic`,
     infinity for none. The slot's tensors are in `capacity` bytes from `start` on in the tenant's memory.
+
+    A model that answers in parts gives one part a ticket: `after` is the ticket's own serial for the first part, and that of
+    the ticket before for each later part. The answer ends with a completion without outputs. A ticket whose deadline has passed
+    frees what the device side keeps of the answer. `after` is 0 for models that answer as a whole.
     """
 
     slot: int
@@ -25,6 +29,7 @@ class Ticket(NamedTuple):
     deadline: float
     capacity: int
     start: int = 0
+    after: int = 0
 
 
 class Extent(NamedTuple):
@@ -48,9 +53,10 @@ class Failure(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An inference that has ended. `began` and `ended` are in nanoseconds on the clock of `time.monotonic_ns`.
+    """An inference that has ended, or one part of its answer (see `Ticket`).
 
-    `rows` is set on the HTTP side only, for requests that ran in a batch: the rows of the whole batch.
+    `began` and `ended` are in nanoseconds on the clock of `time.monotonic_ns`. `rows` is set on the HTTP side only, for
+    requests that ran in a batch: the rows of the whole batch.
     """
 
     slot: int

@@ -21,8 +21,8 @@ from .messages import Done, Extent, Failure, Ticket
 
 _WAKE = 1 << 32
 """Added to an eventfd's count to wake the reader without a ticket; there are never this many tickets."""
-_TICKET, _DONE = struct.Struct("=QdQQI"), struct.Struct("=qqI")
-"""What differs each time: serial, deadline, capacity, start; began, ended. Then the size of the rest, which follows."""
+_TICKET, _DONE = struct.Struct("=QdQQQI"), struct.Struct("=qqI")
+"""What differs each time: serial, deadline, capacity, start, after; began, ended. Then the size of the rest, which follows."""
 _MAX_BODY = arena.MESSAGE - _TICKET.size
 _ALL = (1 << 32) - 1
 _CACHE_SIZE = 256
@@ -50,7 +50,8 @@ class Tickets:
     """Tickets to the device side, in order. One thread writes and puts; `wake` is for any thread.
 
     Several threads of the device side may block in `listen`; everything else that reads is for one thread at a time. `kept` has
-    the ticket of each slot if both ends are in one process.
+    the ticket of each slot if both ends are in one process. `unfinished` is for the reading side: what it keeps between two
+    parts of an answer, by slot; like tickets that were given back, that is for the next reader.
     """
 
     def __init__(self, arena: Arena, event: int, kept: dict[int, Ticket] | None = None) -> None:
@@ -62,6 +63,7 @@ class Tickets:
         self._total_put = arena.total_put
         self._put_count = self._read_count = self._unread_count = 0
         self._returned: list[Ticket] = []
+        self.unfinished: dict[int, Any] = {}
         self._poller = select.poll()
 
     def __repr__(self) -> str:
@@ -72,11 +74,11 @@ class Tickets:
         if self._kept is not None:
             self._kept[ticket.slot] = ticket
             return
-        slot, serial, model, shapes, deadline, capacity, start = ticket
+        slot, serial, model, shapes, deadline, capacity, start, after = ticket
         data, page = self._serializer.encode((model, shapes)), self._arena.slot(slot).ticket
         if len(data) > _MAX_BODY:
             raise BadRequest(f"inputs: {len(shapes)} tensors have shapes too long to send, {len(data)} bytes")
-        _TICKET.pack_into(page, 0, serial, deadline, capacity, start, len(data))
+        _TICKET.pack_into(page, 0, serial, deadline, capacity, start, after, len(data))
         page[_TICKET.size : _TICKET.size + len(data)] = data
 
     def put(self, tickets: Iterable[Ticket]) -> None:
@@ -143,9 +145,9 @@ class Tickets:
         if self._kept is not None:
             return self._kept[slot]
         page = self._arena.slot(slot).ticket
-        serial, deadline, capacity, start, length = _TICKET.unpack_from(page)
+        serial, deadline, capacity, start, after, length = _TICKET.unpack_from(page)
         model, shapes = self._serializer.decode(bytes(page[_TICKET.size : _TICKET.size + length]))
-        return Ticket(slot, serial, model, shapes, deadline, capacity, start)
+        return Ticket(slot, serial, model, shapes, deadline, capacity, start, after)
 
 
 class Completions:

@@ -21,6 +21,7 @@ from ..link.slots import Slot
 from .batch_runs import BatchRuns
 from .batching import Batching
 from .deadlines import Deadlines
+from .part_runs import PartRuns, goes_on, has_begun
 from .pending import OnDone, PendingBatch, PendingRequest
 from .queue_policy import QueueLimits, QueuePolicy
 from .scheduler import Scheduler
@@ -51,8 +52,8 @@ class Lane:
     """One tenant's queue to its worker. Every method belongs to the event loop.
 
     A request passes `admit` when its headers are known, `take_slot` when its body is complete, `submit` when its inputs are in
-    the slot, and `release` at its end. `refusing` is the reason why new requests are refused, "" if they are not; `suspended`
-    is the part of it that is temporary.
+    the slot, and `release` at its end; an answer in parts also `proceed`, after each. `refusing` is the reason why new
+    requests are refused, "" if they are not; `suspended` is the part of it that is temporary.
     """
 
     def __init__(self, name: str, scheduler: Scheduler, link: Link, canceller: Canceller) -> None:
@@ -72,6 +73,7 @@ class Lane:
         self._batches = BatchRuns(
             scheduler, self.slots, link.tickets, self._pending, self._serials, canceller.cancel, self._finish
         )
+        self._parts = PartRuns(scheduler, link.tickets, self.deadlines, self._serials, self._expire)
         self._batch_timer: asyncio.TimerHandle | None = None
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._collected: list[Ticket] = []
@@ -102,7 +104,7 @@ class Lane:
     def backlog(self) -> Counter[ModelKey]:
         """How many requests are queued for each model."""
         begun = self._scheduler.in_flight
-        waiting = [p for p in self._pending.values() if not p.ended and not p.batch and p.slot.index not in begun]
+        waiting = [p for p in self._pending.values() if not (p.ended or p.batch or p.paused or p.slot.index in begun)]
         return Counter(pending.ticket.model for pending in waiting)
 
     def admit(self) -> None:
@@ -158,6 +160,7 @@ class Lane:
         for pending in launched:
             pending.ended = True
         for pending in self._abandoned.values():
+            self._scheduler.withdraw(pending.slot.index)  # One that was to free an answer in parts, which has been lost.
             self.slots.release(pending.slot)
         self._abandoned.clear()
         self._batches.end_all()
@@ -210,30 +213,43 @@ class Lane:
         timeout: float | None = None,
         batching: Batching | None = None,
         queues: QueuePolicy | None = None,
+        in_parts: bool = False,
     ) -> None:
         """Queue a decoded request; `timeout` is in seconds from now, and with `batching` it may run in a batch.
 
         Outputs of a batched request, whose completion has `rows`, are in the slot that the completion names. A request that
         ended with Outgrown may be submitted again in the same slot with a larger block; whether there is room in the queue is
-        not checked here. Raises BadRequest for shapes that are too long to send, and Unavailable if its queue of `queues` is
-        full.
+        not checked here. With `in_parts` the model answers in parts, and `on_done` is called with each; `proceed` or `release`
+        follows. Such an answer ends with a completion without outputs, or with an error. Raises BadRequest for shapes that are
+        too long to send, and Unavailable if its queue of `queues` is full.
         """
         if queues is not None:
             priority = self._check_queue(model, queues.priority(priority), queues)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        ticket = Ticket(slot.index, next(self._serials), model, shapes, deadline, slot.capacity, slot.start)
+        serial = next(self._serials)
+        ticket = Ticket(slot.index, serial, model, shapes, deadline, slot.capacity, slot.start, serial if in_parts else 0)
         self._link.tickets.write(ticket)
         batch = None
         if batching and not self._scheduler.idle and model not in self._batches.unbatchable:  # Launched at once if idle.
             batch = batching.batchable(ticket, time.monotonic())
         self._scheduler.add(ticket, priority, batch)
         pending = self._pending[slot.index] = PendingRequest(slot, ticket, on_done)
+        if in_parts:
+            pending.priority = priority
         if timeout is not None:
             pending.timeout = timeout
             self.deadlines.add(deadline, ticket.serial, partial(self._expire, pending))
         if queues is not None and (limits := queues.limits_for(priority)).timeout:
             pending.queue_deadline = time.monotonic() + limits.timeout
             self.deadlines.add(pending.queue_deadline, -ticket.serial, partial(self._expire_in_queue, pending, limits))
+        self._launch()
+
+    def proceed(self, slot: Slot) -> None:
+        """Queue the next part of the answer in this slot: `on_done` was called with a part, and not with the end.
+
+        The slot's memory is written again from now on; after Outgrown it must have a larger block, and the same part comes.
+        """
+        self._parts.proceed(self._pending[slot.index])
         self._launch()
 
     def release(self, slot: Slot) -> None:
@@ -244,10 +260,15 @@ class Lane:
             self.deadlines.remove(pending.queue_deadline, -pending.ticket.serial)
         if pending and pending.batch:
             self._batches.release(pending.batch, slot.index)  # The work runs in the batch's memory, not in this slot's.
-        elif pending and not pending.ended and not self._scheduler.withdraw(slot.index):
-            self._abandoned[slot.index] = pending
-            self._canceller.cancel(slot.index, pending.ticket.serial)
-            return
+        elif pending and not pending.ended:
+            withdrawn = self._scheduler.withdraw(slot.index)
+            if pending.paused or (withdrawn and has_begun(pending.ticket)):
+                self._free_answer(pending)
+                return
+            if not withdrawn:
+                self._abandoned[slot.index] = pending
+                self._canceller.cancel(slot.index, pending.ticket.serial)
+                return
         self.slots.release(slot)
         self._wake_waiters()
 
@@ -276,7 +297,7 @@ class Lane:
         if self._loop:
             self._loop.remove_reader(self._link.completions.event)
             self._loop.add_reader(link.completions.event, self._on_completions)
-        self._link, self._batches.tickets = link, link.tickets
+        self._link, self._batches.tickets, self._parts.tickets = link, link.tickets, link.tickets
         self._scheduler.deferred = link.completions.deferred()
         self._scheduler.on_host_cores = link.completions.on_host_cores()
         self._cut_off = False
@@ -298,18 +319,33 @@ class Lane:
 
     def _end(self, done: Done) -> None:
         if abandoned := self._abandoned.pop(done.slot, None):
-            self.slots.release(abandoned.slot)
+            if abandoned.ticket.after and goes_on(done):  # The cancellation came when the part had ended.
+                self._parts.pause(abandoned)
+                self._free_answer(abandoned)
+            else:
+                self.slots.release(abandoned.slot)
         elif batch := self._batches.running.pop(done.slot, None):
             self._batches.end(batch, done)
         else:
             self._finish(self._pending[done.slot], done)
 
     def _finish(self, pending: PendingRequest, done: Done) -> None:
+        if pending.ticket.after and goes_on(done):
+            self._parts.pause(pending)
+            if pending.on_done:
+                pending.on_done(done if done.failure is None else _error(done.failure))
+            return
         pending.ended = True
         if done.failure and done.failure.kind == "expired":
             self._expire(pending)
         else:
             pending.complete(done if done.failure is None else _error(done.failure))
+
+    def _free_answer(self, pending: PendingRequest) -> None:
+        """Have the worker free what it keeps of an answer in parts; the slot is free when that has ended."""
+        self._abandoned[pending.slot.index] = pending
+        self._parts.free(pending)
+        self._launch()
 
     def _expire(self, pending: PendingRequest) -> None:
         """Its deadline has passed, whether the timer or the worker noticed first."""

@@ -10,7 +10,10 @@ from ..link.slots import Slot
 from .batching import Batching, Queued
 
 OnDone = Callable[[Done | RequestError], None]
-"""Called once with the end of a request: its completion, Failed, Unavailable, or DeadlineExceeded once that has passed."""
+"""Called once with the end of a request: its completion, Failed, Unavailable, or DeadlineExceeded once that has passed.
+
+Of an answer in parts, it is called with each part too, and with Outgrown for a part that needs a larger block: before its end.
+"""
 
 
 @dataclass(slots=True)
@@ -18,7 +21,8 @@ class PendingRequest:
     """A request whose inputs are in its slot.
 
     `on_done` is None once it was called. `timeout` is in seconds; `queue_deadline` is until when it may be queued, on the clock
-    of `time.monotonic`; both are infinity for no limit. `ended` is set when nothing of it is queued or runs any more.
+    of `time.monotonic`; both are infinity for no limit. `ended` is set when nothing of it is queued or runs any more. An answer
+    in parts has a `ticket` for each part, of this `priority`, and is `paused` from a part's end to the next one's ticket.
     """
 
     slot: Slot
@@ -28,6 +32,8 @@ class PendingRequest:
     queue_deadline: float = math.inf
     ended: bool = False
     batch: "PendingBatch | None" = None
+    priority: int = 0
+    paused: bool = False
 
     def complete(self, end: Done | RequestError) -> None:
         """Call `on_done` with this, unless it was called before."""

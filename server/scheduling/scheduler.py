@@ -1,7 +1,8 @@
 """One tenant's bounded queue and the limit of works in flight: what runs next. Pure decisions: no clock, no thread, no I/O.
 
 1. At most `in_flight_limit` tickets are in flight; more while works are so short that all of them end within `horizon`. Tickets
-   that the worker has deferred count as queued, not as in flight.
+   that the worker has deferred count as queued, not as in flight. So do answers between two parts (`paused`), whose next part
+   is queued behind all others when it is asked for.
 2. At most `limit` requests are queued; one more is refused.
 3. The smallest priority number goes first; among equals the oldest.
 4. Requests that can be batched go as `batching` decides; a batch is one ticket in flight.
@@ -48,6 +49,7 @@ class Scheduler:
         self.setting = setting
         self.batchable = 0
         self.deferred = 0
+        self.paused = 0
         self.on_host_cores = self.held = False
         self._waiting: list[Queued] = []
         self._in_flight: set[int] = set()
@@ -166,5 +168,5 @@ class Scheduler:
 
     @property
     def _queued(self) -> int:
-        """How many wait, here or deferred by the worker."""
-        return len(self._waiting) + min(self.deferred, len(self._in_flight))
+        """How many wait: here, deferred by the worker, or for their clients to take a part."""
+        return len(self._waiting) + min(self.deferred, len(self._in_flight)) + self.paused

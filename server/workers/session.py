@@ -1,14 +1,16 @@
 """What a worker's threads share while they serve one link."""
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock, Semaphore
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from engines import Room, Work
+from engines import Room, Tensor, Work
 from partitions.base import Closing
 
+from ..errors import Unavailable
 from ..link.messages import Ticket
 from ..link.ring import Link
 from .deferred import DeferredTickets
@@ -21,6 +23,17 @@ class Endpoint(NamedTuple):
 
     link: Link
     pinned: Closing
+
+
+class Unfinished(NamedTuple):
+    """An answer between two parts: the serial of the last part's ticket, and its work.
+
+    `stored` is False if the part was larger than its slot: it waits for the next ticket, which brings a larger block.
+    """
+
+    serial: int
+    work: Work
+    stored: bool
 
 
 @dataclass(slots=True)
@@ -46,6 +59,8 @@ class Session:
         self.roles = ThreadRoles(threads, tickets.wake)
         self.deferred = DeferredTickets(tickets.take_returned(), completions.report_deferred, tickets.wake)
         self.flights: deque[InFlight] = deque()
+        self.unfinished: dict[int, Unfinished] = tickets.unfinished
+        """By slot, the answers that go on with their next ticket. The link's: the next worker goes on with them."""
         self.enqueuing = Lock()
         self.reporting = Lock()
         self.ended: Future[None] = Future()
@@ -58,3 +73,22 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.roles!r}, {len(self.flights)} in flight, {self.deferred!r}>"
+
+    def enqueue_part(self, ticket: Ticket, executor: Any, inputs: Sequence[Tensor]) -> Work:
+        """Begin an answer in parts, or go on with one. Raises Unavailable if it was begun on another link.
+
+        Parts get no room: one that turns out to be larger than its slot must outlive the slot's block.
+        """
+        last = self.unfinished.pop(ticket.slot, None)
+        work: Work
+        if ticket.after == ticket.serial:
+            work = executor.enqueue(inputs)
+        elif last is None or last.serial != ticket.after:
+            raise Unavailable("the answer cannot go on: the worker that had begun it has ended; send the request again")
+        else:
+            work = executor.proceed(last.work) if last.stored else last.work
+        return work
+
+    def keep(self, flight: InFlight, stored: bool) -> None:
+        """Keep an answer, of which a part has ended, until its next ticket comes; `stored` is as in `Unfinished`."""
+        self.unfinished[flight.ticket.slot] = Unfinished(flight.ticket.serial, flight.work, stored)

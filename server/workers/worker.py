@@ -4,6 +4,9 @@ One thread waits for the oldest work in flight while the other listens for ticke
 is never empty while the HTTP side may launch more (see `server.workers.thread_roles`). On CPU partitions
 (`Partition.host_cores`) the thread that waits for a work also runs it, and there is no second thread, which would only take
 its time. No error of a model ends the threads.
+
+An answer in parts is a ticket for each part, so other tickets run between two parts, and the limit on execution time applies to
+each. What is kept between two parts belongs to the link: a worker on another partition goes on with it.
 """
 
 import logging
@@ -17,7 +20,7 @@ from typing import Any
 from engines import Cancelled, Executor
 from partitions import DeviceLost, Partition
 
-from ..errors import Outgrown
+from ..errors import Outgrown, Unavailable
 from ..link.messages import Done, Extent, Failure, ModelKey, Ticket
 from .cancellations import WITHDRAWN, Cancellations
 from .deferred import error_of
@@ -191,6 +194,8 @@ class Worker:
         finally:
             if session.roles.end():
                 self._priorities.remove(session.priority)
+                if self._cancellations.abandoned:
+                    session.unfinished.clear()
                 if session.error:
                     self._fail_in_flight(session)
                 session.ended.set_result(None)
@@ -280,6 +285,7 @@ class Worker:
     def _start(self, session: Session, ticket: Ticket, again: bool = False) -> None:
         """Enqueue a ticket, defer it (perhaps `again`), or report it as failed."""
         if refused := self._cancellations.refusal(ticket):
+            session.unfinished.pop(ticket.slot, None)
             self._fail(session, ticket.slot, refused, time.monotonic_ns())
             return
         try:
@@ -289,7 +295,8 @@ class Worker:
             slot = session.link.arena.slot(ticket.slot)
             slot.use_block(ticket.start, ticket.capacity)
             inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
-            flight = InFlight(ticket, executor.enqueue(inputs, room), room)
+            work = executor.enqueue(inputs, room) if not ticket.after else session.enqueue_part(ticket, executor, inputs)
+            flight = InFlight(ticket, work, room)
         except Exception as error:
             self._fail(session, ticket.slot, self._failure(error), time.monotonic_ns())
             return
@@ -338,7 +345,11 @@ class Worker:
             session.priority.start_completing()
             self._last_model, self._last_duration = model, ended - began
             extents = session.link.arena.slot(slot).store_outputs(outputs, flight.room)
+            if flight.ticket.after and outputs:
+                session.keep(flight, True)
         except Exception as error:
+            if flight.ticket.after and isinstance(error, Outgrown):
+                session.keep(flight, False)
             self._fail(session, slot, self._cancellations.reason(flight.ticket, error) or self._failure(error), began)
         else:
             self._end(session, Done(slot, extents, None, began, ended))
@@ -368,6 +379,8 @@ class Worker:
             return Failure("lost", text)
         if isinstance(error, Outgrown):
             return Failure("outgrown", str(error.nbytes))
+        if isinstance(error, Unavailable):
+            return Failure("stopped", text)
         return Failure("cancelled" if isinstance(error, Cancelled) else "raised", text)
 
 

@@ -100,10 +100,10 @@ class Interleavings(RuleBasedStateMachine):
         used = {ticket.slot for ticket in tickets} | {done.slot for done in dones}
         return [slot for slot in range(SLOTS) if slot not in used]
 
-    @rule(data=st.data(), shapes=SHAPES, deadline=st.floats(allow_nan=False))
-    def put(self, data: st.DataObject, shapes: Any, deadline: float) -> None:
+    @rule(data=st.data(), shapes=SHAPES, deadline=st.floats(allow_nan=False), after=st.integers(0, (1 << 64) - 1))
+    def put(self, data: st.DataObject, shapes: Any, deadline: float, after: int) -> None:
         slots = data.draw(st.lists(st.sampled_from(self.free()), unique=True)) if self.free() else []
-        tickets = [Ticket(slot, next(self.serials), KEY, shapes, deadline, 64) for slot in slots]
+        tickets = [Ticket(slot, next(self.serials), KEY, shapes, deadline, 64, 0, after) for slot in slots]
         put(self.link, *tickets)
         self.tickets.extend(tickets)
 

@@ -19,7 +19,7 @@ from server.workers.gil_priority import GilPriorities
 from server.workers.session import Endpoint
 from server.workers.worker import BUNDLE, MAX_RESUMED, Worker
 from tests.contract import in_a_thread
-from tests.fakes import FakeDevice, FakeEngine, FakePartition, Script
+from tests.fakes import ComputeParts, FakeDevice, FakeEngine, FakePartition, Script
 from tests.memory import Watched, watched
 
 FP32 = DATATYPES["FP32"]
@@ -45,10 +45,12 @@ class Interrupted(Script):
 class Bench:
     """A worker with one model on a fake partition, its endpoint, and its completions."""
 
-    def __init__(self, link: Link, tickets: Watched, priorities: GilPriorities | None = None) -> None:
+    def __init__(
+        self, link: Link, tickets: Watched, priorities: GilPriorities | None = None, compute_parts: ComputeParts | None = None
+    ) -> None:
         self.script = Interrupted()
         self.device = FakeDevice()
-        self.engine = FakeEngine(SIGNATURE, self.script)
+        self.engine = FakeEngine(SIGNATURE, self.script, compute_parts=compute_parts)
         self.link = link
         self.tickets = tickets
         self.endpoint = Endpoint(link, self.device.pin(0, 0))
@@ -114,10 +116,10 @@ class Bench:
 
 
 @contextmanager
-def benched(priorities: GilPriorities | None = None) -> Iterator[Bench]:
+def benched(priorities: GilPriorities | None = None, compute_parts: ComputeParts | None = None) -> Iterator[Bench]:
     """A bench whose worker does not serve yet."""
     descriptors, link, tickets = watched(SLOTS)
-    bench = Bench(link, tickets, priorities)
+    bench = Bench(link, tickets, priorities, compute_parts)
     yield bench
     bench.worker.close()
     assert bench.partition.closed
