@@ -59,7 +59,7 @@ class PartRuns:
 
     def _queue(self, pending: PendingRequest, deadline: float, priority: int) -> None:
         slot, last = pending.slot, pending.ticket
-        serial, after = next(self._serials), last.serial
+        serial, after = next(self._serials), last.serial if pending.paused else last.after  # Withdrawn, the last did not run.
         pending.ticket = Ticket(slot.index, serial, last.model, last.shapes, deadline, slot.capacity, slot.start, after)
         self._tickets.write(pending.ticket)
         if pending.paused:
