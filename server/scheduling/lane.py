@@ -8,24 +8,25 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from itertools import count
 from typing import NamedTuple, Protocol
 
 from ..config.tables import dotted
-from ..errors import DeadlineExceeded, Failed, Outgrown, QueueFull, RequestError, Unavailable
-from ..link.messages import Done, Failure, ModelKey, Ticket
+from ..errors import DeadlineExceeded, QueueFull, Unavailable
+from ..link.messages import Done, ModelKey, Ticket
 from ..link.ring import Link
 from ..link.slots import Slot
 from .batch_runs import BatchRuns
 from .batching import Batching
 from .deadlines import Deadlines
 from .part_runs import PartRuns, goes_on, has_begun
-from .pending import OnDone, PendingBatch, PendingRequest
+from .pending import OnDone, PendingBatch, PendingRequest, error_of
 from .queue_policy import QueueLimits, QueuePolicy
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
+from .waiters import Waiters
 
 
 class LaneStatistics(NamedTuple):
@@ -75,7 +76,7 @@ class Lane:
         )
         self._parts = PartRuns(scheduler, link.tickets, self.deadlines, self._serials, self._expire)
         self._batch_timer: asyncio.TimerHandle | None = None
-        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._waiters = Waiters()
         self._collected: list[Ticket] = []
         self._flush_scheduled = False
         self._rejected = self._expired = self._invalid = 0
@@ -169,7 +170,7 @@ class Lane:
             self.suspend(reason)
         for pending in launched:
             pending.complete(Unavailable(reason))
-        self._wake_waiters()
+        self._waiters.wake()
 
     async def relink(self, link: Link, limit: float = math.inf) -> bool:
         """Send tickets over this link, to the same tensor memory, and take completions from it; True once that is so.
@@ -270,21 +271,21 @@ class Lane:
                 self._canceller.cancel(slot.index, pending.ticket.serial)
                 return
         self.slots.release(slot)
-        self._wake_waiters()
+        self._waiters.wake()
 
     def drained(self) -> Awaitable[None]:
         """Wait until every request has been answered and released."""
-        return self._wait_until(lambda: not self._all())
+        return self._waiters.wait_until(lambda: not self._all())
 
     def model_drained(self, model: ModelKey) -> Awaitable[None]:
         """Wait until no request for this model is left."""
-        return self._wait_until(lambda: not any(each.ticket.model == model for each in self._all()))
+        return self._waiters.wait_until(lambda: not any(each.ticket.model == model for each in self._all()))
 
     async def _all_ended(self, limit: float) -> bool:
         """Wait until nothing is in flight, for at most so many seconds; whether that is so."""
         try:
             async with asyncio.timeout(None if limit == math.inf else limit):
-                await self._wait_until(lambda: not self._scheduler.busy)
+                await self._waiters.wait_until(lambda: not self._scheduler.busy)
         except TimeoutError:
             return not self._scheduler.busy
         return True
@@ -315,7 +316,7 @@ class Lane:
             self.deadlines.fire_due()
             self._end(done)
         self._launch()
-        self._wake_waiters()
+        self._waiters.wake()
 
     def _end(self, done: Done) -> None:
         if abandoned := self._abandoned.pop(done.slot, None):
@@ -333,13 +334,13 @@ class Lane:
         if pending.ticket.after and goes_on(done):
             self._parts.pause(pending)
             if pending.on_done:
-                pending.on_done(done if done.failure is None else _error(done.failure))
+                pending.on_done(done if done.failure is None else error_of(done.failure))
             return
         pending.ended = True
         if done.failure and done.failure.kind == "expired":
             self._expire(pending)
         else:
-            pending.complete(done if done.failure is None else _error(done.failure))
+            pending.complete(done if done.failure is None else error_of(done.failure))
 
     def _free_answer(self, pending: PendingRequest) -> None:
         """Have the worker free what it keeps of an answer in parts; the slot is free when that has ended."""
@@ -403,31 +404,3 @@ class Lane:
         if due is not None:  # Event loops count in whole milliseconds.
             delay = math.ceil((due - time.monotonic()) * 1000) / 1000
             self._batch_timer = asyncio.get_running_loop().call_later(delay, self._launch)
-
-    async def _wait_until(self, condition: Callable[[], bool]) -> None:
-        if not condition():
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append((condition, waiter))
-            await waiter
-
-    def _wake_waiters(self) -> None:
-        if not self._waiters:
-            return
-        waiting, self._waiters = self._waiters, []
-        for condition, waiter in waiting:
-            if not condition():
-                self._waiters.append((condition, waiter))
-            elif not waiter.done():
-                waiter.set_result(None)
-
-
-def _error(failure: Failure) -> RequestError:
-    if failure.kind == "lost":
-        return Unavailable(f"the device is lost: {failure.text}")
-    if failure.kind == "stopped":
-        return Unavailable(failure.text)
-    if failure.kind == "overrun":
-        return DeadlineExceeded(failure.text)
-    if failure.kind == "outgrown":
-        return Outgrown(int(failure.text))
-    return Failed(f"the model raised: {failure.text}")

@@ -23,7 +23,7 @@ _PASSED = 0.0
 class PartRuns:
     """The answers in parts of one lane. Belongs to the event loop.
 
-    `serials` numbers its tickets, and `expire` ends a request whose deadline has passed.
+    `tickets` are those of the lane's current link, `serials` numbers them, and `expire` ends a request whose deadline has passed.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class PartRuns:
         expire: Callable[[PendingRequest], None],
     ) -> None:
         self._scheduler = scheduler
-        self._tickets = tickets
+        self.tickets = tickets
         self._deadlines = deadlines
         self._serials = serials
         self._expire = expire
@@ -61,7 +61,7 @@ class PartRuns:
         slot, last = pending.slot, pending.ticket
         serial, after = next(self._serials), last.serial if pending.paused else last.after  # Withdrawn, the last did not run.
         pending.ticket = Ticket(slot.index, serial, last.model, last.shapes, deadline, slot.capacity, slot.start, after)
-        self._tickets.write(pending.ticket)
+        self.tickets.write(pending.ticket)
         if pending.paused:
             pending.paused = False
             self._scheduler.paused -= 1

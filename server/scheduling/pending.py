@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..errors import RequestError
-from ..link.messages import Done, Ticket
+from ..errors import DeadlineExceeded, Failed, Outgrown, RequestError, Unavailable
+from ..link.messages import Done, Failure, Ticket
 from ..link.slots import Slot
 from .batching import Batching, Queued
 
@@ -52,3 +52,16 @@ class PendingBatch:
     members: Sequence[Queued]
     unreleased: set[int]
     ended: bool = False
+
+
+def error_of(failure: Failure) -> RequestError:
+    """The error that a request ends with for a failure of its work."""
+    if failure.kind == "lost":
+        return Unavailable(f"the device is lost: {failure.text}")
+    if failure.kind == "stopped":
+        return Unavailable(failure.text)
+    if failure.kind == "overrun":
+        return DeadlineExceeded(failure.text)
+    if failure.kind == "outgrown":
+        return Outgrown(int(failure.text))
+    return Failed(f"the model raised: {failure.text}")

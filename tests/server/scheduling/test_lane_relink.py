@@ -10,7 +10,7 @@ import pytest
 from server.errors import DeadlineExceeded, Unavailable
 from server.link import ring as links
 from server.link.blocks import UNIT
-from server.link.messages import Failure
+from server.link.messages import Extent, Failure
 from server.link.ring import Descriptors, Link
 from server.scheduling.batching import Batching
 from server.scheduling.lane import Lane
@@ -494,3 +494,26 @@ async def test_old_links_are_unmapped(lane: Lane, hand: Hand, made: Links) -> No
         descriptors.close()
         counts.append(mapped())
     assert counts[1] == counts[2]
+
+
+async def test_an_answer_between_two_parts_that_was_released_is_freed_with_the_device_side(lane: Lane, hand: Hand) -> None:
+    slot = lane.take_slot()
+    lane.submit(slot, "m", SHAPES, lambda end: None, in_parts=True)
+    await hand.end(outputs=(Extent((1,), 0, 4),))
+    ask(lane)  # Is in flight, so that the ticket that frees the answer has to wait.
+    lane.release(slot)
+    lane.fail_in_flight(LOST)
+    assert lane.slots.statistics().used == 1
+    assert lane.statistics()[:3] == (0, 0, 0)
+
+
+async def test_an_answer_between_two_parts_goes_on_over_another_link_and_its_ticket_names_the_last(
+    lane: Lane, hand: Hand, another: Callable[[], tuple[Link, Hand]]
+) -> None:
+    slot = lane.take_slot()
+    lane.submit(slot, "m", SHAPES, lambda end: None, in_parts=True)
+    await hand.end(outputs=(Extent((1,), 0, 4),))
+    link, other = another()
+    assert await lane.relink(link)
+    lane.proceed(slot)
+    assert [(ticket.serial, ticket.after) for ticket in other.tickets] == [(2, 1)]
