@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from functools import partial
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ..config.tables import dotted
 from ..errors import DeadlineExceeded, QueueFull, Unavailable
@@ -22,7 +22,7 @@ from .batch_runs import BatchRuns
 from .batching import Batching
 from .deadlines import Deadlines
 from .part_runs import PartRuns, goes_on, has_begun
-from .pending import OnDone, PendingBatch, PendingRequest, error_of
+from .pending import Canceller, OnDone, PendingBatch, PendingRequest, error_of
 from .queue_policy import QueueLimits, QueuePolicy
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
@@ -40,13 +40,6 @@ class LaneStatistics(NamedTuple):
     rejected: int
     expired: int = 0
     invalid: int = 0
-
-
-class Canceller(Protocol):
-    """What the lane asks of the device side besides running tickets."""
-
-    def cancel(self, slot: int, serial: int) -> None:
-        """Stop this ticket if that is possible, asynchronously; its completion still comes."""
 
 
 class Lane:

@@ -23,7 +23,8 @@ _PASSED = 0.0
 class PartRuns:
     """The answers in parts of one lane. Belongs to the event loop.
 
-    `tickets` are those of the lane's current link, `serials` numbers them, and `expire` ends a request whose deadline has passed.
+    `tickets` are those of the lane's current link, and `serials` numbers them; `expire` ends a request whose deadline has
+    passed.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..errors import DeadlineExceeded, Failed, Outgrown, RequestError, Unavailable
 from ..link.messages import Done, Failure, Ticket
@@ -14,6 +15,13 @@ OnDone = Callable[[Done | RequestError], None]
 
 Of an answer in parts, it is called with each part too, and with Outgrown for a part that needs a larger block: before its end.
 """
+
+
+class Canceller(Protocol):
+    """What the lane asks of the device side besides running tickets."""
+
+    def cancel(self, slot: int, serial: int) -> None:
+        """Stop this ticket if that is possible, asynchronously; its completion still comes."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ from ..errors import Misdirected
 from ..link import ring as links
 from ..link.ring import Descriptors, Link
 from ..protocol.request import Limits
-from ..scheduling.lane import Canceller, Lane
+from ..scheduling.lane import Lane
+from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import Scheduler
 from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel
