@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -27,6 +28,7 @@ from .admin.models import LocalModelControl
 from .api import cors, docs, framework, metadata, model_control
 from .config.file import load
 from .config.schema import Config, ConfigError
+from .control.controller import Controller
 from .device.model_loader import Read
 from .device.runtime import Runtime
 from .errors import Unavailable
@@ -69,9 +71,9 @@ def open_configured(config: Config) -> Device:
 
 
 class Application:
-    """Greenlane as an ASGI application; its runtime lives from lifespan startup to shutdown.
+    """Greenlane as an ASGI application; its devices are open from lifespan startup to shutdown.
 
-    `source` returns the configuration as a context manager, which is entered and left on a thread, the latter after the runtime
+    `source` returns the configuration as a context manager, which is entered and left on a thread, the latter after everything
     is closed. `opener` opens the device. `prepare` is called with the configuration before anything is opened; it raises
     ConfigError for a configuration that cannot be served in this way. `abandon` ends the process with a status when the device
     is lost, which nothing can be closed after, or when shutdown takes too long.
@@ -88,15 +90,15 @@ class Application:
         self._prepare = prepare
         self._opener = opener
         self._abandon = abandon
-        self._opened: tuple[Service, Runtime] | None = None
+        self._opened: tuple[Service, Controller] | None = None
         self.infer = Infer(self.service)
         self._with_cors: asgi.Application = self._answer
         self._web = framework.build(
             (metadata.router, model_control.router, docs.router, *ROUTERS),
             self.lifespan,
             service=self.service,
-            runtime=self.runtime,
-            model_control=LocalModelControl(self.runtime),
+            controller=self.controller,
+            model_control=LocalModelControl(self.controller),
         )
 
     def __repr__(self) -> str:
@@ -115,15 +117,15 @@ class Application:
         """The HTTP side. Raises Unavailable before startup and after shutdown."""
         return self._require_open()[0]
 
-    def runtime(self) -> Runtime:
-        """The device side. Raises Unavailable before startup and after shutdown."""
+    def controller(self) -> Controller:
+        """The control plane. Raises Unavailable before startup and after shutdown."""
         return self._require_open()[1]
 
     def unanswered(self) -> int:
         """The number of accepted requests that are not answered yet."""
         return self._opened[0].unanswered if self._opened else 0
 
-    def _require_open(self) -> tuple[Service, Runtime]:
+    def _require_open(self) -> tuple[Service, Controller]:
         if self._opened is None:
             raise Unavailable("the server is starting")
         return self._opened
@@ -145,30 +147,29 @@ class Application:
             async with Watchdog(config.server):
                 self._prepare(config)
                 device = self._opener(config)
-                config.fit(device.unit, device.granules)
-                service, runtime = assemble(config, device)
-                self._opened = service, runtime
+                service, controller = assemble(config, device)
+                self._opened = service, controller
                 self._with_cors = cors.allow(self._answer, config.server.cors_origins)
                 log_compilation()
                 docs.document(), admin_docs.document()
-                await runtime.start()
-                async with self._running(runtime):
+                await controller.start()
+                async with self._running(controller):
                     yield
         finally:
             self._opened = None
             await asyncio.to_thread(source.__exit__, None, None, None)
 
     @asynccontextmanager
-    async def _running(self, runtime: Runtime) -> AsyncIterator[None]:
-        """End in order by SIGTERM, by the end of this block, or at once if the device is lost. Closes the runtime."""
-        end = ServerEnd(runtime, self._abandon)
+    async def _running(self, controller: Controller) -> AsyncIterator[None]:
+        """End in order by SIGTERM, by the end of this block, or at once if the device is lost. Closes the controller."""
+        end = ServerEnd(controller, self._abandon)
         restore = _drain_on_sigterm(end.drain)
         losing = asyncio.create_task(self._exit_when_device_lost(end))
         try:
             yield
         finally:
             restore()
-            await runtime.close()
+            await controller.close()
             losing.cancel()
             end.close()
             end.cancel_timer()
@@ -177,11 +178,14 @@ class Application:
         self._abandon(await end.device_lost())
 
 
-def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[Service, Runtime]:
-    """Both sides in one process; `read` loads engines from model files."""
+def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[Service, Controller]:
+    """Everything in one process; `read` loads engines from model files."""
     frontends = {name: open_local(tenant, only=len(config.tenants) == 1) for name, tenant in config.tenants.items()}
     service = Service(config, [frontend.tenant for frontend in frontends.values()])
-    return service, Runtime(config, device, frontends, service.set_state, read)
+    controller = Controller(config, frontends, service.set_state)
+    runtime = Runtime(config, device, frontends, partial(controller.on_state, tuple(frontends)), controller.on_lost, read)
+    controller.add(dict.fromkeys(frontends, runtime))
+    return service, controller
 
 
 def _in_lines(send: Send) -> Send:

@@ -1,16 +1,16 @@
-"""FastAPI dependencies of the process that owns the device: its runtime."""
+"""FastAPI dependencies of the process that decides: its controller."""
 
 from typing import Annotated
 
 from fastapi import Depends, Request
 
-from ..device.runtime import Runtime
+from ..control.controller import Controller
 
 
-def runtime(request: Request) -> Runtime:
-    """The runtime behind this application. Raises Unavailable while the server starts."""
-    found: Runtime = request.app.state.runtime()
+def controller(request: Request) -> Controller:
+    """The controller behind this application. Raises Unavailable while the server starts."""
+    found: Controller = request.app.state.controller()
     return found
 
 
-RuntimeDep = Annotated[Runtime, Depends(runtime)]
+ControllerDep = Annotated[Controller, Depends(controller)]

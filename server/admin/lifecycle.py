@@ -5,7 +5,7 @@ import gc
 from collections.abc import Callable
 from threading import Timer
 
-from ..device.runtime import Runtime
+from ..control.controller import Controller
 from ..host.exit_codes import NEEDS_RESTART
 from ..host.shutdown_timer import end_in_time
 from . import docs, metrics, partitions
@@ -18,29 +18,29 @@ _EXIT_DELAY = 0.2
 
 
 class ServerEnd:
-    """How a server with a started runtime ends: by a drain, or because the device is lost. Belongs to the event loop.
+    """How a server with a started controller ends: by a drain, or because the device is lost. Belongs to the event loop.
 
     `kill` ends the process with an exit status, from any thread. It is called if the drain and what follows take too long.
     """
 
-    def __init__(self, runtime: Runtime, kill: Callable[[int], object]) -> None:
-        self._runtime = runtime
+    def __init__(self, controller: Controller, kill: Callable[[int], object]) -> None:
+        self._controller = controller
         self._kill = kill
         self._timer: Timer | None = None
-        self._freezing = asyncio.create_task(_freeze(runtime))
+        self._freezing = asyncio.create_task(_freeze(controller))
 
     def __repr__(self) -> str:
         return f"<ServerEnd{', draining' * bool(self._timer)}>"
 
     async def drain(self) -> None:
         """Refuse new requests, and wait until those that were accepted are answered or `drain_timeout` has passed."""
-        server = self._runtime.config.server
+        server = self._controller.config.server
         self._timer = end_in_time(server.drain_grace, server.drain_timeout, lambda: self._kill(0))
-        await self._runtime.drain(server.drain_grace)
+        await self._controller.drain(server.drain_grace)
 
     async def device_lost(self) -> int:
         """Wait until the device is lost and clients have their responses. Returns the exit status."""
-        await self._runtime.device_gone.wait()
+        await self._controller.device_gone.wait()
         await asyncio.sleep(_EXIT_DELAY)
         return NEEDS_RESTART
 
@@ -54,8 +54,8 @@ class ServerEnd:
             self._timer.cancel()
 
 
-async def _freeze(runtime: Runtime) -> None:
+async def _freeze(controller: Controller) -> None:
     """Exclude from garbage collection what is there once all models were tried: a full collection would stop all for 35 ms."""
-    await runtime.loaded()
+    await controller.loaded()
     gc.collect()
     gc.freeze()

@@ -23,10 +23,11 @@ from prometheus_client.registry import Collector
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import Responses, errors, operation_id
 from ..config.schema import TenantConfig
-from ..device.runtime import Runtime
+from ..control.controller import Controller
+from ..control.descriptions import Execution
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, ModelStatistics
-from .dependencies import RuntimeDep
+from .dependencies import ControllerDep
 
 router = APIRouter(tags=["Metrics"], dependencies=[RequireAdmin], generate_unique_id_function=operation_id)
 
@@ -110,19 +111,25 @@ _DOCUMENTED: Responses = {
 
 
 @router.get("/metrics", response_class=Response, responses={**_DOCUMENTED, **errors(400, 401, 503)})
-async def metrics(runtime: RuntimeDep) -> Response:
+async def metrics(controller: ControllerDep) -> Response:
     """All counts, by tenant and model."""
     registry = CollectorRegistry()
-    registry.register(RuntimeCollector(runtime, await runtime.reports()))
+    registry.register(ServerCollector(controller, await controller.reports(), await controller.executions()))
     text = _UNTYPED.sub(rb"\1 counter", generate_latest(registry))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-class RuntimeCollector(Collector):
-    """The metrics of a runtime at one moment; `reports` are those of its tenants."""
+class ServerCollector(Collector):
+    """The metrics of a server at one moment; `reports` are those of its tenants, `executions` those of their models."""
 
-    def __init__(self, runtime: Runtime, reports: Sequence[tuple[TenantConfig, Report]]) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        controller: Controller,
+        reports: Sequence[tuple[TenantConfig, Report]],
+        executions: Sequence[Execution],
+    ) -> None:
+        self._controller = controller
+        self._executions = executions
         self._reports = reports
 
     def collect(self) -> Iterator[Metric]:
@@ -132,7 +139,7 @@ class RuntimeCollector(Collector):
         yield _histogram(served)
         yield from _failures(served)
         yield _pending(served)
-        yield from self._executions()
+        yield from self._models()
         yield from self._requests()
         yield from self._granules()
 
@@ -140,16 +147,16 @@ class RuntimeCollector(Collector):
         return [item.name, item.version, tenant, self._partition(tenant)]
 
     def _partition(self, tenant: str) -> str:
-        held = self._runtime.manager.held.get(tenant)
+        held = self._controller.partition(tenant)
         return "-".join(map(str, held.granules)) if held else ""
 
-    def _executions(self) -> Iterator[Metric]:
+    def _models(self) -> Iterator[Metric]:
         """Executors' counts. They begin at 0 again when a model is loaded or moved, as Prometheus allows."""
         graphs = GaugeMetricFamily(
             "greenlane_model_graphs", "1 for the kind of CUDA graph that the model runs by", labels=[*_MODEL_LABELS, "graphs"]
         )
         families = {name: CounterMetricFamily(*about, labels=_MODEL_LABELS) for name, about in COUNTED.items()}
-        for execution in self._runtime.executions():
+        for execution in self._executions:
             labels = [execution.name, execution.version, execution.tenant]
             graphs.add_metric([*labels, str(execution.description["graphs"])], 1)
             counts = execution.description.get("counts")
@@ -168,11 +175,11 @@ class RuntimeCollector(Collector):
     def _granules(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("greenlane_partition_granules", "Granules held", labels=["tenant", "partition"])
         for tenant, _ in self._reports:
-            partition = self._runtime.manager.held.get(tenant.name)
+            partition = self._controller.partition(tenant.name)
             held.add_metric([tenant.name, self._partition(tenant.name)], len(partition.granules) if partition else 0)
         yield held
-        yield GaugeMetricFamily("greenlane_ready", "1 while the server accepts new work", value=float(self._runtime.ready))
-        changes = self._runtime.statistics().repartitions
+        yield GaugeMetricFamily("greenlane_ready", "1 while the server accepts new work", value=float(self._controller.ready))
+        changes = self._controller.repartitions
         yield CounterMetricFamily("greenlane_repartitions", "Repartitions, the initial partitions included", value=changes)
 
 

@@ -367,22 +367,25 @@ class Config(Section, frozen=True):
             return self.server.max_execution, "server.max_execution"
         return own, dotted(("tenants", tenant, "max_execution"))
 
-    def counts(self, unit: str, sizes: Sequence[int]) -> tuple[dict[str, int], list[str]]:
-        """Granules by tenant on such a device (see `TenantConfig.share`), and the problems of shares, alone and together."""
+    def counts(self, unit: str, sizes: Sequence[int], tenants: Iterable[str] | None = None) -> tuple[dict[str, int], list[str]]:
+        """Granules by tenant on such a device (see `TenantConfig.share`), and the problems of shares, alone and together.
+
+        `tenants` are those on this device, by default all.
+        """
         counts: dict[str, int] = {}
         problems: list[str] = []
-        for name, tenant in self.tenants.items():
+        for name in tenants or self.tenants:
             try:
-                counts[name] = tenant.share(unit, sizes)
+                counts[name] = self.tenants[name].share(unit, sizes)
             except ConfigError as error:
                 problems += error.problems
         if sum(counts.values()) > len(sizes):
             problems.append(self._too_many(counts, unit, sizes))
         return counts, [f"{self.source}: {text}" for text in problems]
 
-    def fit(self, unit: str, sizes: Sequence[int]) -> None:
-        """Raise ConfigError with every problem of the shares on such a device."""
-        if problems := self.counts(unit, sizes)[1]:
+    def fit(self, unit: str, sizes: Sequence[int], tenants: Iterable[str] | None = None) -> None:
+        """Raise ConfigError with every problem of the shares on such a device; `tenants` are as for `counts`."""
+        if problems := self.counts(unit, sizes, tenants)[1]:
             raise ConfigError(problems)
 
     def _too_many(self, counts: Mapping[str, int], unit: str, sizes: Sequence[int]) -> str:

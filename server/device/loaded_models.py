@@ -2,23 +2,14 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
+from ..control.descriptions import Execution
 from ..tenants.frontend import State
 from ..workers.worker import Worker
 from .model_loader import LoadedModel
 
 UNLOADED = "unloaded"
 """The reason of a model that was unloaded on request; it does not make the server unready with `strict_readiness`."""
-
-
-class Execution(NamedTuple):
-    """A version of a tenant's model, and its executor's description."""
-
-    tenant: str
-    name: str
-    version: str
-    description: Mapping[str, object]
 
 
 class LoadedModels:

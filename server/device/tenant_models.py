@@ -11,13 +11,14 @@ from engines import Executor
 from engines.tensorrt.thread_priority import lower_priority
 
 from ..config.schema import TenantConfig
+from ..control.descriptions import Execution
 from ..errors import BadRequest, NotFound, Unavailable
 from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
-from .loaded_models import UNLOADED, Execution, LoadedModels, versions
+from .loaded_models import UNLOADED, LoadedModels, versions
 from .memory_needs import close_oversized
 from .model_loader import LoadedModel, ModelLoader, PreparedModel
 

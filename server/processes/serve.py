@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..admin import docs, models
 from ..admin.lifecycle import ROUTERS, ServerEnd
 from ..api import framework
 from ..config.schema import Config
+from ..control.controller import Controller
 from ..device.runtime import Runtime
 from ..host.exit_codes import NEEDS_RESTART
 from ..host.shutdown_timer import give_up
@@ -58,24 +60,27 @@ async def serve(
             service.set_state(state)
             supervisor.set_state(state)
 
-        runtime = Runtime(config, await asyncio.to_thread(opener, config), frontends, set_state)
+        controller = Controller(config, frontends, set_state)
+        on_state, device = partial(controller.on_state, tuple(frontends)), await asyncio.to_thread(opener, config)
+        runtime = Runtime(config, device, frontends, on_state, controller.on_lost)
+        controller.add(dict.fromkeys(frontends, runtime))
         docs.document()
-        application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, runtime=lambda: runtime)
+        application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, controller=lambda: controller)
         supervisor = Supervisor(config, frontends, listeners, own, application, runtime.replace_link)
         try:
-            await _start(supervisor, runtime, lambda: _set_affinity(config, supervisor, runtime, cores(0)))
+            await _start(supervisor, controller)
+            _set_affinity(config, supervisor, runtime, cores(0))
             log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
-            return await _run_until_end(signalled, supervisor, runtime, abandon)
+            return await _run_until_end(signalled, supervisor, controller, abandon)
         finally:
             supervisor.kill()
 
 
-async def _start(supervisor: Supervisor, runtime: Runtime, set_affinity: Callable[[], None]) -> None:
-    """Start processes and runtime at the same time; `set_affinity` is called once the partitions are known, before any load."""
+async def _start(supervisor: Supervisor, controller: Controller) -> None:
+    """Start processes and devices at the same time."""
     starting = asyncio.create_task(supervisor.start())
     try:
-        await runtime.start()
-        set_affinity()
+        await controller.start()
     finally:
         await starting
 
@@ -98,7 +103,7 @@ def _set_affinity(config: Config, supervisor: Supervisor, runtime: Runtime, allo
 
 
 async def _run_until_end(
-    signalled: asyncio.Event, supervisor: Supervisor, runtime: Runtime, abandon: Callable[[int], object]
+    signalled: asyncio.Event, supervisor: Supervisor, controller: Controller, abandon: Callable[[int], object]
 ) -> int:
     """Wait for a signal or the loss of the device; after a signal, drain. Returns the exit status."""
 
@@ -109,16 +114,16 @@ async def _run_until_end(
     async def shut_down() -> None:
         await end.drain()
         await supervisor.close()
-        await runtime.close()
+        await controller.close()
 
-    end = ServerEnd(runtime, kill)
+    end = ServerEnd(controller, kill)
     try:
         if await _first(end.device_lost(), signalled.wait()) == _DEVICE_LOST:
             return NEEDS_RESTART
         signalled.clear()
         first = await _first(end.device_lost(), signalled.wait(), shut_down())
         if first == _SIGNALLED:
-            status = give_up(await _unanswered(runtime))
+            status = give_up(await _unanswered(controller))
             supervisor.kill()
             abandon(status)
             return status
@@ -127,9 +132,9 @@ async def _run_until_end(
         end.close()
 
 
-async def _unanswered(runtime: Runtime) -> int:
+async def _unanswered(controller: Controller) -> int:
     """The unanswered requests in tenants' processes, without those of a process that does not answer. Takes up to a second."""
-    return sum(each.lane.waiting + each.lane.in_flight for _, each in await runtime.reports() if not each.age)
+    return sum(each.lane.waiting + each.lane.in_flight for _, each in await controller.reports() if not each.age)
 
 
 async def _first(*waiting: Coroutine[Any, Any, Any]) -> int:

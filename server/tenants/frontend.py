@@ -1,7 +1,6 @@
-"""A tenant's HTTP side as the device side sees it: it sends tickets, and is notified of models and states.
+"""A tenant's HTTP side as the device side and the control plane see it: it sends tickets, and is notified of models and states.
 
-It is in this process (`service.LocalFrontend`) or in another one (`processes.remote_frontend`); the runtime does not know
-which.
+It is in this process (`service.LocalFrontend`) or in another one (`processes.remote_frontend`); neither knows which.
 """
 
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ class DeviceSide(Protocol):
 
 
 class Frontend(Protocol):
-    """One tenant's HTTP side. Every method belongs to the runtime's event loop."""
+    """One tenant's HTTP side as the device side sees it. Every method belongs to the runtime's event loop."""
 
     @property
     def link(self) -> Link:
@@ -68,6 +67,16 @@ class Frontend(Protocol):
     def set_cores(self, cores: frozenset[int] | None) -> None:
         """Set the host's cores that belong to the tenant's partition; None on a GPU."""
 
+    def suspend(self, reason: str) -> None:
+        """Refuse new requests and fail all current ones for this reason; with "" accept requests again."""
+
+    def close(self) -> None:
+        """Stop receiving completions."""
+
+
+class ManagedFrontend(Protocol):
+    """One tenant's HTTP side as the control plane sees it. Every method belongs to the controller's event loop."""
+
     async def report(self) -> Report:
         """The current counters, or after about a second without an answer the last known ones."""
 
@@ -75,10 +84,7 @@ class Frontend(Protocol):
         """Refuse new requests for good."""
 
     def suspend(self, reason: str) -> None:
-        """Refuse new requests and fail all current ones for this reason; with "" accept requests again."""
+        """As `Frontend.suspend`."""
 
     async def drained(self) -> None:
         """Return when every accepted request has been answered."""
-
-    def close(self) -> None:
-        """Stop receiving completions."""

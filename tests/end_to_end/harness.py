@@ -16,6 +16,7 @@ import uvicorn
 from partitions import Device
 from server.app import Application, open_configured
 from server.config.schema import Config, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.control.controller import Controller
 from server.device.runtime import Runtime
 from server.http.connection import HttpConnection
 from server.http.uvicorn_protocol import JsonHttpToolsProtocol
@@ -43,8 +44,16 @@ class Served:
         return f"http://{self.address}"
 
     @property
+    def controller(self) -> Controller:
+        return self.application.controller()
+
+    @property
     def runtime(self) -> Runtime:
-        return self.application.runtime()
+        """The device side, which is in this process."""
+        (device,) = self.controller.devices
+        (runtime,) = device.distinct()
+        assert isinstance(runtime, Runtime)
+        return runtime
 
     @property
     def service(self) -> Service:
@@ -89,7 +98,7 @@ def serving(
     try:
         assert server.up.wait(PATIENCE)
         assert server.started, "the server did not start; its log says why"
-        served.call(served.runtime.loaded())
+        served.call(served.controller.loaded())
         yield served
     finally:
         server.should_exit = True

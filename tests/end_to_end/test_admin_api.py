@@ -292,7 +292,7 @@ async def test_routes_are_503_before_the_runtime_exists(method: str, path: str) 
 
 
 def test_repr_of_application(pair: Served) -> None:
-    assert repr(pair.application).startswith("<Application (<Service serving, of acme, globex>, <Runtime serving")
+    assert repr(pair.application).startswith("<Application (<Service serving, of acme, globex>, <Controller serving")
     assert repr(Application(lambda: demo(None))) == "<Application None>"
 
 

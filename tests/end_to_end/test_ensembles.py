@@ -283,14 +283,11 @@ def test_steps_that_do_not_fit_together_are_refused_with_their_names(root: Path,
 def test_an_ensemble_moves_with_its_tenant(served: Served, client: triton.InferenceServerClient) -> None:
     before = rows(4)
     assert ask(client, before).tolist() == (3 * before - 3).tolist()
-    served.call(served.runtime.repartition({"globex": 1, "acme": 2 if served.runtime.device.kind == "cpu" else 1, "poor": 1}))
+    acme = 2 if served.runtime.device.kind == "cpu" else 1
+    served.call(served.controller.repartition({"globex": 1, "acme": acme, "poor": 1}))
     for count in (4, 5):
         assert ask(client, rows(count)).tolist() == (3 * rows(count) - 3).tolist()
-    assert served.call(_running(served)) >= 4
-
-
-async def _running(served: Served) -> int:
-    return sum(execution.tenant == "acme" for execution in served.runtime.executions())
+    assert sum(execution.tenant == "acme" for execution in served.call(served.controller.executions())) >= 4
 
 
 @pytest.mark.parametrize("kind", ["gpu"], indirect=True)

@@ -166,7 +166,7 @@ def test_requests_to_a_drained_server_are_503(drained: Served) -> None:
     with Connection(drained) as connection:
         connection.send(posted("identity", SMALL))
         assert connection.answer().headers["connection"] is None
-        drained.call(drained.runtime.drain(0))
+        drained.call(drained.controller.drain(0))
         connection.send(posted("identity", SMALL))
         refused = connection.answer()
         assert (refused.status, refused.json) == (503, {"error": "the server is draining"})
@@ -192,7 +192,7 @@ def test_an_unfinished_upload_is_refused_at_once_when_draining_refuses_new_work(
         uploads = drained.service.tenants["acme"].uploads
         connection.send(begun)
         until(lambda: repr(uploads).startswith("<Uploads 1 on their way"))
-        drained.call(drained.runtime.drain(0))
+        drained.call(drained.controller.drain(0))
         refused = connection.answer()
         assert (refused.status, refused.json) == (503, {"error": "the server is draining"})
         assert refused.headers.get_all("connection") == ["close"]

@@ -54,9 +54,9 @@ BLOCKS_THE_LOOP = "loops[0].call_soon_threadsafe(time.sleep, 600)"
 SERVER = """
 import asyncio, ctypes, os, sys, threading, time
 from server import __main__ as command
-from server.device.runtime import Runtime
+from server.control.controller import Controller
 
-loops, start = [], Runtime.start
+loops, start = [], Controller.start
 
 async def remembered(runtime):
     loops.append(asyncio.get_running_loop())
@@ -67,7 +67,7 @@ def hang_on_request():
     {how}
 
 if __name__ == "__main__":
-    Runtime.start = remembered
+    Controller.start = remembered
     threading.Thread(target=hang_on_request, daemon=True).start()
     sys.exit(command.main(["--config", sys.argv[1]]))
 """

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import pytest
 
 from engines import DATATYPES, Engine, RuntimeSettings, Signature, TensorSpec
 from engines.base import COUNTS
-from partitions import DeviceLost, DoesNotFit, Misplaced, PartitionError
-from server.admin.metrics import COUNTED, RuntimeCollector
+from partitions import DeviceLost, Misplaced, PartitionError
+from server.admin.metrics import COUNTED, ServerCollector
 from server.config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
+from server.control.controller import Controller
 from server.device.runtime import Runtime
 from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
 from server.link.messages import Done
@@ -81,7 +83,10 @@ class Site:
         self.frontends = {tenant.name: WatchedFrontend(tenant) for tenant in tenants}
         self.service = Service(config, [frontend.tenant for frontend in self.frontends.values()])
         self.states: list[State] = []
-        self.runtime = Runtime(config, self.device, self.frontends, self.states.append, self.read)
+        self.controller = Controller(config, self.frontends, self.states.append)
+        on_state = partial(self.controller.on_state, tuple(self.frontends))
+        self.runtime = Runtime(config, self.device, self.frontends, on_state, self.controller.on_lost, self.read)
+        self.controller.add(dict.fromkeys(self.frontends, self.runtime))
 
     def read(self, path: Path, max_batch: int | None, settings: RuntimeSettings) -> Engine:
         self.settings.append(settings)
@@ -125,10 +130,10 @@ def root(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def serving(root: Path, **server: Any) -> AsyncIterator[Site]:
     site = Site(root, **server)
-    await site.runtime.start()
-    await site.runtime.loaded()
+    await site.controller.start()
+    await site.controller.loaded()
     yield site
-    await site.runtime.close()
+    await site.controller.close()
     assert site.device.closed
     assert all(executor.closed for engine in site.engines for executor in engine.executors)
     assert all(engine.forgotten == 0 for engine in site.engines)
@@ -136,15 +141,15 @@ async def serving(root: Path, **server: Any) -> AsyncIterator[Site]:
 
 async def test_every_tenant_gets_its_partition_and_its_models(root: Path) -> None:
     site = Site(root)
-    await site.runtime.start()
-    assert not site.runtime.ready
-    await site.runtime.loaded()
-    assert site.runtime.ready
+    await site.controller.start()
+    assert not site.controller.ready
+    await site.controller.loaded()
+    assert site.controller.ready
     assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
     assert [s.name for s in site.tenant("acme").catalog.served()] == ["a", "b"]
     assert [s.name for s in site.tenant("globex").catalog.served()] == ["b"]
     assert repr(site.runtime).startswith("<Runtime serving, ")
-    await site.runtime.close()
+    await site.controller.close()
 
 
 async def test_models_use_the_device_sections_copies_and_warm_up_usual_shapes(root: Path) -> None:
@@ -156,13 +161,15 @@ async def test_executions_describe_the_current_executors(root: Path) -> None:
     async with serving(root) as site:
         (engine,) = [engine for engine in site.engines if len(engine.executors) == 2]
         engine.description = {"graphs": "captured"}
-        graphs = [(each.tenant, each.name, each.version, each.description["graphs"]) for each in site.runtime.executions()]
+        graphs = [
+            (each.tenant, each.name, each.version, each.description["graphs"]) for each in await site.controller.executions()
+        ]
         assert sorted(graphs) == [("acme", "a", "1", "none"), ("acme", "b", "1", "captured"), ("globex", "b", "1", "captured")]
-        await site.runtime.repartition({"acme": 5})
+        await site.controller.repartition({"acme": 5})
         engine.description = {"graphs": "native"}
-        assert [each.description["graphs"] for each in site.runtime.executions() if each.name == "b"] == ["native"] * 2
-        await site.runtime.unload("acme", "b")
-        assert [each.tenant for each in site.runtime.executions()] == ["acme", "globex"]
+        assert [each.description["graphs"] for each in await site.controller.executions() if each.name == "b"] == ["native"] * 2
+        await site.controller.unload("acme", "b")
+        assert [each.tenant for each in await site.controller.executions()] == ["acme", "globex"]
 
 
 async def test_metrics_have_the_graph_mode_and_the_counts_of_executors(root: Path) -> None:
@@ -170,7 +177,9 @@ async def test_metrics_have_the_graph_mode_and_the_counts_of_executors(root: Pat
         for engine in site.engines:
             counts = {"captures": 3, "staged": 0, "of a newer kind": 1}
             engine.description = {"graphs": "captured", "why": "x", "counts": counts}
-        families = {family.name: family for family in RuntimeCollector(site.runtime, []).collect()}
+        families = {
+            family.name: family for family in ServerCollector(site.controller, [], await site.controller.executions()).collect()
+        }
         graphs, captures = families["greenlane_model_graphs"], families["greenlane_graph_captures"]
         assert {tuple(sample.labels.values()) for sample in graphs.samples} == {
             (model, "1", tenant, "captured") for model, tenant in (("a", "acme"), ("b", "acme"), ("b", "globex"))
@@ -188,14 +197,14 @@ def test_metrics_have_every_count_of_executors() -> None:
 async def test_a_start_with_more_granules_than_the_device_has_is_refused(root: Path) -> None:
     site = Site(root)
     site.device.granules = (1, 1, 1)
-    with pytest.raises(DoesNotFit, match="acme 2 \\+ globex 2 = 4 granules, but the device has 3"):
-        await site.runtime.start()
+    with pytest.raises(ConfigError, match=r"acme.granules 2 \+ tenants.globex.granules 2 = 4 units, but the device has 3"):
+        await site.controller.start()
 
 
 async def test_a_repartition_moves_only_tenants_whose_share_changes(root: Path) -> None:
     async with serving(root) as site:
         stayed = site.runtime.manager.held["globex"]
-        move = await site.runtime.repartition({"acme": 5})
+        move = await site.controller.repartition({"acme": 5})
         assert move.movers == ("acme",)
         assert site.granules == {"acme": (0, 1, 4, 5, 6), "globex": (2, 3)}
         assert site.runtime.manager.held["globex"] is stayed
@@ -206,7 +215,7 @@ async def test_a_repartition_moves_only_tenants_whose_share_changes(root: Path) 
 async def test_a_repartition_is_logged_with_every_tenants_granules(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "greenlane")
     async with serving(root) as site:
-        await site.runtime.repartition({"acme": 5, "globex": 1})
+        await site.controller.repartition({"acme": 5, "globex": 1})
     (line,) = (message for message in caplog.messages if message.startswith("repartitioned: "))
     assert re.fullmatch(r"repartitioned: acme has 5 \(granules \d(, \d){4}\), globex has 1 \(granule \d\)", line)
 
@@ -216,7 +225,7 @@ async def test_a_repartition_waits_for_requests_in_flight_and_loses_none(root: P
         gate = site.script.hold("run")
         asking = [asyncio.ensure_future(site.infer("acme")) for _ in range(5)]
         await asyncio.to_thread(gate.wait_for_arrival)
-        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
+        changing = asyncio.ensure_future(site.controller.repartition({"acme": 1}))
         before = site.granules
         while site.script.reached["bind"] < 3 + 2:
             await asyncio.sleep(0)
@@ -234,11 +243,11 @@ async def test_a_repartition_that_fails_at_any_step_keeps_the_old_plan(root: Pat
         before, held = site.granules, site.runtime.manager.held
         site.script.fail(point, nth)
         with pytest.raises(Exception, match=f"scripted to fail at {point}"):
-            await site.runtime.repartition({"acme": 1, "globex": 4})
+            await site.controller.repartition({"acme": 1, "globex": 4})
         assert site.granules == before
         assert site.device.open == list(held.values())
         await asyncio.gather(site.infer("acme"), site.infer("globex"))
-        await site.runtime.repartition({"acme": 1, "globex": 4})
+        await site.controller.repartition({"acme": 1, "globex": 4})
         assert site.granules == {"acme": (0,), "globex": (1, 2, 3, 4)}
 
 
@@ -246,7 +255,7 @@ async def test_a_repartition_onto_overlapping_units_is_refused_as_misplaced(root
     async with serving(root) as site:
         site.device.lie = lambda partition: frozenset({0})
         with pytest.raises(Misplaced, match="acme and globex both ran on 0"):
-            await site.runtime.repartition({"acme": 1, "globex": 4})
+            await site.controller.repartition({"acme": 1, "globex": 4})
         assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
 
 
@@ -255,7 +264,7 @@ async def test_a_repartition_cancelled_while_workers_halt_resumes_them(root: Pat
         gate = site.script.hold("run")
         asking = await site.asked(5)
         await asyncio.to_thread(gate.wait_for_arrival)
-        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
+        changing = asyncio.ensure_future(site.controller.repartition({"acme": 1}))
         await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
         thread = site.runtime._workers["acme"]._threads
         changing.cancel()
@@ -269,7 +278,7 @@ async def test_a_repartition_cancelled_while_workers_halt_resumes_them(root: Pat
         assert site.granules["acme"] == (0, 1)
         assert site.device.open == list(site.runtime.manager.held.values())
         await site.infer("acme")
-        await site.runtime.repartition({"acme": 1})
+        await site.controller.repartition({"acme": 1})
         await site.infer("acme")
 
 
@@ -277,7 +286,7 @@ async def test_a_repartition_that_fails_on_commit_keeps_the_old_plan_and_answers
     async with serving(root) as site:
         before, running, locating = site.granules, site.script.hold("run"), site.script.hold("locate")
         asking = [*await site.asked(5), *await site.asked(5, "globex")]
-        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1, "globex": 3}))
+        changing = asyncio.ensure_future(site.controller.repartition({"acme": 1, "globex": 3}))
         await asyncio.to_thread(locating.wait_for_arrival)
         another = site.runtime.manager.plan({"initech": 1})  # So that the partitions changed when the plan is committed.
         site.runtime.manager.commit(another, site.runtime.manager.carve(another))
@@ -297,7 +306,7 @@ async def test_waiting_requests_are_answered_from_the_new_partition(root: Path) 
         gate = site.script.hold("run")
         asking = await site.asked(9)
         await asyncio.to_thread(gate.wait_for_arrival)
-        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 5}))
+        changing = asyncio.ensure_future(site.controller.repartition({"acme": 5}))
         await asyncio.to_thread(site.frontends["acme"].tickets.wait_for_wake)
         asking += await site.asked(9)
         gate.open()
@@ -313,10 +322,10 @@ async def test_waiting_requests_are_answered_from_the_new_partition(root: Path) 
 async def test_every_frontend_gets_the_cores_of_its_new_partition(root: Path) -> None:
     site = Site(root)
     site.device.on_host_cores = True
-    await site.runtime.start()
-    await site.runtime.loaded()
-    await site.runtime.repartition({"acme": 1})
-    await site.runtime.close()
+    await site.controller.start()
+    await site.controller.loaded()
+    await site.controller.repartition({"acme": 1})
+    await site.controller.close()
     assert site.frontends["acme"].placed == [frozenset({0, 1}), frozenset({0})]
     assert site.frontends["globex"].placed == [frozenset({2, 3})]
 
@@ -347,7 +356,7 @@ async def test_a_tenants_memory_is_pinned_at_the_start_and_none_while_it_is_serv
             await submit(lane, slot, site.tenant("acme").catalog.find("b").key, ((1,),))
             lane.release(slot)
             await site.infer("globex")
-        await site.runtime.repartition({"acme": 4})
+        await site.controller.repartition({"acme": 4})
         await site.infer("acme")
         assert site.pins() == expected
 
@@ -358,8 +367,8 @@ async def test_memory_that_cannot_be_pinned_is_a_configuration_error(root: Path)
     site.script.fail("pin", nth=2, error=PartitionError(refusal))
     text = rf"^test: tenants.globex.memory: {MEMORY} bytes of memory cannot be page-locked for the device; lower it: {refusal}$"
     with pytest.raises(ConfigError, match=text):
-        await site.runtime.start()
-    await site.runtime.close()
+        await site.controller.start()
+    await site.controller.close()
     assert [pin.closed for pin in site.device.pins] == [True]
 
 
@@ -379,7 +388,7 @@ async def test_replace_link_serves_the_new_link_once_requests_of_the_old_one_end
         await asyncio.to_thread(gate.wait_for_arrival)
         begun += await site.asked(5)  # The device side has read one of these, and may have enqueued it.
         pins = site.pins()
-        new = site.frontends["acme"] = WatchedFrontend(site.runtime.config.tenants["acme"], old)
+        new = site.frontends["acme"] = WatchedFrontend(site.controller.config.tenants["acme"], old)
         new.open(site.runtime)
         reopening = asyncio.ensure_future(site.runtime.replace_link("acme"))
         await asyncio.to_thread(old.tickets.wait_for_wake)
@@ -401,12 +410,12 @@ async def test_a_replaced_link_survives_a_repartition_and_is_unpinned_on_close(r
         key = site.tenant("acme").catalog.find("b").key
         await site.infer("acme")
         old = site.frontends["acme"]
-        new = site.frontends["acme"] = WatchedFrontend(site.runtime.config.tenants["acme"], old)
+        new = site.frontends["acme"] = WatchedFrontend(site.controller.config.tenants["acme"], old)
         new.open(site.runtime)
         await site.runtime.replace_link("acme")
         old.close()
         await new.infer(key)
-        await site.runtime.repartition({"acme": 4})
+        await site.controller.repartition({"acme": 4})
         await new.infer(key)
         assert [pin.closed for pin in site.device.pins] == [False, False]
     assert [pin.closed for pin in site.device.pins] == [True, True]
@@ -420,18 +429,18 @@ async def test_a_lost_device_fails_all_requests_and_sets_device_gone(root: Path)
         for nth in range(-1, 12):
             site.script.fail("run", nth, DeviceLost("CUDA error 700: illegal address"))
             site.script.fail("enqueue", nth, DeviceLost("CUDA error 700: illegal address"))
-        assert not site.runtime.device_gone.is_set()
+        assert not site.controller.device_gone.is_set()
         gate.open()
-        await asyncio.wait_for(site.runtime.device_gone.wait(), 30)
+        await asyncio.wait_for(site.controller.device_gone.wait(), 30)
         answers = await asyncio.gather(*asking, return_exceptions=True)
         errors = {(type(answer), str(answer)) for answer in answers if isinstance(answer, Exception)}
         assert errors == {(Unavailable, "the device is lost: CUDA error 700: illegal address")}
         assert sum(isinstance(answer, Exception) for answer in answers) >= 10
-        assert (site.runtime.state, site.states[-1], site.runtime.ready) == ("lost", "lost", False)
+        assert (site.controller.state, site.states[-1], site.controller.ready) == ("lost", "lost", False)
         for name in ("acme", "globex"):
             with pytest.raises(Unavailable, match="the device is lost: CUDA error 700"):
                 await site.infer(name)
-        await site.runtime.drain(0)
+        await site.controller.drain(0)
         assert site.states.count("lost") == 1, "the state becomes lost once, and no other after that"
     assert site.states == ["serving", "lost", "closed"]
 
@@ -439,21 +448,21 @@ async def test_a_lost_device_fails_all_requests_and_sets_device_gone(root: Path)
 async def test_a_device_lost_while_models_load_is_never_ready(root: Path) -> None:
     site = Site(root)
     gate = site.script.hold("bind")
-    await site.runtime.start()
+    await site.controller.start()
     await asyncio.to_thread(gate.wait_for_arrival)
     site.runtime.on_device_lost(DeviceLost("gone"))
-    await site.runtime.device_gone.wait()
+    await site.controller.device_gone.wait()
     gate.open()
-    await site.runtime.loaded()
-    assert site.runtime.state == "lost"
-    await site.runtime.close()
+    await site.controller.loaded()
+    assert site.controller.state == "lost"
+    await site.controller.close()
 
 
 async def test_on_device_lost_before_the_start_changes_no_state() -> None:
     site = Site(Path("nowhere"))
     site.runtime.on_device_lost(DeviceLost("gone"))
-    assert site.runtime.state == "starting"
-    await site.runtime.close()
+    assert site.controller.state == "starting"
+    await site.controller.close()
 
 
 async def test_reports_have_each_tenants_models_lane_slots_and_index(root: Path) -> None:
@@ -461,7 +470,7 @@ async def test_reports_have_each_tenants_models_lane_slots_and_index(root: Path)
         gate = site.script.hold("run")
         asking = await site.asked(5)
         await asyncio.to_thread(gate.wait_for_arrival)
-        (acme, one), (globex, other) = await site.runtime.reports()
+        (acme, one), (globex, other) = await site.controller.reports()
         assert (acme.name, globex.name) == ("acme", "globex")
         assert [(item.name, item.version, item.pending) for item in one.served] == [("a", "1", 0), ("b", "1", 3)]
         assert (one.lane.waiting, one.lane.in_flight, one.slots.used) == (3, 2, 5)
@@ -474,9 +483,9 @@ async def test_reports_have_each_tenants_models_lane_slots_and_index(root: Path)
 async def test_close_during_a_repartition_closes_everything(root: Path) -> None:
     async with serving(root) as site:
         gate = site.script.hold("locate")
-        changing = asyncio.ensure_future(site.runtime.repartition({"acme": 1}))
+        changing = asyncio.ensure_future(site.controller.repartition({"acme": 1}))
         await asyncio.to_thread(gate.wait_for_arrival)
-        closing = asyncio.ensure_future(site.runtime.close())
+        closing = asyncio.ensure_future(site.controller.close())
         await asyncio.sleep(0)
         gate.open()
         await asyncio.gather(closing, changing)
@@ -494,12 +503,12 @@ async def test_close_during_a_repartition_closes_everything(root: Path) -> None:
 async def test_invalid_granule_counts_are_refused(root: Path, counts: dict[str, int], text: str) -> None:
     async with serving(root) as site:
         with pytest.raises(BadRequest, match=text):
-            await site.runtime.repartition(counts)
+            await site.controller.repartition(counts)
 
 
 async def test_concurrent_repartitions_run_one_after_the_other(root: Path) -> None:
     async with serving(root) as site:
-        await asyncio.gather(site.runtime.repartition({"acme": 4}), site.runtime.repartition({"globex": 4}))
+        await asyncio.gather(site.controller.repartition({"acme": 4}), site.controller.repartition({"globex": 4}))
         assert site.runtime.manager.statistics().free == 0
 
 
@@ -507,10 +516,10 @@ async def test_a_model_can_be_loaded_and_unloaded_at_run_time(root: Path) -> Non
     async with serving(root) as site:
         add_model(root, "c")
         acme = site.tenant("acme")
-        await site.runtime.load("acme", "c")
+        await site.controller.load("acme", "c")
         await site.infer("acme", "c")
         (executor,) = site.engines[-1].executors
-        await site.runtime.unload("acme", "c")
+        await site.controller.unload("acme", "c")
         assert executor.closed
         with pytest.raises(Unavailable, match="unloaded"):
             acme.catalog.find("c")
@@ -521,7 +530,7 @@ async def test_unload_waits_for_accepted_requests(root: Path) -> None:
         gate = site.script.hold("run")
         asking = [asyncio.ensure_future(site.infer("acme", "a")) for _ in range(3)]
         await asyncio.to_thread(gate.wait_for_arrival)
-        unloading = asyncio.ensure_future(site.runtime.unload("acme", "a"))
+        unloading = asyncio.ensure_future(site.controller.unload("acme", "a"))
         await asyncio.sleep(0)
         assert not unloading.done()
         gate.open()
@@ -535,7 +544,7 @@ async def test_a_reload_serves_the_new_model_and_keeps_its_statistics(root: Path
         before = acme.catalog.find("a")
         before.statistics.failed(1, "OTHER")
         (root / "a" / "1" / "model.onnx").write_text("another")
-        await site.runtime.load("acme", "a")
+        await site.controller.load("acme", "a")
         after = acme.catalog.find("a")
         assert after.key != before.key
         assert after.statistics is before.statistics
@@ -546,7 +555,7 @@ async def test_a_failed_reload_keeps_the_served_model(root: Path) -> None:
     async with serving(root) as site:
         site.script.fail("bind")
         with pytest.raises(BadRequest, match="failed to load 'a': version 1: scripted to fail at bind"):
-            await site.runtime.load("acme", "a")
+            await site.controller.load("acme", "a")
         await site.infer("acme", "a")
 
 
@@ -565,7 +574,7 @@ async def test_a_reload_with_one_failing_version_changes_nothing(root: Path, nth
         bound = sum(len(engine.executors) for engine in site.engines)
         site.script.fail("bind", nth)
         with pytest.raises(BadRequest, match=f"failed to load 'a': version {nth}: scripted to fail at bind"):
-            await site.runtime.load("acme", "a")
+            await site.controller.load("acme", "a")
         assert site.tenant("acme").catalog.served() == before
         assert (before[0].version, len(before)) == ("2", 3)
         await site.infer("acme", "a")
@@ -573,7 +582,7 @@ async def test_a_reload_with_one_failing_version_changes_nothing(root: Path, nth
         assert len(made) == bound + nth - 1
         assert sum(not executor.closed for executor in made) == bound, "what was bound in vain is closed"
         site.runtime.model_loader.release_unused([], quiet=True)
-        await site.runtime.load("acme", "a")
+        await site.controller.load("acme", "a")
         await site.infer("acme", "a")
 
 
@@ -583,7 +592,7 @@ async def test_a_version_without_a_model_fails_the_load_before_others_are_bound(
         (root / "a" / "2" / "model.onnx").unlink()
         bound = sum(len(engine.executors) for engine in site.engines)
         with pytest.raises(BadRequest, match=r"failed to load 'a': version 2: no model\.onnx or model\.plan in a/2"):
-            await site.runtime.load("acme", "a")
+            await site.controller.load("acme", "a")
         assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "a"] == ["1"]
         assert sum(len(engine.executors) for engine in site.engines) == bound
         assert not any(site.runtime.model_loader._engines._held.values()), "what was read for it may be freed"
@@ -600,7 +609,7 @@ async def test_a_version_that_does_not_fit_the_tenants_memory_fails_the_load(roo
         site.runtime.model_loader._read = mixed
         add_version(root, "a", "2")
         with pytest.raises(BadRequest, match="failed to load 'a': version 2: its smallest request takes"):
-            await site.runtime.load("acme", "a")
+            await site.controller.load("acme", "a")
         assert [each.version for each in site.tenant("acme").catalog.served() if each.name == "a"] == ["1"]
         await site.infer("acme", "a")
 
@@ -611,7 +620,7 @@ async def test_a_first_load_with_one_failing_version_serves_none_and_gives_the_r
         add_version(root, "c", "2")
         site.script.fail("bind", 2)
         with pytest.raises(BadRequest, match="version 2: scripted to fail at bind"):
-            await site.runtime.load("acme", "c")
+            await site.controller.load("acme", "c")
         with pytest.raises(Unavailable, match="scripted to fail at bind"):
             site.tenant("acme").catalog.find("c", "1")
 
@@ -628,7 +637,7 @@ async def test_a_failed_reload_is_logged_as_such(root: Path, caplog: pytest.LogC
     async with serving(root) as site:
         site.script.fail("bind")
         with pytest.raises(BadRequest):
-            await site.runtime.load("acme", "a")
+            await site.controller.load("acme", "a")
         lines = [record.getMessage() for record in caplog.records if record.name == "greenlane.models"]
         text = "model a 1 could not be loaded, the versions loaded before stay: scripted to fail at bind"
         assert [line for line in lines if line.startswith("model a")] == [text]
@@ -637,35 +646,35 @@ async def test_a_failed_reload_is_logged_as_such(root: Path, caplog: pytest.LogC
 async def test_with_strict_readiness_the_server_is_ready_only_without_failed_models(root: Path) -> None:
     (root / "a" / "config.pbtxt").write_text("max_batch_size: -1")
     async with serving(root, strict_readiness=True) as site:
-        assert (site.runtime.ready, site.states) == (False, ["incomplete"])
+        assert (site.controller.ready, site.states) == (False, ["incomplete"])
         (root / "a" / "config.pbtxt").write_text("")
-        await site.runtime.load("acme", "a")
-        assert site.runtime.ready
+        await site.controller.load("acme", "a")
+        assert site.controller.ready
         site.script.fail("bind")
         with pytest.raises(BadRequest):
-            await site.runtime.load("acme", "a")
-        assert site.runtime.ready, "what was served before goes on"
+            await site.controller.load("acme", "a")
+        assert site.controller.ready, "what was served before goes on"
         (root / "c" / "1").mkdir(parents=True)
         with pytest.raises(BadRequest):
-            await site.runtime.load("acme", "c")
-        assert not site.runtime.ready
+            await site.controller.load("acme", "c")
+        assert not site.controller.ready
         for name in ("c", "a"):
-            await site.runtime.unload("acme", name)
+            await site.controller.unload("acme", name)
         assert site.states == ["incomplete", "serving", "incomplete", "serving"], "what was asked to go is not missed"
-        await site.runtime.drain(0)
+        await site.controller.drain(0)
         with pytest.raises(BadRequest):
-            await site.runtime.load("acme", "c")
-        assert site.runtime.state == "draining"
+            await site.controller.load("acme", "c")
+        assert site.controller.state == "draining"
 
 
 async def test_without_strict_readiness_the_server_is_ready_once_every_model_was_tried(root: Path) -> None:
     (root / "a" / "config.pbtxt").write_text("max_batch_size: -1")
     async with serving(root) as site:
-        assert (site.runtime.ready, site.states) == (True, ["serving"])
+        assert (site.controller.ready, site.states) == (True, ["serving"])
         (root / "c" / "1").mkdir(parents=True)
         with pytest.raises(BadRequest):
-            await site.runtime.load("acme", "c")
-        assert (site.runtime.ready, site.states) == (True, ["serving"])
+            await site.controller.load("acme", "c")
+        assert (site.controller.ready, site.states) == (True, ["serving"])
 
 
 def held_builds(site: Site) -> tuple[threading.Event, threading.Event]:
@@ -685,9 +694,9 @@ async def test_a_load_cancelled_while_it_waits_loads_nothing(root: Path) -> None
     async with serving(root) as site:
         building, built = held_builds(site)
         (root / "a" / "1" / "model.onnx").write_text("another")
-        first = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        first = asyncio.ensure_future(site.controller.load("acme", "a"))
         assert await asyncio.to_thread(building.wait, PATIENCE)
-        others = [asyncio.ensure_future(change("acme", "b")) for change in (site.runtime.load, site.runtime.unload)]
+        others = [asyncio.ensure_future(change("acme", "b")) for change in (site.controller.load, site.controller.unload)]
         await asyncio.sleep(0)
         for other in others:
             other.cancel()
@@ -703,11 +712,11 @@ async def test_a_load_that_waits_when_the_server_stops_is_refused(root: Path) ->
     async with serving(root) as site:
         building, built = held_builds(site)
         (root / "a" / "1" / "model.onnx").write_text("another")
-        first = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        first = asyncio.ensure_future(site.controller.load("acme", "a"))
         assert await asyncio.to_thread(building.wait, PATIENCE)
-        waiting = [asyncio.ensure_future(change("acme", "b")) for change in (site.runtime.load, site.runtime.unload)]
+        waiting = [asyncio.ensure_future(change("acme", "b")) for change in (site.controller.load, site.controller.unload)]
         await asyncio.sleep(0)
-        closing = asyncio.ensure_future(site.runtime.close())
+        closing = asyncio.ensure_future(site.controller.close())
         await asyncio.sleep(0)
         built.set()
         await first
@@ -727,7 +736,7 @@ async def test_the_config_parameter_of_a_load_is_parsed_once(root: Path, monkeyp
 
     monkeypatch.setattr("server.repository.model_repository.from_json", remember)
     async with serving(root) as site:
-        await site.runtime.load("acme", "a", '{"max_batch_size": 0}')
+        await site.controller.load("acme", "a", '{"max_batch_size": 0}')
         assert read == ['{"max_batch_size": 0}']
 
 
@@ -736,12 +745,12 @@ async def test_a_load_cancelled_while_it_runs_completes_and_holds_no_engine(root
         building, built = held_builds(site)
         before = site.tenant("acme").catalog.find("a")
         (root / "a" / "1" / "model.onnx").write_text("another")
-        loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
         assert await asyncio.to_thread(building.wait, PATIENCE)
         loading.cancel()
         await asyncio.wait([loading])
         assert loading.cancelled()
-        after = asyncio.ensure_future(site.runtime.load("acme", "b"))
+        after = asyncio.ensure_future(site.controller.load("acme", "b"))
         await asyncio.sleep(0)
         assert site.tenant("acme").catalog.find("a") is before
         built.set()
@@ -754,17 +763,17 @@ async def test_a_failed_first_load_is_in_the_index_with_the_reason(root: Path) -
     async with serving(root) as site:
         acme = site.tenant("acme")
         with pytest.raises(BadRequest, match="failed to load 'c': not in the repository"):
-            await site.runtime.load("acme", "c")
+            await site.controller.load("acme", "c")
         assert not [entry for entry in acme.catalog.index() if entry.name == "c"]
         (root / "c" / "one").mkdir(parents=True)
         with pytest.raises(BadRequest, match="failed to load 'c'"):
-            await site.runtime.load("acme", "c")
+            await site.controller.load("acme", "c")
         assert [(entry.name, entry.state) for entry in acme.catalog.index() if entry.name == "c"] == [("c", "UNAVAILABLE")]
 
 
 async def test_a_model_outside_the_tenants_list_cannot_be_loaded_or_unloaded(root: Path) -> None:
     async with serving(root) as site:
-        for change in (site.runtime.load, site.runtime.unload):
+        for change in (site.controller.load, site.controller.unload):
             with pytest.raises(NotFound):
                 await change("globex", "a")
 
@@ -772,12 +781,12 @@ async def test_a_model_outside_the_tenants_list_cannot_be_loaded_or_unloaded(roo
 async def test_an_unexpected_error_of_a_library_makes_only_its_model_unavailable(root: Path) -> None:
     site = Site(root)
     site.script.fail("bind", error=RuntimeError("out of order"))
-    await site.runtime.start()
-    await site.runtime.loaded()
-    assert site.runtime.ready
+    await site.controller.start()
+    await site.controller.loaded()
+    assert site.controller.ready
     names = [served.name for tenant in site.service.tenants.values() for served in tenant.catalog.served()]
     assert len(names) == 2
-    await site.runtime.close()
+    await site.controller.close()
 
 
 async def test_draining_refuses_new_requests_and_finishes_accepted_ones(root: Path) -> None:
@@ -785,10 +794,10 @@ async def test_draining_refuses_new_requests_and_finishes_accepted_ones(root: Pa
         gate = site.script.hold("run")
         asking = [asyncio.ensure_future(site.infer("acme")) for _ in range(4)]
         await asyncio.to_thread(gate.wait_for_arrival)
-        draining = asyncio.ensure_future(site.runtime.drain(0))
+        draining = asyncio.ensure_future(site.controller.drain(0))
         while not site.tenant("acme").lane.refusing:
             await asyncio.sleep(0)
-        assert not site.runtime.ready
+        assert not site.controller.ready
         with pytest.raises(Unavailable, match="draining"):
             await site.infer("globex")
         assert not draining.done()
@@ -800,20 +809,20 @@ async def test_draining_refuses_new_requests_and_finishes_accepted_ones(root: Pa
 async def test_close_during_startup_loads_no_more_models(root: Path) -> None:
     site = Site(root)
     gate = site.script.hold("bind")
-    await site.runtime.start()
+    await site.controller.start()
     await asyncio.to_thread(gate.wait_for_arrival)
-    closing = asyncio.ensure_future(site.runtime.close())
+    closing = asyncio.ensure_future(site.controller.close())
     await asyncio.sleep(0)
     gate.open()
     await closing
-    await site.runtime.drain(0)
-    assert site.runtime.state == "closed"
+    await site.controller.drain(0)
+    assert site.controller.state == "closed"
     assert site.device.closed
 
 
 async def test_the_probe_reports_where_each_tenant_ran(root: Path) -> None:
     async with serving(root) as site:
-        assert await site.runtime.probe() == {"acme": {0, 1}, "globex": {2, 3}}
+        assert await site.controller.probe(site.controller.devices[0]) == {"acme": {0, 1}, "globex": {2, 3}}
 
 
 async def test_a_tenant_is_repartitioned_and_served_while_its_model_is_being_built(root: Path) -> None:
@@ -830,14 +839,14 @@ async def test_a_tenant_is_repartitioned_and_served_while_its_model_is_being_bui
 
         site.runtime.model_loader._read = build
         os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
-        loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
         assert await asyncio.to_thread(building.wait, PATIENCE)
         try:
             async with asyncio.timeout(PATIENCE):
-                assert (await site.runtime.repartition({"acme": 3})).movers == ("acme",)
+                assert (await site.controller.repartition({"acme": 3})).movers == ("acme",)
                 await site.infer("acme")
                 await site.runtime.replace_link("acme")
-                unloading = asyncio.ensure_future(site.runtime.unload("acme", "a"))
+                unloading = asyncio.ensure_future(site.controller.unload("acme", "a"))
         finally:
             built.set()
         await loading
@@ -891,11 +900,11 @@ async def test_a_tenant_whose_work_cannot_be_stopped_is_suspended_and_others_are
             await asking[0]
         await asyncio.gather(*asking, return_exceptions=True)
         with pytest.raises(Conflict, match="tenant acme: an inference has been running for 1 s"):
-            await site.runtime.repartition({"acme": 1, "globex": 3})
+            await site.controller.repartition({"acme": 1, "globex": 3})
         assert site.granules == {"acme": (0, 1), "globex": (2, 3)}
         with pytest.raises(Conflict, match="tenant acme: one of its models is being loaded"):
-            await site.runtime.repartition({"acme": 1})
-        await site.runtime.repartition({"globex": 3})
+            await site.controller.repartition({"acme": 1})
+        await site.controller.repartition({"globex": 3})
         gate.open()
         while lane.suspended:
             await asyncio.sleep(0.001)
@@ -916,7 +925,7 @@ async def test_supervision_keeps_no_reference_to_replaced_workers(root: Path, mo
     before = [id(thing) for thing in gc.get_objects() if isinstance(thing, Worker)]
     async with serving(root) as site:
         await looked.wait()
-        await site.runtime.repartition({"globex": 3})
+        await site.controller.repartition({"globex": 3})
         gc.collect()
         there = [thing for thing in gc.get_objects() if isinstance(thing, Worker) and id(thing) not in before]
         assert sorted(worker.partition.size for worker in there) == [2, 3]
@@ -926,7 +935,7 @@ async def test_a_new_link_is_served_while_a_model_of_its_tenant_is_being_bound(r
     async with serving(root) as site:
         gate = site.script.hold("bind")
         os.utime(root / "a" / "1" / "model.onnx", ns=(1, 1))
-        loading = asyncio.ensure_future(site.runtime.load("acme", "a"))
+        loading = asyncio.ensure_future(site.controller.load("acme", "a"))
         await asyncio.to_thread(gate.wait_for_arrival)
         async with asyncio.timeout(PATIENCE):
             await site.runtime.replace_link("acme")
@@ -940,7 +949,7 @@ async def test_draining_cancels_requests_after_drain_timeout(root: Path) -> None
         gate = site.script.hold("run")
         asking = await site.asked(5)
         await asyncio.to_thread(gate.wait_for_arrival)
-        await site.runtime.drain(0)
+        await site.controller.drain(0)
         for each in asking:
             with pytest.raises(Unavailable, match="the server is draining"):
                 await each

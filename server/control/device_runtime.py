@@ -1,0 +1,71 @@
+"""The device side of some tenants as the control plane sees it.
+
+It is in this process (`server.device.runtime.Runtime`) or in another one; the controller does not know which.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from partitions.plan import Granules
+
+from .descriptions import DeviceInfo, Execution, PartitionInfo
+
+
+class DeviceRuntime(Protocol):
+    """Has partitions, workers and models of its tenants. Every method belongs to the controller's event loop.
+
+    A move takes `prepare`, `halt` and `commit`, one move at a time; `discard` ends it at any point before `commit` is done, and
+    does nothing if there is none. Errors are those of `server.errors` and `partitions`; Unavailable if the process has ended.
+    """
+
+    async def open(self) -> DeviceInfo:
+        """What the device is. Called first. Raises DeviceUnavailable."""
+
+    async def start(self, granules: Mapping[str, Granules]) -> dict[str, PartitionInfo]:
+        """Give every tenant its first partition, page-lock the tenants' memory, and start to load their models.
+
+        Raises PartitionError or ConfigError.
+        """
+
+    async def loaded(self) -> None:
+        """Wait until every configured model was tried."""
+
+    async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
+        """Make partitions of these granules for the tenants that are named, and make their models ready there.
+
+        They are served on their old partitions meanwhile. Returns the units that a probe ran on, by tenant. Raises
+        PartitionError, and Conflict naming a tenant whose models are being changed for longer than `server.max_pause`.
+        """
+
+    async def halt(self) -> None:
+        """Pause the tenants that were prepared once their work in flight has ended.
+
+        Raises Conflict, naming the tenant, if that takes longer than `server.max_pause`; they go on then.
+        """
+
+    async def commit(self) -> dict[str, PartitionInfo]:
+        """Serve the tenants that are paused from their new partitions, and close the old ones."""
+
+    async def discard(self) -> None:
+        """Serve them from their old partitions, and close the new ones."""
+
+    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
+        """Load or reload a model for one tenant; see `server.device.tenant_models`."""
+
+    async def unload(self, tenant: str, name: str) -> None:
+        """Stop serving a model to one tenant; see `server.device.tenant_models`."""
+
+    async def executions(self) -> list[Execution]:
+        """How each model runs now; see `engines.Executor.describe`."""
+
+    async def probe(self) -> dict[str, frozenset[int]]:
+        """Run a small amount of work in each partition; the units on which it ran, by tenant."""
+
+    def stop_loading(self) -> None:
+        """The server drains: load no more models, and abandon builds."""
+
+    def abandon(self, reason: str) -> None:
+        """Cancel every inference in flight and queued; their requests fail with this reason."""
+
+    async def close(self) -> None:
+        """Wait for work in flight, and release the device. Idempotent."""
