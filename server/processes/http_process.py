@@ -28,6 +28,7 @@ from ..link import ring as links
 from ..link.ring import Descriptors
 from ..tenants.service import Service, Tenant, open_tenant, publish, report
 from . import handoff, messages, proxy
+from .descriptors import DescriptorReceiver
 from .handoff import Handoff
 from .process_setup import set_up
 from .routing import SHARED, UNAUTHENTICATED, process_for
@@ -49,14 +50,15 @@ class ProcessArguments:
     """The arguments of a new HTTP process.
 
     `name` is the tenant's, or SHARED or UNAUTHENTICATED; `handoff` the socket over which connections come and go back;
-    `channel` that of the messages to and from the device process; `link` the tenant's link, and `listeners` the sockets of
-    its own port.
+    `channel` that of the messages to and from the device process, and `descriptors` that of descriptors from it; `link` the
+    tenant's link, and `listeners` the sockets of its own port.
     """
 
     name: str
     config: Config
     handoff: socket.socket
     channel: socket.socket
+    descriptors: socket.socket
     link: Descriptors | None
     listeners: list[socket.socket]
 
@@ -87,11 +89,15 @@ class HttpProcess:
             messages.Heartbeat: self._on_heartbeat,
             messages.Refuse: self._refuse,
             messages.Suspend: self._suspend,
+            messages.FailInFlight: self._fail_in_flight,
+            messages.Relink: self._relink,
             messages.GetReport: self._report,
             messages.WaitUntilIdle: self._wait_until_idle,
             messages.Exit: self._exit,
         }
         self._channel = Channel("the device process", handlers)
+        self._descriptors = DescriptorReceiver(arguments.descriptors)
+        self._link = arguments.link
         self._tenant: Tenant | None = None
         self._service = Service(arguments.config, [])
         self._tasks: set[asyncio.Task[None]] = set()
@@ -272,6 +278,23 @@ class HttpProcess:
     def _suspend(self, message: messages.Suspend) -> None:
         if self._tenant:
             self._tenant.suspend(message.reason)
+
+    def _fail_in_flight(self, message: messages.FailInFlight) -> None:
+        if self._tenant:
+            self._tenant.fail_in_flight(message.reason, message.queued)
+
+    async def _relink(self, message: messages.Relink) -> bool:
+        assert self._tenant, "only tenants have links"
+        arena, memory, tickets, completions = self._descriptors.take(message.number, 4)
+        unused = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
+        try:
+            lane = self._tenant.lane
+            relinked = await lane.relink(links.attach(unused, lane.slots.memory), message.limit)
+            if relinked and self._link:
+                unused, self._link = self._link, unused
+            return relinked
+        finally:
+            unused.close()
 
     def _report(self, _: messages.GetReport) -> messages.ReportFields:
         assert self._tenant, "only tenants are asked for reports"

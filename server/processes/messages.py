@@ -152,6 +152,25 @@ class Suspend(Message):
     reason: str
 
 
+class FailInFlight(Message):
+    """The device side has ended: fail what was launched, with `queued` also what waits. See `Lane.fail_in_flight`."""
+
+    reason: str
+    queued: bool
+
+
+class Relink(Message):
+    """Use a link with these descriptors, which were sent by this number, to the same tensor memory. See `Lane.relink`.
+
+    A call: answered with True when the link is used, and with False if what is in flight does not end within `limit` seconds.
+    """
+
+    number: Count
+    slots: Count
+    nbytes: Count
+    limit: float
+
+
 class GetReport(Message):
     """A call: answered with `ReportFields`."""
 

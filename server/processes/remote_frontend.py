@@ -4,22 +4,24 @@ What the HTTP process was sent is kept, to be sent again to its replacement when
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ..config.schema import TenantConfig
-from ..errors import Unavailable
+from ..errors import Conflict, Unavailable
 from ..link import ring as links
 from ..link.ring import Descriptors, Link
 from ..scheduling.lane import LaneStatistics
 from ..scheduling.slot_pool import SlotStatistics
 from ..tenants.catalog import Catalog, IndexEntry, ServedModel
-from ..tenants.frontend import DeviceSide, Report, State
+from ..tenants.frontend import DeviceSide, Report, State, not_ended
 from ..tenants.service import slots
 from . import messages
+from .descriptors import DescriptorSender
 from .messages import CancelTicket, ReportFields
 from .rpc import Channel, Malformed
 
@@ -29,7 +31,7 @@ _NO_REPORT = Report((), (), LaneStatistics(0, 0, 0, 0), SlotStatistics(0, 0, 0))
 
 
 class RemoteFrontend:
-    """Belongs to the event loop. `connect` gives it the process at the other end of its link, `renew` a new link."""
+    """Belongs to the event loop. `connect` gives it the process at its link's other end, `renew` or `relink` a new link."""
 
     def __init__(self, config: TenantConfig, descriptors: Descriptors, link: Link) -> None:
         self.link = link
@@ -37,6 +39,8 @@ class RemoteFrontend:
         self._config = config
         self._device: DeviceSide | None = None
         self._channel: Channel | None = None
+        self._sender: DescriptorSender | None = None
+        self._connected = asyncio.Event()
         self._catalog = Catalog()
         self._state: State = "starting"
         self._refusing = self._suspended = ""
@@ -51,9 +55,10 @@ class RemoteFrontend:
         """The handlers of what the process may send."""
         return {CancelTicket: self._cancel}
 
-    async def connect(self, channel: Channel) -> None:
+    async def connect(self, channel: Channel, descriptors: DescriptorSender) -> None:
         """Use this process from now on, and send it what its predecessors were sent."""
-        self._channel = channel
+        self._channel, self._sender = channel, descriptors
+        self._connected.set()
         self._send_affinity()
         published = list(self._repeat(channel))  # All of it is sent before anything else can be.
         with suppress(Unavailable):
@@ -78,9 +83,51 @@ class RemoteFrontend:
         Call it when the process at the other end has ended. Start the next one only when the worker has left the old link:
         otherwise both would write to the same blocks.
         """
-        old, self.descriptors = self.descriptors, links.renew(self.descriptors)
-        self.link = links.attach(self.descriptors, self.link.arena.memory)
-        self._channel = None
+        self._channel = self._sender = None
+        self._connected.clear()
+        return self._use(links.renew(self.descriptors))
+
+    def fail_in_flight(self, reason: str, queued: bool = True) -> None:
+        if queued:
+            self._suspended = reason
+        self._notify(messages.FailInFlight(reason, queued))
+
+    async def relink(self, limit: float = math.inf) -> Callable[[], None]:
+        """See `Frontend.relink`. It waits for the process if there is none now, and for its answer longer than `limit`.
+
+        If the process ends meanwhile, the new link is as one by `renew`, and so is what is returned.
+        """
+        return await asyncio.shield(self._relink(limit))
+
+    async def _relink(self, limit: float) -> Callable[[], None]:
+        await self._connected.wait()
+        channel, unused = self._channel, links.renew(self.descriptors)
+        try:
+            if not await self._send_link(unused, limit):
+                raise Conflict(not_ended(self._config.name, limit))
+            if channel is self._channel:  # Else `renew` was called, and its link is the one in use.
+                unused = self._use(unused)
+            return unused.close
+        except BaseException:
+            unused.close()
+            raise
+
+    async def _send_link(self, new: Descriptors, limit: float) -> bool:
+        """Whether the process uses this link now, or has ended. Raises Failed if it cannot."""
+        channel = self._channel
+        assert channel
+        assert self._sender
+        try:
+            number = self._sender.send(new[:4])
+            return bool(await channel.call(messages.Relink(number, new.slots, new.nbytes, limit), bool))
+        except Unavailable:
+            await channel.closed.wait()  # One that takes no descriptors hangs, and is killed soon.
+            return True
+
+    def _use(self, new: Descriptors) -> Descriptors:
+        """Change links; returns the old one."""
+        old, self.descriptors = self.descriptors, new
+        self.link = links.attach(new, self.link.arena.memory)
         return old
 
     def open(self, device: DeviceSide) -> None:

@@ -15,8 +15,9 @@ from ..host.backoff import Backoff
 from ..host.watch import interval
 from ..tenants.auth import Tenancy
 from ..tenants.frontend import State
-from . import dispatcher, handoff, http_process, messages, spawn
+from . import descriptors, dispatcher, handoff, http_process, messages, spawn
 from .affinity import Affinity
+from .descriptors import DescriptorSender
 from .heartbeat import INTERVAL, Heartbeat, observe
 from .http_process import ProcessArguments
 from .proxy import answer
@@ -47,6 +48,7 @@ class SupervisedProcess:
         self.channel = Channel(self.label, {})
         self.process: BaseProcess | None = None
         self.handoff: socket.socket | None = None
+        self.descriptors: DescriptorSender | None = None
         self.backoff = Backoff()
         self.heartbeat = Heartbeat()
 
@@ -59,11 +61,14 @@ class SupervisedProcess:
         return f"the HTTP process of {self.name}" if self.frontend else f"the {self.name.strip('()')} HTTP process"
 
     def disconnect(self) -> None:
-        """Close the channel and the socket for connections."""
+        """Close the channel, and the sockets for connections and descriptors."""
         self.channel.close()
         if self.handoff:
             self.handoff.close()
             self.handoff = None
+        if self.descriptors:
+            self.descriptors.close()
+            self.descriptors = None
 
 
 class Supervisor:
@@ -169,8 +174,9 @@ class Supervisor:
     async def _start(self, each: SupervisedProcess) -> None:
         each.handoff, their_handoff = handoff.pair()
         ours, theirs = socket.socketpair()
+        each.descriptors, their_descriptors = descriptors.pair()
         link = spawn.inherited(each.frontend.descriptors) if each.frontend else None
-        arguments = ProcessArguments(each.name, self._config, their_handoff, theirs, link, each.listeners)
+        arguments = ProcessArguments(each.name, self._config, their_handoff, theirs, their_descriptors, link, each.listeners)
         heartbeat = each.heartbeat = Heartbeat()
         handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
             messages.ForwardedRequest: self._forward,
@@ -182,10 +188,11 @@ class Supervisor:
             each.process = await spawn.start(http_process.main, arguments)
         finally:
             their_handoff.close()
+            their_descriptors.close()
             theirs.close()
         await each.channel.open(ours)
         if each.frontend:
-            await each.frontend.connect(each.channel)
+            await each.frontend.connect(each.channel, each.descriptors)
         else:
             self._restrict(each.process)
             each.channel.notify(messages.SetState(self._state))

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..errors import QueueFull
-from ..link.arena import Arena
+from ..link.arena import Arena, TensorMemory
 from ..link.blocks import BlockAllocator
 from ..link.slots import Slot
 
@@ -30,6 +30,11 @@ class SlotPool:
 
     def statistics(self) -> SlotStatistics:
         return SlotStatistics(len(self._slots) - len(self._free), len(self._slots), self.blocks.used)
+
+    @property
+    def memory(self) -> TensorMemory:
+        """The tensor memory."""
+        return self._arena.memory
 
     def check(self, arena: Arena) -> None:
         """Raise ValueError unless this arena can replace the one in use: as many slots, and the same tensor memory."""

@@ -3,7 +3,8 @@
 It is in this process (`service.LocalFrontend`) or in another one (`processes.remote_frontend`); neither knows which.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -86,5 +87,26 @@ class ManagedFrontend(Protocol):
     def suspend(self, reason: str) -> None:
         """As `Frontend.suspend`."""
 
+    def fail_in_flight(self, reason: str, queued: bool = True) -> None:
+        """The device side has ended, and nothing uses the memory of launched requests any more: fail them for this reason.
+
+        With `queued` also fail those that wait, and refuse new ones until `suspend("")`. Nothing is launched before `relink`.
+        """
+
+    async def relink(self, limit: float = math.inf) -> Callable[[], None]:
+        """Replace the link, which may be in use, by a new one to the same tensor memory; no request is lost or fails.
+
+        Returns when tickets go over the new link, whose device side `link` is from then on: they wait there until it is served.
+        Call what is returned when the device side has left the old link, to free it. Raises Conflict if what is in flight
+        does not end within `limit` seconds; the old link stays in use then. A caller that is cancelled does not stop it.
+        """
+
     async def drained(self) -> None:
         """Return when every accepted request has been answered."""
+
+
+def not_ended(name: str, limit: float) -> str:
+    """The text of Conflict for a link that was not replaced."""
+    return (
+        f"tenant {name}: an inference has been running for {limit:g} s; its link was not replaced, and it is served as before"
+    )

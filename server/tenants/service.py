@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
+import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from ..config.schema import Config, TenantConfig
 from ..config.tables import dotted
-from ..errors import Misdirected
+from ..errors import Conflict, Misdirected
 from ..link import ring as links
 from ..link.ring import Descriptors, Link
 from ..protocol.request import Limits
@@ -19,7 +20,7 @@ from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import Scheduler
 from .auth import Tenancy
 from .catalog import Catalog, IndexEntry, ServedModel
-from .frontend import DeviceSide, ModelReport, Report, State
+from .frontend import DeviceSide, ModelReport, Report, State, not_ended
 from .model_changes import ModelChanges
 from .uploads import Uploads
 
@@ -56,6 +57,12 @@ class Tenant:
         """As `refuse`, but until it is called with "", and also fail requests that are queued or run."""
         self.lane.suspend(reason)
         if reason:
+            self.uploads.refuse(reason)
+
+    def fail_in_flight(self, reason: str, queued: bool) -> None:
+        """As `Lane.fail_in_flight`; with `queued` also refuse requests whose bodies are still arriving."""
+        self.lane.fail_in_flight(reason, queued)
+        if queued:
             self.uploads.refuse(reason)
 
 
@@ -180,6 +187,25 @@ class LocalFrontend:
 
     def suspend(self, reason: str) -> None:
         self.tenant.suspend(reason)
+
+    def fail_in_flight(self, reason: str, queued: bool = True) -> None:
+        self.tenant.fail_in_flight(reason, queued)
+
+    async def relink(self, limit: float = math.inf) -> Callable[[], None]:
+        return await asyncio.shield(self._relink(limit))
+
+    async def _relink(self, limit: float) -> Callable[[], None]:
+        unused = links.renew(self._descriptors)
+        try:
+            link = links.join(unused, self.link.shares_interpreter, self.link.arena.memory)
+            if not await self.tenant.lane.relink(link, limit):
+                raise Conflict(not_ended(self.tenant.name, limit))
+            self.link = link
+            unused, self._descriptors = self._descriptors, unused
+            return unused.close
+        except BaseException:
+            unused.close()
+            raise
 
     async def drained(self) -> None:
         await self.tenant.lane.drained()

@@ -9,17 +9,25 @@ from typing import Any
 import pytest
 
 from server.config.schema import TenantConfig
+from server.errors import Conflict, Failed
 from server.link import ring as links
+from server.link.messages import Ticket
+from server.link.ring import Descriptors
+from server.processes import descriptors
+from server.processes.descriptors import DescriptorReceiver, DescriptorSender
 from server.processes.messages import (
     Announce,
     CancelTicket,
+    FailInFlight,
     GetReport,
     Message,
     Publish,
     Refuse,
+    Relink,
     ReportFields,
     SetAffinity,
     SetState,
+    Suspend,
     WaitUntilIdle,
 )
 from server.processes.remote_frontend import RemoteFrontend, open_remote
@@ -39,10 +47,22 @@ class Process:
         self.heard: list[Any] = []
         self.answers: dict[type[Message], Any] = {}
         self.channel = Channel("the device process", dict.fromkeys(MESSAGES, self._receive))
+        self.links: list[Descriptors] = []
+        self._ends: list[DescriptorSender | DescriptorReceiver] = []
 
     def _receive(self, message: Message) -> Any:
         self.heard.append(message)
+        if isinstance(message, Relink):
+            self.links.append(Descriptors(*self.receiver.take(message.number, 4), message.slots, message.nbytes))
+        if isinstance(answer := self.answers.get(type(message)), Exception):
+            raise answer
         return self.answers.get(type(message), True if isinstance(message, Publish) else None)
+
+    def close(self) -> None:
+        self.channel.close()
+        for end in (*self._ends, *self.links):
+            end.close()
+        self.links = []
 
     async def meet(self, frontend: RemoteFrontend) -> Channel:
         """Connect it to a frontend."""
@@ -50,12 +70,15 @@ class Process:
         channel = Channel("the HTTP process of acme", frontend.handlers())
         await channel.open(ours)
         await self.channel.open(theirs)
-        await frontend.connect(channel)
+        sender, end = descriptors.pair()
+        self.receiver = DescriptorReceiver(end)
+        self._ends = [sender, self.receiver]
+        await frontend.connect(channel, sender)
         await channel.call(WaitUntilIdle())
         return channel
 
 
-MESSAGES = (Announce, Publish, SetAffinity, SetState, Refuse, GetReport, WaitUntilIdle)
+MESSAGES = (Announce, Publish, SetAffinity, SetState, Refuse, Suspend, FailInFlight, Relink, GetReport, WaitUntilIdle)
 
 
 class Device:
@@ -94,7 +117,7 @@ async def test_a_new_process_is_sent_what_its_predecessors_were_sent(frontend: R
     await frontend.drained()
     assert process.heard == [SetState("draining"), Publish("slow", [], [PROBLEM]), WaitUntilIdle()]
     channel.close()
-    process.channel.close()
+    process.close()
 
 
 async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend) -> None:
@@ -105,7 +128,7 @@ async def test_without_a_process_calls_return_at_once(frontend: RemoteFrontend) 
     counted = Report([], [PROBLEM], LaneStatistics(1, 2, 3, 4), SlotStatistics(1, 2, 3))
     process.answers[GetReport] = ReportFields.of(counted)
     assert await frontend.report() == counted
-    process.channel.close()
+    process.close()
     assert isinstance(await frontend.report(), Report)
     channel.close()
 
@@ -122,7 +145,7 @@ async def test_the_last_report_is_returned_when_the_process_does_not_answer(
     process.answers[GetReport] = never = asyncio.sleep(600)
     stale = await frontend.report()
     assert (stale.index, stale.lane, stale.age > 0) == (counted.index, counted.lane, True)
-    process.channel.close()
+    process.close()
     assert (await frontend.report()).index == counted.index, "nor where it is gone"
     never.close()
     channel.close()
@@ -137,7 +160,7 @@ async def test_cancel_reaches_the_device(frontend: RemoteFrontend) -> None:
         await asyncio.sleep(0)
     assert device.asked == [("acme", 3, 14)]
     channel.close()
-    process.channel.close()
+    process.close()
 
 
 async def test_renew_keeps_the_old_link_open(frontend: RemoteFrontend) -> None:
@@ -158,6 +181,132 @@ async def test_a_new_link_leads_to_the_same_memory(frontend: RemoteFrontend) -> 
     assert bytes(links.attach(frontend.descriptors).arena.memory.view[:4]) == b"mine", "and so does another process"
 
 
+async def test_relink_gives_the_process_a_new_link_to_the_same_memory(frontend: RemoteFrontend) -> None:
+    process = Process()
+    channel = await process.meet(frontend)
+    before, memory = frontend.descriptors, frontend.link.arena.memory
+    memory.view[:4] = b"mine"
+    process.answers[Relink] = True
+    free = await frontend.relink(5)
+    (relink,) = [heard for heard in process.heard if isinstance(heard, Relink)]
+    assert (relink.slots, relink.nbytes, relink.limit) == (before.slots, before.nbytes, 5)
+    assert frontend.descriptors != before
+    assert frontend.link.arena.memory is memory
+    (link,) = process.links
+    there = links.attach(link)
+    assert bytes(there.arena.memory.view[:4]) == b"mine"
+    frontend.link.tickets.open()
+    there.tickets.write(ticket := Ticket(0, 1, "m", (), 1.0, 0))
+    there.tickets.put([ticket])
+    assert frontend.link.tickets.poll() == ticket
+    assert os.fstat(before.arena), "the old link is open until its device side has left it"
+    free()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(before.arena)
+    channel.close()
+    process.close()
+
+
+@pytest.mark.parametrize(("answer", "error"), [(False, Conflict), (OSError("no memory"), Failed)])
+async def test_the_old_link_stays_when_the_process_cannot_change_it(
+    frontend: RemoteFrontend, answer: object, error: type[Exception]
+) -> None:
+    process = Process()
+    channel = await process.meet(frontend)
+    before, link, opened = frontend.descriptors, frontend.link, len(os.listdir("/proc/self/fd"))
+    process.answers[Relink] = answer
+    with pytest.raises(error) as raised:
+        await asyncio.wait_for(frontend.relink(5), 30)
+    if error is Conflict:
+        assert str(raised.value).startswith("tenant acme: an inference has been running for 5 s; its link was not replaced")
+    assert (frontend.descriptors, frontend.link) == (before, link)
+    channel.close()
+    process.close()
+    assert len(os.listdir("/proc/self/fd")) <= opened, "the new link is closed at both ends"
+
+
+@pytest.mark.parametrize("gone", ["before it is asked", "before it answers"])
+async def test_a_process_that_ends_while_its_link_changes_leaves_a_new_link_for_its_replacement(
+    frontend: RemoteFrontend, gone: str
+) -> None:
+    process = Process()
+    channel = await process.meet(frontend)
+    before = frontend.descriptors
+    process.answers[Relink] = never = asyncio.Event().wait()
+    if gone == "before it is asked":
+        process.close()
+    relinked = asyncio.ensure_future(frontend.relink())
+    while gone != "before it is asked" and not process.links:
+        await asyncio.sleep(0)
+    process.close()
+    free = await relinked
+    after = frontend.descriptors
+    assert after != before
+    free()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(before.arena)
+    assert frontend.renew() == after
+    after.close()
+    never.close()
+    channel.close()
+
+
+async def test_relink_waits_for_a_process_that_is_being_started(frontend: RemoteFrontend) -> None:
+    relinked = asyncio.ensure_future(frontend.relink())
+    process = Process()
+    process.answers[Relink] = True
+    await asyncio.sleep(0)
+    before = frontend.descriptors
+    channel = await process.meet(frontend)
+    (await relinked)()
+    assert frontend.descriptors != before
+    assert len(process.links) == 1
+    channel.close()
+    process.close()
+
+
+async def test_relink_goes_on_when_its_caller_is_cancelled(frontend: RemoteFrontend) -> None:
+    """Otherwise the process could use the new link, and the device side the old one."""
+    process = Process()
+    channel = await process.meet(frontend)
+    answered = asyncio.Event()
+
+    async def answer() -> bool:
+        return await answered.wait()
+
+    process.answers[Relink] = answer()
+    before = frontend.descriptors
+    relinked = asyncio.ensure_future(frontend.relink())
+    while not process.links:
+        await asyncio.sleep(0)
+    relinked.cancel()
+    await asyncio.wait([relinked])
+    answered.set()
+    while frontend.descriptors == before:
+        await asyncio.sleep(0)
+    before.close()
+    channel.close()
+    process.close()
+
+
+async def test_fail_in_flight_is_sent_and_a_replacement_refuses_too(frontend: RemoteFrontend) -> None:
+    process = Process()
+    channel = await process.meet(frontend)
+    process.heard.clear()
+    frontend.fail_in_flight("gone", queued=False)
+    frontend.fail_in_flight("gone")
+    await frontend.drained()
+    assert process.heard == [FailInFlight("gone", False), FailInFlight("gone", True), WaitUntilIdle()]
+    channel.close()
+    process.close()
+    frontend.renew().close()
+    replacement = Process()
+    channel = await replacement.meet(frontend)
+    assert Suspend("gone") in replacement.heard
+    channel.close()
+    replacement.close()
+
+
 async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFrontend) -> None:
     process = Process()
     channel = await process.meet(frontend)
@@ -169,7 +318,7 @@ async def test_the_partitions_cores_override_assigned_cores(frontend: RemoteFron
     await frontend.drained()
     assert [heard.cores for heard in process.heard if isinstance(heard, SetAffinity)] == [{2}, {3}, {3}, {5}, {5}]
     channel.close()
-    process.channel.close()
+    process.close()
 
 
 async def test_configured_front_cores_override_those_of_the_partition() -> None:
@@ -180,7 +329,7 @@ async def test_configured_front_cores_override_those_of_the_partition() -> None:
     assert SetAffinity(frozenset({0})) in process.heard
     assert repr(frontend).startswith("<RemoteFrontend acme, <Channel")
     channel.close()
-    process.channel.close()
+    process.close()
     frontend.close()
 
 
@@ -194,4 +343,4 @@ async def test_cancelling_a_slot_that_the_link_does_not_have_closes_the_channel(
     await asyncio.wait_for(channel.closed.wait(), 10)
     assert device.asked == []
     assert f"slot {frontend.descriptors.slots} of {frontend.descriptors.slots}" in caplog.text
-    process.channel.close()
+    process.close()

@@ -1,6 +1,7 @@
 """`Service` finds a request's tenant and its state; `LocalFrontend` over a device side that the test plays."""
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from engines import DATATYPES, Signature, TensorSpec
 from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfig
-from server.errors import Misdirected, QueueFull, Unauthorized, Unavailable, answer
+from server.errors import Conflict, Misdirected, QueueFull, Unauthorized, Unavailable, answer
 from server.http.infer import Infer
 from server.link.messages import Done
 from server.tenants.auth import digest
@@ -145,6 +146,63 @@ async def test_a_frontend_without_a_device_can_release_and_cancel(frontend: Loca
     lane.release(slot)
     frontend.cancel(slot.index, 1)
     assert lane.take_slot()
+
+
+async def test_relink_moves_the_lane_and_the_device_side_to_a_new_link(frontend: LocalFrontend) -> None:
+    frontend.open(Device())
+    lane, link, before = frontend.tenant.lane, frontend.link, frontend._descriptors
+    slot = lane.take_slot()
+    answer = submit(lane, slot, "m/1#1", ((1,),))
+    relinked = asyncio.ensure_future(frontend.relink(30))
+    await settle()
+    assert frontend.link is link
+    link.completions.put(Done(slot.index, (), None, 1, 2))
+    link.completions.ring()
+    free = await relinked
+    assert (await answer).slot == slot.index
+    assert frontend.link is not link
+    assert frontend.link.arena.memory is link.arena.memory
+    lane.release(slot)
+    free()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(before.tickets)
+    frontend.link.tickets.open()
+    submit(lane, lane.take_slot(), "m/1#1", ((1,),))
+    assert frontend.link.tickets.poll()
+
+
+async def test_relink_raises_conflict_and_keeps_the_link_when_work_does_not_end(frontend: LocalFrontend) -> None:
+    frontend.open(Device())
+    lane, link = frontend.tenant.lane, frontend.link
+    submit(lane, lane.take_slot(), "m/1#1", ((1,),))
+    counts = []
+    for _ in range(3):
+        text = r"tenant acme: an inference has been running for 0\.001 s; its link was not replaced"
+        with pytest.raises(Conflict, match=text):
+            await frontend.relink(0.001)
+        gc.collect()  # An error's traceback has the new link.
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[1] == counts[2], "new links that are not used are closed"
+    assert frontend.link is link
+
+
+async def test_fail_in_flight_ends_what_runs_and_what_waits_and_bodies_that_arrive(frontend: LocalFrontend) -> None:
+    frontend.open(Device())
+    lane = frontend.tenant.lane
+    slot = lane.take_slot()
+    answer = submit(lane, slot, "m/1#1", ((1,),))
+    frontend.fail_in_flight("gone", queued=False)
+    with pytest.raises(Unavailable, match="gone"):
+        await answer
+    lane.release(slot)
+    slot = lane.take_slot()
+    answer = submit(lane, slot, "m/1#1", ((1,),))
+    frontend.fail_in_flight("gone again")
+    with pytest.raises(Unavailable, match="gone again"):
+        await answer
+    lane.release(slot)
+    assert lane.refusing == "gone again"
+    assert lane.slots.statistics().used == 0
 
 
 async def test_publish_serves_new_models_and_waits_for_requests_of_replaced_ones(frontend: LocalFrontend) -> None:
