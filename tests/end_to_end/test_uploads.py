@@ -72,6 +72,9 @@ GIVEN_UP = {
 
 @pytest.mark.parametrize("data", GIVEN_UP.values(), ids=GIVEN_UP.keys())
 def test_abandoned_body_leaves_nothing_behind(served: Served, data: bytes) -> None:
+    with Connection(served) as connection:
+        connection.send(post(INDEX, b"{}"))  # FastAPI builds its routes at the first request: 0.6 MiB that stay.
+        assert connection.answer().status == 200
     with traced(), uncollected():
         before = tracemalloc.get_traced_memory()[0]
 
