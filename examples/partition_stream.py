@@ -43,4 +43,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/partition_stream.py PLAN")
     main(sys.argv[1])

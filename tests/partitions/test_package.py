@@ -1,4 +1,5 @@
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,4 +40,4 @@ def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
 
 def test_install_command_is_the_script_of_a_checkout_and_pip_elsewhere(tmp_path: Path) -> None:
     assert install_command("cpu,rtx") == "scripts/install cpu,rtx"
-    assert install_command("cpu,rtx", tmp_path) == "pip install 'greenlane[cpu,rtx]'"
+    assert install_command("cpu,rtx", tmp_path) == f"{sys.executable} -m pip install 'greenlane[cpu,rtx]'"
