@@ -2,6 +2,7 @@
 never stays."""
 
 import select
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
 from itertools import cycle
@@ -18,22 +19,29 @@ NARROW = 4096
 """Bytes of a slow reader's receive buffer: what it does not read stays with the server."""
 
 
-class Flood:
-    """Connections that ask again at once; with `churn`, each time on a new one."""
+class Load(ABC):
+    """What every behaviour has: its job, its requests in turn, and its `tally`."""
 
     def __init__(self, job: ClosedLoop) -> None:
         self._job = job
         self._asks = cycle(job.asks)
+        self.tally = Tally(job.name, job.seconds)
+
+    @abstractmethod
+    def run(self, start: float) -> Tally:
+        """Begin `ahead` seconds before `start` (by `time.perf_counter`), end `seconds` after it. Blocks."""
+
+
+class Flood(Load):
+    """Connections that ask again at once; with `churn`, each time on a new one."""
+
+    def __init__(self, job: ClosedLoop) -> None:
+        super().__init__(job)
         self._poll = select.epoll()
         self._connections: dict[int, Connection] = {}
         self._missing = job.connections
-        self.tally = Tally(job.name, job.seconds)
-
-    def open(self) -> None:
-        """Nothing yet: a flood connects when it begins."""
 
     def run(self, start: float) -> Tally:
-        """Begin `ahead` seconds before `start` (by `time.perf_counter`), end `seconds` after it. Blocks."""
         _sleep_until(start - self._job.ahead)
         while (left := start + self._job.seconds - perf_counter()) > 0:
             missing, self._missing = self._missing, 0
@@ -89,19 +97,11 @@ class Flood:
         connection.close()
 
 
-class SlowReaders:
+class SlowReaders(Load):
     """Connections that ask for much, take a few bytes of it now and then, and hang up."""
 
-    def __init__(self, job: ClosedLoop) -> None:
-        self._job = job
-        self._asks = cycle(job.asks)
-        self.tally = Tally(job.name, job.seconds)
-
-    def open(self) -> None:
-        """Nothing yet."""
-
     def run(self, start: float) -> Tally:
-        """As `Flood.run`. Connections begin apart, so that they do not all hang up at once."""
+        """As `Load.run`. Connections begin apart, so that they do not all hang up at once."""
         _sleep_until(start - self._job.ahead)
         began, count = perf_counter(), self._job.connections
         readers = {self._new(): began - HOLD * index / count for index in range(count)}
@@ -142,19 +142,11 @@ class SlowReaders:
         connection.close()
 
 
-class Drippers:
+class Drippers(Load):
     """Connections that each send a byte of their request now and then; those that are answered or closed begin again."""
 
-    def __init__(self, job: ClosedLoop) -> None:
-        self._job = job
-        self._asks = cycle(job.asks)
-        self.tally = Tally(job.name, job.seconds)
-
-    def open(self) -> None:
-        """Nothing yet."""
-
     def run(self, start: float) -> Tally:
-        """As `Flood.run`. Connections begin apart, so that their bytes come one by one. Blocks."""
+        """As `Load.run`. Connections begin apart, so that their bytes come one by one."""
         _sleep_until(start - self._job.ahead)
         until, gap = start + self._job.seconds, self._job.every / self._job.connections
         held = deque(self._begin() for _ in range(self._job.connections))
@@ -199,18 +191,11 @@ class Drippers:
         return False
 
 
-class Knockers:
+class Knockers(Load):
     """Connections that say nothing and are closed as soon as they are there."""
 
-    def __init__(self, job: ClosedLoop) -> None:
-        self._job = job
-        self.tally = Tally(job.name, job.seconds)
-
-    def open(self) -> None:
-        """Nothing yet."""
-
     def run(self, start: float) -> Tally:
-        """As `Flood.run`, in batches of as many as there may be at a time. Blocks."""
+        """As `Load.run`, in batches of as many connections as there may be at a time."""
         _sleep_until(start - self._job.ahead)
         while perf_counter() < start + self._job.seconds:
             connections = [Connection(self._job.port) for _ in range(self._job.connections)]
@@ -223,7 +208,7 @@ class Knockers:
         return self.tally
 
 
-def closed_loop(job: ClosedLoop) -> Flood | SlowReaders | Drippers | Knockers:
+def closed_loop(job: ClosedLoop) -> Load:
     """The behaviour that the job names."""
     match job.behaviour:
         case "slow":

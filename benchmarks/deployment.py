@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -130,8 +130,8 @@ def launched(deployment: Deployment, folder: Path, repository: Path) -> Iterator
 
 
 @contextmanager
-def restricted(cores: Sequence[int]) -> Iterator[None]:
-    """Processes that are started in this block may use these cores only."""
+def restricted(cores: Collection[int]) -> Iterator[None]:
+    """This process, and those that it starts in this block, may use these cores only; any if there are none."""
     before = os.sched_getaffinity(0)
     if cores:
         os.sched_setaffinity(0, cores)

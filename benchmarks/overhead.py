@@ -9,8 +9,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -21,6 +21,7 @@ from . import needs  # noqa: F401
 from .bare import session
 from .cases import CASES, Case, tensor
 from .client import client
+from .deployment import restricted
 from .models import build, model_path
 from .options import checked, cores, count, port, positive
 from .servers import PYTHON, Server, bare, greenlane
@@ -36,7 +37,7 @@ def experiment(
     asgi: bool = False,
     beside: Server | None = None,
     checkout: Path | None = None,
-    server_cores: Sequence[int] = (),
+    server_cores: Collection[int] = (),
 ) -> Iterator[SideBySide]:
     """Both servers, started, Greenlane first; `in_flight` and `asgi` as for `servers.greenlane`.
 
@@ -47,24 +48,12 @@ def experiment(
         root = Path(folder, "models")
         build(root)
         other = greenlane(root, in_flight, checkout=checkout) if checkout else bare(root)
-        with (
-            _starting_on(server_cores) as move_away,
-            greenlane(root, in_flight, asgi) as ours,
-            nullcontext(beside) if beside else other as theirs,
-        ):
-            move_away()
-            yield SideBySide(root, ours, theirs)
-
-
-@contextmanager
-def _starting_on(cores: Sequence[int]) -> Iterator[Callable[[], None]]:
-    """Run on these cores, which processes started now inherit, until the function that is yielded moves to all others."""
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, cores or before)
-        yield lambda: os.sched_setaffinity(0, before - set(cores))
-    finally:
-        os.sched_setaffinity(0, before)
+        with ExitStack() as servers:
+            with restricted(server_cores):
+                ours = servers.enter_context(greenlane(root, in_flight, asgi))
+                theirs = servers.enter_context(nullcontext(beside) if beside else other)
+            with restricted(os.sched_getaffinity(0) - set(server_cores)):
+                yield SideBySide(root, ours, theirs)
 
 
 def model_microseconds(root: Path, model: str, runs: int = 500) -> float:

@@ -36,7 +36,7 @@ def main() -> None:
     loop = Generator(job) if isinstance(job, OpenLoop) else closed_loop(job)
     if isinstance(loop, Generator):
         signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
-    loop.open()
+        loop.open()
     gc.freeze()
     gc.disable()
     sys.stdout.buffer.write(b"ready\n")

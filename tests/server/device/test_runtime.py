@@ -690,36 +690,38 @@ def held_builds(site: Site) -> tuple[threading.Event, threading.Event]:
     return building, built
 
 
-async def test_a_load_cancelled_while_it_waits_loads_nothing(root: Path) -> None:
-    async with serving(root) as site:
-        building, built = held_builds(site)
-        (root / "a" / "1" / "model.onnx").write_text("another")
-        first = asyncio.ensure_future(site.controller.load("acme", "a"))
-        assert await asyncio.to_thread(building.wait, PATIENCE)
-        others = [asyncio.ensure_future(change("acme", "b")) for change in (site.controller.load, site.controller.unload)]
-        await asyncio.sleep(0)
-        for other in others:
-            other.cancel()
-        await asyncio.wait(others)
-        before, engines = site.tenant("acme").catalog.find("b"), len(site.engines)
+@asynccontextmanager
+async def changes_behind_a_load(site: Site, root: Path) -> AsyncIterator[list["asyncio.Future[None]"]]:
+    """A load and an unload of `b` that wait for a load of `a`, which ends with the block."""
+    building, built = held_builds(site)
+    (root / "a" / "1" / "model.onnx").write_text("another")
+    first = asyncio.ensure_future(site.controller.load("acme", "a"))
+    assert await asyncio.to_thread(building.wait, PATIENCE)
+    waiting = [asyncio.ensure_future(change("acme", "b")) for change in (site.controller.load, site.controller.unload)]
+    await asyncio.sleep(0)
+    try:
+        yield waiting
+    finally:
         built.set()
         await first
+
+
+async def test_a_load_cancelled_while_it_waits_loads_nothing(root: Path) -> None:
+    async with serving(root) as site:
+        async with changes_behind_a_load(site, root) as waiting:
+            for each in waiting:
+                each.cancel()
+            await asyncio.wait(waiting)
+            before, engines = site.tenant("acme").catalog.find("b"), len(site.engines)
         assert len(site.engines) == engines + 1
         assert site.tenant("acme").catalog.find("b") is before
 
 
 async def test_a_load_that_waits_when_the_server_stops_is_refused(root: Path) -> None:
     async with serving(root) as site:
-        building, built = held_builds(site)
-        (root / "a" / "1" / "model.onnx").write_text("another")
-        first = asyncio.ensure_future(site.controller.load("acme", "a"))
-        assert await asyncio.to_thread(building.wait, PATIENCE)
-        waiting = [asyncio.ensure_future(change("acme", "b")) for change in (site.controller.load, site.controller.unload)]
-        await asyncio.sleep(0)
-        closing = asyncio.ensure_future(site.controller.close())
-        await asyncio.sleep(0)
-        built.set()
-        await first
+        async with changes_behind_a_load(site, root) as waiting:
+            closing = asyncio.ensure_future(site.controller.close())
+            await asyncio.sleep(0)
         for each in waiting:
             with pytest.raises(Unavailable, match="the server is stopping"):
                 await each
