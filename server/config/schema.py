@@ -293,9 +293,9 @@ class TenantConfig(Section, frozen=True):
     memory: Memory = Field(
         default=512 * 2**20,
         description="Shared memory for tensors of requests and answers, from when a body is complete until its answer is "
-        "written; bodies that are still arriving may take as much again. On a GPU all of it is page-locked at the start. A "
-        "request that can never fit is refused with 413, one that does not fit now with 429; an eighth is kept for requests of "
-        "up to 1 MiB.",
+        "written; bodies that are still arriving may take as much again, elsewhere once a complete request needs their place. "
+        "On a GPU all of it is page-locked at the start. A request that can never fit is refused with 413, one that does not "
+        "fit now with 429; an eighth is kept for requests of up to 1 MiB.",
     )
     keys_sha256: Digests = Field(
         default=(),

@@ -18,11 +18,14 @@ from ..tenants.model_changes import is_change
 from ..tenants.uploads import Uploads
 from . import asgi
 from .body import MAX_DISCARDED, Linger, close_when_sent
+from .calls import Calls
 from .connection_limits import Activity, Connections, connections
-from .exchange import STATUS_LINES, Call, Reply
+from .exchange import Reply
 from .head import Head, could_be_direct
 from .infer import Infer
 from .inference import CLOSE, HttpInference, Outcome, refusal, success
+from .reply_writer import ReplyWriter
+from .slot_reader import SlotReader
 from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT
 from .uvicorn_protocol import JsonHttpToolsProtocol
 
@@ -62,7 +65,7 @@ class HttpConnection(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._infer = infer
-        self._application = application
+        self._calls = Calls(infer, application, server_state.tasks)
         self._hand_off = hand_off
         self._server_state = server_state
         self._connections: Connections = connections(server_state)  # Not uvicorn's set, which compiled code would insist on.
@@ -70,6 +73,8 @@ class HttpConnection(asyncio.Protocol):
         self._keep_alive = config.timeout_keep_alive
         self._loop = _loop or asyncio.get_event_loop()
         self._transport: Any = None
+        self._writer = ReplyWriter(server_state)
+        self._reader: SlotReader | None = None
         self._buffer = bytearray()
         self._phase = READING_HEAD
         self._head: Head | None = None  # Of the current request, or else of the last one.
@@ -79,8 +84,6 @@ class HttpConnection(asyncio.Protocol):
         self._inference: HttpInference | None = None
         self._task: asyncio.Task[None] | None = None
         self._uploads: Uploads | None = None
-        self._default_fields: list[tuple[bytes, bytes]] = []
-        self._default_bytes = b""
         self._in_loop = False  # Of `_answer_next`, which is not entered twice.
         self._yielding = False  # Other connections have their turn.
         self._writable = True
@@ -94,6 +97,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        self._writer.open(transport)
         self._connections.add(self)
         self._loop.call_later(self._keep_alive, self._close_if_idle)
 
@@ -107,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
         elif self._task:
             self._task.cancel()
         # Large, or in cycles with this object: freed now rather than by the garbage collector.
-        self._buffer, self._on_body, self._task = bytearray(), None, None
+        self._buffer, self._on_body, self._task, self._reader = bytearray(), None, None, None
 
     def data_received(self, data: bytes) -> None:
         self._active = True
@@ -125,8 +129,21 @@ class HttpConnection(asyncio.Protocol):
             self._answer_next()
         elif self._phase == READING_BODY:
             self._deliver_body()
+            if self._phase == READING_BODY and self._head and self._reader is not None and self._reader.active:
+                self._place_tensors(self._head)
         elif len(self._buffer) > MAX_READ_AHEAD:
             self._transport.pause_reading()
+
+    def tensors_received(self) -> None:
+        """More of the current body has been received into its slot."""
+        self._active = True
+        self._deliver_body()
+
+    def leave_slot(self, received: bytearray) -> None:
+        """A complete request needs the slot: the body, of which this has been received, goes on arriving in the buffer."""
+        self._buffer, self._body_start = received, 0
+        if self._inference:
+            self._inference.return_slot()
 
     def eof_received(self) -> bool:
         """Whether to keep a half-closed connection: for pipelined requests, or for a cheap answer that is being made.
@@ -166,7 +183,8 @@ class HttpConnection(asyncio.Protocol):
 
     def received(self) -> int:
         """How many bytes of the current request's body have arrived."""
-        return len(self._buffer) - self._body_start
+        body = self._reader.body if self._reader is not None else None
+        return body.received if body is not None else len(self._buffer) - self._body_start
 
     def refuse(self, error: RequestError) -> None:
         """Answer with this error if the current request's body is incomplete; otherwise do nothing."""
@@ -241,18 +259,31 @@ class HttpConnection(asyncio.Protocol):
             return False
         self._body_start, self._phase = end, READING_BODY
         if not head.is_plain_infer:
-            self._call(head)
+            client = self._transport.get_extra_info("peername")
+            self._task, self._on_body = self._calls.start(head, client, self.received, self._finish)
         elif inference := self._admit(head):
             self._on_body = partial(inference.begin, headers=head.headers, on_done=self._on_done)
+            if head.tensors_at >= 0:
+                self._reader = self._reader or SlotReader(self, self._transport)
+                self._reader.expect(head)
         if self._phase == READING_BODY:
             self._deliver_body()
         if self._phase == READING_BODY and self._inference and head.target:
             try:
                 head.target.tenant.uploads.add(self, head.length)
                 self._uploads = head.target.tenant.uploads
+                self._place_tensors(head)
             except RequestError as error:
                 self.refuse(error)
         return True
+
+    def _place_tensors(self, head: Head) -> None:
+        """Have the tensors of an incomplete body received straight into a slot, if there is one, once the JSON has arrived."""
+        if self._reader is not None and self._inference:
+            if head.tensors_at < 0:
+                self._reader.stop()
+            elif self._reader.place(head, self._buffer, self._body_start, self._inference):
+                self._buffer = bytearray()
 
     def _admit(self, head: Head) -> HttpInference | None:
         """Start an inference; None if it was refused, and answered so."""
@@ -274,6 +305,13 @@ class HttpConnection(asyncio.Protocol):
 
     def _deliver_body(self) -> None:
         """Pass the body on if it is complete."""
+        reader, inference, head = self._reader, self._inference, self._head
+        if reader is not None and reader.body is not None and inference and head:
+            if (received := reader.take(head)) is not None:
+                self._on_body, self._phase = None, ANSWERING
+                self._end_upload()
+                inference.begin_received(received, head.headers, self._on_done)
+            return
         end = self._body_start + (self._head.length if self._head else 0)
         if len(self._buffer) >= end and self._on_body:
             body = bytes(memoryview(self._buffer)[self._body_start : end])
@@ -286,73 +324,40 @@ class HttpConnection(asyncio.Protocol):
         if head := self._head:
             self._finish(head, refusal(outcome, head.target) if isinstance(outcome, Exception) else success(outcome))
 
-    def _call(self, head: Head) -> None:
-        """Answer with a coroutine, in a task of its own."""
-        body: asyncio.Future[bytes] = self._loop.create_future()
-
-        async def read(limit: int, grow: Callable[[int], None] | None = None) -> bytes:
-            return await body
-
-        client = self._transport.get_extra_info("peername")
-        call = Call(head.method, head.path, head.query, head.headers, read, None, client and client[:2], self.received)
-        task = self._loop.create_task(self._respond(head, call))
-        self._server_state.tasks.add(task)
-        task.add_done_callback(self._server_state.tasks.discard)
-        self._task, self._on_body = task, partial(_resolve, body)
-
-    async def _respond(self, head: Head, call: Call) -> None:
-        if head.is_infer and not head.has_origin:  # With an Origin, the application decides about CORS.
-            reply = await self._infer.answer(call)
-        else:
-            reply = await asgi.respond(self._application, call)
-        if reply:
-            self._finish(head, reply)
-
     def _finish(self, head: Head, reply: Reply) -> None:
         """Write the reply to the current request, and go on to the next one."""
-        body_incomplete, self._phase = self._phase == READING_BODY, READING_HEAD
-        self._inference = self._task = self._on_body = None
+        body_incomplete, unread, self._phase = self._phase == READING_BODY, head.length - self.received(), READING_HEAD
+        inference, self._inference, self._task, self._on_body = self._inference, None, None, None
+        if self._reader is not None:
+            self._reader.body = None
         if self._transport.is_closing():
             return
         if body_incomplete:
-            self._skip_body(head)
+            self._skip_body(head, unread)
         if reply.status >= 400 and CLOSE in reply.fields:
             self._closing = True
-        self._write(reply, head)
+        self._writer.write(reply, self._closing, head.is_http_1_0)
+        if inference:
+            inference.return_slot()  # Before a request is begun that may need it.
         if self._closing:
             self._close(self._discard_bytes)
         elif self._buffer or self._eof:
             self._transport.resume_reading()
             self._answer_next()
 
-    def _write(self, reply: Reply, head: Head | None) -> None:
-        if self._default_fields is not self._server_state.default_headers:  # uvicorn makes a new list every second.
-            self._default_fields = self._server_state.default_headers
-            self._default_bytes = b"".join([b"%b: %b\r\n" % field for field in self._default_fields])
-        parts = [STATUS_LINES[reply.status], self._default_bytes]
-        for name, value in reply.fields:
-            parts += (name, b": ", value, b"\r\n")
-        if self._closing:
-            if CLOSE not in reply.fields:
-                parts.append(b"connection: close\r\n")
-        elif head and head.is_http_1_0:
-            parts.append(b"connection: keep-alive\r\n")
-        parts += (b"content-length: %d\r\n\r\n" % len(reply.body), reply.body)
-        self._transport.write(b"".join(parts))
-
-    def _skip_body(self, head: Head) -> None:
+    def _skip_body(self, head: Head, unread: int) -> None:
         """Drop the body of a request that was refused before it was complete; close afterwards if the rest is large."""
-        end = self._body_start + head.length
-        self._discard_bytes = max(0, end - len(self._buffer))
+        self._discard_bytes = max(0, unread)
         if self._discard_bytes:
             self._phase = DISCARDING
-        del self._buffer[:end]  # In place: thousands of pipelined requests must not be copied for each of them.
+        del self._buffer[: self._body_start + head.length]  # In place: thousands of pipelined requests are not copied for each.
         self._closing = self._closing or self._discard_bytes > MAX_DISCARDED
 
     def _close(self, unread: int) -> None:
         """Close after the last answer; linger if the client may still send `unread` bytes, so that it can read the answer."""
         if unread:
             self._connections.discard(self)
+            self._reader = None  # Which refers to this object.
             Linger(self._transport, unread, self._connections).begin()
         else:
             close_when_sent(self._transport)
@@ -362,7 +367,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections.discard(self)
         self._cancel_header_timer()
         fallback, data, self._buffer = self._make_fallback(), bytes(self._buffer), bytearray()
-        self._closing = True
+        self._closing, self._reader = True, None
         fallback.connection_made(self._transport)
         self._transport.set_protocol(fallback)
         fallback.data_received(data)
@@ -376,7 +381,7 @@ class HttpConnection(asyncio.Protocol):
         self._header_timer = None
         if self._buffer and self._may_begin():
             self._closing = True
-            self._write(refusal(TooSlow(HEADER_TIMEOUT_TEXT), None), None)
+            self._writer.write(refusal(TooSlow(HEADER_TIMEOUT_TEXT), None), True, False)
             self._close(MAX_HEADER_BYTES)
 
     def _cancel_header_timer(self) -> None:
@@ -390,8 +395,3 @@ class HttpConnection(asyncio.Protocol):
         elif not self._closing:
             self._active = False
             self._loop.call_later(self._keep_alive, self._close_if_idle)
-
-
-def _resolve(future: "asyncio.Future[bytes]", body: bytes) -> None:
-    if not future.done():
-        future.set_result(body)

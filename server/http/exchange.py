@@ -1,6 +1,6 @@
 """A request and its reply, independent of the transport that carries them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote
@@ -46,8 +46,12 @@ class Call(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A complete answer; `fields` are its headers without Content-Length."""
+    """A complete answer; `fields` are its headers without Content-Length.
+
+    `tensors` follow the body. They may be in a slot, and are then valid only while the reply is written.
+    """
 
     status: int
     fields: list[tuple[bytes, bytes]]
     body: bytes
+    tensors: Sequence[bytes | memoryview] = ()

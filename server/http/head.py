@@ -5,11 +5,14 @@ from typing import Any
 
 import httptools
 
+from ..protocol.request_cache import MAX_JSON_BYTES
 from .asgi import MAX_BODY_BYTES
 from .inference import Target
 from .paths import is_infer
 from .strict import SINGLE_HEADERS, find_violation
 
+MIN_STRAIGHT_BYTES = 32 * 1024
+"""Fewer bytes of tensors are copied sooner than received in a piece of their own."""
 METHODS = ("GET", "POST", "PUT", "DELETE", "OPTIONS")
 _BEGINNINGS = [f"{method} /".encode() for method in METHODS]
 _BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
@@ -24,6 +27,7 @@ class Head:
     - `has_origin`: a browser sent it on behalf of a web page (Origin header).
     - `is_plain_infer`: an inference without Origin, whose body and answer are not compressed.
     - `length`: bytes of the body.
+    - `tensors_at`: where its binary tensors begin, if they may be received straight into a slot; -1 if not.
     - `tenant`: the name of its tenant where routing has identified it, else None.
     - `target`: the result of `Infer.resolve`, once known; it stays valid while the connection repeats this head.
     """
@@ -55,6 +59,7 @@ class Head:
         self.has_origin = b"origin" in self.headers
         negotiates = self.has_origin or b"content-encoding" in self.headers or b"accept-encoding" in self.headers
         self.is_plain_infer = self.is_infer and not negotiates
+        self.tensors_at = self._find_tensors() if self.is_plain_infer else -1
         self.is_routable = self._complete and not self._ambiguous
         self.is_direct = self._is_direct()
 
@@ -76,6 +81,11 @@ class Head:
     def on_headers_complete(self) -> None:
         self._complete = True
         self._keeps = self._parser.should_keep_alive()  # After the end of a request without a body it would always be true.
+
+    def _find_tensors(self) -> int:
+        said = self.headers.get(b"inference-header-content-length", b"")
+        start = int(said) if said.isdigit() and len(said) < 10 else -1
+        return start if 0 <= start <= MAX_JSON_BYTES and self.length - start >= MIN_STRAIGHT_BYTES else -1
 
     def _is_direct(self) -> bool:
         return (

@@ -100,7 +100,8 @@ def _resolve(future: "asyncio.Future[Success]", outcome: Outcome) -> None:
     if isinstance(outcome, Exception):
         future.set_exception(outcome)
     else:
-        future.set_result(outcome)
+        response, timing = outcome
+        future.set_result((response.copied(), timing))  # The slot is released now, before the future's owner goes on.
 
 
 async def _read_body(call: Call, target: Target) -> bytes:

@@ -10,16 +10,11 @@ from typing import NamedTuple
 
 import orjson
 
-from ..errors import (
-    BadRequest,
-    Failed,
-    TooLarge,
-    Unavailable,
-    answer,
-)
+from ..errors import BadRequest, Failed, TooLarge, Unavailable, answer
 from ..inference.inference import Inference
 from ..link.messages import Done
 from ..link.slots import SMALLEST
+from ..protocol.arriving_body import ArrivingBody
 from ..protocol.json_document import Object
 from ..protocol.json_slices import SLICE, extract_row, parse_slices
 from ..protocol.request import Limits
@@ -51,8 +46,9 @@ class Target(NamedTuple):
 class HttpInference:
     """One inference request over HTTP, from its headers to its outcome. Belongs to the event loop; nothing blocks or awaits.
 
-    `begin` is called once the body is complete, and ends with a call of `on_done`. The constructor raises as that of
-    `Inference`, so that a flood is refused before its bodies are read.
+    `begin` is called once the body is complete, and ends with a call of `on_done`. Then the slot is released: by that time the
+    tensors of the answer have to be written or copied. The constructor raises as that of `Inference`, so that a flood is
+    refused before its bodies are read.
     """
 
     __slots__ = ("_inference", "_on_done", "_request", "_target")
@@ -91,12 +87,51 @@ class HttpInference:
             slot = inference.take_slot()
             served = inference.served
             request = self._request = served.request_cache.decode(
-                body, _header_length(headers), served.signature, slot, self._target.limits, document
+                body, json_length(headers), served.signature, slot, self._target.limits, document
             )
             timeout = request.timeout
             if document is not None and timeout is not None:
                 timeout = inference.time_left(timeout)
             inference.submit(request.shapes, request.priority, timeout, self._end)
+        except Exception as error:
+            self._fail(error)
+
+    def receive(self, head: bytes, length: int, leave: Callable[[], None]) -> ArrivingBody | None:
+        """Have the tensors of a body received straight into a slot; `head` is its JSON, all of it, or empty for a raw body.
+
+        None if the body has to be buffered, also if it is invalid: `begin` refuses it once it is complete. Afterwards call
+        `begin_received` with the complete body. `leave` is called if the slot is needed before that: it has to take a copy of
+        what has arrived, and to call `return_slot`.
+        """
+        inference = self._inference
+        try:
+            if slot := inference.borrow_slot(leave):
+                served = inference.served
+                placement = served.request_cache.place(head, length, served.signature, slot, self._target.limits)
+                if placement:
+                    return ArrivingBody(head, length, placement, slot)
+        except Exception:
+            pass  # Whatever it is, `begin` meets it as well.
+        inference.return_slot()
+        return None
+
+    def return_slot(self) -> None:
+        """Give back the slot: the answer was written, or the body goes on arriving elsewhere. Does nothing if it has none."""
+        self._inference.return_slot()
+
+    def begin_received(self, body: ArrivingBody, headers: Headers, on_done: Callable[["Outcome"], None]) -> None:
+        """As `begin`, with the complete body that `receive` returned."""
+        self._on_done, inference = on_done, self._inference
+        inference.arrived = time.monotonic_ns()
+        try:
+            if not inference.keep_slot():
+                data = bytes(body.copy())
+                inference.return_slot()
+                self.begin(data, headers, on_done)
+                return
+            body.check()
+            request = self._request = body.request
+            inference.submit(request.shapes, request.priority, request.timeout, self._end)
         except Exception as error:
             self._fail(error)
 
@@ -112,7 +147,7 @@ class HttpInference:
     def _parse_in_slices(self, body: bytes, headers: Headers, on_done: Callable[["Outcome"], None]) -> bool:
         """Schedule large JSON for time slices; False if it is small, or over the limit. Raises QueueFull, Unavailable."""
         tenant, _, _, limits, _ = self._target
-        length = _header_length(headers)
+        length = json_length(headers)
         size = len(body) if length is None else length
         if not SLICE < size <= min(len(body), limits.json):
             return False
@@ -175,7 +210,8 @@ class HttpInference:
         except Exception as error:
             self._fail(error)
         else:
-            self._report((response, b"queue;dur=%.3f, execute;dur=%.3f" % inference.succeed(end)))
+            self._report((response, b"queue;dur=%.3f, execute;dur=%.3f" % inference.count_success(end)))
+            inference.return_slot()
 
     def _fail(self, error: Exception) -> None:
         self._report(self._inference.fail(error))
@@ -188,12 +224,12 @@ class HttpInference:
 
 def success(outcome: Success) -> Reply:
     """The reply to a successful request."""
-    (body, length), timing = outcome
+    (document, tensors, length), timing = outcome
     kind = b"application/json" if length is None else b"application/octet-stream"
     fields = [(b"content-type", kind), (b"server-timing", timing)]
     if length is not None:
         fields.append((b"inference-header-content-length", b"%d" % length))
-    return Reply(200, fields, body)
+    return Reply(200, fields, document, tensors)
 
 
 def refusal(error: Exception, target: Target | None) -> Reply:
@@ -211,8 +247,8 @@ def refusal(error: Exception, target: Target | None) -> Reply:
     return Reply(reply.status, fields, orjson.dumps({"error": reply.text}))
 
 
-def _header_length(headers: Headers) -> int | None:
-    """The value of Inference-Header-Content-Length in bytes, or None. Raises BadRequest."""
+def json_length(headers: Headers) -> int | None:
+    """The bytes of JSON before the binary tensors, as Inference-Header-Content-Length says, or None. Raises BadRequest."""
     value = headers.get(b"inference-header-content-length")
     if value is None:
         return None

@@ -24,7 +24,7 @@ class Inference:
     A front (HTTP, gRPC) makes one as soon as it knows the tenant and the model, before it reads tensors. The constructor
     raises NotFound or Unavailable for the model, and refuses as the tenant's queue does (QueueFull). Then the front
     1. sets `arrived` when the request is complete,
-    2. calls `take_slot`, and writes the checked inputs into that slot,
+    2. calls `take_slot`, and writes the checked inputs into that slot (or earlier `borrow_slot`, and now `keep_slot`),
     3. calls `submit` before the event loop goes on, and gets a call of its `on_end`,
     4. reads the outputs in `slot_of` the completion, and calls `succeed` when it has encoded them.
     `fail` or `cancel` ends it at any point. `served` is the model at the version asked for; `arrived` is on the clock of
@@ -57,6 +57,33 @@ class Inference:
         slot = self._slot = self._tenant.lane.take_slot()
         return slot
 
+    def borrow_slot(self, leave: Callable[[], None]) -> Slot | None:
+        """A slot to receive inputs into while they arrive, if one is free; `keep_slot` once they have come.
+
+        `leave` is called if the slot is needed before that: it has to call `return_slot`. Raises NotFound or Unavailable.
+        """
+        self.served = self._tenant.catalog.find(self._name, self._version)
+        slot = self._slot = self._tenant.lane.slots.lend(leave)
+        return slot
+
+    def return_slot(self) -> None:
+        """Give back the slot, if it still has one."""
+        slot, self._slot = self._slot, None
+        if slot:
+            self._tenant.lane.release(slot)
+
+    def keep_slot(self) -> bool:
+        """The inputs in the borrowed slot are complete; False if the model was replaced, which may want others there.
+
+        Raises as `take_slot`.
+        """
+        slot, served = self._slot, self.served
+        assert slot
+        self.served = self._tenant.catalog.find(self._name, self._version)
+        self._tenant.lane.check_room()
+        self._tenant.lane.slots.keep(slot)
+        return self.served is served
+
     def submit(self, shapes: tuple[Shape, ...], priority: int, timeout: float | None, on_end: OnEnd) -> None:
         """Queue it, with its inputs of these shapes in its slot; `on_end` is called once, later, unless it is ended before.
 
@@ -78,9 +105,11 @@ class Inference:
 
     def succeed(self, done: Done) -> tuple[float, float]:
         """Count it, once its outputs are encoded, and release its slot; the milliseconds it was queued and executed."""
-        slot, self._slot = self._slot, None
-        if slot:
-            self._tenant.lane.release(slot)
+        self.return_slot()
+        return self.count_success(done)
+
+    def count_success(self, done: Done) -> tuple[float, float]:
+        """As `succeed`, for outputs that are written from the slot: call `return_slot` after that."""
         served, decoded = self.served, self._decoded
         served.statistics.succeeded(self.arrived, decoded, done, time.monotonic_ns(), served.signature.rows(self._shapes))
         return (done.began - decoded) / 1e6, (done.ended - done.began) / 1e6

@@ -6,6 +6,8 @@ kept for the next request of its size, which then gets recently used memory; it 
 size is needed.
 """
 
+from collections.abc import Callable
+
 from ..errors import MemoryFull, TooLarge
 
 UNIT = 64 * 1024
@@ -19,11 +21,15 @@ _STEPS = 16
 
 
 class BlockAllocator:
-    """Allocates blocks of a memory of `nbytes` bytes; `setting` is its configuration key. Not thread-safe."""
+    """Allocates blocks of a memory of `nbytes` bytes; `setting` is its configuration key. Not thread-safe.
+
+    `evict` is called when there is no room: it may free a block that can be done without, and returns whether it did.
+    """
 
     def __init__(self, nbytes: int, setting: str = "memory") -> None:
         self.nbytes = nbytes
         self.used = 0
+        self.evict: Callable[[], bool] = _nothing_to_evict
         self._setting = setting
         self._common = nbytes // _SHARE // UNIT * UNIT
         self._most = largest_block(nbytes)
@@ -39,16 +45,19 @@ class BlockAllocator:
             needed = f"the request and its answer need {nbytes} bytes of memory"
             raise TooLarge(f"{needed}; the most for one is {self._most} ({self._explain()})")
 
-    def allocate(self, nbytes: int, spare: int = 0) -> tuple[int, int]:
+    def allocate(self, nbytes: int, spare: int = 0, evict: bool = True) -> tuple[int, int]:
         """Allocate a block of at least so many bytes, plus `spare` if that fits; its start and size.
 
-        Raises TooLarge if it would not fit into empty memory, MemoryFull if it does not fit now.
+        `evict` is whether to evict others for it. Raises TooLarge if it would not fit into empty memory, MemoryFull if it does
+        not fit now.
         """
         self.check(nbytes)
         size = min(block_size(nbytes + spare), self._most)
         start = self._find(size)
         if start < 0 and spare:
             size = min(block_size(nbytes), self._most)
+            start = self._find(size)
+        while start < 0 and evict and self.evict():
             start = self._find(size)
         if start < 0:
             raise MemoryFull(
@@ -119,6 +128,10 @@ class BlockAllocator:
 
     def _explain(self) -> str:
         return f"{self._setting}: {self.nbytes}, of which {self._common} are kept for requests of up to {LARGE}"
+
+
+def _nothing_to_evict() -> bool:
+    return False
 
 
 def block_size(nbytes: int) -> int:

@@ -45,16 +45,17 @@ class Slot:
     def __repr__(self) -> str:
         return f"<Slot {self.index}, {self.capacity} bytes>"
 
-    def reserve(self, nbytes: int, spare: int = 0) -> None:
+    def reserve(self, nbytes: int, spare: int = 0, evict: bool = True) -> None:
         """Make the block at least this large, plus `spare` if there is room; the contents of a smaller block are kept.
 
-        For the HTTP side. Raises TooLarge or MemoryFull, and then leaves the slot unchanged.
+        For the HTTP side. `evict` is as for `BlockAllocator.allocate`. Raises TooLarge or MemoryFull, and then leaves the slot
+        unchanged.
         """
         if self.capacity and nbytes <= self.capacity:
             return
         if self.blocks is None:
             raise ValueError(f"{self!r} was not handed out by a pool, so there is no memory to take {nbytes} bytes of")
-        taken, size = self.blocks.allocate(nbytes, spare)
+        taken, size = self.blocks.allocate(nbytes, spare, evict)
         before, start, capacity = self.address, self.start, self.capacity
         self.use_block(taken, size)
         if capacity:
@@ -77,17 +78,19 @@ class Slot:
             self.blocks.free(self.start, self.capacity)
         self.capacity = 0
 
-    def lay_out(self, signature: Signature, sizes: Sequence[int], room: int = 0, spare: int = 0) -> list[int]:
+    def lay_out(
+        self, signature: Signature, sizes: Sequence[int], room: int = 0, spare: int = 0, evict: bool = True
+    ) -> list[int]:
         """Lay out inputs of these sizes, in bytes, with `room` bytes after them; reserve the memory and return the offsets.
 
-        `spare` is as for `reserve`. Raises TooLarge or MemoryFull.
+        `spare` and `evict` are as for `reserve`. Raises TooLarge or MemoryFull.
         """
         offsets, end = [], 0
         for spec, size in zip(signature.inputs, sizes, strict=True):
             start = end if spec.datatype.size else end + ALIGNMENT
             offsets.append(start)
             end = align(start + size)
-        self.reserve(end + room, spare)
+        self.reserve(end + room, spare, evict)
         for spec, offset, size in zip(signature.inputs, offsets, sizes, strict=True):
             if not spec.datatype.size:
                 _SIZE.pack_into(self.view, offset - ALIGNMENT, size)

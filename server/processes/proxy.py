@@ -74,4 +74,4 @@ async def answer(application: asgi.Application, request: ForwardedRequest) -> Fo
 
     call = Call(request.method, request.raw_path, request.query, request.headers, body, None, request.client)
     reply: Any = await asgi.respond(application, call)
-    return ForwardedAnswer(*reply)
+    return ForwardedAnswer(reply.status, reply.fields, reply.body)

@@ -15,6 +15,7 @@ from ..link.messages import Shape
 from ..link.slots import Slot
 from .json_document import Object, count, field, flag, parameters, parse, refuse, short, show, unsigned
 from .json_tensors import InputDeclaration, to_array, to_wire
+from .split_body import Awaited, Buffer, SplitBody
 
 _MAX_DIMENSIONS = 64
 """As in numpy. No model has more, and multiplying a body full of dimensions would take seconds."""
@@ -22,9 +23,6 @@ _MAX_DIMENSIONS = 64
 ASK = "ask for a binary tensor (parameters.binary_data_output on the request, or binary_data on the output)"
 """The advice in errors about outputs that JSON cannot represent."""
 _RAW = "Inference-Header-Content-Length: 0, a raw body,"
-
-Buffer = Any
-"""bytes, a memoryview, or a contiguous numpy array."""
 
 
 class RequestedOutput(NamedTuple):
@@ -67,38 +65,24 @@ class InferRequest:
     classified: bool = False
 
 
-class SplitBody:
-    """A request body split into its JSON document and the binary tensors after it."""
-
-    def __init__(self, document: Object, binary: memoryview, is_all_json: bool) -> None:
-        self.document = document
-        self.binary = binary
-        self.is_all_json = is_all_json
-        self.taken = 0
-        self.texts = 0
-
-    def count_texts(self, elements: int, where: str, limits: Limits) -> None:
-        """Count the elements of a BYTES input; `where` is its JSON path. Raises TooLarge beyond the limit of the request."""
-        self.texts += elements
-        if self.texts > limits.texts:
-            text = f"{where}shape: {self.texts} elements of BYTES in one request"
-            raise TooLarge(f"{text}; the limit is {limits.texts} (server.max_string_elements)")
-
-    def take(self, size: int, where: str) -> memoryview:
-        """The next `size` bytes of binary data; `where` is the JSON path of their input."""
-        if (left := len(self.binary) - self.taken) < size:
-            why = ", which without the header Inference-Header-Content-Length is all JSON" if self.is_all_json else ""
-            came = f"{where}parameters.binary_data_size: {size}"
-            raise BadRequest(f"{came}, but {count(left, 'byte')} of the body remain{why}")
-        self.taken += size
-        return self.binary[self.taken - size : self.taken]
-
-
 class Input(NamedTuple):
-    """A checked input: its shape in the model, and its data."""
+    """A checked input: its shape in the model, its data, and what it was declared as, unless it is a default."""
 
     shape: Shape
     data: Buffer
+    declared: InputDeclaration | None = None
+
+
+class Placement(NamedTuple):
+    """Where the binary tensors of a request go that have not arrived yet.
+
+    `places` has for each, in the body's order, its offset in the slot, where it begins in the body, and its size in bytes.
+    `unchecked` are those whose contents `check_arrived` has to look at: offset, size, and what they were declared as.
+    """
+
+    request: InferRequest
+    places: tuple[tuple[int, int, int], ...]
+    unchecked: tuple[tuple[int, int, InputDeclaration], ...] = ()
 
 
 def decode(
@@ -119,7 +103,47 @@ def decode(
     """
     if header_length == 0:
         return _decode_raw(body, signature, slot, limits, output_reserve)
-    parts = _split(body, header_length, limits, document)
+    request, inputs = _check(_split(body, header_length, limits, document), signature, limits)
+    _write(inputs, signature, slot, output_reserve)
+    return request
+
+
+def place(
+    head: bytes, length: int, signature: Signature, slot: Slot, limits: Limits, output_reserve: int = 0
+) -> Placement | None:
+    """Check a request of which only the JSON, `head`, has arrived, of a body of `length` bytes; where its tensors belong.
+
+    An empty `head` is that of a raw body. None if the tensors' places are not known before they have come. Takes memory only
+    if it is free. Otherwise as `decode`.
+    """
+    if head:
+        request, inputs = _check(SplitBody(_parse(head, limits), None, len(head), length), signature, limits)
+    elif signature.inputs[0].datatype.size:
+        request, inputs = _check_raw(Awaited(0, length), length, signature, limits)
+    else:
+        return None
+    offsets = _write(inputs, signature, slot, output_reserve, False)
+    placed = sorted([(item.data, offset, item.declared) for item, offset in zip(inputs, offsets, strict=True)
+                     if isinstance(item.data, Awaited)], key=_start_of)  # fmt: skip
+    return Placement(
+        request,
+        tuple([(offset, data.start, data.nbytes) for data, offset, _ in placed]),
+        tuple([(offset, data.nbytes, known) for data, offset, known in placed if known and _needs_check(known.spec)]),
+    )
+
+
+def check_arrived(placement: Placement, slot: Slot) -> None:
+    """Check the contents of tensors that were received into the slot. Raises BadRequest."""
+    for offset, nbytes, declared in placement.unchecked:
+        _checked(slot.view[offset : offset + nbytes], declared)
+
+
+def _start_of(placed: tuple[Awaited, int, InputDeclaration | None]) -> int:
+    return placed[0].start
+
+
+def _check(parts: SplitBody, signature: Signature, limits: Limits) -> tuple[InferRequest, list[Input]]:
+    """The request, and its checked inputs in the signature's order."""
     values = parameters(parts.document)
     _refuse_reserved(values)
     timeout = unsigned(values, "timeout")
@@ -133,20 +157,23 @@ def decode(
         timeout=timeout / 1e6 if timeout else None,
         classified=any(output.classes for output in outputs),
     )
-    _write(inputs, signature, slot, output_reserve)
-    return request
+    return request, inputs
+
+
+def _parse(data: bytes, limits: Limits) -> Object:
+    if len(data) > limits.json:
+        limit = f"the limit is {limits.json} (server.max_json_tensor)"
+        raise TooLarge(f"{len(data)} bytes of JSON; {limit}. Send large tensors as binary tensors: {_HINT}")
+    return parse(data)
 
 
 def _split(body: bytes, header_length: int | None, limits: Limits, document: Object | None) -> SplitBody:
     size = len(body) if header_length is None else header_length
     if size > len(body):
         raise BadRequest(f"Inference-Header-Content-Length: {size}; expected at most {len(body)}, the bytes of the body")
-    if size > limits.json:
-        limit = f"the limit is {limits.json} (server.max_json_tensor)"
-        raise TooLarge(f"{size} bytes of JSON; {limit}. Send large tensors as binary tensors: {_HINT}")
     if document is None:
-        document = parse(body if size == len(body) else body[:size])
-    return SplitBody(document, memoryview(body)[size:], header_length is None)
+        document = _parse(body if size == len(body) else body[:size], limits)
+    return SplitBody(document, memoryview(body)[size:], size, len(body), header_length is None)
 
 
 _HINT = "the header Inference-Header-Content-Length, parameters.binary_data_size for each input, the bytes after the JSON"
@@ -162,7 +189,7 @@ def _inputs(body: SplitBody, signature: Signature, limits: Limits) -> list[Input
         if spec.name in found:
             raise BadRequest(f"{where}name: {spec.name!r} given twice; expected each input once")
         found[spec.name] = _input(entry, spec, body, where, limits)
-    if left := len(body.binary) - body.taken:
+    if left := body.left:
         more = count(left, "byte")
         raise BadRequest(f"the body has {more} more than its JSON and parameters.binary_data_size of its inputs say")
     if len(found) < len(specs):
@@ -205,14 +232,15 @@ def _input(entry: Object, spec: TensorSpec, body: SplitBody, where: str, limits:
         how = "missing; expected an array, or" if size is None else "given; expected either this or"
         raise BadRequest(f"{where}data: {how} parameters.binary_data_size")
     if not spec.datatype.size:
-        body.count_texts(math.prod(shape), where, limits)
+        body.count_texts(math.prod(shape), where, limits.texts)
     declared = InputDeclaration(where, spec, shape)
     inner = spec.inward(shape) if spec.form else shape
     if size is None:
-        return Input(inner, _json_data(entry, declared))
+        return Input(inner, _json_data(entry, declared), declared)
     if spec.datatype.size and size != (expected := spec.nbytes(shape)):
         raise BadRequest(f"{declared}: parameters.binary_data_size is {size}; the shape asks for {expected}")
-    return Input(inner, _checked(body.take(size, where), declared))
+    data = body.take(size, where)
+    return Input(inner, data if body.binary is None else _checked(data, declared), declared)
 
 
 def _json_data(entry: Object, declared: InputDeclaration) -> Buffer:
@@ -235,6 +263,11 @@ def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
     return tuple(values)
 
 
+def _needs_check(spec: TensorSpec) -> bool:
+    """Whether some bit patterns are not valid for the data type, so that its contents have to be checked."""
+    return spec.datatype.kind in ("bytes", "bool")
+
+
 def _checked(data: memoryview, declared: InputDeclaration) -> memoryview:
     """The binary data, with every element checked to be valid for the data type."""
     kind = declared.spec.datatype.kind
@@ -253,17 +286,19 @@ def _check_elements(data: memoryview, declared: InputDeclaration) -> None:
         raise BadRequest(f"{declared}: {error}") from error
 
 
-def _write(inputs: Sequence[Input], signature: Signature, slot: Slot, output_reserve: int) -> None:
-    """Check the shapes against the model, and write the data at the offsets from `Slot.lay_out`."""
+def _write(inputs: Sequence[Input], signature: Signature, slot: Slot, output_reserve: int, evict: bool = True) -> list[int]:
+    """Check the shapes against the model, and write what data there is at the offsets from `Slot.lay_out`, the result."""
     room = signature.output_bytes(signature.check([item.shape for item in inputs]))
-    sources = [memoryview(item.data).cast("B") if _size(item.data) else memoryview(b"") for item in inputs]
-    offsets = slot.lay_out(signature, [len(source) for source in sources], room, output_reserve)
-    for offset, source in zip(offsets, sources, strict=True):
-        slot.view[offset : offset + len(source)] = source
+    sizes = [_size(item.data) for item in inputs]
+    offsets = slot.lay_out(signature, sizes, room, output_reserve, evict)
+    for item, offset, size in zip(inputs, offsets, sizes, strict=True):
+        if size and not isinstance(item.data, Awaited):
+            slot.view[offset : offset + size] = memoryview(item.data).cast("B")
+    return offsets
 
 
 def _size(data: Buffer) -> int:
-    return data.nbytes if isinstance(data, np.ndarray | memoryview) else len(data)
+    return data.nbytes if isinstance(data, np.ndarray | memoryview | Awaited) else len(data)
 
 
 def _outputs(document: Object, signature: Signature, binary: bool) -> tuple[RequestedOutput, ...]:
@@ -308,15 +343,24 @@ def _refuse_reserved(values: Object) -> None:
 
 def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits, output_reserve: int) -> InferRequest:
     """The raw form: the whole body is the model's only input, and all outputs are answered as binary tensors."""
+    request, inputs = _check_raw(body, len(body), signature, limits)
+    _write(inputs, signature, slot, output_reserve)
+    return request
+
+
+def _check_raw(data: Buffer, length: int, signature: Signature, limits: Limits) -> tuple[InferRequest, list[Input]]:
+    """As `_check`, for a raw body of so many bytes, which may be `Awaited`."""
     if len(signature.inputs) != 1:
         raise BadRequest(f"{_RAW} needs a model of 1 input; this one has {len(signature.inputs)}")
     spec = signature.inputs[0]
-    shape = _raw_shape(spec, len(body), 1 if signature.max_batch else 0)
+    shape = _raw_shape(spec, length, 1 if signature.max_batch else 0)
     _shape(list(shape), "shape of the raw body", limits)
-    data = memoryview(wire.pack([body]) if spec.datatype.kind == "bytes" else body)
+    declared = InputDeclaration("raw body.", spec, shape)
+    if not isinstance(data, Awaited):
+        data = _checked(memoryview(wire.pack([data]) if spec.datatype.kind == "bytes" else data), declared)
     inner = spec.inward(shape)
-    _write([Input(inner, _checked(data, InputDeclaration("raw body.", spec, shape)))], signature, slot, output_reserve)
-    return InferRequest(None, (inner,), tuple(RequestedOutput(index, True) for index in range(len(signature.outputs))), 0, None)
+    outputs = tuple([RequestedOutput(index, True) for index in range(len(signature.outputs))])
+    return InferRequest(None, (inner,), outputs, 0, None), [Input(inner, data, declared)]
 
 
 def _raw_shape(spec: TensorSpec, size: int, batch: int) -> Shape:

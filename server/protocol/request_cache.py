@@ -14,32 +14,31 @@ from ..link.blocks import block_size
 from ..link.messages import Extent
 from ..link.slots import Slot
 from .json_document import Object, parse
-from .request import InferRequest, Limits, decode
+from .request import InferRequest, Limits, Placement, decode, place
 from .response import InferResponse, Written, encode
 from .time_slices import TimeSlices
 
 _MAX_ENTRIES = 64
-_MAX_JSON_BYTES = 4096
-"""Longer JSON is not cached."""
+MAX_JSON_BYTES = 4096
+"""Longer JSON is not cached, and its tensors are not received straight into a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRequest:
-    """A decoded request. `copies` lists for each tensor its offset in the slot, its offset in the body, and its bytes.
+    """A decoded request of binary tensors only, and where they belong. It applies to bodies of exactly `length` bytes.
 
-    It applies to bodies of exactly `length` bytes; `capacity` is how many bytes the slot needs.
+    `capacity` is how many bytes the slot needs.
     """
 
-    request: InferRequest
+    placement: Placement
     length: int
     capacity: int
-    copies: tuple[tuple[int, int, int], ...]
 
     def write(self, body: bytes, slot: Slot, output_reserve: int = 0) -> None:
         """Write the tensors of such a body where `Slot.lay_out` would put them. Raises TooLarge, MemoryFull."""
         slot.reserve(self.capacity, output_reserve)
         source = memoryview(body)
-        for offset, start, size in self.copies:
+        for offset, start, size in self.placement.places:
             slot.view[offset : offset + size] = source[start : start + size]
 
 
@@ -75,17 +74,30 @@ class RequestCache:
         document: Object | None = None,
     ) -> InferRequest:
         """As `server.protocol.request.decode`, from the cache if possible."""
-        if not header_length or header_length > _MAX_JSON_BYTES:
+        if not header_length or header_length > MAX_JSON_BYTES:
             return decode(body, header_length, signature, slot, limits, document, self.output_reserve)
         head = body[:header_length]
         cached = self._cached.get(head)
         if cached and cached.length == len(body) and len(head) == header_length:
             cached.write(body, slot, self.output_reserve)
-            return cached.request
+            return cached.placement.request
         request = decode(body, header_length, signature, slot, limits, None, self.output_reserve)
         if cached is None and request.id is None and _needs_no_check(signature):
-            self._add(head, body, request, signature, slot)
+            self._add(head, len(body), request, signature, slot)
         return request
+
+    def place(self, head: bytes, length: int, signature: Signature, slot: Slot, limits: Limits) -> Placement | None:
+        """As `server.protocol.request.place`, from the cache if possible."""
+        if len(head) > MAX_JSON_BYTES:
+            return None
+        cached = self._cached.get(head)
+        if cached and cached.length == length:
+            slot.reserve(cached.capacity, self.output_reserve, False)
+            return cached.placement
+        placement = place(head, length, signature, slot, limits, self.output_reserve)
+        if placement and head and cached is None and placement.request.id is None and _needs_no_check(signature):
+            self._add(head, length, placement.request, signature, slot)
+        return placement
 
     def raise_output_reserve(self, nbytes: int) -> None:
         """Reserve at least `nbytes` for the outputs of later requests, because a request has just needed as much."""
@@ -110,18 +122,17 @@ class RequestCache:
             requested = last[3] if last[1] == extents else _moved(last, extents)
             if requested is not None:
                 tensors = [slot.view[offset : offset + nbytes] for _, offset, nbytes in requested]
-                return InferResponse(b"".join([last[2], *tensors]), len(last[2]))
+                return InferResponse(last[2], tensors, len(last[2]))
         response = encode(name, version, request, signature, slot, extents, written, nonfinite)
         plain = request.id is None and not request.classified
         if response.header_length is not None and plain and all(binary for _, binary, _ in request.outputs):
-            document = response.body[: response.header_length]
-            self._last = request, extents, document, [extents[position] for position, _, _ in request.outputs]
+            self._last = request, extents, response.document, [extents[position] for position, _, _ in request.outputs]
         return response
 
-    def _add(self, head: bytes, body: bytes, request: InferRequest, signature: Signature, slot: Slot) -> None:
+    def _add(self, head: bytes, length: int, request: InferRequest, signature: Signature, slot: Slot) -> None:
         entries = parse(head)["inputs"]
         if len(entries) == len(signature.inputs) and all(entry.get("data") is None for entry in entries):
-            self._cached.remember(head, _cached_request(entries, len(head), body, request, signature, slot))
+            self._cached.remember(head, _cached_request(entries, len(head), length, request, signature, slot))
 
 
 def _moved(last: LastAnswer, extents: Sequence[Extent]) -> list[Extent] | None:
@@ -139,15 +150,16 @@ def _needs_no_check(signature: Signature) -> bool:
 
 
 def _cached_request(
-    entries: list[Object], start: int, body: bytes, request: InferRequest, signature: Signature, slot: Slot
+    entries: list[Object], start: int, length: int, request: InferRequest, signature: Signature, slot: Slot
 ) -> CachedRequest:
     """The cache entry for these inputs, all of them binary, whose data starts at `start` in the body."""
     tensors, room = slot.inputs(signature, request.shapes, slot.capacity)
     by_name = {spec.name: tensor for spec, tensor in zip(signature.inputs, tensors, strict=True)}
-    copies = []
+    places = []
     for entry in entries:
         tensor = by_name[entry["name"]]
-        copies.append((tensor.address - slot.address, start, tensor.nbytes))
+        places.append((tensor.address - slot.address, start, tensor.nbytes))
         start += tensor.nbytes
     end = room.address - slot.address
-    return CachedRequest(request, len(body), end + signature.output_bytes(signature.check(request.shapes)), tuple(copies))
+    capacity = end + signature.output_bytes(signature.check(request.shapes))
+    return CachedRequest(Placement(request, tuple(places)), length, capacity)

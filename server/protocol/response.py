@@ -1,4 +1,4 @@
-"""Encodes the outputs in a slot into an answer body, which is a copy: the slot can be released afterwards."""
+"""Encodes the outputs in a slot into an answer body; its binary tensors stay in the slot."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,23 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
 
 class InferResponse(NamedTuple):
-    """A complete body; `header_length` is the bytes of JSON before the binary tensors, None if there are none."""
+    """A complete body: JSON, and the binary tensors after it, most of them still in the slot: valid until it is released.
 
-    body: bytes
+    `header_length` is the bytes of JSON before the binary tensors, None if none are asked for.
+    """
+
+    document: bytes
+    tensors: Sequence[bytes | memoryview]
     header_length: int | None
+
+    def copied(self) -> "InferResponse":
+        """The same, with nothing left in the slot."""
+        return InferResponse(self.body, (), self.header_length)
+
+    @property
+    def body(self) -> bytes:
+        """All of it, as a copy."""
+        return b"".join([self.document, *self.tensors])
 
 
 Written = Mapping[int, orjson.Fragment | Classes]
@@ -100,8 +113,8 @@ def encode(
         head["id"] = request.id
     document = orjson.dumps(head, option=_OPTIONS)
     if all(not binary for _, binary, _ in request.outputs):
-        return InferResponse(document, None)
-    return InferResponse(b"".join([document, *tensors]), len(document))
+        return InferResponse(document, (), None)
+    return InferResponse(document, tensors, len(document))
 
 
 def _outer_shape(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """A tenant's free slots, and the tenant's memory that is allocated to slots. Only the HTTP side hands out either."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import QueueFull
@@ -17,13 +18,19 @@ class SlotStatistics(NamedTuple):
 
 
 class SlotPool:
-    """Hands out slots, the last released first. Not thread-safe. `setting` is the memory's configuration key, for errors."""
+    """Hands out slots, the last released first. Not thread-safe. `setting` is the memory's configuration key, for errors.
+
+    Slots that no complete request needs are lent to bodies that are still arriving. When slots or memory run out, these bodies
+    have to leave, the oldest first: a slow or endless upload never takes the place of a request that could run.
+    """
 
     def __init__(self, arena: Arena, setting: str = "memory") -> None:
         self.blocks = BlockAllocator(arena.memory.nbytes, setting)
         self._arena = arena
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
+        self._lent: dict[int, Callable[[], None]] = {}
+        self.blocks.evict = self.evict
 
     def __repr__(self) -> str:
         return f"<SlotPool {len(self._slots) - len(self._free)} of {len(self._slots)} in use, {self.blocks!r}>"
@@ -49,6 +56,8 @@ class SlotPool:
 
     def acquire(self) -> Slot:
         """Take a slot, which has no memory before its `reserve`. Raises QueueFull if all slots are in use."""
+        if not self._free and len(self._slots) == self._arena.count:
+            self.evict()
         if self._free:
             return self._free.pop()
         if len(self._slots) == self._arena.count:
@@ -58,11 +67,32 @@ class SlotPool:
         self._slots.append(slot)
         return slot
 
+    def lend(self, leave: Callable[[], None]) -> Slot | None:
+        """Take a slot for a body that is still arriving, if one is free. `leave` is called if it has to be released at once."""
+        if not self._free and len(self._slots) == self._arena.count:
+            return None
+        slot = self.acquire()
+        self._lent[slot.index] = leave
+        return slot
+
+    def keep(self, slot: Slot) -> None:
+        """The body in this slot, which was lent, is complete: it need not leave any more."""
+        self._lent.pop(slot.index, None)
+
+    def evict(self) -> bool:
+        """Have the oldest body that is still arriving leave its slot; whether there was one."""
+        for leave in self._lent.values():
+            leave()  # Releases the slot.
+            return True
+        return False
+
     def at(self, index: int) -> Slot:
         """The slot with this number, which must be in use."""
         return self._slots[index]
 
     def release(self, slot: Slot) -> None:
         """Give a slot and its memory back; nothing may read or write it any more."""
+        if self._lent:
+            self._lent.pop(slot.index, None)
         slot.free_block()
         self._free.append(slot)

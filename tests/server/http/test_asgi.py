@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import Failed
 from server.http.asgi import MAX_BODY_BYTES, respond
-from server.http.exchange import Call
+from server.http.exchange import Call, Reply
 
 Start = {"type": "http.response.start", "status": 201, "headers": [(b"a", b"b"), (b"content-length", b"4")]}
 
@@ -29,7 +29,7 @@ async def test_application_receives_the_request_and_its_answer_is_collected() ->
         await send({"type": "http.response.body", "body": b"an", "more_body": True})
         await send({"type": "http.response.body", "body": b"sw"})
 
-    assert await respond(application, call(b"body")) == (201, [(b"a", b"b")], b"answ")
+    assert await respond(application, call(b"body")) == Reply(201, [(b"a", b"b")], b"answ")
     scope, message = seen
     assert (scope["method"], scope["path"], scope["raw_path"], scope["query_string"]) == ("PUT", "/a b", b"/a%20b", b"c=d")
     assert (scope["headers"], scope["client"]) == ([(b"e", b"f")], ("127.0.0.1", 1))

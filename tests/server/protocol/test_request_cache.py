@@ -75,7 +75,8 @@ def test_reshaped_tensors_are_cached_with_the_models_shapes() -> None:
     taken = cache.decode(head + floats([1, 2, 3, 4]), len(head), signature, slot, LIMITS)
     assert taken.shapes == ((2, 2),)
     for _ in range(2):
-        body, length = cache.encode("m", "1", taken, signature, slot, [Extent((2, 2), 0, 16)])
+        answer = cache.encode("m", "1", taken, signature, slot, [Extent((2, 2), 0, 16)])
+        body, length = answer.body, answer.header_length
         assert json.loads(body[:length])["outputs"][0]["shape"] == [2, 2, 1]
     wrong = request(binary(16, shape=[2, 2]))
     assert outcome(cache.decode, body_of(wrong) + floats([1, 2, 3, 4]), len(body_of(wrong)), signature) == (

@@ -123,7 +123,8 @@ def answer(outputs: list[Sample]) -> tuple[bytes, int | None]:
         extents.append(Extent(item.value.shape, end, len(item.wire)))
         end = align(end + len(item.wire))
     asked = InferRequest(None, (), tuple(RequestedOutput(place, item.binary) for place, item in enumerate(outputs)), 0, None)
-    return encode("m", "1", asked, Signature((), tuple(item.spec for item in outputs)), slot, extents)
+    encoded = encode("m", "1", asked, Signature((), tuple(item.spec for item in outputs)), slot, extents)
+    return encoded.body, encoded.header_length
 
 
 def _for_client(outputs: list[Sample]) -> tuple[bytes, bool, int | None]:

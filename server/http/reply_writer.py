@@ -1,0 +1,76 @@
+"""Writes replies to a connection: small ones in one piece, large tensors from the slot that they are in."""
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from .exchange import STATUS_LINES, Reply
+from .inference import CLOSE
+
+_MIN_SEPARATE = 16 * 1024
+"""Fewer bytes of tensors are joined with the rest sooner than passed to the system in pieces."""
+_MAX_PIECES = 512
+"""Linux takes 1024 pieces at a time."""
+
+
+class ReplyWriter:
+    """Writes the replies of one connection. `state` is uvicorn's ServerState, which has the headers of all replies."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self._transport: Any = None
+        self._descriptor = -1
+        self._default_fields: list[tuple[bytes, bytes]] = []
+        self._default_bytes = b""
+
+    def __repr__(self) -> str:
+        return f"<ReplyWriter to descriptor {self._descriptor}>"
+
+    def open(self, transport: Any) -> None:
+        """Write to this transport from now on."""
+        self._transport = transport
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            self._descriptor = connected.fileno()
+
+    def write(self, reply: Reply, closing: bool, is_http_1_0: bool) -> None:
+        """Write a reply. Its tensors are not needed any more when this returns: what the socket did not take was copied.
+
+        The transport must not be closing.
+        """
+        if self._default_fields is not self._state.default_headers:  # uvicorn makes a new list every second.
+            self._default_fields = self._state.default_headers
+            self._default_bytes = b"".join([b"%b: %b\r\n" % field for field in self._default_fields])
+        parts = [STATUS_LINES[reply.status], self._default_bytes]
+        for name, value in reply.fields:
+            parts += (name, b": ", value, b"\r\n")
+        if closing:
+            if CLOSE not in reply.fields:
+                parts.append(b"connection: close\r\n")
+        elif is_http_1_0:
+            parts.append(b"connection: keep-alive\r\n")
+        separate = sum([len(each) for each in reply.tensors])
+        parts += (b"content-length: %d\r\n\r\n" % (len(reply.body) + separate), reply.body)
+        if separate >= _MIN_SEPARATE and len(reply.tensors) <= _MAX_PIECES:
+            self._write_pieces([b"".join(parts), *reply.tensors])
+        else:
+            self._transport.write(b"".join([*parts, *reply.tensors]))
+
+    def _write_pieces(self, pieces: list[bytes | memoryview]) -> None:
+        """Write as much as the socket takes now, and have the transport write a copy of the rest.
+
+        The transport takes pieces too, without a copy, but there is no notice when it has no more use for the slot's memory.
+        """
+        sent = 0
+        if self._descriptor >= 0 and not self._transport.get_write_buffer_size():
+            with suppress(OSError):  # The socket takes nothing now, or is broken, which the transport finds out as well.
+                sent = os.writev(self._descriptor, pieces)
+        rest = []
+        for piece in pieces:
+            if sent < len(piece):
+                rest.append(memoryview(piece)[sent:])
+                sent = 0
+            else:
+                sent -= len(piece)
+        if rest:
+            self._transport.write(b"".join(rest))

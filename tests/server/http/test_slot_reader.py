@@ -1,0 +1,363 @@
+"""Bodies that are received straight into slots: on a fake transport, piece by piece, and on real sockets under uvloop."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import numpy as np
+import orjson
+import pytest
+import uvicorn
+import uvloop
+from uvicorn.server import ServerState
+
+from engines import DATATYPES, Signature, TensorSpec
+from server.config.schema import TenantConfig
+from server.errors import Unavailable
+from server.http.connection import HttpConnection
+from server.http.infer import Infer
+from server.http.inference import Target
+from server.http.slot_reader import SlotReader
+from server.link import ring as links
+from server.link.messages import Done, Extent
+from server.protocol.request import Limits
+from server.tenants.catalog import ServedModel
+from server.tenants.service import Tenant, open_tenant, slots
+
+from .test_connection import Transport
+from .test_inference import NoControl
+
+MIB = 1 << 20
+COUNT = 20_000
+VALUES = np.arange(COUNT, dtype="<f4")
+PIECE = 256_000
+"""What uvloop reads at most for an ordinary protocol."""
+
+
+def signature(name: str = "x", datatype: str = "FP32") -> Signature:
+    return Signature((TensorSpec(name, DATATYPES[datatype], ("n",)),), (TensorSpec("y", DATATYPES[datatype], ("n",)),))
+
+
+def served(key: str = "m/1#1", takes: Signature | None = None) -> ServedModel:
+    return ServedModel("m", "1", key, takes or signature(), "onnx", {})
+
+
+def infer(data: bytes, datatype: str = "FP32", **fields: Any) -> bytes:
+    """A request with one binary tensor, and with a binary answer."""
+    count = len(data) // DATATYPES[datatype].size
+    entry = {"name": "x", "datatype": datatype, "shape": [count], "parameters": {"binary_data_size": len(data)}}
+    head = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}, **fields})
+    lines = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: {len(head)}\r\nContent-Length: "
+    return f"{lines}{len(head) + len(data)}\r\n\r\n".encode() + head + data
+
+
+IMAGE = infer(VALUES.tobytes())
+SMALL = infer(VALUES[:4].tobytes())
+TENSORS_AT = len(IMAGE) - VALUES.nbytes
+
+
+class SocketTransport(Transport):
+    """A fake transport that receives as uvloop does: into the protocol's own buffer, if it has one."""
+
+    def receive(self, data: bytes, piece: int = PIECE) -> None:
+        """What arrives, in pieces of at most this size."""
+        for start in range(0, len(data), piece):
+            left = memoryview(data)[start : start + piece]
+            while left:
+                left = left[self._receive_some(left) :]
+
+    def _receive_some(self, data: memoryview) -> int:
+        if not isinstance(self.protocol, asyncio.BufferedProtocol):
+            self.protocol.data_received(bytes(data))
+            return len(data)
+        room: Any = self.protocol.get_buffer(-1)
+        size = min(len(room), len(data))
+        room[:size] = data[:size]
+        self.protocol.buffer_updated(size)
+        return size
+
+
+class Bench:
+    """A tenant with a model `m`, whose worker answers each request with its input, and connections to it."""
+
+    def __init__(self, config: TenantConfig) -> None:
+        self.descriptors = links.create(slots(config), config.memory)
+        self.far = links.attach(self.descriptors)
+        self.far.tickets.open()
+        self.tenant: Tenant = open_tenant(config, links.attach(self.descriptors), NoControl())
+        self.tenant.catalog.put("m", [served()], [])
+        self.target = Target(self.tenant, "m", None, Limits(MIB, 64 * MIB), 256 * MIB)
+        self.state = ServerState()
+        self.tenant.lane.open(asyncio.get_running_loop())
+
+    def resolve(self, *_: object) -> Target:
+        return self.target
+
+    def protocol(self) -> HttpConnection:
+        config = uvicorn.Config(cast(Any, self), timeout_keep_alive=60, log_config=None)
+        config.load()
+        return HttpConnection(cast(Infer, self), cast(Any, self), None, config, self.state, {})
+
+    def connect(self) -> tuple[HttpConnection, SocketTransport]:
+        connection, transport = self.protocol(), SocketTransport()
+        transport.protocol = connection
+        connection.connection_made(transport)
+        return connection, transport
+
+    def used(self) -> tuple[int, int]:
+        """Slots and bytes of tensor memory in use."""
+        statistics = self.tenant.lane.slots.statistics()
+        return statistics.used, statistics.nbytes
+
+    async def work(self, turns: int = 5) -> None:
+        """Answer every ticket with its own input."""
+        for _ in range(turns):
+            while ticket := self.far.tickets.poll():
+                (count,) = ticket.shapes[0]
+                size = self.tenant.lane.slots.at(ticket.slot).capacity if not count else 4 * count
+                self.far.completions.put(Done(ticket.slot, (Extent((count,), 0, size),), None, 1, 2))
+            self.far.completions.ring()
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self.tenant.lane.close(asyncio.get_running_loop())
+        self.descriptors.close()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench(TenantConfig(name="t", granules=1, models=("*",), queue=8, in_flight=2))
+    yield bench
+    bench.close()
+
+
+def answers(written: bytes) -> list[bytes]:
+    """The status line and the tensors of each answer."""
+    found = []
+    while written:
+        head, _, rest = written.partition(b"\r\n\r\n")
+        fields = dict(line.split(b": ") for line in head.split(b"\r\n")[1:])
+        body, written = rest[: int(fields[b"content-length"])], rest[int(fields[b"content-length"]) :]
+        status = head.split(b" ", 2)[1]
+        found.append(body[int(fields.get(b"inference-header-content-length", 0)) :] if status == b"200" else status)
+    return found
+
+
+SPLITS = {
+    "inside the head": 20,
+    "behind the head": IMAGE.index(b"\r\n\r\n") + 4,
+    "inside the JSON": TENSORS_AT - 10,
+    "before the tensor": TENSORS_AT,
+    "inside the tensor": TENSORS_AT + 7,
+    "before the last byte": len(IMAGE) - 1,
+}
+
+
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS.keys())
+async def test_body_in_two_halves_is_answered(bench: Bench, split: int) -> None:
+    _, transport = bench.connect()
+    for _ in range(3):
+        transport.written = b""
+        transport.receive(IMAGE[:split])
+        assert bench.used()[0] == (split >= TENSORS_AT), "a slot is taken once the JSON has arrived, not before"
+        transport.receive(IMAGE[split:])
+        await bench.work()
+        assert answers(transport.written) == [VALUES.tobytes()]
+        assert bench.used() == (0, 0)
+
+
+async def test_body_byte_by_byte_is_answered(bench: Bench) -> None:
+    _, transport = bench.connect()
+    transport.receive(IMAGE, 1)
+    await bench.work()
+    assert answers(transport.written) == [VALUES.tobytes()]
+
+
+@pytest.mark.parametrize("order", [[IMAGE, SMALL], [SMALL, IMAGE], [IMAGE, IMAGE], [IMAGE, SMALL, IMAGE, SMALL]])
+@pytest.mark.parametrize("piece", [1000, PIECE, 10 * PIECE])
+async def test_pipelined_requests_are_answered_in_order(bench: Bench, order: list[bytes], piece: int) -> None:
+    _, transport = bench.connect()
+    for _ in range(2):
+        transport.written = b""
+        transport.receive(b"".join(order), piece)
+        for _ in order:
+            await bench.work()
+        assert answers(transport.written) == [VALUES.tobytes() if each is IMAGE else VALUES[:4].tobytes() for each in order]
+    assert bench.used() == (0, 0)
+
+
+async def test_tensors_of_repeated_requests_are_received_into_the_slot_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses of all buffers that the socket was to read into, as numpy sees them."""
+    given: list[tuple[int, int]] = []
+    get_buffer = SlotReader.get_buffer
+
+    def recorded(reader: SlotReader, sizehint: int) -> memoryview:
+        buffer = get_buffer(reader, sizehint)
+        given.append((np.frombuffer(buffer, np.uint8).ctypes.data, len(buffer)))
+        return buffer
+
+    monkeypatch.setattr(SlotReader, "get_buffer", recorded)
+    _, transport = bench.connect()
+    transport.receive(IMAGE)
+    await bench.work()
+    given.clear()
+    transport.receive(IMAGE, 10 * PIECE)
+    slot = bench.tenant.lane.slots.at(0)
+    (before, head), tensors = given
+    assert head == TENSORS_AT, "no byte of the tensor is received into another buffer"
+    assert not slot.address <= before < slot.address + slot.capacity
+    assert tensors == (slot.address, VALUES.nbytes)
+
+
+async def test_disconnect_in_mid_body_frees_slot_and_block(bench: Bench) -> None:
+    connection, transport = bench.connect()
+    transport.receive(IMAGE[:-1])
+    assert bench.used()[0] == 1
+    assert connection.received() == len(IMAGE) - 1 - IMAGE.index(b"\r\n\r\n") - 4
+    transport.protocol.connection_lost(None)
+    assert bench.used() == (0, 0)
+    assert repr(bench.tenant.uploads).startswith("<Uploads 0 on their way, 0 of")
+
+
+async def test_refusal_in_mid_body_frees_the_slot_and_drops_the_rest(bench: Bench) -> None:
+    connection, transport = bench.connect()
+    transport.receive(IMAGE[: TENSORS_AT + 100])
+    connection.refuse(Unavailable("the server is draining"))
+    assert bench.used() == (0, 0)
+    transport.receive(IMAGE[TENSORS_AT + 100 :] + SMALL)
+    await bench.work()
+    assert answers(transport.written) == [b"503", VALUES[:4].tobytes()]
+    assert not transport.closed
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [(served("m/1#2"), VALUES.tobytes()), (served("m/1#2", signature("other")), b"400")],
+    ids=["the same inputs", "others"],
+)
+async def test_model_that_is_reloaded_in_mid_body_decides_about_the_body(
+    bench: Bench, now: ServedModel, expected: bytes
+) -> None:
+    _, transport = bench.connect()
+    transport.receive(IMAGE[: len(IMAGE) // 2])
+    bench.tenant.catalog.put("m", [now], [])
+    transport.receive(IMAGE[len(IMAGE) // 2 :])
+    await bench.work()
+    assert answers(transport.written) == [expected]
+    assert bench.used() == (0, 0)
+
+
+async def test_model_that_is_unloaded_in_mid_body_is_404(bench: Bench) -> None:
+    _, transport = bench.connect()
+    transport.receive(IMAGE[:-1])
+    bench.tenant.catalog.put("m", [], [])
+    transport.receive(IMAGE[-1:])
+    assert answers(transport.written) == [b"404"]
+    assert bench.used() == (0, 0)
+
+
+async def test_invalid_contents_are_refused_once_they_have_arrived(bench: Bench) -> None:
+    bench.tenant.catalog.put("m", [served(takes=signature(datatype="BOOL"))], [])
+    request = infer(b"\1" * 99_999 + b"\2", "BOOL")
+    _, transport = bench.connect()
+    transport.receive(request[:-1])
+    assert (bench.used()[0], transport.written) == (1, b"")
+    transport.receive(request[-1:])
+    assert answers(transport.written) == [b"400"]
+    assert bench.used() == (0, 0)
+
+
+async def test_invalid_json_is_refused_once_the_body_has_arrived(bench: Bench) -> None:
+    """As ever: a refusal before that would close the connections of clients that send first and read then."""
+    request = infer(VALUES.tobytes(), parameters={"priority": -1})
+    _, transport = bench.connect()
+    transport.receive(request[:-1])
+    assert (bench.used(), transport.written) == ((0, 0), b"")
+    transport.receive(request[-1:] + IMAGE)
+    await bench.work()
+    assert answers(transport.written) == [b"400", VALUES.tobytes()]
+
+
+async def test_full_queue_is_429_when_the_body_is_complete(bench: Bench) -> None:
+    _, transport = bench.connect()
+    transport.receive(IMAGE[:-1])
+    others = [bench.connect()[1] for _ in range(10)]
+    for other in others:
+        other.receive(SMALL)
+    transport.receive(IMAGE[-1:])
+    assert answers(transport.written) == [b"429"]
+    await bench.work(20)
+    assert [answers(other.written) for other in others] == [[VALUES[:4].tobytes()]] * 10
+    assert bench.used() == (0, 0)
+
+
+async def test_upload_gives_its_memory_to_a_complete_request_and_is_still_answered() -> None:
+    bench = Bench(TenantConfig(name="t", granules=1, models=("*",), queue=8, in_flight=2, memory=16 * MIB))
+    large = infer(np.arange(MIB, dtype="<f4").tobytes())  # 4 MiB, and as much for its answer.
+    _, slow = bench.connect()
+    slow.receive(large[: 3 * MIB])
+    assert bench.used() == (1, 8 * MIB)
+    _, quick = bench.connect()
+    quick.receive(large)
+    assert bench.used() == (1, 8 * MIB), "both do not fit: the one that is complete has the memory"
+    await bench.work()
+    slow.receive(large[3 * MIB :])
+    await bench.work()
+    for transport in (slow, quick):
+        assert answers(transport.written) == [np.arange(MIB, dtype="<f4").tobytes()]
+    assert bench.used() == (0, 0)
+    bench.close()
+
+
+async def test_uploads_give_their_slots_to_complete_requests() -> None:
+    config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
+    bench, uploading = Bench(config), []
+    for _ in range(slots(config)):
+        _, transport = bench.connect()
+        transport.receive(IMAGE[:-1])
+        uploading.append(transport)
+    assert bench.used()[0] == slots(config)
+    _, more = bench.connect()
+    more.receive(IMAGE[:-1])
+    _, quick = bench.connect()
+    quick.receive(SMALL)
+    await bench.work()
+    assert answers(quick.written) == [VALUES[:4].tobytes()]
+    for transport in (*uploading, more):
+        transport.receive(IMAGE[-1:])
+        await bench.work()
+        assert answers(transport.written) == [VALUES.tobytes()]
+    assert bench.used() == (0, 0)
+    bench.close()
+
+
+def test_real_sockets_receive_into_slots_and_a_slow_reader_holds_none() -> None:
+    """38 MB each way under uvloop: the socket takes a part of the answer, and the slot is free while the rest is read."""
+    values = np.arange(9_500_000, dtype="<f4")
+
+    async def scenario() -> None:
+        bench = Bench(TenantConfig(name="t", granules=1, models=("*",), queue=8, in_flight=2))
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        await loop.connect_accepted_socket(bench.protocol, theirs)
+        for _ in range(2):
+            sending = asyncio.ensure_future(loop.sock_sendall(ours, infer(values.tobytes())))
+            while not sending.done() or bench.far.tickets.waiting():
+                await bench.work(1)
+            while bench.used()[0]:
+                await bench.work(1)
+            assert bench.used() == (0, 0), "no byte was read yet"
+            received = bytearray()
+            while len(received) < values.nbytes or len(received.partition(b"\r\n\r\n")[2]) < values.nbytes + 100:
+                received += await loop.sock_recv(ours, 1 << 20)
+            assert answers(bytes(received)) == [values.tobytes()]
+        ours.close()
+        await asyncio.sleep(0.01)
+        bench.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
