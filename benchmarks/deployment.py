@@ -4,14 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from time import monotonic
 
 from . import wire
-from .server_process import free_port
+from .server_process import free_port, terminate
 
 PATIENCE = 300.0
 """Seconds after which a server that does not get ready is given up: a GPU's engines are compiled meanwhile."""
@@ -81,38 +81,30 @@ class Server:
         """Wait until every tenant's models are. Blocks, on a GPU for as long as it compiles kernels. Raises NotServed."""
         for tenant in self.deployment.tenants:
             for model in tenant.models:
-                self._wait_for(tenant.name, model)
+                self._wait_for(f"{model} of {tenant.name}", f"/v2/models/{model}/ready", {"X-Tenant": tenant.name}, PATIENCE)
 
     def wait_serving(self, patience: float) -> None:
         """Wait until every tenant's models were tried, whatever came of it. Blocks. Raises NotServed after `patience` s."""
-        end = monotonic() + patience
-        while ask(self.port, "GET", "/v2/health/ready", {})[0] != 200:
-            if self.process.poll() is not None or monotonic() > end:
-                what = "it is not ready" if self.process.poll() is None else f"it ended with {self.process.poll()}"
-                raise NotServed(f"{what}:\n{self.log.read_text(errors='replace')[-3000:]}")
-            try:
-                self.process.wait(LOOK)
-            except subprocess.TimeoutExpired:
-                continue
+        self._wait_for("the server", "/v2/health/ready", {}, patience)
 
-    def _wait_for(self, tenant: str, model: str) -> None:
-        end = monotonic() + PATIENCE
-        while True:
-            status, body = ask(self.port, "GET", f"/v2/models/{model}/ready", {"X-Tenant": tenant})
-            if status == 200:
-                return
+    def _wait_for(self, what: str, path: str, headers: Mapping[str, str], patience: float) -> None:
+        """Ask until the answer is a 200. Raises NotServed if the server ends, or after `patience` seconds."""
+        end = monotonic() + patience
+        while (answer := ask(self.port, "GET", path, headers))[0] != 200:
             if self.process.poll() is not None or monotonic() > end:
-                said = self.log.read_text()[-3000:]
-                raise NotServed(f"{model} of {tenant} is not ready ({status}: {body!r:.300}):\n{said}")
-            try:
+                state = "running" if self.process.poll() is None else f"ended with {self.process.poll()}"
+                log = self.log.read_text(errors="replace")[-3000:]
+                raise NotServed(f"{what} is not ready ({state}; {answer[0]}: {answer[1]!r:.300}):\n{log}")
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(LOOK)
-            except subprocess.TimeoutExpired:
-                continue
 
 
 @contextmanager
 def launched(deployment: Deployment, folder: Path, repository: Path) -> Iterator[Server]:
-    """Start a server on a port of the loopback interface, its files in `folder`; it is ended after the block."""
+    """Start a server on a port of the loopback interface, its files in `folder`; it is ended after the block.
+
+    Its log is a file, which no thread has to read while latencies are measured, and says too little to wait for: see `Server`.
+    """
     config, log, port = folder / f"{deployment.name}.toml", folder / f"{deployment.name}.log", free_port()
     config.write_text(deployment.config(repository))
     command = [sys.executable, "-m", *deployment.program, "--config", str(config), "--port", str(port)]
@@ -121,12 +113,7 @@ def launched(deployment: Deployment, folder: Path, repository: Path) -> Iterator
     try:
         yield Server(deployment, port, process, log)
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        terminate(process, 30)
 
 
 @contextmanager

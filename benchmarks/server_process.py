@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Condition, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 READY = (" on http://", "ready: ")
 """Texts in the log of a server that is ready: where it listens, and that every model was tried."""
@@ -80,9 +80,7 @@ class ServerProcess:
 
     def stop(self) -> None:
         """Have it drain and end, and wait for that; it is killed if it takes too long."""
-        self.popen.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self.popen.wait(PATIENCE)
+        terminate(self.popen, PATIENCE)
         self.close()
 
     def close(self) -> None:
@@ -120,6 +118,16 @@ def server_process(
             server.stop()
         finally:
             server.close()
+
+
+def terminate(process: "subprocess.Popen[Any]", patience: float) -> None:
+    """Have a process drain and end, and wait for that; it is killed after `patience` seconds."""
+    process.terminate()
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def family_of(pid: int) -> list[ProcessStatus]:
