@@ -135,7 +135,6 @@ class Scheduler:
         """All works in flight have ended without a result, as the device side has; returns their slots."""
         slots = self.in_flight
         self._in_flight.clear()
-        self.deferred = 0
         return slots
 
     def queued(self, model: ModelKey, priority: int | None = None) -> int:

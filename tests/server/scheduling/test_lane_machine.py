@@ -6,6 +6,7 @@ end no slot and no memory is taken.
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,11 +67,14 @@ class LaneMachine(RuleBasedStateMachine):
         self.lane.suspend("")
         if self.dead and not self.relinking:
             self._begin_relink()
-        while self.relinking or self.hand.tickets:
+        for _ in range(100):
+            if not self.relinking and not self.hand.tickets:
+                return
             if self.hand.tickets:
                 self._end_oldest(None)
             await settle()
             self._look()
+        raise AssertionError("requests are left")
 
     def _create(self, nbytes: int = UNIT) -> Descriptors:
         self.made.append(links.create(SLOTS, nbytes))
@@ -103,25 +107,29 @@ class LaneMachine(RuleBasedStateMachine):
     def _on_end(self, asked: Asked, end: Done | RequestError) -> None:
         asked.ends.append(end)
 
-    @rule(batched=st.booleans(), rows=st.integers(1, 2), priority=st.integers(0, 2))
-    def submit(self, batched: bool, rows: int, priority: int) -> None:
+    @rule(batched=st.booleans(), rows=st.lists(st.integers(1, 2), min_size=1, max_size=4), priority=st.integers(0, 2))
+    def submit(self, batched: bool, rows: list[int], priority: int) -> None:
+        """Several requests in one iteration of the event loop, so that batches form."""
+
         async def work() -> None:
-            try:
-                slot = self.lane.take_slot()
-            except RequestError:
-                return
-            asked = Asked(slot, [])
-            self.asked.append(asked)
-            on_done = partial(self._on_end, asked)
-            if batched:
-                slot.lay_out(ROWS, [rows * 8])
-                self.lane.submit(slot, "rows", ((rows, 2),), on_done, priority, batching=BATCHING)
-            else:
-                slot.reserve(rows)
-                self.lane.submit(slot, "alone", SHAPES, on_done, priority)
+            for count in rows:
+                with suppress(RequestError):
+                    self._submit(batched, count, priority)
 
         self._run(work())
         self._turn()
+
+    def _submit(self, batched: bool, rows: int, priority: int) -> None:
+        slot = self.lane.take_slot()
+        asked = Asked(slot, [])
+        self.asked.append(asked)
+        on_done = partial(self._on_end, asked)
+        if batched:
+            slot.lay_out(ROWS, [rows * 8])
+            self.lane.submit(slot, "rows", ((rows, 2),), on_done, priority, batching=BATCHING)
+        else:
+            slot.reserve(rows)
+            self.lane.submit(slot, "alone", SHAPES, on_done, priority)
 
     @precondition(lambda self: self.hand.tickets and not self.dead)
     @rule(failure=st.sampled_from([None, Failure("raised", "a bad row")]))

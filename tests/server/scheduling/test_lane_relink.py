@@ -139,6 +139,8 @@ async def test_the_slot_of_a_batch_is_free_when_its_members_are(lane: Lane, hand
         lane.release(slot)
     assert lane.slots.statistics().used == 0
     assert lane.slots.statistics().nbytes == 0
+    assert lane.statistics()[:3] == (0, 0, 0)
+    await lane.drained()
 
 
 async def test_works_that_ended_before_are_answered(lane: Lane, hand: Hand, link: Link) -> None:
@@ -315,6 +317,26 @@ async def test_a_device_side_that_ends_while_the_link_changes_is_waited_for_no_l
     assert [ticket.slot for ticket in second.tickets] == [slot.index]
     await second.end()
     assert waiting.done()
+
+
+async def test_a_relink_that_is_cancelled_as_the_device_side_ends_launches_nothing(
+    lane: Lane, hand: Hand, another: Callable[[], tuple[Link, Hand]]
+) -> None:
+    first, _ = ask(lane)
+    relinked = asyncio.ensure_future(lane.relink(another()[0]))
+    await settle()
+    lane.fail_in_flight(LOST, queued=False)
+    relinked.cancel()
+    lane.release(first)
+    slot, answer = ask(lane)
+    await settle()
+    assert relinked.cancelled()
+    assert len(hand.tickets) == 1, "only the first"
+    new, second = another()
+    assert await lane.relink(new)
+    assert [ticket.slot for ticket in second.tickets] == [slot.index]
+    await second.end()
+    assert answer.done()
 
 
 async def test_two_relinks_at_once_take_turns(lane: Lane, hand: Hand, another: Callable[[], tuple[Link, Hand]]) -> None:
