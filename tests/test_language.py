@@ -1,4 +1,4 @@
-"""Product code and documentation use the field's terms, those of the glossary in docs/architecture.md."""
+"""Product code, documentation and some of the tests use the field's terms, those of the glossary in docs/architecture.md."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = "benchmarks", "engines", "examples", "greenlane", "partitions", "server"
-CODE = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+TESTS = "tests/engines", "tests/gpu", "tests/partitions"
+CODE = [path for package in (*PACKAGES, *TESTS) for path in (ROOT / package).rglob("*.py")]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
 OTHERS = [path for folder in ("scripts", "deploy") for path in (ROOT / folder).iterdir() if path.is_file()]
 FILES = sorted([*CODE, *PAGES, *OTHERS])

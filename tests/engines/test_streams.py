@@ -252,11 +252,11 @@ def test_f07_a_stream_of_another_device_is_refused_before_anything_is_enqueued(
 ) -> None:
     settled(executor, bench)
     bench.gpu.ordinary.append(Context((0,), 0x200, green=False, device=1))
-    stranger = bench.gpu.create_stream(bench.gpu.ordinary[-1])
-    why = f"stream {stranger.handle:#x} is of device 1, but the engine is bound to device 0; select a stream of device 0"
-    with pytest.raises(ExecutionFailed, match=why), on_stream(stranger.handle):
+    foreign = bench.gpu.create_stream(bench.gpu.ordinary[-1])
+    why = f"stream {foreign.handle:#x} is of device 1, but the engine is bound to device 0; select a stream of device 0"
+    with pytest.raises(ExecutionFailed, match=why), on_stream(foreign.handle):
         enqueue(executor, bench, rows(2))
-    assert submitted(home, stranger) == [0, 0]
+    assert submitted(home, foreign) == [0, 0]
     work, taken = enqueue(executor, bench, rows(2))
     work.wait()
     assert taken.read().tolist() == affine(rows(2)).tolist()

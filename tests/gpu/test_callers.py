@@ -63,11 +63,11 @@ def test_a_thread_that_captures_may_collect_an_executor(device: Any, engine: Any
     from partitions.cuda.driver import handle_return
 
     def body() -> None:
-        doomed = [engine.bind(partition)]
+        dropped = [engine.bind(partition)]
         with closing(partition.make_stream()) as side:
             mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
             handle_return(driver.cuStreamBeginCapture(side.handle, mode))
-            doomed.clear()
+            dropped.clear()
             gc.collect()
             graph = handle_return(driver.cuStreamEndCapture(side.handle))
             handle_return(driver.cuGraphDestroy(graph))

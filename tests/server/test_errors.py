@@ -53,32 +53,32 @@ STRANGERS: list[Exception] = [ValueError(SECRET), KeyError(SECRET), OSError(2, S
 
 @pytest.mark.parametrize(("error", "status", "headers"), SAID, ids=lambda value: type(value).__name__)
 def test_what_a_client_did_has_a_status_and_its_text(error: Exception, status: int, headers: dict[str, str]) -> None:
-    told = answer(error, "r1")
-    assert (told.status, told.text, told.headers) == (status, "said", headers)
+    answered = answer(error, "r1")
+    assert (answered.status, answered.text, answered.headers) == (status, "said", headers)
     assert status_of(error) == status
 
 
 @pytest.mark.parametrize("error", OURS, ids=lambda error: type(error).__name__)
 def test_what_went_wrong_here_is_500_with_its_text_and_the_request(error: Exception) -> None:
-    told = answer(error, "r1")
-    assert (told.status, told.text, told.headers) == (500, "said (request r1)", {"x-request-id": "r1"})
+    answered = answer(error, "r1")
+    assert (answered.status, answered.text, answered.headers) == (500, "said (request r1)", {"x-request-id": "r1"})
 
 
 @pytest.mark.parametrize("error", STRANGERS, ids=lambda error: type(error).__name__)
 def test_an_unexpected_exception_is_500_without_its_text(error: Exception) -> None:
-    told = answer(error, "r1")
-    assert (told.status, told.text, told.headers) == (500, "internal error (request r1)", {"x-request-id": "r1"})
+    answered = answer(error, "r1")
+    assert (answered.status, answered.text, answered.headers) == (500, "internal error (request r1)", {"x-request-id": "r1"})
 
 
 def test_a_wrong_method_names_the_right_one() -> None:
-    told = answer(WrongMethod("GET", "POST"), "r1")
-    assert (told.status, told.text, told.headers) == (405, "GET is not possible here; use POST", {"allow": "POST"})
+    answered = answer(WrongMethod("GET", "POST"), "r1")
+    assert (answered.status, answered.text, answered.headers) == (405, "GET is not possible here; use POST", {"allow": "POST"})
 
 
 def test_every_error_for_clients_is_in_the_table() -> None:
     """One is about a client that is gone; after the other the request runs again, with more memory."""
-    told = {type(error) for error, _, _ in SAID} | {type(error) for error in OURS} | {WrongMethod}
-    assert set(RequestError.__subclasses__()) - told == {ClientGone, Outgrown}
+    answered = {type(error) for error, _, _ in SAID} | {type(error) for error in OURS} | {WrongMethod}
+    assert set(RequestError.__subclasses__()) - answered == {ClientGone, Outgrown}
 
 
 def test_an_error_made_of_another_is_answered_as_that_one() -> None:

@@ -49,9 +49,9 @@ def test_check_prints_every_problem_at_once(folder: Path, capsys: pytest.Capture
     text = (folder / "greenlane.toml").read_text()
     (folder / "greenlane.toml").write_text(text.replace("granules", "granuels").replace("models =", "model ="))
     assert main(["check", str(folder / "greenlane.toml")]) == 2
-    told = capsys.readouterr().err
-    assert "tenants.acme.granuels: unknown key; did you mean 'granules'?" in told
-    assert "tenants.acme.model: unknown key" in told
+    printed = capsys.readouterr().err
+    assert "tenants.acme.granuels: unknown key; did you mean 'granules'?" in printed
+    assert "tenants.acme.model: unknown key" in printed
 
 
 COMMANDS = [["check", "{}"], ["--config", "{}"], ["check", "--config", "{}"], ["--config", "{}", "check"]]

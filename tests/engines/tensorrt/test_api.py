@@ -161,13 +161,13 @@ def test_uncollected_messages_are_logged_and_verbose_ones_dropped(caplog: pytest
 
 
 def test_the_first_error_is_the_reason_and_not_the_noise_after_it() -> None:
-    heard = [Message("WARNING", "slow"), Message("INTERNAL_ERROR", "first"), Message("ERROR", "cudaError 35")]
-    assert first_error(heard) == "first"
+    messages = [Message("WARNING", "slow"), Message("INTERNAL_ERROR", "first"), Message("ERROR", "cudaError 35")]
+    assert first_error(messages) == "first"
     assert first_error([]) == "the library gave no reason"
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "expected"),
     [
         (
             "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (Network has dynamic or shape inputs, but no "
@@ -184,5 +184,5 @@ def test_the_first_error_is_the_reason_and_not_the_noise_after_it() -> None:
         ("In summary: no", "In summary: no"),
     ],
 )
-def test_clean_message_removes_source_files_and_conditions(said: str, told: str) -> None:
-    assert clean_message(said) == told
+def test_clean_message_removes_source_files_and_conditions(said: str, expected: str) -> None:
+    assert clean_message(said) == expected

@@ -301,20 +301,20 @@ def test_open_cache_refuses_other_types(where: object) -> None:
 
 
 def test_open_cache_calls_warn_instead_of_logging(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    heard: list[str] = []
+    warnings: list[str] = []
     path = tmp_path / "kernels"
     keep(path, "conv")
     path.write_bytes(path.read_bytes()[:-1])
-    cache = open_cache(path, KEY, timeout=0, warn=heard.append)
+    cache = open_cache(path, KEY, timeout=0, warn=warnings.append)
     add(cache.materialize(Kernels), "gemm")
     with FileLock(f"{path}.lock"):
         cache.close()
     path.unlink()
     keep(path, "conv")
-    with open_cache(path, KEY, warn=heard.append) as cache:
+    with open_cache(path, KEY, warn=warnings.append) as cache:
         cache.materialize(lambda: Kernels(driver="590"))
-    assert [text.partition(": the kernel")[0] for text in heard] == [str(path)] * 3
-    for text, part in zip(heard, ("cannot be read", "was not saved", "do not fit"), strict=True):
+    assert [text.partition(": the kernel")[0] for text in warnings] == [str(path)] * 3
+    for text, part in zip(warnings, ("cannot be read", "was not saved", "do not fit"), strict=True):
         assert part in text
     assert not caplog.records
 

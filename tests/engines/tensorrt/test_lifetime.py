@@ -101,10 +101,10 @@ def test_f15_a_closed_executor_is_not_released_again(bench: Bench) -> None:
 def test_f15_an_executor_collected_during_a_capture_is_released_later(bench: Bench, action: str) -> None:
     engine = bench.load(bench.plan())
     other = engine.bind(bench.partition)
-    doomed = [engine.bind(bench.partition)]
+    dropped = [engine.bind(bench.partition)]
     graphs = len(bench.gpu.graphs)
     bench.gpu.log.clear()
-    bench.gpu.meanwhile("cuStreamEndCapture", doomed.clear)
+    bench.gpu.meanwhile("cuStreamEndCapture", dropped.clear)
     assert_right(other, rows(7))
     log = bench.gpu.log
     captured = log[log.index("cuStreamBeginCapture") : log.index("cuStreamEndCapture") + 1]
@@ -196,7 +196,7 @@ ENDING = """
     gpu = Gpu()
 
     @atexit.register
-    def tell() -> None:  # After what was registered later, so after all finalizers.
+    def report() -> None:  # After what was registered later, so after all finalizers.
         log = gpu.log[began:]
         order = [log.index(call) for call in ("Stream.sync", "cuGraphExecDestroy", "IExecutionContext.__del__")]
         order += [len(log) - log[::-1].index(call) for call in ("IExecutionContext.__del__", "IRuntimeCache.serialize")]

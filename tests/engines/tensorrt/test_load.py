@@ -213,8 +213,8 @@ def steps(folder: Path) -> list[tuple[str, int]]:
         engine.bind(bench.partition).close()
         calls = bench.gpu.log[begun:]
     end = calls.index("cuGraphExecDestroy") - 3  # From there on it is closed.
-    told = [call for call in calls[:end] if not call.endswith((".close", ".__del__"))]
-    return [(call, told[: index + 1].count(call)) for index, call in enumerate(told)]
+    named = [call for call in calls[:end] if not call.endswith((".close", ".__del__"))]
+    return [(call, named[: index + 1].count(call)) for index, call in enumerate(named)]
 
 
 def outcome(engine: Any, partition: Any) -> str:

@@ -86,10 +86,10 @@ def test_lines_are_dropped_and_counted_while_the_reader_does_not_read(
     sent = [f"{number:4} {'x' * 94}" for number in range(100)]
     for line in sent:
         say(writer, line)
-    heard = os.read(reader, 2 * SMALL).decode()
+    received = os.read(reader, 2 * SMALL).decode()
     say(writer, "after")
-    heard += os.read(reader, 2 * SMALL).decode()
-    *lines, count, last = heard.splitlines()
+    received += os.read(reader, 2 * SMALL).decode()
+    *lines, count, last = received.splitlines()
     assert lines == sent[: len(lines)]
     assert 0 < len(lines) < len(sent)
     assert (count, last) == (f"{len(sent) - len(lines)} log lines were dropped because standard error was not read", "after")
@@ -102,12 +102,12 @@ def test_a_partly_written_line_is_completed_before_the_next(pipe: tuple[int, Tex
     long = "a" * 2 * SMALL
     say(writer, long)
     say(writer, "dropped")
-    heard = b""
+    received = b""
     for _ in range(3):
-        heard += os.read(reader, 4 * SMALL)
+        received += os.read(reader, 4 * SMALL)
         say(writer, "b")
-    heard += os.read(reader, 4 * SMALL)
-    assert heard.decode().splitlines() == [long, "2 log lines were dropped because standard error was not read", "b", "b"]
+    received += os.read(reader, 4 * SMALL)
+    assert received.decode().splitlines() == [long, "2 log lines were dropped because standard error was not read", "b", "b"]
 
 
 def test_a_reader_that_is_gone_does_not_raise(pipe: tuple[int, TextIO]) -> None:

@@ -14,7 +14,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def worker(pipe: Connection) -> None:
-    """Say whether this process is the only worker of its parent, and stay until told."""
+    """Say whether this process is the only worker of its parent, and stay until a message arrives."""
     try:
         with only_worker(worker_parent()):
             pipe.send("alone")

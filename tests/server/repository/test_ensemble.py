@@ -103,11 +103,11 @@ def served(max_batch: int, **batching: object) -> StepModel:
 
 def test_step_with_smaller_batches_than_the_ensemble_is_refused() -> None:
     steps = read(ensemble(FIRST, SECOND)).steps
-    for most, told in ((2, "batches of up to 2"), (0, "no batches, as it has no max_batch_size")):
+    for most, expected in ((2, "batches of up to 2"), (0, "no batches, as it has no max_batch_size")):
         with pytest.raises(ModelRefused) as refused:
             chain_steps(steps, [served(4), served(most)], 4)
         assert str(refused.value) == (
-            f"the ensemble's largest batch is 4, but ensemble_scheduling.step[1] (b) takes {told}; lower it"
+            f"the ensemble's largest batch is 4, but ensemble_scheduling.step[1] (b) takes {expected}; lower it"
         )
 
 

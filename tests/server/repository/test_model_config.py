@@ -85,8 +85,8 @@ def test_dynamic_batching_is_read():
     assert (config.batch_delay, config.preferred_batches) == (0.0001, (4, 8))
     assert read("dynamic_batching { preferred_batch_size: [ 8, 4, 8 ] }").preferred_batches == (4, 8)
     block = {"preferredBatchSize": [2], "max_queue_delay_microseconds": "500"}
-    told = from_json(json.dumps({"dynamic_batching": block}))
-    assert (told.batch_delay, told.preferred_batches) == (0.0005, (2,))
+    parsed = from_json(json.dumps({"dynamic_batching": block}))
+    assert (parsed.batch_delay, parsed.preferred_batches) == (0.0005, (2,))
 
 
 def test_models_with_batches_are_batched():
@@ -145,12 +145,12 @@ def test_every_field_of_triton_is_known_in_either_form():
 
 def test_unknown_fields_are_listed_with_a_suggestion():
     text = 'max_bacth_size: 8 input { nmae: "x" name: "x" data_type: TYPE_FP32 reshap {} } dynamic_batch {} zzz: 1'
-    told = (
+    expected = (
         *("max_bacth_size (did you mean max_batch_size?)", "input.nmae (did you mean name?)"),
         *("input.reshap (did you mean reshape?)", "dynamic_batch (did you mean dynamic_batching?)"),
         "zzz (there is no such field)",
     )
-    assert read(text).unread == told
+    assert read(text).unread == expected
 
 
 def test_ignored_json_fields_are_listed_in_both_spellings():
@@ -159,7 +159,7 @@ def test_ignored_json_fields_are_listed_in_both_spellings():
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "expected"),
     [
         ({"instanceGroup": [], "maxBacthSize": 8}, "maxBacthSize (did you mean max_batch_size?)"),
         ({"max_batch_siz": 8}, "max_batch_siz (did you mean max_batch_size?)"),
@@ -168,10 +168,10 @@ def test_ignored_json_fields_are_listed_in_both_spellings():
         ({"a)": 1}, "a) (there is no such field)"),
     ],
 )
-def test_unknown_json_fields_are_refused_with_a_suggestion(document, told):
+def test_unknown_json_fields_are_refused_with_a_suggestion(document, expected):
     with pytest.raises(ConfigRefused) as refused:
         from_json(json.dumps(document))
-    assert str(refused.value) == f"the config parameter: {told}"
+    assert str(refused.value) == f"the config parameter: {expected}"
 
 
 def test_empty_file_is_the_default_configuration():

@@ -107,12 +107,12 @@ def test_the_log_shows_the_progress_and_the_notes_of_a_build(
     path = tmp_path / "rows.onnx"
     path.write_bytes(model(BATCHES))
     plan(builds(tmp_path), path, BuildOptions(max_batch=4))
-    told = [message for message in caplog.messages if message.startswith(f"{path}: ")]
-    shares = [int(match[1]) for message in told if (match := re.search(r"building it: at (\d+)% \(", message))]
+    messages = [message for message in caplog.messages if message.startswith(f"{path}: ")]
+    shares = [int(match[1]) for message in messages if (match := re.search(r"building it: at (\d+)% \(", message))]
     assert shares == sorted(shares)
     assert 2 <= len(shares) <= 11 + 60, "a line for every tenth, and every ten seconds"
-    assert f"{path}: profile 0: no range given for input 'x': built for 1x4..4x4..4x4" in told
-    assert re.search(r"built in \d+\.\d s$", told[-1])
+    assert f"{path}: profile 0: no range given for input 'x': built for 1x4..4x4..4x4" in messages
+    assert re.search(r"built in \d+\.\d s$", messages[-1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL])
