@@ -14,7 +14,7 @@ from engines import DataType, TensorSpec, wire
 
 from ..errors import BadRequest
 from ..link.messages import Shape
-from .json_document import count, kind_of, refuse, show
+from .json_document import Object, count, kind_of, refuse, show
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -31,6 +31,14 @@ class InputDeclaration(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.where[:-1]} ({self.spec.name!r}), {self.spec.datatype} {list(self.shape)}"
+
+
+def from_json(entry: Object, declared: InputDeclaration) -> Array | bytes:
+    """The `data` of an input: its elements, or those of a BYTES tensor in wire format. Raises BadRequest."""
+    data = entry["data"]
+    if type(data) is not list and not isinstance(data, np.ndarray):
+        refuse(f"{declared.where}data", data, "an array")
+    return to_wire(data, declared) if declared.spec.datatype.kind == "bytes" else to_array(data, declared)
 
 
 def to_array(data: "list[Any] | Array", declared: InputDeclaration) -> Array:

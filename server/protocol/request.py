@@ -1,8 +1,7 @@
 """Decodes an inference request into a slot; everything is checked before anything is written."""
 
 import math
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,9 +12,10 @@ from engines import Signature, TensorSpec, wire
 from ..errors import BadRequest, TooLarge
 from ..link.messages import Shape
 from ..link.slots import Slot
+from .binary_tensors import checked, needs_check
 from .json_document import Object, count, field, flag, parameters, parse, refuse, short, show, unsigned
-from .json_tensors import InputDeclaration, to_array, to_wire
-from .split_body import Awaited, Buffer, SplitBody
+from .json_tensors import InputDeclaration
+from .split_body import Awaited, Buffer, RequestBody, SplitBody
 
 _MAX_DIMENSIONS = 64
 """As in numpy. No model has more, and multiplying a body full of dimensions would take seconds."""
@@ -103,7 +103,12 @@ def decode(
     """
     if header_length == 0:
         return _decode_raw(body, signature, slot, limits, output_reserve)
-    request, inputs = _check(_split(body, header_length, limits, document), signature, limits)
+    return decode_body(_split(body, header_length, limits, document), signature, slot, limits, output_reserve)
+
+
+def decode_body(body: RequestBody, signature: Signature, slot: Slot, limits: Limits, output_reserve: int = 0) -> InferRequest:
+    """As `decode`, of a request that is split into its document and its tensors."""
+    request, inputs = _check(body, signature, limits)
     _write(inputs, signature, slot, output_reserve)
     return request
 
@@ -128,29 +133,29 @@ def place(
     return Placement(
         request,
         tuple([(offset, data.start, data.nbytes) for data, offset, _ in placed]),
-        tuple([(offset, data.nbytes, known) for data, offset, known in placed if known and _needs_check(known.spec)]),
+        tuple([(offset, data.nbytes, known) for data, offset, known in placed if known and needs_check(known.spec)]),
     )
 
 
 def check_arrived(placement: Placement, slot: Slot) -> None:
     """Check the contents of tensors that were received into the slot. Raises BadRequest."""
     for offset, nbytes, declared in placement.unchecked:
-        _checked(slot.view[offset : offset + nbytes], declared)
+        checked(slot.view[offset : offset + nbytes], declared)
 
 
 def _start_of(placed: tuple[Awaited, int, InputDeclaration | None]) -> int:
     return placed[0].start
 
 
-def _check(parts: SplitBody, signature: Signature, limits: Limits) -> tuple[InferRequest, list[Input]]:
+def _check(body: RequestBody, signature: Signature, limits: Limits) -> tuple[InferRequest, list[Input]]:
     """The request, and its checked inputs in the signature's order."""
-    values = parameters(parts.document)
+    values = parameters(body.document)
     _refuse_reserved(values)
     timeout = unsigned(values, "timeout")
-    inputs = _inputs(parts, signature, limits)
-    outputs = _outputs(parts.document, signature, flag(values, "binary_data_output") or False)
+    inputs = _inputs(body, signature, limits)
+    outputs = _outputs(body.document, signature, flag(values, "binary_data_output") or False)
     request = InferRequest(
-        id=field(parts.document, "id", str),
+        id=field(body.document, "id", str),
         shapes=tuple([item.shape for item in inputs]),
         outputs=outputs,
         priority=unsigned(values, "priority") or 0,
@@ -179,7 +184,7 @@ def _split(body: bytes, header_length: int | None, limits: Limits, document: Obj
 _HINT = "the header Inference-Header-Content-Length, parameters.binary_data_size for each input, the bytes after the JSON"
 
 
-def _inputs(body: SplitBody, signature: Signature, limits: Limits) -> list[Input]:
+def _inputs(body: RequestBody, signature: Signature, limits: Limits) -> list[Input]:
     """The checked inputs, in the signature's order."""
     specs = {spec.name: spec for spec in signature.inputs}
     found: dict[str, Input] = {}
@@ -189,9 +194,7 @@ def _inputs(body: SplitBody, signature: Signature, limits: Limits) -> list[Input
         if spec.name in found:
             raise BadRequest(f"{where}name: {spec.name!r} given twice; expected each input once")
         found[spec.name] = _input(entry, spec, body, where, limits)
-    if left := body.left:
-        more = count(left, "byte")
-        raise BadRequest(f"the body has {more} more than its JSON and parameters.binary_data_size of its inputs say")
+    body.finish()
     if len(found) < len(specs):
         _fill(found, specs)
     return [found[name] for name in specs]
@@ -219,7 +222,7 @@ def _name(entry: Any, known: "dict[str, Any]", where: str, what: str) -> str:
     return name
 
 
-def _input(entry: Object, spec: TensorSpec, body: SplitBody, where: str, limits: Limits) -> Input:
+def _input(entry: Object, spec: TensorSpec, body: RequestBody, where: str, limits: Limits) -> Input:
     datatype = field(entry, "datatype", str, where, required=True)
     if datatype != spec.datatype.name:
         raise BadRequest(f"{where}datatype: {show(datatype)}; expected {spec.datatype}, as input {spec.name!r} is")
@@ -227,28 +230,11 @@ def _input(entry: Object, spec: TensorSpec, body: SplitBody, where: str, limits:
     values = parameters(entry, where) if "parameters" in entry else {}
     if "shared_memory_region" in values:
         raise BadRequest(f"{where}parameters.shared_memory_region: shared memory is not served, since regions have no tenant")
-    size = unsigned(values, "binary_data_size", f"{where}parameters.") if values else None
-    if (size is None) == (entry.get("data") is None):
-        how = "missing; expected an array, or" if size is None else "given; expected either this or"
-        raise BadRequest(f"{where}data: {how} parameters.binary_data_size")
     if not spec.datatype.size:
         body.count_texts(math.prod(shape), where, limits.texts)
     declared = InputDeclaration(where, spec, shape)
-    inner = spec.inward(shape) if spec.form else shape
-    if size is None:
-        return Input(inner, _json_data(entry, declared), declared)
-    if spec.datatype.size and size != (expected := spec.nbytes(shape)):
-        raise BadRequest(f"{declared}: parameters.binary_data_size is {size}; the shape asks for {expected}")
-    data = body.take(size, where)
-    return Input(inner, data if body.binary is None else _checked(data, declared), declared)
-
-
-def _json_data(entry: Object, declared: InputDeclaration) -> Buffer:
-    data = entry["data"]
-    if type(data) is not list and not isinstance(data, np.ndarray):
-        refuse(f"{declared.where}data", data, "an array")
-    convert: Callable[[Any, InputDeclaration], Buffer] = to_wire if declared.spec.datatype.kind == "bytes" else to_array
-    return convert(data, declared)
+    data = body.data(entry, values, declared)
+    return Input(spec.inward(shape) if spec.form else shape, data, declared)
 
 
 def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
@@ -261,29 +247,6 @@ def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
     if math.prod(value or 1 for value in values) > limits.elements:
         raise BadRequest(f"{where}: {show(values)} is more than the {limits.elements} elements that a body could carry")
     return tuple(values)
-
-
-def _needs_check(spec: TensorSpec) -> bool:
-    """Whether some bit patterns are not valid for the data type, so that its contents have to be checked."""
-    return spec.datatype.kind in ("bytes", "bool")
-
-
-def _checked(data: memoryview, declared: InputDeclaration) -> memoryview:
-    """The binary data, with every element checked to be valid for the data type."""
-    kind = declared.spec.datatype.kind
-    if kind == "bytes":
-        _check_elements(data, declared)
-    elif kind == "bool" and len(data) and np.frombuffer(data, np.uint8).max() > 1:
-        raise BadRequest(f"{declared}: bytes other than 0 and 1 in its binary data; expected one of them for each element")
-    return data
-
-
-def _check_elements(data: memoryview, declared: InputDeclaration) -> None:
-    """Check the lengths that precede the elements of a BYTES tensor; the elements may be any bytes."""
-    try:
-        deque(wire.starts(data, math.prod(declared.shape)), maxlen=0)
-    except ValueError as error:
-        raise BadRequest(f"{declared}: {error}") from error
 
 
 def _write(inputs: Sequence[Input], signature: Signature, slot: Slot, output_reserve: int, evict: bool = True) -> list[int]:
@@ -357,7 +320,7 @@ def _check_raw(data: Buffer, length: int, signature: Signature, limits: Limits) 
     _shape(list(shape), "shape of the raw body", limits)
     declared = InputDeclaration("raw body.", spec, shape)
     if not isinstance(data, Awaited):
-        data = _checked(memoryview(wire.pack([data]) if spec.datatype.kind == "bytes" else data), declared)
+        data = checked(memoryview(wire.pack([data]) if spec.datatype.kind == "bytes" else data), declared)
     inner = spec.inward(shape)
     outputs = tuple([RequestedOutput(index, True) for index in range(len(signature.outputs))])
     return InferRequest(None, (inner,), outputs, 0, None), [Input(inner, data, declared)]

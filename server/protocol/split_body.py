@@ -3,7 +3,9 @@
 from typing import Any, NamedTuple
 
 from ..errors import BadRequest, TooLarge
-from .json_document import Object, count
+from .binary_tensors import checked
+from .json_document import Object, count, unsigned
+from .json_tensors import InputDeclaration, from_json
 
 Buffer = Any
 """bytes, a memoryview, a contiguous numpy array, or `Awaited`."""
@@ -16,32 +18,64 @@ class Awaited(NamedTuple):
     nbytes: int
 
 
-class SplitBody:
+class RequestBody:
+    """A request as a document, as its JSON form has it, and where the data of its inputs is."""
+
+    def __init__(self, document: Object) -> None:
+        self.document = document
+        self.texts = 0
+
+    def count_texts(self, elements: int, where: str, limit: int) -> None:
+        """Count the elements of a BYTES input; `where` is its path. Raises TooLarge beyond the limit of the request."""
+        self.texts += elements
+        if self.texts > limit:
+            text = f"{where}shape: {self.texts} elements of BYTES in one request"
+            raise TooLarge(f"{text}; the limit is {limit} (server.max_string_elements)")
+
+    def data(self, entry: Object, values: Object, declared: InputDeclaration) -> Buffer:
+        """The data of an input, checked unless it is awaited; `values` are the parameters of its entry. Raises BadRequest."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Raise BadRequest if there is data of no input."""
+
+
+class SplitBody(RequestBody):
     """A request body of `length` bytes split into its JSON document, of `start` bytes, and the binary tensors after it.
 
     `binary` is None if they have not arrived yet.
     """
 
     def __init__(self, document: Object, binary: memoryview | None, start: int, length: int, is_all_json: bool = False) -> None:
-        self.document = document
+        super().__init__(document)
         self.binary = binary
         self.start = start
         self.length = length
         self.is_all_json = is_all_json
         self.taken = 0
-        self.texts = 0
+
+    def data(self, entry: Object, values: Object, declared: InputDeclaration) -> Buffer:
+        where, spec = declared.where, declared.spec
+        size = unsigned(values, "binary_data_size", f"{where}parameters.") if values else None
+        if (size is None) == (entry.get("data") is None):
+            how = "missing; expected an array, or" if size is None else "given; expected either this or"
+            raise BadRequest(f"{where}data: {how} parameters.binary_data_size")
+        if size is None:
+            return from_json(entry, declared)
+        if spec.datatype.size and size != (expected := spec.nbytes(declared.shape)):
+            raise BadRequest(f"{declared}: parameters.binary_data_size is {size}; the shape asks for {expected}")
+        data = self.take(size, where)
+        return data if self.binary is None else checked(data, declared)
+
+    def finish(self) -> None:
+        if left := self.left:
+            more = count(left, "byte")
+            raise BadRequest(f"the body has {more} more than its JSON and parameters.binary_data_size of its inputs say")
 
     @property
     def left(self) -> int:
         """Bytes of binary data that no input has taken."""
         return self.length - self.start - self.taken
-
-    def count_texts(self, elements: int, where: str, limit: int) -> None:
-        """Count the elements of a BYTES input; `where` is its JSON path. Raises TooLarge beyond the limit of the request."""
-        self.texts += elements
-        if self.texts > limit:
-            text = f"{where}shape: {self.texts} elements of BYTES in one request"
-            raise TooLarge(f"{text}; the limit is {limit} (server.max_string_elements)")
 
     def take(self, size: int, where: str) -> Buffer:
         """The next `size` bytes of binary data; `where` is the JSON path of their input."""
