@@ -26,7 +26,7 @@ from .command_line import Options, parse
 from .config.schema import Config, ConfigError
 from .host import logs
 from .http.connection import HttpConnection
-from .processes.listen import CannotListen, listen, url
+from .processes.listen import CannotListen, listen, reserve, url
 from .processes.serve import serve
 from .processes.uvicorn_server import Server
 from .single_process import SWITCH_INTERVAL
@@ -78,8 +78,12 @@ def _serve(options: Options) -> int:
 def _serve_fronts(config: Config, device: Device) -> int:
     ports = {name: tenant.port for name, tenant in config.tenants.items() if tenant.port}
     listeners, own = listen(config.server.host, config.server.port, ports)
+    grpc = {name: tenant.grpc_port for name, tenant in config.tenants.items() if tenant.grpc_port}
+    reserved = reserve(config.server.host, grpc)  # Until the server ends, as replaced processes listen there again.
     log_compilation()
     status = uvloop.run(serve(config, lambda _: device, listeners, own))
+    for each in reserved:
+        each.close()
     if status:
         os._exit(status)  # The device is lost, so nothing can be closed in order.
     return status

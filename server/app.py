@@ -153,7 +153,7 @@ class Application:
                 log_compilation()
                 docs.document(), admin_docs.document()
                 await controller.start()
-                async with self._running(controller):
+                async with self._running(controller), _serving_grpc(service):
                     yield
         finally:
             self._opened = None
@@ -186,6 +186,22 @@ def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[
     runtime = Runtime(config, device, frontends, partial(controller.on_state, tuple(frontends)), controller.on_lost, read)
     controller.add(dict.fromkeys(frontends, runtime))
     return service, controller
+
+
+@asynccontextmanager
+async def _serving_grpc(service: Service) -> AsyncIterator[None]:
+    """Listen on the tenants' gRPC ports while this block runs. Raises ConfigError."""
+    servers = []
+    try:
+        for name, tenant in service.config.tenants.items():
+            if tenant.grpc_port is not None:
+                from .grpc.server import GrpcServer  # It need not be installed.
+
+                servers.append(GrpcServer(service, name))
+                await servers[-1].start()
+        yield
+    finally:
+        await asyncio.gather(*(server.stop() for server in servers))
 
 
 def _in_lines(send: Send) -> Send:

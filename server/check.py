@@ -272,7 +272,8 @@ def _share(granules: tuple[int, ...] | None) -> str:
 
 def _access(tenant: TenantConfig) -> str:
     access = "keys" if tenant.keys_sha256 else "no keys: anyone may call it"
-    return f"{access}, port {tenant.port}" if tenant.port else access
+    ports = {"port": tenant.port, "gRPC port": tenant.grpc_port}
+    return ", ".join([access, *(f"{kind} {port}" for kind, port in ports.items() if port)])
 
 
 def _memory(tenant: TenantConfig) -> str:

@@ -1,4 +1,4 @@
-"""The errors that a request can be answered with, and the only table from exception to HTTP status."""
+"""The errors that a request can be answered with, and the only table from exception to status, of HTTP and of gRPC."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,34 +89,36 @@ class ClientGone(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The status of an error response, its headers besides the usual ones, and the text of `{"error": ...}`."""
+    """An error response: its HTTP status, the name of its gRPC status, its text, and HTTP headers besides the usual ones."""
 
     status: int
+    code: str
     text: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-_STATUSES: dict[type[Exception], int] = {
-    BadRequest: 400,
-    TensorMismatch: 400,
-    ClientGone: 400,
-    Unauthorized: 401,
-    NotFound: 404,
-    WrongMethod: 405,
-    TooSlow: 408,
-    Conflict: 409,
-    DoesNotFit: 409,
-    TooLarge: 413,
-    UnsupportedEncoding: 415,
-    Misdirected: 421,
-    QueueFull: 429,
-    Outgrown: 500,
-    Failed: 500,
-    EngineError: 500,
-    PartitionError: 500,
-    Unavailable: 503,
-    DeadlineExceeded: 504,
+_STATUSES: dict[type[Exception], tuple[int, str]] = {
+    BadRequest: (400, "INVALID_ARGUMENT"),
+    TensorMismatch: (400, "INVALID_ARGUMENT"),
+    ClientGone: (400, "CANCELLED"),
+    Unauthorized: (401, "UNAUTHENTICATED"),
+    NotFound: (404, "NOT_FOUND"),
+    WrongMethod: (405, "UNIMPLEMENTED"),
+    TooSlow: (408, "DEADLINE_EXCEEDED"),
+    Conflict: (409, "FAILED_PRECONDITION"),
+    DoesNotFit: (409, "FAILED_PRECONDITION"),
+    TooLarge: (413, "INVALID_ARGUMENT"),
+    UnsupportedEncoding: (415, "UNIMPLEMENTED"),
+    Misdirected: (421, "PERMISSION_DENIED"),
+    QueueFull: (429, "RESOURCE_EXHAUSTED"),
+    Outgrown: (500, "INTERNAL"),
+    Failed: (500, "INTERNAL"),
+    EngineError: (500, "INTERNAL"),
+    PartitionError: (500, "INTERNAL"),
+    Unavailable: (503, "UNAVAILABLE"),
+    DeadlineExceeded: (504, "DEADLINE_EXCEEDED"),
 }
+"""The HTTP status and the name of the gRPC status of each error."""
 
 _HEADERS: dict[int, dict[str, str]] = {
     401: {"www-authenticate": "Bearer"},
@@ -130,12 +132,16 @@ _HEADERS: dict[int, dict[str, str]] = {
 
 def status_of(error: BaseException) -> int:
     """The HTTP status for an exception: that of its nearest base class in the table, else 500."""
-    return next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), 500)
+    return _statuses(error)[0]
+
+
+def _statuses(error: BaseException) -> tuple[int, str]:
+    return next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), (500, "INTERNAL"))
 
 
 def answer(error: Exception, request_id: str) -> Answer:
     """The error response for an exception. The text of an exception that is not in the table goes to the log only."""
-    status = status_of(error)
+    status, code = _statuses(error)
     headers = dict(_HEADERS.get(status, {}))
     if isinstance(error, Ambiguous):
         headers["connection"] = "close"
@@ -145,4 +151,4 @@ def answer(error: Exception, request_id: str) -> Answer:
     if status == 500:
         text = f"{text} (request {request_id})"
         headers["x-request-id"] = request_id
-    return Answer(status, text, headers)
+    return Answer(status, code, text, headers)

@@ -2,9 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -15,10 +13,10 @@ from pydantic import Field
 from engines import TensorSpec
 
 from .. import __version__
-from ..config.schema import TenantConfig
 from ..errors import NotFound, Unavailable
+from ..protocol.extensions import EXTENSIONS
 from ..protocol.json_document import Object, flag, short
-from ..repository.model_repository import Repository
+from ..repository.model_repository import names_for
 from ..tenants.catalog import ServedModel
 from ..tenants.service import Tenant
 from . import schemas
@@ -27,15 +25,6 @@ from .dependencies import ServiceDep, TenantDep
 from .framework import json_response
 from .openapi import errors, operation_id, request_body
 
-EXTENSIONS = [
-    "binary_tensor_data",
-    "classification",
-    "model_configuration",
-    "model_repository",
-    "parameters",
-    "schedule_policy",
-    "statistics",
-]
 _SERVER: list[str | Enum] = ["Server"]
 _MODELS: list[str | Enum] = ["Models"]
 _REPOSITORY: list[str | Enum] = ["Repository"]
@@ -162,16 +151,9 @@ async def index(tenant: TenantDep, service: ServiceDep, request: Request) -> Res
     if flag(await read_object(request, tenant.uploads), "ready", ""):
         entries = [entry for entry in tenant.catalog.index() if entry.state == "READY"]
     else:
-        there = await asyncio.to_thread(_list_repository, tenant.config, service.config.models.repository)
+        there = await asyncio.to_thread(names_for, tenant.config, service.config.models.repository)
         entries = tenant.catalog.index(there, tenant.config.models)
     return json_response([entry.as_json() for entry in entries])
-
-
-def _list_repository(tenant: TenantConfig, repository: Path) -> list[str] | None:
-    """The models in the repository that a tenant may call; None if the repository cannot be read. Blocks."""
-    with suppress(OSError):
-        return [name for name in Repository(repository, {}).names() if tenant.may_call(name)]
-    return None
 
 
 def _find(tenant: Tenant, name: str, version: str | None) -> ServedModel:

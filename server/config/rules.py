@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
+
+from partitions.installing import install_command
 
 from .schema import ServerConfig, share_problem
 from .tables import KeyPath, dotted, nearest
@@ -72,10 +75,14 @@ def _ports(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Pr
     """A port belongs to one socket; ports and cores are given only to HTTP processes that exist."""
     owners: dict[object, KeyPath] = {server.get("port", ServerConfig().port): ("server", "port")}
     for name in tenants:
-        tenant, path = _table(tenants, name), ("tenants", name, "port")
-        port = tenant.get("port")
-        if type(port) is int and (owner := owners.setdefault(port, path)) != path:
-            yield path, f"{port} is also {dotted(owner)}; each listens on a port of its own"
+        tenant = _table(tenants, name)
+        for key in ("port", "grpc_port"):
+            port, path = tenant.get(key), ("tenants", name, key)
+            if type(port) is int and (owner := owners.setdefault(port, path)) != path:
+                yield path, f"{port} is also {dotted(owner)}; each listens on a port of its own"
+        if "grpc_port" in tenant and find_spec("grpc") is None:
+            command = install_command("grpc")
+            yield ("tenants", name, "grpc_port"), f"gRPC is not installed; install it with `{command}`, or leave it out"
         for key in ("port", "front_cores") if server.get("fronts") == "inline" else ():
             if key in tenant:
                 yield ("tenants", name, key), _NO_PROCESS

@@ -59,11 +59,13 @@ class ServerConfig(Section, frozen=True):
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port to listen on; 0 takes any that is free.")
     max_body: Size = Field(
         default=64 * 2**20,
-        description="Largest request body, also after gzip or deflate is unpacked. Larger ones are refused with 413.",
+        description="Largest request body or gRPC message, also after gzip or deflate is unpacked. Larger ones are refused "
+        "with 413.",
     )
     max_json_tensor: Size = Field(
         default=2**20,
-        description="Most JSON in one request; more is refused with 413. Send large tensors in binary form.",
+        description="Most JSON in one request, or over gRPC all but its raw tensors; more is refused with 413. Send large "
+        "tensors in binary form.",
     )
     max_string_elements: int = Field(
         default=2**18,
@@ -309,6 +311,14 @@ class TenantConfig(Section, frozen=True):
         examples=[8001],
         description="A second port, which leads straight to this tenant's HTTP process, for firewalls. Requests there name "
         "the tenant by key, X-Tenant or `default_tenant`; those of other tenants are refused with 421.",
+    )
+    grpc_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        examples=[8101],
+        description="A port on which this tenant is served over gRPC, for which `greenlane[grpc]` has to be installed. Calls "
+        "name the tenant by the same rules as requests over HTTP, in metadata; those of other tenants are refused.",
     )
     front_cores: Cores | None = Field(
         default=None,

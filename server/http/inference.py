@@ -1,17 +1,16 @@
 """One inference request from its headers to its reply, independent of how its body arrives and how the reply is sent."""
 
 import asyncio
-import logging
 import time
-import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import orjson
 
-from ..errors import BadRequest, Failed, TooLarge, Unavailable, answer
+from ..errors import BadRequest, TooLarge, Unavailable
 from ..inference.inference import Inference
+from ..inference.refusals import refuse
 from ..link.messages import Done
 from ..link.slots import SMALLEST
 from ..protocol.arriving_body import ArrivingBody
@@ -22,8 +21,6 @@ from ..protocol.response import InferResponse, Written, is_long, write_long
 from ..protocol.time_slices import Returned, Steps
 from ..tenants.service import Tenant
 from .exchange import Headers, Reply
-
-log = logging.getLogger("greenlane.infer")
 
 CLOSE = (b"connection", b"close")
 """The header of an answer after which the connection is closed."""
@@ -234,12 +231,7 @@ def success(outcome: Success) -> Reply:
 
 def refusal(error: Exception, target: Target | None) -> Reply:
     """The reply to a refused or failed request, with `target` if it was determined; logs errors of status 500."""
-    request_id = uuid.uuid4().hex
-    reply = answer(error, request_id)
-    if reply.status == 500:
-        unexpected = error if not isinstance(error, Failed) else None
-        tenant = target.tenant.name if target else "-"
-        log.error("%s", error, exc_info=unexpected, extra={"tenant": tenant, "request_id": request_id})
+    reply = refuse(error, target.tenant.name if target else None)
     fields = [(b"content-type", b"application/json")]
     fields += [(name.encode(), value.encode()) for name, value in reply.headers.items()]
     if isinstance(error, Unavailable) and target and target.tenant.lane.refusing:

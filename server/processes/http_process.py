@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import uvloop
@@ -27,13 +27,16 @@ from ..http.paths import is_infer
 from ..link import ring as links
 from ..link.ring import Descriptors
 from ..tenants.service import Service, Tenant, open_tenant, publish, report
-from . import handoff, messages, proxy
+from . import handoff, messages, proxy, spawn
 from .descriptors import DescriptorReceiver
 from .handoff import Handoff
 from .process_setup import set_up
 from .routing import SHARED, UNAUTHENTICATED, process_for
 from .rpc import Channel
 from .uvicorn_server import Server
+
+if TYPE_CHECKING:
+    from ..grpc.server import GrpcServer
 
 log = logging.getLogger("greenlane.processes")
 
@@ -101,6 +104,7 @@ class HttpProcess:
         self._tenant: Tenant | None = None
         self._service = Service(arguments.config, [])
         self._tasks: set[asyncio.Task[None]] = set()
+        self._grpc: GrpcServer | None = None
         self._server = Server(self._uvicorn())
         if arguments.name in (SHARED, UNAUTHENTICATED):
             self._server.server_state.connections = Connections(min(MAX_SHARED_CONNECTIONS, descriptor_limit()))  # type: ignore[assignment]
@@ -120,11 +124,28 @@ class HttpProcess:
         arguments.handoff.setblocking(False)
         loop.add_reader(arguments.handoff.fileno(), self._on_handoff)
         self._spawn(self._exit_with_device_process())
+        self._grpc = await self._serve_grpc()
         await self._server.serve(arguments.listeners)
+        await self._stop_grpc()
 
     def cancel(self, slot: int, serial: int) -> None:
         """Ask the worker to stop a ticket; see `Control`."""
         self._channel.notify(messages.CancelTicket(slot, serial))
+
+    async def _serve_grpc(self) -> "GrpcServer | None":
+        """Listen on the tenant's gRPC port, if it has one."""
+        if not self._tenant or self._tenant.config.grpc_port is None:
+            return None
+        from ..grpc.server import GrpcServer  # It takes a tenth of a second and 20 MB, and need not be installed.
+
+        grpc = GrpcServer(self._service, self._tenant.name, shares_port=True)
+        await grpc.start()
+        return grpc
+
+    async def _stop_grpc(self) -> None:
+        """Stop it, or wait until it has stopped."""
+        if self._grpc:
+            await self._grpc.stop()
 
     def _uvicorn(self) -> uvicorn.Config:
         infer = Infer(lambda: self._service)
@@ -259,6 +280,8 @@ class HttpProcess:
             os.sched_setaffinity(0, message.cores)
         except OSError as error:
             log.warning("the HTTP process cannot run on cores %s: %s", sorted(message.cores), error.strerror)
+        else:
+            spawn.set_own_affinity(message.cores)  # gRPC's threads as well.
 
     def _set_state(self, message: messages.SetState) -> None:
         loaded = self._service.state == "starting" and message.state in ("serving", "incomplete")
@@ -310,6 +333,7 @@ class HttpProcess:
             while self._receive_next():
                 pass
         self._server.should_exit = True
+        self._spawn(self._stop_grpc())
 
 
 def main(arguments: ProcessArguments) -> None:

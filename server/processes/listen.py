@@ -3,8 +3,11 @@
 import errno
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from typing import Any
+
+from ..config.tables import dotted
 
 _BACKLOG = 2048
 
@@ -25,17 +28,34 @@ def listen(host: str, port: int, tenant_ports: Mapping[str, int]) -> tuple[list[
     return common, own
 
 
+def reserve(host: str, grpc_ports: Mapping[str, int]) -> list[socket.socket]:
+    """Sockets that hold tenants' gRPC ports for their processes, which open sockets of their own. Raises CannotListen.
+
+    Nothing is accepted on these. They share the ports, with programs of the same user only.
+    """
+    with ExitStack() as opened:
+        held: list[socket.socket] = []
+        for name, port in grpc_ports.items():
+            remedy = f"choose another as {dotted(('tenants', name, 'grpc_port'))}"
+            with ExitStack() as tried:  # To share a port would succeed where another server shares it too.
+                _open(tried, host, port, remedy)
+            held += _open(opened, host, port, remedy, _shared)
+        opened.pop_all()
+    return held
+
+
 def url(listener: socket.socket) -> str:
     """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _open(opened: ExitStack, host: str, port: int, remedy: str) -> list[socket.socket]:
+def _open(
+    opened: ExitStack, host: str, port: int, remedy: str, make: Callable[[int, tuple[Any, ...]], socket.socket] | None = None
+) -> list[socket.socket]:
+    make = make or _listener
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
-        return [opened.enter_context(_listener(family, address)) for family, address in addresses]
+        return [opened.enter_context(make(family, address)) for family, address in _resolve(host, port)]
     except socket.gaierror as error:
         text = f"cannot listen on {host}:{port}: {_reason(error)}; choose another --host, or server.host"
         raise CannotListen(text) from error
@@ -43,21 +63,39 @@ def _open(opened: ExitStack, host: str, port: int, remedy: str) -> list[socket.s
         raise CannotListen(f"cannot listen on {host}:{port}: {_reason(error)}; {remedy}") from error
 
 
-def _listener(family: int, address: object) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
+def _resolve(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
+    """The family and address of each socket that listens on a host."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
+    listener = _bound(family, address, socket.SO_REUSEADDR)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            # "::" means every address of this machine, those of IPv4 as well.
-            every = isinstance(address, tuple) and address[0] == "::"
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not every)
-        listener.bind(address)  # type: ignore[arg-type]
         listener.listen(_BACKLOG)
         listener.setblocking(False)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def _shared(family: int, address: tuple[Any, ...]) -> socket.socket:
+    return _bound(family, address, socket.SO_REUSEPORT)
+
+
+def _bound(family: int, address: tuple[Any, ...], option: int) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+        if family == socket.AF_INET6:
+            # "::" means every address of this machine, those of IPv4 as well.
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        bound.bind(address)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
 
 
 def _reason(error: OSError) -> str:

@@ -5,6 +5,7 @@ number the size of the longest string beside it.
 """
 
 import math
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn
 
@@ -38,7 +39,8 @@ def from_json(entry: Object, declared: InputDeclaration) -> Array | bytes:
     data = entry["data"]
     if type(data) is not list and not isinstance(data, np.ndarray):
         refuse(f"{declared.where}data", data, "an array")
-    return to_wire(data, declared) if declared.spec.datatype.kind == "bytes" else to_array(data, declared)
+    convert: Callable[[Any, InputDeclaration], Array | bytes] = to_wire if declared.spec.datatype.kind == "bytes" else to_array
+    return convert(data, declared)
 
 
 def to_array(data: "list[Any] | Array", declared: InputDeclaration) -> Array:

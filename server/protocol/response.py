@@ -100,7 +100,7 @@ def encode(
             outputs.append(_classified(spec, known, binary, tensors))
             continue
         data = slot.view[offset : offset + nbytes]
-        outer = _outer_shape(spec, shape) if spec.form else shape
+        outer = outer_shape(spec, shape) if spec.form else shape
         entry: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype.name, "shape": outer}
         if binary:
             entry["parameters"] = {"binary_data_size": nbytes}
@@ -117,7 +117,7 @@ def encode(
     return InferResponse(document, tensors, len(document))
 
 
-def _outer_shape(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
+def outer_shape(spec: TensorSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape that clients see of an output that the configuration reshapes."""
     outer = spec.form and spec.form.outward(shape)
     if outer is None:

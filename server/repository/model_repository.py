@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..config.schema import ModelOptions
+from ..config.schema import ModelOptions, TenantConfig
 from ..config.tables import dotted
 from ..protocol.json_document import short
 from .model_config import ConfigRefused, ModelConfig, from_json, parse
@@ -257,3 +257,10 @@ def _warnings(name: str, skipped: list[str], config: ModelConfig) -> tuple[str, 
 
 def _refused(name: str, reason: str) -> Listing:
     return Listing(name, problems=(Problem("", reason),))
+
+
+def names_for(tenant: TenantConfig, repository: Path) -> list[str] | None:
+    """The models in a repository that a tenant may call; None if it cannot be read. Blocks."""
+    with suppress(OSError):
+        return [name for name in Repository(repository, {}).names() if tenant.may_call(name)]
+    return None

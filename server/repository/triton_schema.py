@@ -1,15 +1,16 @@
 """Triton's model configuration as a protobuf message, and which of its fields have no effect here.
 
-The schema is built in code, because a generated file would need Triton's sources. Names, numbers and order are those of
-https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto, except that nested messages are not
-nested here.
+The schema is a table (see `server.protocol.protobuf`), because a generated file would need Triton's sources. Names, numbers
+and order are those of https://github.com/triton-inference-server/common/blob/main/protobuf/model_config.proto, except that
+nested messages are not nested here.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
+
+from ..protocol.protobuf import message_classes
 
 _ENUMS = {
     "DataType": (
@@ -29,8 +30,6 @@ _ENUMS = {
     "ControlKind": "CONTROL_SEQUENCE_START CONTROL_SEQUENCE_READY CONTROL_SEQUENCE_END CONTROL_SEQUENCE_CORRID",
 }
 
-# Label, type, name and number. The type of a map is those of its keys and its values. A message has at most one of the
-# fields labelled `oneof`.
 _MESSAGES = {
     "ModelConfig": (
         "optional string name 1",
@@ -300,46 +299,5 @@ def _entry(field: FieldDescriptor) -> FieldDescriptor | None:
     return kind.fields_by_name["value"] if kind and kind.GetOptions().map_entry else None
 
 
-def _message_class() -> Any:
-    """The protobuf class, in a separate pool, because Triton's generated class may be loaded in this process too."""
-    file = descriptor_pb2.FileDescriptorProto(name="model_config.proto", package="inference", syntax="proto2")
-    for name, values in _ENUMS.items():
-        enum = file.enum_type.add(name=name)
-        for number, value in enumerate(values.split()):
-            enum.value.add(name=value, number=number)
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field in fields:
-            _add_field(message, *field.split())
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("inference.ModelConfig"))
-
-
-def _add_field(message: descriptor_pb2.DescriptorProto, label: str, kind: str, name: str, number: str) -> None:
-    field = message.field.add(name=name, number=int(number))
-    field.label = field.LABEL_REPEATED if label in ("repeated", "map") else field.LABEL_OPTIONAL
-    if label == "map":
-        kind = f"{message.name}.{_add_entry(message, kind, name)}"
-    if kind.islower():
-        field.type = field.Type.Value(f"TYPE_{kind.upper()}")
-    else:
-        field.type_name = f".inference.{kind}"
-    if label == "oneof":
-        field.oneof_index = 0
-        if not message.oneof_decl:
-            message.oneof_decl.add(name="choice")
-
-
-def _add_entry(message: descriptor_pb2.DescriptorProto, kinds: str, name: str) -> str:
-    """Add the message that protobuf requires for the entries of a map; return its name, which protobuf prescribes."""
-    key, _, kind = kinds.partition(":")
-    entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
-    entry.options.map_entry = True
-    _add_field(entry, "optional", key, "key", "1")
-    _add_field(entry, "optional", kind, "value", "2")
-    return entry.name
-
-
-MESSAGE = _message_class()
+MESSAGE = message_classes("inference", _MESSAGES, _ENUMS, syntax="proto2")["ModelConfig"]
 """The class of model configurations."""

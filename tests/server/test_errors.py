@@ -70,6 +70,30 @@ def test_an_unexpected_exception_is_500_without_its_text(error: Exception) -> No
     assert (answered.status, answered.text, answered.headers) == (500, "internal error (request r1)", {"x-request-id": "r1"})
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BadRequest("said"), "INVALID_ARGUMENT"),
+        (TensorMismatch("said"), "INVALID_ARGUMENT"),
+        (TooLarge("said"), "INVALID_ARGUMENT"),
+        (ClientGone("said"), "CANCELLED"),
+        (Unauthorized("said"), "UNAUTHENTICATED"),
+        (Misdirected("said"), "PERMISSION_DENIED"),
+        (NotFound("said"), "NOT_FOUND"),
+        (WrongMethod("One", "another"), "UNIMPLEMENTED"),
+        (QueueFull("said"), "RESOURCE_EXHAUSTED"),
+        (Unavailable("said"), "UNAVAILABLE"),
+        (DeadlineExceeded("said"), "DEADLINE_EXCEEDED"),
+        (TooSlow("said"), "DEADLINE_EXCEEDED"),
+        (Failed("said"), "INTERNAL"),
+        (ValueError(SECRET), "INTERNAL"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_error_has_a_status_of_grpc(error: Exception, code: str) -> None:
+    assert answer(error, "r1").code == code
+
+
 def test_a_wrong_method_names_the_right_one() -> None:
     answered = answer(WrongMethod("GET", "POST"), "r1")
     assert (answered.status, answered.text, answered.headers) == (405, "GET is not possible here; use POST", {"allow": "POST"})

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from server.config import rules
 from server.config.file import load, salvage
 from server.config.schema import Config, ConfigError, DeviceConfig, ModelOptions, ModelsConfig, ServerConfig, TenantConfig
 from server.processes import spawn
@@ -352,6 +353,28 @@ def test_a_port_belongs_to_one_socket(folder: Path) -> None:
         "tenants.globex.port: 8001 is also tenants.acme.port; each listens on a port of its own",
         "tenants.initech.port: 8000 is also server.port; each listens on a port of its own",
     ]
+
+
+def test_a_grpc_port_is_no_other_port(folder: Path) -> None:
+    globex = f"[tenants.globex]\n{ACME}grpc_port = 8001"
+    assert problems(folder, sections(tenants=ACME + "port = 8001\ngrpc_port = 8000") + globex) == [
+        "tenants.acme.grpc_port: 8000 is also server.port; each listens on a port of its own",
+        "tenants.globex.grpc_port: 8001 is also tenants.acme.port; each listens on a port of its own",
+    ]
+
+
+def test_a_grpc_port_without_grpc_is_refused_with_the_command_that_installs_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
+    assert problems(folder, sections(tenants=ACME + "grpc_port = 8101")) == [
+        "tenants.acme.grpc_port: gRPC is not installed; install it with `scripts/install grpc`, or leave it out"
+    ]
+
+
+def test_inline_http_serves_grpc_too(folder: Path) -> None:
+    config = load(write(folder, sections(server="fronts = 'inline'", tenants=ACME + "grpc_port = 8101")))
+    assert config.tenants["acme"].grpc_port == 8101
 
 
 def test_with_server_port_0_a_tenant_may_use_any_port(folder: Path) -> None:

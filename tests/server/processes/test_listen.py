@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from server.processes.listen import CannotListen, listen, url
+from server.processes.listen import CannotListen, listen, reserve, url
 
 LOOPBACK = "127.0.0.1"
 
@@ -63,6 +63,26 @@ def test_a_tenants_port_in_use_names_its_key_and_closes_the_others(stack: ExitSt
     port = taken(stack)
     with pytest.raises(CannotListen, match=r"choose another as tenants\.acme\.port"):
         listen(LOOPBACK, 0, {"acme": port})
+
+
+def test_a_reserved_port_may_be_listened_on_by_those_who_share_it_only(stack: ExitStack) -> None:
+    with socket.create_server((LOOPBACK, 0)) as free:
+        port = free.getsockname()[1]
+    (holder,) = reserve(LOOPBACK, {"acme": port})
+    stack.enter_context(holder)
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server((LOOPBACK, port))
+    server = stack.enter_context(socket.create_server((LOOPBACK, port), reuse_port=True))
+    for _ in range(8):  # Connections come to the one that listens; the other would keep or refuse some.
+        stack.enter_context(socket.create_connection((LOOPBACK, port)))
+        stack.enter_context(server.accept()[0])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_grpc_port_in_use_names_its_key_even_if_it_is_shared(stack: ExitStack, shared: bool) -> None:
+    port = stack.enter_context(socket.create_server((LOOPBACK, 0), reuse_port=shared)).getsockname()[1]
+    with pytest.raises(CannotListen, match=r"another program listens there; choose another as tenants\.acme\.grpc_port"):
+        reserve(LOOPBACK, {"acme": port})
 
 
 def test_an_unknown_host_is_reported_with_the_systems_text() -> None:

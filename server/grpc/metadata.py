@@ -1,0 +1,111 @@
+"""The service apart from inference: health, metadata, configuration, statistics, the repository index."""
+
+import asyncio
+from typing import Any
+
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError
+
+from engines import TensorSpec
+
+from .. import __version__
+from ..errors import BadRequest
+from ..protocol.extensions import EXTENSIONS
+from ..protocol.json_document import Object
+from ..repository.model_repository import names_for
+from ..repository.triton_schema import MESSAGE as ModelConfig
+from ..tenants.catalog import ServedModel
+from .front import Front
+from .messages import MESSAGES
+
+_SERVING, _NOT_SERVING = 1, 2
+
+
+class Metadata:
+    """Answers about the server, and about the models of the port's tenant. Belongs to the event loop."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def __repr__(self) -> str:
+        return f"<Metadata of {self._front!r}>"
+
+    async def health(self, _: Any) -> bytes:
+        """Check of `grpc.health.v1.Health`, for every service: as ServerReady."""
+        return _encoded("HealthCheckResponse", {"status": _NOT_SERVING if self._front.service.unready else _SERVING})
+
+    async def live(self, _: Any) -> bytes:
+        """ServerLive."""
+        return _encoded("ServerLiveResponse", {"live": True})
+
+    async def ready(self, _: Any) -> bytes:
+        """ServerReady: false where HTTP answers 503."""
+        return _encoded("ServerReadyResponse", {"ready": not self._front.service.unready})
+
+    async def server(self, _: Any) -> bytes:
+        """ServerMetadata."""
+        return _encoded("ServerMetadataResponse", {"name": "greenlane", "version": __version__, "extensions": EXTENSIONS})
+
+    async def model_ready(self, context: Any) -> bytes:
+        """ModelReady."""
+        await self._model(context, "ModelReadyRequest")
+        return _encoded("ModelReadyResponse", {"ready": True})
+
+    async def model(self, context: Any) -> bytes:
+        """ModelMetadata."""
+        served = await self._model(context, "ModelMetadataRequest")
+        answer: Object = {
+            "name": served.name,
+            "versions": self._front.tenant(context).catalog.versions(served.name)[::-1],
+            "platform": served.platform,
+            "inputs": [_tensor(spec) for spec in served.signature.inputs],
+            "outputs": [_tensor(spec) for spec in served.signature.outputs],
+        }
+        return _encoded("ModelMetadataResponse", answer)
+
+    async def config(self, context: Any) -> bytes:
+        """ModelConfig."""
+        served = await self._model(context, "ModelConfigRequest")
+        config = ParseDict(served.config, ModelConfig())
+        answer: bytes = MESSAGES["ModelConfigResponse"](config=config.SerializeToString()).SerializeToString()
+        return answer
+
+    async def statistics(self, context: Any) -> bytes:
+        """ModelStatistics: of all models where none is named, of all versions where none is."""
+        tenant, request = self._front.tenant(context), await self._request(context, "ModelStatisticsRequest")
+        served = tenant.catalog.served()
+        if request.name:
+            first = tenant.catalog.find(request.name, request.version or None)
+            served = [first] if request.version else [each for each in served if each.name == request.name]
+        found = [{"name": s.name, "version": s.version, **s.statistics.as_json()} for s in served]
+        return _encoded("ModelStatisticsResponse", {"model_stats": found})
+
+    async def index(self, context: Any) -> bytes:
+        """RepositoryIndex."""
+        tenant, request = self._front.tenant(context), await self._request(context, "RepositoryIndexRequest")
+        if request.ready:
+            entries = [entry for entry in tenant.catalog.index() if entry.state == "READY"]
+        else:
+            there = await asyncio.to_thread(names_for, tenant.config, self._front.service.config.models.repository)
+            entries = tenant.catalog.index(there, tenant.config.models)
+        return _encoded("RepositoryIndexResponse", {"models": [entry.as_json() for entry in entries]})
+
+    async def _model(self, context: Any, kind: str) -> ServedModel:
+        tenant, request = self._front.tenant(context), await self._request(context, kind)
+        return tenant.catalog.find(request.name, request.version or None)
+
+    async def _request(self, context: Any, kind: str) -> Any:
+        """The message of a call whose tenant is known."""
+        try:
+            return MESSAGES[kind].FromString(await self._front.read(context))
+        except DecodeError as error:
+            raise BadRequest(f"the message is no {kind}: {error}") from error
+
+
+def _encoded(kind: str, fields: Object) -> bytes:
+    answer: bytes = ParseDict(fields, MESSAGES[kind]()).SerializeToString()
+    return answer
+
+
+def _tensor(spec: TensorSpec) -> Object:
+    return {"name": spec.name, "datatype": spec.datatype.name, "shape": list(spec.shape)}

@@ -1,0 +1,11 @@
+"""The extensions of the Open Inference Protocol that are served, under Triton's names."""
+
+EXTENSIONS = [
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+]

@@ -1,0 +1,488 @@
+"""A tenant's gRPC port over real sockets, through Triton's own client; the test plays the worker."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc.aio as triton
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from benchmarks.server_process import free_port
+from engines import DATATYPES, Signature, TensorSpec
+from server.config.schema import Config, ConfigError, ModelsConfig, ServerConfig, TenantConfig
+from server.grpc import front
+from server.grpc.server import STOP_SECONDS, GrpcServer
+from server.link import ring as links
+from server.link.messages import Done, Extent, Failure, Ticket
+from server.protocol.classification import Labels
+from server.tenants.auth import digest
+from server.tenants.catalog import ServedModel
+from server.tenants.service import SPARE_SLOTS, Service, open_tenant, slots
+
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+X = np.array([1, 2], np.float32)
+MAX_BODY = 1 << 20
+GLOBEX_KEY = "globex's key"
+
+
+class Cancelled:
+    """The slots whose tickets the device side was asked to cancel."""
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []
+
+    def cancel(self, slot: int, serial: int) -> None:
+        self.slots.append(slot)
+
+
+class Bench:
+    """The port of tenant `acme`, which has a model `m`; `work` answers its tickets."""
+
+    def __init__(self, config: Config, descriptors: links.Descriptors) -> None:
+        acme = config.tenants["acme"]
+        self.far = links.attach(descriptors)
+        self.far.tickets.open()
+        self.cancelled = Cancelled()
+        self.tenant = open_tenant(acme, links.attach(descriptors), self.cancelled)
+        self.served = ServedModel("m", "1", "m/1#1", SIGNATURE, "onnx", {}, labels=Labels({"y": b"one\ntwo\n"}))
+        self.tenant.catalog.put("m", [self.served], [])
+        self.service = Service(config, [self.tenant])
+        self.service.set_state("serving")
+        self.server = GrpcServer(self.service, "acme")
+        self.address = f"127.0.0.1:{acme.grpc_port}"
+        self.client = triton.InferenceServerClient(self.address)
+
+    def infer(self, x: np.ndarray[Any, Any] = X, model: str = "m", **options: Any) -> Awaitable[triton.InferResult]:
+        given = triton.InferInput("x", list(x.shape), "FP32").set_data_from_numpy(x)
+        return self.client.infer(model, [given], **options)
+
+    async def ticket(self) -> Ticket:
+        while not (ticket := self.far.tickets.poll()):
+            await asyncio.sleep(0)
+        return ticket
+
+    async def complete(self, ticket: Ticket, failure: Failure | None = None) -> None:
+        """Answer a ticket with its own input, or with a failure."""
+        outputs = () if failure else (Extent(ticket.shapes[0], 0, 4 * ticket.shapes[0][0]),)
+        self.far.completions.put(Done(ticket.slot, outputs, failure, 1, 2))
+        self.far.completions.ring()
+
+    async def answered(self, asked: Awaitable[Any], failure: Failure | None = None) -> Any:
+        """The answer to a call whose inference ends in this way."""
+        call = asyncio.ensure_future(asked)
+        await self.complete(await self.ticket(), failure)
+        return await call
+
+    async def released(self) -> None:
+        """Wait until no slot is in use."""
+        while self.tenant.lane.slots.statistics().used:
+            await asyncio.sleep(0)
+
+
+def configuration(port: int, **acme: Any) -> Config:
+    tenants = (
+        TenantConfig(name="acme", granules=1, models=("*",), grpc_port=port, **{"queue": 2, "in_flight": 1, **acme}),
+        TenantConfig(name="globex", granules=1, models=("*",), keys_sha256=(digest(GLOBEX_KEY),)),
+        TenantConfig(name="initech", granules=1, models=("*",), grpc_port=8199),
+    )
+    server = ServerConfig(default_tenant="acme", max_body=MAX_BODY, max_json_tensor=1 << 17)
+    models = ModelsConfig(repository=Path("/nowhere"))
+    return Config(server=server, models=models, tenants={each.name: each for each in tenants}, source="c.toml")
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    config = configuration(free_port())
+    descriptors = links.create(slots(config.tenants["acme"]), config.tenants["acme"].memory)
+    bench = Bench(config, descriptors)
+    bench.tenant.lane.open(asyncio.get_running_loop())
+    await bench.server.start()
+    yield bench
+    await bench.client.close()
+    await bench.server.stop()
+    bench.tenant.lane.close(asyncio.get_running_loop())
+    descriptors.close()
+
+
+async def refused(asked: Awaitable[Any]) -> tuple[str, str]:
+    """The status and text of a refused call."""
+    with pytest.raises(InferenceServerException) as refusal:
+        await asked
+    return str(refusal.value.status()).removeprefix("StatusCode."), refusal.value.message()
+
+
+async def test_an_inference_has_its_tensors_id_and_times(bench: Bench) -> None:
+    result = await bench.answered(bench.infer(request_id="7"))
+    assert result.as_numpy("y").tolist() == [1, 2]
+    assert (result.get_response().id, result.get_response().model_name, result.get_response().model_version) == ("7", "m", "1")
+    assert result.get_response().raw_output_contents == [X.tobytes()]
+    assert (bench.served.statistics.success.count, bench.tenant.lane.slots.statistics().used) == (1, 0)
+
+
+async def test_times_come_in_trailing_metadata_as_those_of_server_timing(bench: Bench) -> None:
+    channel = grpc.aio.insecure_channel(bench.address)
+    request = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[X.tobytes()])
+    request.inputs.add(name="x", datatype="FP32", shape=[2])
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(request.SerializeToString())
+    await bench.answered(call)
+    told = dict(await call.trailing_metadata())["server-timing"]
+    assert told.startswith("queue;dur=")
+    assert ", execute;dur=" in told
+    await channel.close()
+
+
+async def test_typed_contents_are_answered_in_raw_contents(bench: Bench) -> None:
+    request = service_pb2.ModelInferRequest(model_name="m")
+    request.inputs.add(name="x", datatype="FP32", shape=[2]).contents.fp32_contents.extend([3, 4])
+    answer = await bench.answered(bench.client._client_stub.ModelInfer(request))
+    assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == [3, 4]
+
+
+async def test_many_typed_values_are_converted_between_other_work(bench: Bench) -> None:
+    request = service_pb2.ModelInferRequest(model_name="m")
+    values = np.arange(30_000, dtype=np.float32)
+    request.inputs.add(name="x", datatype="FP32", shape=[30_000]).contents.fp32_contents.extend(values.tolist())
+    answer = await bench.answered(bench.client._client_stub.ModelInfer(request))
+    assert answer.raw_output_contents == [values.tobytes()]
+    assert repr(bench.tenant.uploads).startswith("<Uploads 0 on their way, 0 of ")
+
+
+async def test_classification_is_answered_in_texts(bench: Bench) -> None:
+    outputs = [triton.InferRequestedOutput("y", class_count=1)]
+    result = await bench.answered(bench.infer(outputs=outputs))
+    assert result.as_numpy("y").tolist() == [b"2.000000:1:two"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "text"),
+    [
+        ({"model": "n"}, "NOT_FOUND", "Request for unknown model: 'n' is not found"),
+        ({"model_version": "2"}, "NOT_FOUND", "Request for unknown model: 'm' version 2 is not found"),
+        ({"x": np.zeros((1, 2), np.float32)}, "INVALID_ARGUMENT", "input 'x': shape [1, 2] has 2 dimensions; expected 1"),
+        ({"outputs": [triton.InferRequestedOutput("z")]}, "INVALID_ARGUMENT", "outputs[0].name: the model has no output 'z'"),
+        (
+            {"parameters": {"mine": "1"}, "sequence_id": 3},
+            "INVALID_ARGUMENT",
+            "parameters.sequence_id: sequences are not served",
+        ),
+        ({"headers": {"x-tenant": "nobody"}}, "UNAUTHENTICATED", "X-Tenant: there is no tenant 'nobody'"),
+        ({"headers": {"authorization": "Bearer no"}}, "UNAUTHENTICATED", "Authorization: no tenant has this key"),
+        (
+            {"headers": {"authorization": f"Bearer {GLOBEX_KEY}"}},
+            "PERMISSION_DENIED",
+            "this port belongs to tenant 'acme'; send requests of 'globex' over HTTP; it has no grpc_port",
+        ),
+        (
+            {"headers": {"x-tenant": "initech"}},
+            "PERMISSION_DENIED",
+            "this port belongs to tenant 'acme'; send requests of 'initech' on 8199, its own port",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isupper() else "",
+)
+async def test_a_refusal_has_https_text_and_a_status_of_grpc(
+    bench: Bench, asked: dict[str, Any], status: str, text: str
+) -> None:
+    came, said = await refused(bench.infer(**asked))
+    assert came == status
+    assert text in said
+    assert bench.tenant.lane.slots.statistics().used == 0
+
+
+async def test_a_failure_of_the_model_has_a_request_id_that_is_in_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "greenlane.infer"):
+        status, text = await refused(bench.answered(bench.infer(), Failure("raised", "no")))
+    (record,) = caplog.records
+    assert (status, text) == ("INTERNAL", f"the model raised: no (request {record.request_id})")  # type: ignore[attr-defined]
+    assert bench.served.statistics.failures == {"BACKEND": 1}
+
+
+async def test_an_error_that_nobody_expected_keeps_its_text_to_the_log(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bench.tenant.lane, "check_room", lambda: 1 / 0)
+    status, text = await refused(bench.infer())
+    assert status == "INTERNAL"
+    assert text.startswith("internal error (request ")
+
+
+async def test_a_long_text_is_shortened_so_that_every_client_can_read_it(bench: Bench) -> None:
+    status, text = await refused(bench.infer(model="n" * 20_000))
+    assert status == "NOT_FOUND"
+    assert len(text) < 2100
+
+
+async def test_repeated_credentials_are_ambiguous(bench: Bench) -> None:
+    channel = grpc.aio.insecure_channel(bench.address)
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelReady")
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await call(b"", metadata=(("x-tenant", "acme"), ("x-tenant", "globex")))
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert refusal.value.details() == "X-Tenant: given 2 times; expected once"
+    await channel.close()
+
+
+async def test_the_shorter_of_timeout_and_the_calls_deadline_is_the_tickets(bench: Bench) -> None:
+    now = asyncio.get_running_loop().time()
+    for options, seconds in [({"timeout": 50_000_000}, 50), ({"client_timeout": 20.0, "timeout": 50_000_000}, 20)]:
+        call = asyncio.ensure_future(bench.infer(**options))
+        ticket = await bench.ticket()
+        assert seconds - 1 < ticket.deadline - now < seconds + 5
+        await bench.complete(ticket)
+        await call
+
+
+async def test_a_timeout_that_passes_is_answered_at_that_moment(bench: Bench) -> None:
+    status, text = await refused(bench.infer(timeout=1000))
+    assert status == "DEADLINE_EXCEEDED"
+    assert text == "Request timeout expired: 1000 microseconds (parameters.timeout) passed"
+    assert bench.tenant.lane.statistics().expired == 1
+
+
+async def test_a_call_whose_deadline_passes_is_stopped_and_counted_as_expired(bench: Bench) -> None:
+    status, _ = await refused(bench.infer(client_timeout=0.2))
+    assert status == "DEADLINE_EXCEEDED"
+    ticket = await bench.ticket()
+    while not bench.cancelled.slots:
+        await asyncio.sleep(0)
+    assert bench.cancelled.slots == [ticket.slot]
+    await bench.complete(ticket, Failure("cancelled", ""))
+    await bench.released()
+    assert bench.served.statistics.failures == {"REJECTED": 1}
+    assert bench.tenant.lane.statistics().expired == 1
+
+
+async def test_a_cancelled_call_stops_its_inference(bench: Bench) -> None:
+    call = asyncio.ensure_future(bench.infer())
+    ticket = await bench.ticket()
+    call.cancel()
+    while not bench.cancelled.slots:
+        await asyncio.sleep(0)
+    await bench.complete(ticket, Failure("cancelled", ""))
+    await bench.released()
+    assert bench.served.statistics.failures == {"CANCELED": 1}
+
+
+async def test_a_flood_is_refused_before_its_tensors_arrive(bench: Bench) -> None:
+    calls = [asyncio.ensure_future(bench.infer()) for _ in range(3)]
+    ticket = await bench.ticket()
+    while bench.tenant.lane.statistics().waiting < 2:
+        await asyncio.sleep(0)
+    channel = grpc.aio.insecure_channel(bench.address)
+    flooding = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")()  # Sends no message at all.
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await flooding
+    assert refusal.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "Exceeds maximum queue size" in str(refusal.value.details())
+    assert bench.tenant.lane.statistics().rejected == 1
+    await channel.close()
+    await bench.complete(ticket)
+    for _ in range(2):
+        await bench.complete(await bench.ticket())
+    await asyncio.gather(*calls)
+
+
+async def test_too_many_calls_at_a_time_are_refused(bench: Bench) -> None:
+    channel = grpc.aio.insecure_channel(bench.address)
+    call = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+    calls = [asyncio.ensure_future(call()) for _ in range(bench.tenant.config.queue + SPARE_SLOTS + 1)]  # Without a message.
+    (first,), _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+    refusal = first.exception()
+    assert isinstance(refusal, grpc.aio.AioRpcError)
+    assert refusal.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    await channel.close()
+    await asyncio.wait(calls)
+
+
+async def test_a_message_over_max_body_is_refused(bench: Bench) -> None:
+    status, text = await refused(bench.infer(np.zeros(MAX_BODY // 4 + 1, np.float32)))
+    assert status == "RESOURCE_EXHAUSTED"
+    assert f"vs. {MAX_BODY}" in text
+
+
+async def test_a_compressed_message_over_max_body_is_refused_uncompressed_too(bench: Bench) -> None:
+    status, text = await refused(bench.infer(np.zeros(16 * MAX_BODY // 4, np.float32), compression_algorithm="gzip"))
+    assert status == "RESOURCE_EXHAUSTED"
+    assert "larger than max" in text
+
+
+async def test_a_message_of_max_body_is_served_compressed_or_not(bench: Bench) -> None:
+    x = np.zeros(MAX_BODY // 4 - 64, np.float32)
+    for algorithm in (None, "gzip", "deflate"):
+        result = await bench.answered(bench.infer(x, compression_algorithm=algorithm))
+        assert result.as_numpy("y").nbytes == x.nbytes
+
+
+async def test_a_message_that_does_not_come_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "READ_SECONDS", 0.05)
+    channel = grpc.aio.insecure_channel(bench.address)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")()
+    assert refusal.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert refusal.value.details() == "the message did not come within 0.05 s"
+    await channel.close()
+
+
+async def test_a_call_without_a_message_is_refused(bench: Bench) -> None:
+    async def nothing() -> AsyncIterator[bytes]:
+        return
+        yield
+
+    channel = grpc.aio.insecure_channel(bench.address)
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")(nothing())
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    await channel.close()
+
+
+async def test_a_message_that_is_none_counts_as_invalid(bench: Bench) -> None:
+    channel = grpc.aio.insecure_channel(bench.address)
+    for method in ("ModelInfer", "ModelReady"):
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff")
+        assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert f"the message is no {method}Request: " in str(refusal.value.details())
+    assert bench.tenant.lane.statistics().invalid == 1
+    await channel.close()
+
+
+async def test_a_stream_answers_each_request_in_order_with_its_error_if_it_has_one(bench: Bench) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        for index, name in enumerate(("m", "n", "m")):
+            given = triton.InferInput("x", [2], "FP32").set_data_from_numpy(X + index)
+            yield {"model_name": name, "inputs": [given], "request_id": str(index), "enable_empty_final_response": True}
+
+    answers = bench.client.stream_infer(requests())
+    result, error = await bench.answered(anext(answers))
+    assert (error, result.as_numpy("y").tolist(), result.get_response().id) == (None, [1, 2], "0")
+    assert result.get_response().parameters["triton_final_response"].bool_param
+    assert str((await anext(answers))[1]) == "Request for unknown model: 'n' is not found"
+    result, error = await bench.answered(anext(answers))
+    assert (error, result.as_numpy("y").tolist(), result.get_response().id) == (None, [3, 4], "2")
+    with pytest.raises(StopAsyncIteration):
+        await anext(answers)
+
+
+async def test_a_cancelled_stream_stops_its_inference(bench: Bench) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "m", "inputs": [triton.InferInput("x", [2], "FP32").set_data_from_numpy(X)]}
+
+    answers = bench.client.stream_infer(requests())
+    first = asyncio.ensure_future(anext(answers))
+    ticket = await bench.ticket()
+    answers.cancel()
+    while not bench.cancelled.slots:
+        await asyncio.sleep(0)
+    await bench.complete(ticket, Failure("cancelled", ""))
+    await bench.released()
+    first.cancel()
+
+
+async def test_an_error_in_a_stream_has_the_id_of_its_request(bench: Bench) -> None:
+    channel = grpc.aio.insecure_channel(bench.address)
+    stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+    for message, identifier in (
+        (service_pb2.ModelInferRequest(model_name="n", id="7").SerializeToString(), "7"),
+        (b"\xff", ""),
+    ):
+        await stream.write(message)
+        answer = service_pb2.ModelStreamInferResponse.FromString(await stream.read())
+        assert answer.error_message
+        assert answer.infer_response.id == identifier
+    await stream.done_writing()
+    assert await stream.read() == grpc.aio.EOF
+    await channel.close()
+
+
+async def test_more_streams_than_messages_may_arrive_are_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.server._front, "readers", 3)
+    channel = grpc.aio.insecure_channel(bench.address)
+    call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+    streams = [call() for _ in range(3)]
+    for each in streams:
+        await each.write(service_pb2.ModelInferRequest(model_name="n").SerializeToString())
+        assert await each.read()  # It is open.
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await call().read()
+    assert refusal.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "3 streams are open" in str(refusal.value.details())
+    for each in streams:
+        await each.done_writing()
+        assert await each.read() == grpc.aio.EOF
+    await channel.close()
+
+
+async def test_idle_streams_end_at_once_when_the_server_stops(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    channel = grpc.aio.insecure_channel(bench.address)
+    stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+    await stream.write(service_pb2.ModelInferRequest(model_name="n").SerializeToString())
+    assert await stream.read()
+    began = time.monotonic()
+    await bench.server.stop()
+    assert time.monotonic() - began < STOP_SECONDS
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await stream.read()
+    assert (refusal.value.code(), refusal.value.details()) == (grpc.StatusCode.UNAVAILABLE, "the server is stopping")
+    await channel.close()
+    assert caplog.records == []
+
+
+async def test_health_needs_no_tenant_and_no_message(bench: Bench) -> None:
+    for state, ready in (("serving", True), ("draining", False)):
+        bench.service.set_state(state)  # type: ignore[arg-type]
+        nobody = {"x-tenant": "nobody"}
+        assert await bench.client.is_server_live(headers=nobody)
+        assert await bench.client.is_server_ready(headers=nobody) == ready
+        channel = grpc.aio.insecure_channel(bench.address)
+        answer = await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+        assert answer == (b"\x08\x01" if ready else b"\x08\x02")
+        await channel.close()
+    metadata = await bench.client.get_server_metadata(headers={"x-tenant": "nobody"})
+    assert metadata.name == "greenlane"
+    assert "statistics" in metadata.extensions
+
+
+async def test_a_suspended_tenant_is_unavailable(bench: Bench) -> None:
+    call = asyncio.ensure_future(bench.infer())
+    await bench.ticket()
+    bench.tenant.suspend("its worker is being restarted")
+    assert await refused(call) == ("UNAVAILABLE", "its worker is being restarted")
+    assert await refused(bench.infer()) == ("UNAVAILABLE", "its worker is being restarted")
+
+
+@pytest.mark.parametrize(
+    ("method", "instead"),
+    [
+        ("load_model", "POST /v2/repository/models/NAME/load over HTTP"),
+        ("unregister_cuda_shared_memory", "raw_input_contents: shared memory is not served, since regions have no tenant"),
+    ],
+)
+async def test_other_methods_of_tritons_service_say_what_to_use(bench: Bench, method: str, instead: str) -> None:
+    status, text = await refused(getattr(bench.client, method)("m"))
+    assert status == "UNIMPLEMENTED"
+    assert text.endswith(f"is not possible here; use {instead}")
+
+
+async def test_a_port_in_use_is_refused_with_its_key(bench: Bench) -> None:
+    config = bench.service.config
+    with pytest.raises(ConfigError, match=r"^c\.toml: tenants\.acme\.grpc_port: cannot listen on 127\.0\.0\.1:"):
+        await GrpcServer(Service(config, []), "acme").start()
+
+
+async def test_an_accepted_call_is_answered_while_the_server_stops(bench: Bench) -> None:
+    call = asyncio.ensure_future(bench.infer())
+    ticket = await bench.ticket()
+    stopping = asyncio.ensure_future(bench.server.stop())
+    await bench.complete(ticket)
+    assert (await call).as_numpy("y").tolist() == [1, 2], "what was accepted is answered"
+    await stopping
