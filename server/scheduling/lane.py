@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..config.tables import dotted
 from ..errors import DeadlineExceeded, QueueFull, Unavailable
@@ -57,7 +57,7 @@ class Lane:
         self.refusing = self.suspended = ""
         self._scheduler = scheduler
         self._link = link
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Any = None  # Compiled code would check that `remove_reader` returns a bool; uvloop's does not.
         self._relinking = asyncio.Lock()
         self._cut_off = False
         self._canceller = canceller
@@ -86,8 +86,9 @@ class Lane:
         """Stop receiving completions, and cancel all timers."""
         self._set_batch_timer(None)
         self.deadlines.close()
+        if self._loop:
+            self._loop.remove_reader(self._link.completions.event)
         self._loop = None
-        loop.remove_reader(self._link.completions.event)
 
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
