@@ -25,10 +25,10 @@ class Calls:
         return f"<Calls, {len(self._tasks)} running>"
 
     def start(
-        self, head: Head, client: Any, received: Callable[[], int], on_reply: OnReply
+        self, head: Head, transport: Any, received: Callable[[], int], on_reply: OnReply
     ) -> "tuple[asyncio.Task[None], Callable[[bytes], None]]":
         """Begin to answer; the task, and what to call with the complete body. `received` returns how much of it has arrived."""
-        loop = asyncio.get_running_loop()
+        loop, client = asyncio.get_running_loop(), transport.get_extra_info("peername")
         body: asyncio.Future[bytes] = loop.create_future()
 
         async def read(limit: int, grow: Callable[[int], None] | None = None) -> bytes:

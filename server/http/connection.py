@@ -14,6 +14,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from ..errors import ClientGone, RequestError, TooSlow, Unavailable
+from ..protocol.arriving_body import ArrivingBody
 from ..tenants.model_changes import is_change
 from ..tenants.uploads import Uploads
 from . import asgi
@@ -23,7 +24,7 @@ from .connection_limits import Activity, Connections, connections
 from .exchange import Reply
 from .head import Head, could_be_direct
 from .infer import Infer
-from .inference import CLOSE, HttpInference, Outcome, refusal, success
+from .inference import CLOSE, HttpInference, Outcome, refusal
 from .reply_writer import ReplyWriter
 from .slot_reader import SlotReader
 from .strict import HEADER_TIMEOUT, HEADER_TIMEOUT_TEXT
@@ -129,15 +130,16 @@ class HttpConnection(asyncio.Protocol):
             self._answer_next()
         elif self._phase == READING_BODY:
             self._deliver_body()
-            if self._phase == READING_BODY and self._head and self._reader is not None and self._reader.active:
-                self._place_tensors(self._head)
+            self._place_tensors()
         elif len(self._buffer) > MAX_READ_AHEAD:
             self._transport.pause_reading()
 
-    def tensors_received(self) -> None:
-        """More of the current body has been received into its slot."""
-        self._active = True
-        self._deliver_body()
+    def body_received(self, body: ArrivingBody) -> None:
+        """The current body is complete, its tensors in their slot."""
+        self._active, self._phase, self._on_body = True, ANSWERING, None
+        self._end_upload()
+        if self._inference and self._head:
+            self._inference.begin_received(body, self._head.headers, self._on_done)
 
     def leave_slot(self, received: bytearray) -> None:
         """A complete request needs the slot: the body, of which this has been received, goes on arriving in the buffer."""
@@ -171,7 +173,8 @@ class HttpConnection(asyncio.Protocol):
         return Activity.RECEIVING if receiving else Activity.IDLE
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close this process's socket at once, without sending anything."""
+        self._closing = True
         self._transport.abort()
 
     def shutdown(self) -> None:
@@ -231,11 +234,11 @@ class HttpConnection(asyncio.Protocol):
         if not (head.is_plain_infer and self._may_begin()):
             return False
         if self._hand_off and self._hand_off(head, self._transport, data):
-            self._abandon()
+            self.abort()
             return True
         self._phase = ANSWERING
         if inference := self._admit(head):
-            inference.begin(data[len(head.data) :], head.headers, self._on_done)
+            inference.begin(data[len(head.data) :], head.headers, self._on_done, None, True)
         return True
 
     def _begin(self) -> bool:
@@ -252,15 +255,14 @@ class HttpConnection(asyncio.Protocol):
         if head is None or head.data != data:  # Most connections repeat the same head.
             head = self._head = Head(data)
         if self._hand_off and head.is_routable and self._hand_off(head, self._transport, self._buffer):
-            self._abandon()
+            self.abort()
             return False
         if not head.is_direct:
             self._fall_back()
             return False
         self._body_start, self._phase = end, READING_BODY
         if not head.is_plain_infer:
-            client = self._transport.get_extra_info("peername")
-            self._task, self._on_body = self._calls.start(head, client, self.received, self._finish)
+            self._task, self._on_body = self._calls.start(head, self._transport, self.received, self._finish)
         elif inference := self._admit(head):
             self._on_body = partial(inference.begin, headers=head.headers, on_done=self._on_done)
             if head.tensors_at >= 0:
@@ -272,17 +274,18 @@ class HttpConnection(asyncio.Protocol):
             try:
                 head.target.tenant.uploads.add(self, head.length)
                 self._uploads = head.target.tenant.uploads
-                self._place_tensors(head)
+                self._place_tensors()
             except RequestError as error:
                 self.refuse(error)
         return True
 
-    def _place_tensors(self, head: Head) -> None:
+    def _place_tensors(self) -> None:
         """Have the tensors of an incomplete body received straight into a slot, if there is one, once the JSON has arrived."""
-        if self._reader is not None and self._inference:
+        head, reader = self._head, self._reader
+        if self._phase == READING_BODY and reader is not None and reader.active and head and self._inference:
             if head.tensors_at < 0:
-                self._reader.stop()
-            elif self._reader.place(head, self._buffer, self._body_start, self._inference):
+                reader.stop()
+            elif reader.place(head, self._buffer, self._body_start, self._inference):
                 self._buffer = bytearray()
 
     def _admit(self, head: Head) -> HttpInference | None:
@@ -305,13 +308,6 @@ class HttpConnection(asyncio.Protocol):
 
     def _deliver_body(self) -> None:
         """Pass the body on if it is complete."""
-        reader, inference, head = self._reader, self._inference, self._head
-        if reader is not None and reader.body is not None and inference and head:
-            if (received := reader.take(head)) is not None:
-                self._on_body, self._phase = None, ANSWERING
-                self._end_upload()
-                inference.begin_received(received, head.headers, self._on_done)
-            return
         end = self._body_start + (self._head.length if self._head else 0)
         if len(self._buffer) >= end and self._on_body:
             body = bytes(memoryview(self._buffer)[self._body_start : end])
@@ -321,24 +317,35 @@ class HttpConnection(asyncio.Protocol):
             on_body(body)
 
     def _on_done(self, outcome: Outcome) -> None:
-        if head := self._head:
-            self._finish(head, refusal(outcome, head.target) if isinstance(outcome, Exception) else success(outcome))
+        head, inference = self._head, self._inference
+        if head is None or inference is None:
+            return
+        if isinstance(outcome, Exception):
+            self._finish(head, refusal(outcome, head.target))
+            return
+        self._inference, self._phase = None, READING_HEAD
+        if not self._transport.is_closing():
+            self._writer.write_success(outcome, self._closing, head.is_http_1_0)
+            if self._buffer:
+                inference.return_slot()  # The next request may need it, before this one's owner returns it.
+            self._go_on()
 
     def _finish(self, head: Head, reply: Reply) -> None:
         """Write the reply to the current request, and go on to the next one."""
         body_incomplete, unread, self._phase = self._phase == READING_BODY, head.length - self.received(), READING_HEAD
-        inference, self._inference, self._task, self._on_body = self._inference, None, None, None
+        self._inference, self._task, self._on_body = None, None, None
         if self._reader is not None:
             self._reader.body = None
         if self._transport.is_closing():
             return
         if body_incomplete:
             self._skip_body(head, unread)
-        if reply.status >= 400 and CLOSE in reply.fields:
-            self._closing = True
+        self._closing = self._closing or (reply.status >= 400 and CLOSE in reply.fields)
         self._writer.write(reply, self._closing, head.is_http_1_0)
-        if inference:
-            inference.return_slot()  # Before a request is begun that may need it.
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """A reply was written: go on to the next request, or close."""
         if self._closing:
             self._close(self._discard_bytes)
         elif self._buffer or self._eof:
@@ -371,11 +378,6 @@ class HttpConnection(asyncio.Protocol):
         fallback.connection_made(self._transport)
         self._transport.set_protocol(fallback)
         fallback.data_received(data)
-
-    def _abandon(self) -> None:
-        """Another process has the connection now: close this process's socket without sending anything."""
-        self._closing = True
-        self._transport.abort()
 
     def _on_header_timeout(self) -> None:
         self._header_timer = None

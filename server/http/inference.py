@@ -69,11 +69,17 @@ class HttpInference:
                 raise
 
     def begin(
-        self, body: bytes, headers: Headers, on_done: Callable[["Outcome"], None], document: Object | None = None
+        self,
+        body: bytes,
+        headers: Headers,
+        on_done: Callable[["Outcome"], None],
+        document: Object | None = None,
+        at_once: bool = False,
     ) -> None:
         """Start with the complete, decompressed body. `on_done` is called once with the outcome, possibly before this returns.
 
-        Large JSON is parsed in time slices first; then this is called again with the `document`.
+        Large JSON is parsed in time slices first; then this is called again with the `document`. `at_once`: this object was
+        made in the same iteration of the event loop.
         """
         self._on_done, inference = on_done, self._inference
         try:
@@ -81,7 +87,7 @@ class HttpInference:
                 inference.arrived = time.monotonic_ns()
                 if len(body) > SLICE and self._parse_in_slices(body, headers, on_done):
                     return
-            slot = inference.take_slot()
+            slot = inference.take_slot(at_once)
             served = inference.served
             request = self._request = served.request_cache.decode(
                 body, json_length(headers), served.signature, slot, self._target.limits, document

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from .exchange import STATUS_LINES, Reply
-from .inference import CLOSE
+from .inference import CLOSE, Success, success
 
 _MIN_SEPARATE = 16 * 1024
 """Fewer bytes of tensors are joined with the rest sooner than passed to the system in pieces."""
@@ -21,7 +21,9 @@ class ReplyWriter:
         self._transport: Any = None
         self._descriptor = -1
         self._default_fields: list[tuple[bytes, bytes]] = []
-        self._default_bytes = b""
+        self._default_bytes = self._success = b""
+        self._last: tuple[bytes, int] = b"", -1
+        self._last_fields = b""
 
     def __repr__(self) -> str:
         return f"<ReplyWriter to descriptor {self._descriptor}>"
@@ -39,8 +41,7 @@ class ReplyWriter:
         The transport must not be closing.
         """
         if self._default_fields is not self._state.default_headers:  # uvicorn makes a new list every second.
-            self._default_fields = self._state.default_headers
-            self._default_bytes = b"".join([b"%b: %b\r\n" % field for field in self._default_fields])
+            self._update_default()
         parts = [STATUS_LINES[reply.status], self._default_bytes]
         for name, value in reply.fields:
             parts += (name, b": ", value, b"\r\n")
@@ -55,6 +56,29 @@ class ReplyWriter:
             self._write_pieces([b"".join(parts), *reply.tensors])
         else:
             self._transport.write(b"".join([*parts, *reply.tensors]))
+
+    def write_success(self, outcome: Success, closing: bool, is_http_1_0: bool) -> None:
+        """As `write`, with the same bytes, for a successful inference, most of which differ from the last in tensors alone."""
+        (document, tensors, start), timing = outcome
+        if start is None or closing or is_http_1_0 or len(tensors) > _MAX_PIECES:
+            self.write(success(outcome), closing, is_http_1_0)
+            return
+        size = sum([len(each) for each in tensors])
+        if self._default_fields is not self._state.default_headers:
+            self._update_default()
+        if self._last[0] is not document or self._last[1] != size:
+            self._last = document, size
+            fields = b"\r\ninference-header-content-length: %d\r\ncontent-length: %d\r\n\r\n" % (start, start + size)
+            self._last_fields = fields + document
+        if size >= _MIN_SEPARATE:
+            self._write_pieces([b"".join([self._success, timing, self._last_fields]), *tensors])
+        else:
+            self._transport.write(b"".join([self._success, timing, self._last_fields, *tensors]))
+
+    def _update_default(self) -> None:
+        self._default_fields = self._state.default_headers
+        self._default_bytes = b"".join([b"%b: %b\r\n" % field for field in self._default_fields])
+        self._success = STATUS_LINES[200] + self._default_bytes + b"content-type: application/octet-stream\r\nserver-timing: "
 
     def _write_pieces(self, pieces: list[bytes | memoryview]) -> None:
         """Write as much as the socket takes now, and have the transport write a copy of the rest.

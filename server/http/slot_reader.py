@@ -19,7 +19,7 @@ class Receiver(Protocol):
     """The connection that receives; its other methods are those of `asyncio.Protocol`."""
 
     def data_received(self, data: bytes) -> None: ...
-    def tensors_received(self) -> None: ...
+    def body_received(self, body: ArrivingBody) -> None: ...
     def leave_slot(self, received: bytearray) -> None: ...
     def eof_received(self) -> bool: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
@@ -36,16 +36,16 @@ class SlotReader(asyncio.BufferedProtocol):
         self._connection = connection
         self._transport = transport
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._before_tensors = 0
-        """How many bytes come before the next tensors, 0 if that is unknown. No more are received in one piece: what came
-        behind them would have to be copied."""
+        self._before_tensors = self._expected = 0
+        """How many bytes come before the next tensors, 0 if that is unknown, and in the request that is expected. No more are
+        received in one piece: what came behind them would have to be copied."""
 
     def __repr__(self) -> str:
         return f"<SlotReader {self.body!r}>"
 
     def expect(self, head: Head) -> None:
         """Receive for the connection from now on. The client is expected to send the same head and JSON again."""
-        self._before_tensors = len(head.data) + head.tensors_at
+        self._before_tensors = self._expected = len(head.data) + head.tensors_at
         if not self.active:
             self.active = True
             self._transport.set_protocol(self)
@@ -67,15 +67,6 @@ class SlotReader(asyncio.BufferedProtocol):
             self.stop()
         return self.body is not None
 
-    def take(self, head: Head) -> ArrivingBody | None:
-        """The body once it is complete."""
-        body = self.body
-        if body is None or not body.complete:
-            return None
-        self.body = None
-        self.expect(head)
-        return body
-
     def stop(self) -> None:
         """Have the connection receive by itself, until the next `expect`."""
         self.body = None
@@ -89,9 +80,12 @@ class SlotReader(asyncio.BufferedProtocol):
         return self._scratch[: self._before_tensors] if self._before_tensors else self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self.body is not None:
-            self.body.advance(nbytes)
-            self._connection.tensors_received()
+        body = self.body
+        if body is not None:
+            body.advance(nbytes)
+            if body.complete:
+                self.body, self._before_tensors = None, self._expected
+                self._connection.body_received(body)
         else:
             self._before_tensors = 0
             self._connection.data_received(bytes(self._scratch[:nbytes]))

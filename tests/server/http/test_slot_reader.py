@@ -18,7 +18,6 @@ from server.errors import Unavailable
 from server.http.connection import HttpConnection
 from server.http.infer import Infer
 from server.http.inference import Target
-from server.http.slot_reader import SlotReader
 from server.link import ring as links
 from server.link.messages import Done, Extent
 from server.protocol.request import Limits
@@ -58,7 +57,14 @@ TENSORS_AT = len(IMAGE) - VALUES.nbytes
 
 
 class SocketTransport(Transport):
-    """A fake transport that receives as uvloop does: into the protocol's own buffer, if it has one."""
+    """A fake transport that receives as uvloop does: into the protocol's own buffers, if it has any.
+
+    `given` are the addresses and sizes of those buffers, as numpy sees them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[int, int]] = []
 
     def receive(self, data: bytes, piece: int = PIECE) -> None:
         """What arrives, in pieces of at most this size."""
@@ -72,6 +78,7 @@ class SocketTransport(Transport):
             self.protocol.data_received(bytes(data))
             return len(data)
         room: Any = self.protocol.get_buffer(-1)
+        self.given.append((np.frombuffer(room, np.uint8).ctypes.data, len(room)))
         size = min(len(room), len(data))
         room[:size] = data[:size]
         self.protocol.buffer_updated(size)
@@ -187,26 +194,14 @@ async def test_pipelined_requests_are_answered_in_order(bench: Bench, order: lis
     assert bench.used() == (0, 0)
 
 
-async def test_tensors_of_repeated_requests_are_received_into_the_slot_alone(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Addresses of all buffers that the socket was to read into, as numpy sees them."""
-    given: list[tuple[int, int]] = []
-    get_buffer = SlotReader.get_buffer
-
-    def recorded(reader: SlotReader, sizehint: int) -> memoryview:
-        buffer = get_buffer(reader, sizehint)
-        given.append((np.frombuffer(buffer, np.uint8).ctypes.data, len(buffer)))
-        return buffer
-
-    monkeypatch.setattr(SlotReader, "get_buffer", recorded)
+async def test_tensors_of_repeated_requests_are_received_into_the_slot_alone(bench: Bench) -> None:
     _, transport = bench.connect()
     transport.receive(IMAGE)
     await bench.work()
-    given.clear()
+    transport.given.clear()
     transport.receive(IMAGE, 10 * PIECE)
     slot = bench.tenant.lane.slots.at(0)
-    (before, head), tensors = given
+    (before, head), tensors = transport.given
     assert head == TENSORS_AT, "no byte of the tensor is received into another buffer"
     assert not slot.address <= before < slot.address + slot.capacity
     assert tensors == (slot.address, VALUES.nbytes)
