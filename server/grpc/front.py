@@ -14,6 +14,8 @@ MIN_READERS = 8
 """Messages that may arrive at a time at least, however large they may be."""
 READ_SECONDS = 60.0
 """How long a message may take to arrive. gRPC does not say how much of it has arrived, so this cannot be a rate."""
+CONTESTED_SECONDS = 5.0
+"""The same for the oldest one while another waits for its place: silent clients must not lock others out."""
 _MAX_TEXT = 2000
 """Characters of an error; clients refuse longer ones, with which their trailers would exceed 8 KiB."""
 
@@ -30,6 +32,7 @@ class Front:
         self.name = name
         self.readers = max(MIN_READERS, service.config.tenants[name].memory // service.config.server.max_body)
         self._reading = asyncio.Semaphore(self.readers)
+        self._limits: dict[asyncio.Timeout, float] = {}  # Of the messages that arrive and may take their time, oldest first.
 
     def __repr__(self) -> str:
         return f"<Front of {self.name}>"
@@ -45,16 +48,31 @@ class Front:
 
     async def read(self, context: Any) -> bytes:
         """The message of a call that has one. Raises TooSlow, BadRequest."""
+        if self._reading.locked():
+            self._hurry_oldest()
         async with self._reading:
+            begun = asyncio.get_running_loop().time()
+            limit = asyncio.timeout(READ_SECONDS)
+            self._limits[limit] = begun
             try:
-                async with asyncio.timeout(READ_SECONDS):
+                async with limit:
                     message = await context.read()
             except TimeoutError:
-                raise TooSlow(f"the message did not come within {READ_SECONDS:g} s") from None
+                waited = asyncio.get_running_loop().time() - begun
+                raise TooSlow(f"the message did not come within {waited:.3g} s") from None
+            finally:
+                self._limits.pop(limit, None)
         if message is EOF:
             raise BadRequest("there is no message; expected one")
         data: bytes = message
         return data
+
+    def _hurry_oldest(self) -> None:
+        """Give the oldest of the messages that arrive less time, as another waits for its place."""
+        if self._limits:
+            limit = next(iter(self._limits))
+            due = self._limits.pop(limit) + CONTESTED_SECONDS
+            limit.reschedule(max(due, asyncio.get_running_loop().time()))
 
     async def refuse(self, context: Any, error: Exception) -> NoReturn:
         """End a call with an error."""
