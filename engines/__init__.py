@@ -13,9 +13,10 @@ from .base import Engine, Executor, Preparing, Room, Streaming, Tensor, Work
 from .chain import chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
+from .loop import LoopEngine
 from .memo import Memo
 from .model_files.cache_folder import CacheFolder
-from .settings import ONNX_RUNTIMES, RuntimeSettings, unsupported_by, unsupported_on_cpu
+from .settings import ONNX_RUNTIMES, Loop, RuntimeSettings, unsupported_by, unsupported_on_cpu
 from .signature import Signature, TensorSpec
 from .stepwise import StepwiseEngine, parts
 from .streams import on_stream
@@ -33,6 +34,7 @@ __all__ = [
     "EngineError",
     "ExecutionFailed",
     "Executor",
+    "Loop",
     "Memo",
     "ModelRefused",
     "Preparing",
@@ -77,10 +79,12 @@ def load_engine(
     if path.suffix not in (".onnx", ".plan"):
         raise ModelRefused(f"{path}: no engine reads {path.suffix or 'files without a suffix'}; expected .onnx or .plan")
     if device is not None and device.kind == "cuda":
-        return _load_tensorrt(path, device, settings, max_batch, builds)
-    if path.suffix == ".plan":
+        engine = _load_tensorrt(path, device, settings, max_batch, builds)
+    elif path.suffix == ".plan":
         raise ModelRefused(f"{path}: a plan needs a GPU, and this is a CPU; serve the ONNX file it was built from")
-    return _load_onnx(path, settings)
+    else:
+        engine = _load_onnx(path, settings)
+    return _looped(path, engine, settings.loop) if settings and settings.loop else engine
 
 
 def unsupported(device: Device | None, asked: Mapping[str, object]) -> dict[str, str]:
@@ -99,6 +103,14 @@ def unsupported(device: Device | None, asked: Mapping[str, object]) -> dict[str,
 def has_tensorrt() -> bool:
     """Whether TensorRT or TensorRT-RTX is installed. Imports nothing."""
     return any(find_spec(name) for names in LIBRARIES.values() for name in names)
+
+
+def _looped(path: Path, engine: Engine, loop: Loop) -> Engine:
+    try:
+        return LoopEngine(engine, loop)
+    except ModelRefused as error:
+        engine.close()
+        raise ModelRefused(f"{path}: {error}") from error
 
 
 def _load_onnx(path: Path, settings: RuntimeSettings | None) -> Engine:

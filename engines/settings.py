@@ -20,6 +20,23 @@ Sample = int | tuple[tuple[str, tuple[int, ...]], ...]
 Ranges = tuple[tuple[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]], ...]
 """An optimization profile: the smallest, the usual and the largest shape of each input, by name."""
 
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How a model is run again and again for one answer, which has a part for each run.
+
+    - `feed`: which outputs are which inputs of the next run: pairs of names.
+    - `steps`: the most runs.
+    - `until`: an output; the run in which an element of it is not zero is the last.
+    - `outputs`: the names of those that make a part, () for all.
+    """
+
+    feed: tuple[tuple[str, str], ...]
+    steps: int
+    until: str | None = None
+    outputs: tuple[str, ...] = ()
+
+
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "cuda_graph_strategy": ("disabled", "whole_graph_capture"),
@@ -119,6 +136,7 @@ class RuntimeSettings:
       was built with, or the library's choice. An ONNX file is built so that its weights can be streamed.
     - `intra_op_threads`, `inter_op_threads`: threads within an operator, and operators in parallel; the latter only where
       `execution_mode` is `parallel`. 0 is the number of cores, which is also the maximum; see `threads`.
+    - `loop`: the model is run step by step, and answers in parts; None is once.
     - `graph_optimization`: ONNX Runtime's level of optimization. `memory_arena`, `memory_pattern`: whether it keeps memory
       that it has used, and plans the memory of a run.
     """
@@ -141,6 +159,7 @@ class RuntimeSettings:
     graph_optimization: str = "all"
     memory_arena: bool = True
     memory_pattern: bool = True
+    loop: Loop | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -166,6 +185,8 @@ class RuntimeSettings:
                 raise ValueError(f"{name} is {value!r}; expected a number of threads, or 0 for one a core")
         if not (isinstance(self.optional_inputs, tuple) and all(isinstance(name, str) for name in self.optional_inputs)):
             raise ValueError(f"optional_inputs is {self.optional_inputs!r}; expected a tuple of names")
+        if not isinstance(self.loop, Loop | NoneType):
+            raise ValueError(f"loop is {self.loop!r}; expected a Loop, or None")
         for name, expected in _COUNTS.items():
             if not _is_count(value := getattr(self, name)):
                 raise ValueError(f"{name} is {value!r}; expected {expected}, or None")

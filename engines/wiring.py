@@ -44,6 +44,8 @@ def wire(steps: Sequence[Step], outputs: Sequence[str]) -> Wiring:
     """Check that the steps fit together. Raises ModelRefused."""
     if not steps:
         raise ModelRefused("a chain of no steps; expected one or more")
+    if streaming := [step for step in steps if step.engine.signature.in_parts]:
+        raise ModelRefused(f"{streaming[0].label or 'a step'} answers in parts, so it cannot be a step of a chain")
     tensors = _Tensors([set(step.outputs.values()) for step in steps])
     for number, step in enumerate(steps):
         label = step.label or f"step {number}"

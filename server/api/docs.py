@@ -1,9 +1,9 @@
 """`/openapi.json` and `/docs`: the tenants' API, for everybody. Administration has its own, see `server.admin.docs`."""
 
 from functools import cache
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path
+from fastapi import APIRouter, Header, Path, Response
 from fastapi.params import Depends
 
 from . import metadata, model_control, schemas
@@ -64,6 +64,76 @@ async def infer_of_version(
     content_encoding: ContentEncoding = None,
 ) -> schemas.InferResponse:
     """Run a version of a model, as `infer`."""
+    raise AssertionError("this route describes; it is not served")
+
+
+@inference.post("/v2/models/{name}/generate", tags=["Inference"], dependencies=[Depends(tenant)], responses=_ERRORS)
+async def generate(
+    name: ModelName, body: schemas.GenerateRequest, content_encoding: ContentEncoding = None
+) -> schemas.GenerateResponse:
+    """Run the highest version of a model, with tensors as members of the request by their names.
+
+    400 for a model whose answer has not exactly one part.
+    """
+    raise AssertionError("this route describes; it is not served")
+
+
+@inference.post(
+    "/v2/models/{name}/versions/{version}/generate", tags=["Inference"], dependencies=[Depends(tenant)], responses=_ERRORS
+)
+async def generate_of_version(
+    name: ModelName,
+    version: Annotated[str, Path(description="The version.")],
+    body: schemas.GenerateRequest,
+    content_encoding: ContentEncoding = None,
+) -> schemas.GenerateResponse:
+    """Run a version of a model, as `generate`."""
+    raise AssertionError("this route describes; it is not served")
+
+
+class Events(Response):
+    """Server-Sent Events, for the description."""
+
+    media_type = "text/event-stream"
+
+
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"description": 'Each event is a GenerateResponse as JSON, or `{"error": ...}`, which is the last.'},
+    **{status: {"description": said["description"], "content": _ERROR} for status, said in _ERRORS.items()},
+}
+
+
+@inference.post(
+    "/v2/models/{name}/generate_stream",
+    tags=["Inference"],
+    dependencies=[Depends(tenant)],
+    responses=_EVENTS,
+    response_class=Events,
+)
+async def generate_stream(name: ModelName, body: schemas.GenerateRequest, content_encoding: ContentEncoding = None) -> Events:
+    """Run the highest version of a model, and send each part of the answer when it is there, as a Server-Sent Event.
+
+    An error before the first part is a status; after it, it is an event, and the last one. Closing the connection stops the
+    model.
+    """
+    raise AssertionError("this route describes; it is not served")
+
+
+@inference.post(
+    "/v2/models/{name}/versions/{version}/generate_stream",
+    tags=["Inference"],
+    dependencies=[Depends(tenant)],
+    responses=_EVENTS,
+    response_class=Events,
+)
+async def generate_stream_of_version(
+    name: ModelName,
+    version: Annotated[str, Path(description="The version.")],
+    body: schemas.GenerateRequest,
+    content_encoding: ContentEncoding = None,
+) -> Events:
+    """Run a version of a model, as `generate_stream`."""
     raise AssertionError("this route describes; it is not served")
 
 

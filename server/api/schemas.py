@@ -232,3 +232,26 @@ class InferResponse(Schema):
     model_version: str
     outputs: list[InferredOutput]
     id: str | None = None
+
+
+class GenerateRequest(Schema):
+    """Inputs by their names: each a value, or a flat array. What is not named like an input is a parameter."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str | None = Field(None, description="Comes back with the answer.")
+    text_input: str | None = Field(None, description="An input of models that have one of this name, as those for text do.")
+    parameters: dict[str, Any] | None = Field(
+        None,
+        description="More inputs and parameters. `timeout`: microseconds, for the whole answer. `priority`: as for `infer`.",
+    )
+
+
+class GenerateResponse(Schema):
+    """Outputs by their names: each a value, or a flat array."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model_name: str
+    model_version: str
+    id: str | None = None

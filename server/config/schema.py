@@ -22,6 +22,7 @@ from .values import (
     Hosts,
     KeepAlive,
     Location,
+    Looped,
     Memory,
     Names,
     Origins,
@@ -246,6 +247,13 @@ class ModelOptions(Section, frozen=True):
         examples=["usual"],
         description='Batch sizes to run before the model is served, so that no request waits for kernels: "opt", a list, or '
         '"usual", the default: the smallest, the largest and the powers of two.',
+    )
+    loop: Looped | None = Field(
+        default=None,
+        examples=[{"feed": {"next": "token"}, "steps": 64, "until": "done", "outputs": ["next"]}],
+        description="The model is run again and again for one answer, which has a part for each run; generate_stream passes "
+        "them on. `feed` names the outputs that are inputs of the next run, `steps` is the most runs, and `until` is an output "
+        "that is not zero in the last. `outputs` are those that make a part, by default all.",
     )
 
 

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, Required, TypeVar, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationInfo
 from pydantic.fields import FieldInfo
+from typing_extensions import TypedDict
 
 MOST_WARM = 64
 """Shapes to be ready for: each is run before its model is served, and compiled first where a GPU needs that."""
 
 MOST_PROFILES = 16
+MOST_STEPS = 1_000_000
 """Optimization profiles that a model is built with: an executor has a context for each."""
 
 MOST_INSTANCES = 16
@@ -163,6 +165,29 @@ def _profiles(value: object) -> tuple[Any, ...]:
     return tuple(tuple((name, _range(shapes)) for name, shapes in profile.items()) for profile in profiles)
 
 
+class _LoopTable(TypedDict, total=False):
+    """How a model is run again and again for one answer."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    feed: Required[
+        Annotated[dict[str, str], Field(min_length=1, description="Outputs, and which input of the next run each is.")]
+    ]
+    steps: Required[Annotated[int, Field(ge=1, le=MOST_STEPS, description="The most runs.")]]
+    until: Annotated[str, Field(description="An output that is not zero in the last run.")]
+    outputs: Annotated[list[str], Field(min_length=1, description="Those that make a part, by default all.")]
+
+
+_LOOP: TypeAdapter[_LoopTable] = TypeAdapter(_LoopTable)
+
+
+def _loop(value: object) -> tuple[Any, ...]:
+    if isinstance(value, tuple):
+        return value
+    table = _LOOP.validate_python(value, strict=True)
+    return tuple(table["feed"].items()), table["steps"], table.get("until"), tuple(table.get("outputs", ()))
+
+
 def _range(said: _Shapes) -> tuple[tuple[int, ...], ...]:
     """The smallest, the usual and the largest shape; an absent one is the next larger that is given, or the largest."""
     best = said.get("opt") or said.get("max") or said.get("min") or []
@@ -265,6 +290,15 @@ Batches = Annotated[
 WarmUp = Annotated[
     Literal["opt", "usual"] | Annotated[Batches, Field(min_length=1, max_length=MOST_WARM)],
     Form('`"opt"`, `"usual"` or list of batch sizes', f"'opt', 'usual', or {_BATCHES} [1, 4, 32]"),
+]
+Looped = Annotated[
+    tuple[Any, ...],
+    BeforeValidator(_loop, json_schema_input_type=_LoopTable),
+    Form(
+        "table",
+        "a table with feed, which outputs are which inputs of the next run, and steps, the most runs, from 1 to "
+        f'{MOST_STEPS}; and perhaps until and outputs, as in {{ feed = {{ next = "token" }}, steps = 64, until = "done" }}',
+    ),
 ]
 Profiles = Annotated[
     tuple[Any, ...],

@@ -32,6 +32,12 @@ class RoundRobinExecutor:
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> Work:
         return next(self._turns).enqueue(inputs, room)
 
+    def proceed(self, part: Work, room: Room = NO_ROOM) -> Work:
+        """The next part of an answer: any of the executors may go on with it."""
+        executor: Any = next(self._turns)
+        work: Work = executor.proceed(part, room)
+        return work
+
     def preparing(self, shapes: Sequence[Shape]) -> "Future[None] | None":
         """None if all executors are ready: which one is next is unknown while others are being enqueued."""
         asked = [getattr(executor, "preparing", None) for executor in self._executors]

@@ -249,7 +249,7 @@ class ModelLoader:
         number, signature = str(file.version), apply(file.config, engine.signature)
         self._check_warm_up(file, resolved.settings, signature)
         executor = bind_instances(engine, partition, resolved.instances)
-        how, why_not = batching(file.config, signature)
+        how, why_not = (None, None) if signature.in_parts else batching(file.config, signature)
         execution = executor.describe()
         notes = [why_not] if why_not else []
         notes += [*_required(file.config, signature), *_notes(execution)]

@@ -8,7 +8,7 @@ import httptools
 from ..protocol.request_cache import MAX_JSON_BYTES
 from .asgi import MAX_BODY_BYTES
 from .inference import Target
-from .paths import is_infer
+from .paths import is_generate, is_infer
 from .strict import SINGLE_HEADERS, find_violation
 
 MIN_STRAIGHT_BYTES = 32 * 1024
@@ -55,7 +55,9 @@ class Head:
         fields = self.headers.items()
         self._plain = self._plain and find_violation(parser.get_http_version(), self.path + self.query, fields) is None
         self.length = int(self.headers.get(b"content-length", 0)) if self._plain else 0
-        self.is_infer = self.method == "POST" and is_infer(self.path.decode("latin-1"))
+        path = self.path.decode("latin-1")
+        self._is_generate = is_generate(path)
+        self.is_infer = self.method == "POST" and is_infer(path)
         self.has_origin = b"origin" in self.headers
         negotiates = self.has_origin or b"content-encoding" in self.headers or b"accept-encoding" in self.headers
         self.is_plain_infer = self.is_infer and not negotiates
@@ -92,6 +94,7 @@ class Head:
             self._plain
             and self._complete
             and self._keeps
+            and not self._is_generate
             and (b"content-length" in self.headers or self.method in ("GET", "OPTIONS"))
             and self.path.startswith(b"/")
             and (self.is_infer or (self.method in METHODS and self.length <= MAX_BODY_BYTES))

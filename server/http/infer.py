@@ -1,4 +1,4 @@
-"""`POST /v2/models/NAME[/versions/V]/infer`, from head and body to a reply.
+"""`POST /v2/models/NAME[/versions/V]/infer`, from head and body to a reply; and the way to `server.http.generate`.
 
 Under any ASGI server `Infer` is an ASGI application of its own, without the framework. `server.http.connection` calls
 `Infer.resolve` and `HttpInference` directly, without ASGI.
@@ -12,12 +12,12 @@ from typing import Any
 
 from ..errors import Ambiguous, ClientGone
 from ..tenants.service import Service
-from . import compression, strict
+from . import compression, generate, strict
 from .body import Body, content_length
 from .disconnects import DisconnectWatcher, Receive
 from .exchange import Call, Headers, Reply
 from .inference import CLOSE, HttpInference, Outcome, Success, Target, refusal, success
-from .paths import parse_infer
+from .paths import is_generate, parse_infer
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -42,7 +42,11 @@ class Infer:
         body = Body(headers, receive)
         query, client = scope["query_string"], scope.get("client")
         call = Call(scope["method"], scope["raw_path"], query, headers, body.read, receive, client)
-        reply = await self.answer(call)
+        if is_generate(scope["path"]):
+            resolve = partial(self.resolve, call.method, call.raw_path, headers)
+            reply = await generate.respond(call, resolve, _read_body, receive, send)
+        else:
+            reply = await self.answer(call)
         if reply:
             await _send(reply, body, send)
 

@@ -8,12 +8,18 @@ from urllib.parse import unquote
 from ..errors import NotFound, WrongMethod
 
 _ADMIN = (b"/admin", b"/metrics")
+_INFERENCES = ("/infer", "/generate", "/generate_stream")
 _TENANTLESS = (b"/v2", b"/v2/", b"/", b"/docs", b"/openapi.json")
 
 
 def is_infer(path: str) -> bool:
     """Whether this is a path for `Infer`, which refuses the malformed ones among them."""
-    return path.endswith("/infer") and path.startswith("/v2/models/") and path != "/v2/models/infer"
+    return path.endswith(_INFERENCES) and path.startswith("/v2/models/") and path.count("/") > 3
+
+
+def is_generate(path: str) -> bool:
+    """Whether a path for `Infer` is one of Triton's generate extension."""
+    return path.endswith(_INFERENCES[1:])
 
 
 def is_admin(path: bytes) -> bool:
@@ -27,8 +33,8 @@ def is_tenantless(path: bytes) -> bool:
 
 
 def parse_infer(method: str, path: bytes) -> tuple[str, str | None]:
-    """The model, and the version if there is one, of `/v2/models/NAME[/versions/V]/infer`. Raises NotFound, or WrongMethod."""
-    segments = path.split(b"/")  # "", v2, models, NAME[, versions, V], infer
+    """The model, and the version if there is one, of a path for `Infer`. Raises NotFound, or WrongMethod."""
+    segments = path.split(b"/")  # "", v2, models, NAME[, versions, V], and infer, generate or generate_stream
     versioned = len(segments) == 7 and segments[4] == b"versions" and segments[5].isdigit()
     if not versioned and len(segments) != 5:
         raise NotFound(f"there is nothing at {unquote(path.decode('latin-1'))}")

@@ -4,7 +4,17 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable
 
-from ..errors import ClientGone, DeadlineExceeded, MemoryFull, Outgrown, QueueFull, RequestError, Unavailable, status_of
+from ..errors import (
+    BadRequest,
+    ClientGone,
+    DeadlineExceeded,
+    MemoryFull,
+    Outgrown,
+    QueueFull,
+    RequestError,
+    Unavailable,
+    status_of,
+)
 from ..link.messages import Done, Shape
 from ..link.slots import Slot
 from ..tenants.service import Tenant
@@ -94,10 +104,13 @@ class Inference:
         """Queue it, with its inputs of these shapes in its slot; `on_end` is called once, later, unless it is ended before.
 
         `timeout` is in seconds from now. An error that `on_end` gets is already counted, and the slot is released. Raises
-        BadRequest for shapes that are too long to send, and Unavailable if the model's own queue is full.
+        BadRequest for shapes that are too long to send and for a model that answers in parts (see `InferenceInParts`), and
+        Unavailable if the model's own queue is full.
         """
         slot, served = self._slot, self.served
         assert slot
+        if served.signature.in_parts:
+            raise BadRequest(f"model {served.name!r} answers in parts; use generate_stream, or generate for a single part")
         self._shapes, self._priority, self._timeout, self._on_end = shapes, priority, timeout, on_end
         self._decoded = time.monotonic_ns()
         lane = self._tenant.lane
@@ -177,15 +190,20 @@ class Inference:
         try:
             slot, served, lane, timeout = self._slot, self.served, self._tenant.lane, self._timeout
             assert slot
-            _, room = slot.inputs(served.signature, self._shapes, slot.capacity)
-            needed = outgrown.nbytes - (room.address - slot.address)
-            served.request_cache.raise_output_reserve(min(needed, lane.slots.blocks.nbytes // _OUTPUT_RESERVE_FRACTION))
-            slot.reserve(outgrown.nbytes)
+            self._reserve(slot, outgrown)
             if timeout is not None:
                 timeout = self._left(timeout, self._decoded)
             lane.submit(slot, served.key, self._shapes, self._end, self._priority, timeout)
         except Exception as error:
             self._fail(error)
+
+    def _reserve(self, slot: Slot, outgrown: Outgrown) -> None:
+        """Take memory for the outputs. Raises TooLarge or MemoryFull."""
+        served, blocks = self.served, self._tenant.lane.slots.blocks
+        _, room = slot.inputs(served.signature, self._shapes, slot.capacity)
+        needed = outgrown.nbytes - (room.address - slot.address)
+        served.request_cache.raise_output_reserve(min(needed, blocks.nbytes // _OUTPUT_RESERVE_FRACTION))
+        slot.reserve(outgrown.nbytes)
 
 
 def _reason(error: BaseException) -> str | None:

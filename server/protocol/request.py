@@ -109,7 +109,7 @@ def decode(
 def decode_body(body: RequestBody, signature: Signature, slot: Slot, limits: Limits, output_reserve: int = 0) -> InferRequest:
     """As `decode`, of a request that is split into its document and its tensors."""
     request, inputs = _check(body, signature, limits)
-    _write(inputs, signature, slot, output_reserve)
+    write_inputs(inputs, signature, slot, output_reserve)
     return request
 
 
@@ -127,7 +127,7 @@ def place(
         request, inputs = _check_raw(Awaited(0, length), length, signature, limits)
     else:
         return None
-    offsets = _write(inputs, signature, slot, output_reserve, False)
+    offsets = write_inputs(inputs, signature, slot, output_reserve, False)
     placed = sorted([(item.data, offset, item.declared) for item, offset in zip(inputs, offsets, strict=True)
                      if isinstance(item.data, Awaited)], key=_start_of)  # fmt: skip
     return Placement(
@@ -150,10 +150,10 @@ def _start_of(placed: tuple[Awaited, int, InputDeclaration | None]) -> int:
 def _check(body: RequestBody, signature: Signature, limits: Limits) -> tuple[InferRequest, list[Input]]:
     """The request, and its checked inputs in the signature's order."""
     values = parameters(body.document)
-    _refuse_reserved(values)
+    refuse_reserved(values)
     timeout = unsigned(values, "timeout")
     inputs = _inputs(body, signature, limits)
-    outputs = _outputs(body.document, signature, flag(values, "binary_data_output") or False)
+    outputs = requested_outputs(body.document, signature, flag(values, "binary_data_output") or False)
     request = InferRequest(
         id=field(body.document, "id", str),
         shapes=tuple([item.shape for item in inputs]),
@@ -196,11 +196,11 @@ def _inputs(body: RequestBody, signature: Signature, limits: Limits) -> list[Inp
         found[spec.name] = _input(entry, spec, body, where, limits)
     body.finish()
     if len(found) < len(specs):
-        _fill(found, specs)
+        fill_missing(found, specs)
     return [found[name] for name in specs]
 
 
-def _fill(found: dict[str, Input], specs: dict[str, TensorSpec]) -> None:
+def fill_missing(found: dict[str, Input], specs: dict[str, TensorSpec]) -> None:
     """Fill in defaults for missing inputs. Raises BadRequest for those without a default."""
     missing = []
     for name, spec in specs.items():
@@ -249,7 +249,9 @@ def _shape(values: list[Any], where: str, limits: Limits) -> Shape:
     return tuple(values)
 
 
-def _write(inputs: Sequence[Input], signature: Signature, slot: Slot, output_reserve: int, evict: bool = True) -> list[int]:
+def write_inputs(
+    inputs: Sequence[Input], signature: Signature, slot: Slot, output_reserve: int, evict: bool = True
+) -> list[int]:
     """Check the shapes against the model, and write what data there is at the offsets from `Slot.lay_out`, the result."""
     room = signature.output_bytes(signature.check([item.shape for item in inputs]))
     sizes = [_size(item.data) for item in inputs]
@@ -264,7 +266,8 @@ def _size(data: Buffer) -> int:
     return data.nbytes if isinstance(data, np.ndarray | memoryview | Awaited) else len(data)
 
 
-def _outputs(document: Object, signature: Signature, binary: bool) -> tuple[RequestedOutput, ...]:
+def requested_outputs(document: Object, signature: Signature, binary: bool) -> tuple[RequestedOutput, ...]:
+    """The outputs that a request names, or all. Raises BadRequest for one that cannot be answered in the form asked for."""
     known = {spec.name: index for index, spec in enumerate(signature.outputs)}
     entries = field(document, "outputs", list)
     if not entries:
@@ -296,7 +299,8 @@ def _requested_output(signature: Signature, index: int, binary: bool, where: str
     return RequestedOutput(index, binary)
 
 
-def _refuse_reserved(values: Object) -> None:
+def refuse_reserved(values: Object) -> None:
+    """Raise BadRequest for parameters that are reserved, or that ask for what is not served."""
     for key in values:
         if key.startswith("triton_"):
             raise BadRequest(f"parameters.{short(key)}: names that begin with triton_ are reserved")
@@ -307,7 +311,7 @@ def _refuse_reserved(values: Object) -> None:
 def _decode_raw(body: bytes, signature: Signature, slot: Slot, limits: Limits, output_reserve: int) -> InferRequest:
     """The raw form: the whole body is the model's only input, and all outputs are answered as binary tensors."""
     request, inputs = _check_raw(body, len(body), signature, limits)
-    _write(inputs, signature, slot, output_reserve)
+    write_inputs(inputs, signature, slot, output_reserve)
     return request
 
 

@@ -48,6 +48,7 @@ def describe(
         "dynamic_batching": batching and _batching(stated.get("dynamic_batching"), batching),
         "instance_group": _groups(stated["instance_group"], name, platform, instances),
         "default_model_filename": filename,
+        "model_transaction_policy": {"decoupled": True} if signature.in_parts else stated.get("model_transaction_policy"),
         "parameters": {**stated["parameters"], **_execution(execution or {})},
     }
     whole = {**stated, **filled}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from engines import RuntimeSettings
+from engines import Loop, RuntimeSettings
 
 from ..config.file import read
 from ..config.schema import DeviceConfig, ModelOptions
@@ -52,6 +52,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "weight_budget": "weight_streaming_budget",
         "copies": "copies",
         "warm_up": "warm_up",
+        "loop": "loop",
     }
 )
 """Keys of `[models.NAME]` and their fields in RuntimeSettings, except `instances`, which no engine sees."""
@@ -117,7 +118,7 @@ def from_options(options: ModelOptions, path: Sequence[str], source: str = "") -
     found = {}
     for key, field in FIELDS.items():
         if (value := getattr(options, key)) is not None:
-            found[field] = StatedSetting(_VALUES.get((key, value), value), value, source, dotted((*path, key)))
+            found[field] = StatedSetting(_setting(key, value), value, source, dotted((*path, key)))
     return found
 
 
@@ -137,8 +138,13 @@ def from_parameters(parameters: Mapping[str, str], source: str) -> tuple[dict[st
             raise ValueError(f"parameters {shown(name)}: there is no such setting; {nearest(key, FIELDS)}")
         else:
             value = _of_text(name, key, text)
-            found[FIELDS[key]] = StatedSetting(_VALUES.get((key, str(value)), value), text, source, f"parameters {name}")
+            found[FIELDS[key]] = StatedSetting(_setting(key, value), text, source, f"parameters {name}")
     return found, others
+
+
+def _setting(key: str, value: Any) -> Any:
+    """The value in RuntimeSettings of a key's."""
+    return Loop(*value) if key == "loop" else _VALUES.get((key, str(value)), value)
 
 
 def _of_text(name: str, key: str, text: str) -> Any:
@@ -155,7 +161,7 @@ def _readings(text: str) -> Iterator[object]:
         yield int(text)
     if re.fullmatch(r"\s*[0-9]{1,18}\s*(,\s*[0-9]{1,18}\s*)*", text):
         yield [int(number) for number in text.split(",")]
-    if text.lstrip().startswith("["):
+    if text.lstrip().startswith(("[", "{")):
         with suppress(ValueError):
             yield json.loads(text)
 

@@ -60,8 +60,8 @@ def unserved(message: Any) -> str | None:
         )
     if message.model_transaction_policy.decoupled:
         return (
-            "model_transaction_policy.decoupled is not served, as a request has one answer; have the model give all of it at "
-            "once, or ask again for each part"
+            "model_transaction_policy.decoupled is not served, as there are no backends that need it; a model that is run step "
+            "by step answers in parts with the parameter greenlane.loop"
         )
     for field in ("batch_input", "batch_output"):
         if getattr(message, field):

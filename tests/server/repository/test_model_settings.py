@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from engines import RuntimeSettings
+from engines import Loop, RuntimeSettings
 from server.config.schema import DeviceConfig, ModelOptions
 from server.repository.model_settings import (
     FIELDS,
@@ -26,6 +26,7 @@ EVERY_KEY = ModelOptions(
     weight_budget=2**30,
     copies="engine",
     warm_up=(1, 4, 32),
+    loop=((("next", "x"),), 64, "done", ("y",)),
 )
 EVERY_TEXT = {
     "greenlane.graphs": "required",
@@ -38,6 +39,7 @@ EVERY_TEXT = {
     "greenlane.weight_budget": "1GiB",
     "greenlane.copies": "engine",
     "greenlane.warm_up": "1, 4,32",
+    "greenlane.loop": '{"feed": {"next": "x"}, "steps": 64, "until": "done", "outputs": ["y"]}',
 }
 EVERY_SETTING = RuntimeSettings(
     graphs="required",
@@ -49,6 +51,7 @@ EVERY_SETTING = RuntimeSettings(
     weight_streaming_budget=2**30,
     copies="engine",
     warm_up=(1, 4, 32),
+    loop=Loop((("next", "x"),), 64, "done", ("y",)),
 )
 """The same settings in the server's configuration, in a model's parameters, and as RuntimeSettings."""
 

@@ -16,7 +16,7 @@ from server.repository.model_repository import Problem, Repository
             "control [ { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } ] } ] }",
             "sequence_batching is not served, as every request stands alone; make the state an input and an output",
         ),
-        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled is not served, as a request has"),
+        ("model_transaction_policy { decoupled: true }", "model_transaction_policy.decoupled is not served, as there are no"),
         ("batch_input { kind: BATCH_ITEM_SHAPE }", "batch_input is not served, as a model sees what its requests say; make"),
         ("batch_output { source_input: 'x' }", "batch_output is not served"),
         (

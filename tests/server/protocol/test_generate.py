@@ -1,0 +1,133 @@
+"""Requests and answers of the generate extension: tensors by name, and the shapes that follow from flat arrays."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines import Signature
+from engines.memory import view
+from server.errors import BadRequest, TooLarge
+from server.link.messages import Extent
+from server.protocol.generate import MAX_BYTES, decode, encode, event
+from server.protocol.request import InferRequest, Limits
+from tests.memory import roomy, slot_of
+
+from .messages import LIMITS, floats, packed, spec
+
+OUTPUTS = (spec("y", "FP32", "n"),)
+
+
+def decoded(document: Any, *inputs: Any, limits: Limits = LIMITS) -> tuple[InferRequest, list[bytes]]:
+    """The request, and the bytes of its tensors."""
+    slot, signature = slot_of(), Signature(inputs, OUTPUTS)
+    request = decode(json.dumps(document).encode(), signature, slot, limits)
+    tensors, _ = slot.inputs(signature, request.shapes, slot.capacity)
+    return request, [bytes(view(tensor.address, tensor.nbytes)) for tensor in tensors]
+
+
+@pytest.mark.parametrize(
+    ("dims", "count", "shape"),
+    [
+        ((), 1, ()),
+        ((1,), 1, (1,)),
+        (("n",), 3, (3,)),
+        (("n",), 0, (0,)),
+        (("b", "n"), 3, (1, 3)),
+        (("b", 1), 3, (3, 1)),
+        (("b", 2), 6, (3, 2)),
+        (("b", 2, "n"), 6, (1, 2, 3)),
+        ((2, 3), 6, (2, 3)),
+    ],
+)
+def test_the_last_dimension_that_varies_takes_what_the_others_leave(
+    dims: tuple[int | str, ...], count: int, shape: tuple[int, ...]
+) -> None:
+    values = list(range(count))
+    request, tensors = decoded({"x": values}, spec("x", "FP32", *dims))
+    assert request.shapes == (shape,)
+    assert tensors == [floats(values)]
+
+
+@pytest.mark.parametrize(("dims", "count"), [((), 2), ((2,), 1), (("n", 2), 3), ((2, 3), 5), ((1,), 0)])
+def test_a_number_of_elements_that_fits_no_shape_is_refused(dims: tuple[int | str, ...], count: int) -> None:
+    with pytest.raises(BadRequest, match=rf"x: {count} elements?, which cannot have the shape of input 'x'"):
+        decoded({"x": list(range(count))}, spec("x", "FP32", *dims))
+
+
+def test_a_value_is_an_array_of_one() -> None:
+    inputs = spec("t", "BYTES", "n"), spec("b", "BOOL", 1), spec("i", "INT64", 1, 1)
+    request, tensors = decoded({"t": "é", "b": True, "i": -7}, *inputs)
+    assert request.shapes == ((1,), (1,), (1, 1))
+    assert tensors == [packed("é"), b"\1", np.int64(-7).tobytes()]
+
+
+def test_members_that_are_no_inputs_are_parameters() -> None:
+    request, _ = decoded({"x": 1, "timeout": 2_000_000, "id": "7", "parameters": {"priority": 3}}, spec("x", "FP32", 1))
+    assert (request.timeout, request.id, request.priority) == (2.0, "7", 3)
+
+
+def test_an_input_may_be_named_like_what_the_protocol_names() -> None:
+    request, tensors = decoded({"id": 5, "parameters": [1]}, spec("id", "INT32", 1), spec("parameters", "INT32", "n"))
+    assert request.id is None
+    assert tensors == [np.int32(5).tobytes(), np.int32(1).tobytes()]
+
+
+@pytest.mark.parametrize(
+    ("document", "why"),
+    [
+        ({"x": None}, "x: null; expected a value or an array of FP32"),
+        ({"x": [[1]]}, r"x.data\[0\]: \[1\] is an array; expected a number for FP32"),
+        ({"x": 1, "triton_x": 1}, "parameters.triton_x: names that begin with triton_ are reserved"),
+        ({"x": 1, "parameters": {"sequence_id": 1}}, "parameters.sequence_id: sequences are not served here"),
+        ({"x": 1, "id": 3}, "id: 3 is an integer; expected a string"),
+    ],
+)
+def test_what_is_wrong_is_named(document: Any, why: str) -> None:
+    with pytest.raises(BadRequest, match=why):
+        decoded(document, spec("x", "FP32", 1))
+
+
+def test_an_output_without_a_form_in_json_is_refused_before_the_model_runs() -> None:
+    signature = Signature((), (spec("h", "FP16", "n"),))
+    with pytest.raises(BadRequest, match="output 'h' is FP16, which has no JSON form"):
+        decode(b"{}", signature, slot_of(), LIMITS)
+
+
+def test_long_requests_are_refused() -> None:
+    signature = Signature((), OUTPUTS)
+    with pytest.raises(TooLarge, match=f"the limit for generate is {MAX_BYTES}. Use infer"):
+        decode(b" " * (MAX_BYTES + 1), signature, slot_of(), Limits(1 << 30, 1 << 20))
+    with pytest.raises(TooLarge, match=r"the limit for generate is 9 \(server.max_json_tensor\)"):
+        decode(b" " * 10, signature, slot_of(), Limits(9, 1 << 20))
+    with pytest.raises(TooLarge, match=r"t: 3 elements of BYTES; the limit is 2 \(server.max_string_elements\)"):
+        decoded({"t": ["a", "b", "c"]}, spec("t", "BYTES", "n"), limits=Limits(1 << 20, 1 << 20, texts=2))
+
+
+def test_an_output_of_one_element_is_a_value_and_others_are_flat() -> None:
+    outputs = (
+        (spec("y", "FP32", "n"), (1, 1), floats([0.5])),
+        (spec("z", "FP32", "n"), (2, 1), floats([1, 2])),
+        (spec("t", "BYTES", "n"), (1,), packed('a"\n')),
+        (spec("u", "BYTES", "n"), (2,), packed("a", "b")),
+        (spec("b", "BOOL", "n"), (1,), b"\1"),
+        (spec("i", "INT64", "n"), (1,), np.int64(1 << 60).tobytes()),
+        (spec("none", "INT64", "n"), (0,), b""),
+        (spec("bad", "FP32", "n"), (1,), floats([float("nan")])),
+    )
+    slot, extents, end = roomy(), [], 0
+    for _, shape, data in outputs:
+        slot.view[end : end + len(data)] = data
+        extents.append(Extent(shape, end, len(data)))
+        end += 64
+    request = InferRequest("7", (), (), 0, None)
+    signature = Signature((), tuple(output[0] for output in outputs))
+    written = encode("m", "2", request, signature, slot, extents)
+    assert json.loads(written.replace(b"NaN", b"null")) == {
+        **{"model_name": "m", "model_version": "2", "id": "7", "y": 0.5, "z": [1, 2], "t": 'a"\n', "u": ["a", "b"]},
+        **{"b": True, "i": 1 << 60, "none": [], "bad": None},
+    }
+    assert b'"bad":NaN' in written
+    assert b'"bad":null' in encode("m", "2", request, signature, slot, extents, "null")
+    assert event(written).count(b"\n") == 2
