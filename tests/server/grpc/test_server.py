@@ -210,7 +210,7 @@ async def test_a_failure_of_the_model_has_a_request_id_that_is_in_the_log(
 async def test_an_error_that_nobody_expected_keeps_its_text_to_the_log(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bench.tenant.lane, "check_room", lambda: 1 / 0)
+    monkeypatch.setattr(bench.server._front, "tenant", lambda context: 1 / 0)
     status, text = await refused(bench.infer())
     assert status == "INTERNAL"
     assert text.startswith("internal error (request ")
