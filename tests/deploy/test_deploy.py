@@ -47,7 +47,7 @@ def test_commented_out_keys_show_their_defaults(tmp_path: Path) -> None:
     _is_default(config.device, DeviceConfig(), "cores")
     options = config.models.options["resnet50"]
     held = resolve_settings(from_options(options, ()), default_settings(config.device), lambda _: {})
-    _is_default(held.settings, default_settings(config.device), "profile", "build_profiles", "weight_streaming_budget")
+    _is_default(held.settings, default_settings(config.device), "profile", "build_profiles", "weight_streaming_budget", "loop")
     assert held.instances == 1
     plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
     _is_default(config.tenants["acme"], plain, "port", "grpc_port", "front_cores", "max_execution")
