@@ -1,35 +1,19 @@
-"""ModelInfer and ModelStreamInfer: from a message to an answer."""
+"""ModelInfer and ModelStreamInfer: from messages to answers."""
 
 import asyncio
 from asyncio import CancelledError
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from grpc.aio import EOF
 
-from ..errors import ClientGone, QueueFull, RequestError, Unavailable
-from ..inference.inference import Inference
+from ..errors import QueueFull, Unavailable
+from ..inference.in_parts import InferenceInParts
 from ..inference.refusals import refuse
-from ..link.messages import Done
-from ..protocol.json_document import Object
-from ..protocol.request import InferRequest, Limits, decode_body
-from ..protocol.response import Written, write_long
-from ..protocol.time_slices import Steps, TimeSlices
-from ..protocol.typed_tensors import TensorsBody
 from ..tenants.service import Tenant
 from .front import Front, shortened
 from .messages import ModelInferResponse, ModelStreamInferResponse
-from .request import Parsed, document, parse
-from .response import encode
-
-Returned = TypeVar("Returned")
-
-
-class Answer(NamedTuple):
-    """An encoded ModelInferResponse, and its times as in HTTP's Server-Timing."""
-
-    message: bytes
-    timing: str
+from .response import empty_end
+from .run import Run
 
 
 class Infer:
@@ -48,20 +32,30 @@ class Infer:
         """ModelInfer. A flood is refused before its tensors have arrived."""
         tenant = self._front.tenant(context)
         tenant.lane.check_room()
-        answer = await self._infer(tenant, await self._front.read(context), context)
-        context.set_trailing_metadata((("server-timing", answer.timing),))
-        return answer.message
+        run = Run(tenant, self._front.service.limits)
+        try:
+            await run.begin(await self._front.read(context), context.time_remaining())
+            done = await run.next()
+            answer = await run.encode(done)
+        except CancelledError:
+            run.cancel(context.time_remaining())
+            raise
+        except Exception as error:
+            raise run.fail(error) from None
+        queued, executed = run.succeed(done)
+        context.set_trailing_metadata((("server-timing", f"queue;dur={queued:.3f}, execute;dur={executed:.3f}"),))
+        return answer
 
     async def stream(self, context: Any) -> None:
-        """ModelStreamInfer: one answer, or error message, for each request, in their order."""
+        """ModelStreamInfer: the answer to each request, or an error message, in their order; it may come in parts."""
         tenant = self._front.tenant(context)
         if self._streams >= self._front.readers:
             text = f"{self._streams} streams are open, in each of which a message may arrive"
             raise QueueFull(f"{text}; as many fit into tenants.{tenant.name}.memory by server.max_body")
         self._streams += 1
         try:
-            while (message := await self._next(context)) is not EOF:
-                await context.write(await self._stream_answer(tenant, message, context))
+            while await self._answer_next(tenant, context):
+                pass
         finally:
             self._streams -= 1
 
@@ -85,120 +79,33 @@ class Infer:
                 self._idle.discard(reading)
         raise Unavailable("the server is stopping")
 
-    async def _stream_answer(self, tenant: Tenant, message: bytes, context: Any) -> bytes:
+    async def _answer_next(self, tenant: Tenant, context: Any) -> bool:
+        """Write the answer to the next message of a stream, each part when the client has room for it; False at its end."""
+        message = await self._next(context)
+        if message is EOF:
+            return False
+        run = Run(tenant, self._front.service.limits, InferenceInParts)
         try:
-            answer = ModelStreamInferResponse(infer_response=(await self._infer(tenant, message, context, final=True)).message)
-        except Exception as error:
-            text = shortened(refuse(error, tenant.name).text)
-            answer = ModelStreamInferResponse(
-                error_message=text, infer_response=_identified(message, self._front.service.limits)
-            )
-        data: bytes = answer.SerializeToString()
-        return data
-
-    async def _infer(self, tenant: Tenant, data: bytes, context: Any, final: bool = False) -> Answer:
-        """Run one inference. Raises what it is refused or fails with; if the call is cancelled, it is stopped."""
-        limits, size = self._front.service.limits, len(data)
-        try:
-            parsed = parse(data, limits)
-        except RequestError:
-            tenant.lane.count_invalid()
-            raise
-        del data
-        long = parsed.long
-        inference = Inference(tenant, parsed.message.model_name, parsed.message.model_version or None)
-        ended: asyncio.Future[Done | Exception] = asyncio.get_running_loop().create_future()
-        try:
-            body = TensorsBody(await _document(parsed, inference, tenant, size))
-            del parsed
-            slot, served = inference.take_slot(), inference.served
-            request = decode_body(body, served.signature, slot, limits, served.request_cache.output_reserve)
-            del body  # Its tensors are in the tenant's slot now, and nothing keeps the message.
-            timeout = request.timeout
-            if timeout is not None and long:
-                timeout = inference.time_left(timeout)
-            timeout = _shorter(timeout, context.time_remaining())
-            inference.submit(request.shapes, request.priority, timeout, partial(_resolve, ended))
-            end = await ended
-            if isinstance(end, Done):
-                written = await _classified(request, inference, end) if request.classified else {}
-                message = encode(served, request, inference.slot_of(end), end.outputs, written, final)
+            await run.begin(message, context.time_remaining())
+            del message
+            while (done := await run.next()).outputs and run.in_parts:
+                await _write(context, infer_response=await run.encode(done, final=False))
+                run.proceed()
+            last = None if run.in_parts else await run.encode(done, final=True)
+            if run.in_parts and run.wants_empty_end:
+                last = empty_end(run.served, run.id)
         except CancelledError:
-            if not (ended.done() and not ended.cancelled() and isinstance(ended.result(), Exception)):  # Else it has ended.
-                left = context.time_remaining()
-                expired = left is not None and left <= 0
-                inference.cancel(tenant.lane.expire(0.0) if expired else ClientGone("the client cancelled its call"))
+            run.cancel(context.time_remaining())
             raise
         except Exception as error:
-            raise inference.fail(error) from None
-        if not isinstance(end, Done):
-            raise end
-        queued, executed = inference.succeed(end)
-        return Answer(message, f"queue;dur={queued:.3f}, execute;dur={executed:.3f}")
+            text = shortened(refuse(run.fail(error), tenant.name).text)
+            await _write(context, error_message=text, infer_response=ModelInferResponse(id=run.id).SerializeToString())
+            return True
+        run.succeed(done)
+        if last is not None:
+            await _write(context, infer_response=last)
+        return True
 
 
-async def _document(parsed: Parsed, inference: Inference, tenant: Tenant, size: int) -> Object:
-    """The document of a message; many typed values are converted in time slices. Raises BadRequest, QueueFull."""
-    if not parsed.long:
-        return _run(document(parsed))
-    tenant.uploads.reserve(size)
-    try:
-        return await _in_slices(inference.served.request_cache.time_slices, document(parsed))
-    finally:
-        tenant.uploads.release(size)
-
-
-async def _classified(request: InferRequest, inference: Inference, done: Done) -> Written:
-    served, slot = inference.served, inference.slot_of(done)
-    steps = write_long(request, served.signature, slot, done.outputs, labels=served.labels)
-    return await _in_slices(served.request_cache.time_slices, steps)
-
-
-def _run(steps: Steps[Returned]) -> Returned:
-    """The result of steps that are few."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            returned: Returned = end.value
-            return returned
-
-
-async def _in_slices(slices: TimeSlices, steps: Steps[Returned]) -> Returned:
-    """The result of steps that the event loop runs between other work; they end early if the caller is cancelled."""
-    future: asyncio.Future[Returned] = asyncio.get_running_loop().create_future()
-    slices.add(_job(steps, future))
-    return await future
-
-
-def _job(steps: Steps[Returned], future: "asyncio.Future[Returned]") -> Steps[None]:
-    try:
-        while not future.done():
-            next(steps)
-            yield
-    except StopIteration as end:
-        future.set_result(end.value)
-    except Exception as error:
-        if not future.done():
-            future.set_exception(error)
-
-
-def _resolve(future: "asyncio.Future[Done | Exception]", end: Done | Exception) -> None:
-    if not future.done():
-        future.set_result(end)
-
-
-def _shorter(one: float | None, other: float | None) -> float | None:
-    """The shorter of two times, of which either may be None for no limit."""
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
-
-
-def _identified(message: bytes, limits: Limits) -> bytes:
-    """An answer with nothing but the id of a request that was refused, so that its client knows which it was."""
-    try:
-        data: bytes = ModelInferResponse(id=parse(message, limits).message.id).SerializeToString()
-        return data
-    except RequestError:
-        return b""
+async def _write(context: Any, **fields: Any) -> None:
+    await context.write(ModelStreamInferResponse(**fields).SerializeToString())

@@ -23,8 +23,8 @@ _MAX_FIELDS = 1024
 """Parameters, inputs, outputs and tensors of one request together; each takes Python a microsecond or two."""
 _VALUES = 1 << 13
 """Typed values converted per time slice: less than half a millisecond."""
-_STREAM_OPTION = "triton_enable_empty_final_response"
-"""The only reserved parameter that is no mistake: Triton's clients send it in streams. Each answer here is the final one."""
+_EMPTY_END = "triton_enable_empty_final_response"
+"""The only reserved parameter that is no mistake: with it a client of a stream asks for an empty answer after the last part."""
 
 _TYPES: dict[str, Any] = {
     "bool_contents": np.bool_, "int_contents": np.int32, "int64_contents": np.int64, "uint_contents": np.uint32,
@@ -92,6 +92,11 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise BadRequest(f"the message is no ModelInferRequest: there is no number at byte {at}")
 
 
+def wants_empty_end(message: Any) -> bool:
+    """Whether an empty answer is to follow the last part."""
+    return _EMPTY_END in message.parameters and bool(message.parameters[_EMPTY_END].bool_param)
+
+
 def document(parsed: Parsed) -> Steps[Object]:
     """The document of a message, its tensors as `TensorsBody` expects them. Raises BadRequest."""
     message, raw, _ = parsed
@@ -108,7 +113,7 @@ def document(parsed: Parsed) -> Steps[Object]:
         entry["data"] = raw[index] if raw else typed
         inputs.append(entry)
     parameters = _parameters(message.parameters)
-    parameters.pop(_STREAM_OPTION, None)
+    parameters.pop(_EMPTY_END, None)
     parameters["binary_data_output"] = True
     outputs = [{"name": output.name, "parameters": _output_parameters(output)} for output in message.outputs]
     return {"id": message.id or None, "parameters": parameters, "inputs": inputs, "outputs": outputs}

@@ -12,6 +12,7 @@ from ..protocol.response import Written, outer_shape
 from ..tenants.catalog import ServedModel
 from .messages import ModelInferResponse
 
+_FINAL = "triton_final_response"
 _RAW_CONTENTS = 6 << 3 | 2
 """The byte before each element of raw_output_contents: its number, and that it has a length."""
 
@@ -22,16 +23,16 @@ def encode(
     slot: Slot,
     extents: Sequence[Extent],
     written: Written,
-    final: bool = False,
+    final: bool | None = None,
 ) -> bytes:
     """The answer with the requested outputs, all of them in raw_output_contents, in their order.
 
-    `written` has the outputs that are classified. `final`: say that no further answer comes, as Triton does in streams. Raises
-    Failed if the model's configuration has no reshape for the shape of one.
+    `written` has the outputs that are classified. `final`: whether it is the last part, which Triton says in streams, or
+    None. Raises Failed if the model's configuration has no reshape for the shape of one.
     """
     message = ModelInferResponse(model_name=served.name, model_version=served.version, id=request.id or "")
-    if final:
-        message.parameters["triton_final_response"].bool_param = True
+    if final is not None:
+        message.parameters[_FINAL].bool_param = final
     tensors: list[bytes | memoryview] = []
     for position, _, classes in request.outputs:
         spec, (shape, offset, nbytes) = served.signature.outputs[position], extents[position]
@@ -46,6 +47,14 @@ def encode(
             data = slot.view[offset : offset + nbytes]
         tensors += (_prefix(len(data)), data)
     return b"".join([message.SerializeToString(), *tensors])
+
+
+def empty_end(served: ServedModel, request_id: str) -> bytes:
+    """The answer without outputs that follows the last part."""
+    message = ModelInferResponse(model_name=served.name, model_version=served.version, id=request_id)
+    message.parameters[_FINAL].bool_param = True
+    data: bytes = message.SerializeToString()
+    return data
 
 
 def _prefix(size: int) -> bytes:

@@ -110,7 +110,8 @@ class Inference:
         slot, served = self._slot, self.served
         assert slot
         if served.signature.in_parts:
-            raise BadRequest(f"model {served.name!r} answers in parts; use generate_stream, or generate for a single part")
+            use = "generate_stream, or generate for a single part, or ModelStreamInfer over gRPC"
+            raise BadRequest(f"model {served.name!r} answers in parts; use {use}")
         self._shapes, self._priority, self._timeout, self._on_end = shapes, priority, timeout, on_end
         self._decoded = time.monotonic_ns()
         lane = self._tenant.lane

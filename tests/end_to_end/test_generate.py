@@ -225,7 +225,9 @@ def test_infer_refuses_a_model_that_answers_in_parts(http: httpx.Client) -> None
     ]
     answer = http.post("/v2/models/countdown/infer", json={"inputs": inputs})
     assert answer.status_code == 400
-    assert answer.json()["error"] == ("model 'countdown' answers in parts; use generate_stream, or generate for a single part")
+    assert answer.json()["error"] == (
+        "model 'countdown' answers in parts; use generate_stream, or generate for a single part, or ModelStreamInfer over gRPC"
+    )
 
 
 def test_the_configuration_says_that_answers_come_in_parts(http: httpx.Client) -> None:
