@@ -122,6 +122,17 @@ class BatchStatistics(Schema):
     compute_output: Duration
 
 
+class ResponseStatistics(Schema):
+    """Parts of answers that have one number."""
+
+    compute_infer: Duration
+    compute_output: Duration
+    success: Duration = Field(description="Parts that were answered.")
+    fail: Duration = Field(description="Answers that ended with an error in this part.")
+    empty_response: Duration = Field(description="Answers that ended before this part.")
+    cancel: Duration = Field(description="Answers whose clients disconnected in this part.")
+
+
 class ModelStatistics(Schema):
     """What one tenant used of one version of a model, as in Triton's statistics extension."""
 
@@ -131,7 +142,9 @@ class ModelStatistics(Schema):
     inference_count: int = Field(description="Inferences; each row of a batch counts.")
     execution_count: int = Field(description="Runs of the model.")
     inference_stats: InferenceStatistics
-    response_stats: dict[str, Any] = Field(description="Always empty: every request has one response.")
+    response_stats: dict[str, ResponseStatistics] = Field(
+        description="By the number of a part, from 0 to 63; empty for models that answer as a whole."
+    )
     batch_stats: list[BatchStatistics]
     memory_usage: list[Any] = Field(description="Always empty.")
 

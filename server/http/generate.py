@@ -112,7 +112,9 @@ class Generation:
         inference, served = self._inference, self._inference.served
         assert self._request
         slot, nonfinite = inference.slot_of(done), self._target.limits.nonfinite
-        return encode(served.name, served.version, self._request, served.signature, slot, done.outputs, nonfinite)
+        part = encode(served.name, served.version, self._request, served.signature, slot, done.outputs, nonfinite)
+        inference.encoded(done)
+        return part
 
     def _on_end(self, end: Done | Exception) -> None:
         """A part has come, or the end. An error may also come between two parts: it is already counted."""
@@ -140,17 +142,21 @@ async def respond(
     read_body: Callable[[Call, Target], Awaitable[bytes]],
     receive: Receive,
     send: Send,
+    http_version: str = "1.1",
 ) -> Reply | None:
     """Answer a request: send its events, or return its reply; None if nothing more is to be sent."""
+    streams = call.raw_path.endswith(b"/generate_stream")
     target: Target | None = None
     generation: Generation | None = None
     why: BaseException = ClientGone(_GONE)
     try:
         target = resolve()
+        if streams and http_version == "1.0":
+            raise BadRequest("HTTP/1.0 has no chunks, in which events are sent; use HTTP/1.1, or generate for a single part")
         generation = Generation(target, receive)
         generation.expect(content_length(call.headers.get(b"content-length")))
         generation.begin(await read_body(call, target))
-        if not call.raw_path.endswith(b"/generate_stream"):
+        if not streams:
             return Reply(200, [(b"content-type", b"application/json")], await generation.only_part())
         first = await generation.next_part()
         await _send_events(generation, first, target, send)

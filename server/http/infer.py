@@ -44,7 +44,7 @@ class Infer:
         call = Call(scope["method"], scope["raw_path"], query, headers, body.read, receive, client)
         if is_generate(scope["path"]):
             resolve = partial(self.resolve, call.method, call.raw_path, headers)
-            reply = await generate.respond(call, resolve, _read_body, receive, send)
+            reply = await generate.respond(call, resolve, _read_body, receive, send, scope["http_version"])
         else:
             reply = await self.answer(call)
         if reply:

@@ -21,7 +21,7 @@ from ..scheduling.queue_policy import QueueLimits, QueuePolicy
 from ..scheduling.slot_pool import SlotStatistics
 from ..tenants.catalog import IndexEntry, ServedModel
 from ..tenants.frontend import ModelReport, Report, State
-from ..tenants.statistics import BOUNDS, ModelStatistics, Size
+from ..tenants.statistics import BOUNDS, ModelStatistics, Responses, Size
 
 Count = Annotated[int, Meta(ge=0)]
 
@@ -227,6 +227,20 @@ class SizeFields(Fields):
     compute_output: int
 
 
+class ResponsesFields(Fields):
+    """A `Responses`."""
+
+    count: int
+    compute_infer: int
+    compute_output: int
+    ends: int
+    ends_ns: int
+    failed: int
+    failed_ns: int
+    cancelled: int
+    cancelled_ns: int
+
+
 class StatisticsFields(Fields):
     """A `ModelStatistics`."""
 
@@ -239,16 +253,21 @@ class StatisticsFields(Fields):
     failures: dict[str, int]
     failed_ns: int
     last: int
+    responses: dict[int, ResponsesFields]
 
     @classmethod
     def of(cls, statistics: ModelStatistics) -> "StatisticsFields":
         found = _mirror(cls, statistics)
         sizes, runs = ({rows: _mirror(SizeFields, size) for rows, size in each.items()} for each in (found.sizes, found.runs))
-        return msgspec.structs.replace(found, sizes=sizes, joined=_mirror(SizeFields, found.joined), runs=runs)
+        responses = {number: _mirror(ResponsesFields, each) for number, each in found.responses.items()}
+        joined = _mirror(SizeFields, found.joined)
+        return msgspec.structs.replace(found, sizes=sizes, joined=joined, runs=runs, responses=responses)
 
     def statistics(self) -> ModelStatistics:
         sizes, runs = ({rows: Size(**asdict(size)) for rows, size in each.items()} for each in (self.sizes, self.runs))
-        return ModelStatistics(**{**asdict(self), "sizes": sizes, "joined": Size(**asdict(self.joined)), "runs": runs})
+        responses = {number: Responses(**asdict(each)) for number, each in self.responses.items()}
+        joined = Size(**asdict(self.joined))
+        return ModelStatistics(**{**asdict(self), "sizes": sizes, "joined": joined, "runs": runs, "responses": responses})
 
 
 class ModelReportFields(Fields):

@@ -117,7 +117,7 @@ def _parameter(where: str, value: Any) -> Any:
 def _input(where: str, spec: TensorSpec, value: Any, limits: Limits) -> Input:
     """The tensor of a value or a flat array."""
     data = value if type(value) is list else [value]
-    if type(value) not in (*_SCALARS, list):
+    if type(value) is not list and type(value) not in _SCALARS:
         refuse(where, value, f"a value or an array of {spec.datatype}, as input {spec.name!r} is")
     if len(data) > limits.elements:
         raise BadRequest(f"{where}: {len(data)} elements; the limit is {limits.elements}")

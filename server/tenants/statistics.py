@@ -38,6 +38,40 @@ class Size:
     compute_output: int = 0
 
 
+MOST_RESPONSES = 64
+"""Parts of answers that are counted, from the first on."""
+
+
+@dataclass(slots=True)
+class Responses:
+    """The parts that have one number in their answers, counted with the sums of their nanoseconds.
+
+    `ends` are ends of answers that came in place of the part; `failed` and `cancelled` answers ended so in it.
+    """
+
+    count: int = 0
+    compute_infer: int = 0
+    compute_output: int = 0
+    ends: int = 0
+    ends_ns: int = 0
+    failed: int = 0
+    failed_ns: int = 0
+    cancelled: int = 0
+    cancelled_ns: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        """An entry of Triton's `response_stats`."""
+        found = {
+            "compute_infer": Duration(self.count, self.compute_infer),
+            "compute_output": Duration(self.count, self.compute_output),
+            "success": Duration(self.count, self.compute_infer + self.compute_output),
+            "fail": Duration(self.failed, self.failed_ns),
+            "empty_response": Duration(self.ends, self.ends_ns),
+            "cancel": Duration(self.cancelled, self.cancelled_ns),
+        }
+        return {name: duration.as_json() for name, duration in found.items()}
+
+
 @dataclass(slots=True)
 class ModelStatistics:
     """One model at one version, as one tenant used it. The HTTP side's: not thread-safe.
@@ -45,7 +79,8 @@ class ModelStatistics:
     `sizes` are requests that ran alone, by rows. `joined` are all requests that ran in batches, `joined_rows` their rows, and
     `runs` the batches, by rows. `buckets` count answers by the smallest of `BOUNDS` that they kept, the last one those above
     all. `failures` are by Triton's reason (REJECTED, CANCELED, BACKEND, OTHER). `last` is when the last request was answered,
-    on the clock of `time.monotonic_ns`, 0 for never. Totals are computed when they are read.
+    on the clock of `time.monotonic_ns`, 0 for never. `responses` are parts of answers, by their numbers from 0. Totals are
+    computed when they are read.
     """
 
     sizes: dict[int, Size] = field(default_factory=dict)
@@ -57,6 +92,7 @@ class ModelStatistics:
     failures: dict[str, int] = field(default_factory=dict)
     failed_ns: int = 0
     last: int = 0
+    responses: dict[int, Responses] = field(default_factory=dict)
 
     def succeeded(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> None:
         """Count an answered request; the times are nanoseconds on the clock of `time.monotonic_ns`.
@@ -93,6 +129,13 @@ class ModelStatistics:
         """Count a failed request."""
         self.failed_ns += ns
         self.failures[reason] = self.failures.get(reason, 0) + 1
+
+    def response(self, number: int) -> Responses | None:
+        """The counter of a part, to be counted in; None if it is not counted."""
+        found = self.responses.get(number)
+        if found is None and number < MOST_RESPONSES:
+            found = self.responses[number] = Responses()
+        return found
 
     @property
     def inferences(self) -> int:
@@ -142,7 +185,7 @@ class ModelStatistics:
     def as_json(self) -> dict[str, object]:
         """The fields of one entry of `model_stats` in Triton's statistics extension, name and version aside.
 
-        `response_stats` are empty as there for models that answer a request once.
+        `response_stats` are empty as there for models that answer a request as a whole.
         """
         durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
         return {
@@ -150,7 +193,7 @@ class ModelStatistics:
             "inference_count": self.inferences,
             "execution_count": self.executions,
             "inference_stats": {**{name: getattr(self, name).as_json() for name in durations}, **_NO_CACHE},
-            "response_stats": {},
+            "response_stats": {f"{number}": self.responses[number].as_json() for number in sorted(self.responses)},
             "batch_stats": [self._batch(rows) for rows in sorted(self.sizes.keys() | self.runs.keys())],
             "memory_usage": [],
         }

@@ -20,7 +20,7 @@ from tests import models
 from .harness import Served, configuration, serving
 from .processes import configure, running, running_plain
 from .virtual import VirtualDevice
-from .wire import until
+from .wire import Connection, until
 
 COUNTDOWN = """
 countdown (float[1] x, float[1] bad, int64 turns) => (float[1] y, float[1] next, bool[1] done)
@@ -362,6 +362,37 @@ def test_statistics_count_an_answer_once_with_the_time_of_all_parts(inside: Serv
         after = counted()
     assert after[0] == before[0] + 2
     assert after[1] - before[1] > 6 * 50_000
+
+
+def test_statistics_count_each_part_by_its_number(http: httpx.Client) -> None:
+    def counted(number: str, what: str) -> int:
+        (stats,) = http.get("/v2/models/countdown/stats").json()["model_stats"]
+        found: int = stats["response_stats"].get(number, {}).get(what, {"count": 0})["count"]
+        return found
+
+    def all_counted() -> list[int]:
+        return [
+            counted(number, what)
+            for number, what in (("10", "success"), ("11", "success"), ("11", "empty_response"), ("11", "fail"))
+        ]
+
+    before = all_counted()
+    stream(http, count(11))
+    stream(http, count(12))
+    stream(http, count(12, bad=1))
+    assert [now - then for now, then in zip(all_counted(), before, strict=True)] == [3, 1, 1, 1]
+    stream(http, count(100))
+    assert counted("63", "success")
+    assert not counted("64", "success")
+
+
+def test_http_1_0_gets_no_events(served: Any) -> None:
+    body = json.dumps(count(1)).encode()
+    for path, status in (("generate_stream", 400), ("generate", 200)):
+        with Connection(served) as connection:
+            head = f"POST /v2/models/countdown/{path} HTTP/1.0\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+            connection.send(head.encode() + body)
+            assert connection.answer().status == status
 
 
 def test_a_repartition_does_not_end_an_answer(repository: Path) -> None:
