@@ -93,7 +93,10 @@ class Run:
             written = await _in_slices(served.request_cache.time_slices, steps)
         if self._error:
             raise self._error
-        return encode(served, request, slot, done.outputs, written, final)
+        answer = encode(served, request, slot, done.outputs, written, final)
+        if self.in_parts:
+            inference.encoded(done)
+        return answer
 
     def proceed(self) -> None:
         """Ask for the next part; the last one's outputs are gone then. Raises the error that came since."""

@@ -97,6 +97,15 @@ def test_an_error_between_parts_ends_that_answer_alone(address: str) -> None:
         client.stop_stream()
 
 
+def test_parts_are_counted_by_their_numbers(address: str) -> None:
+    with stream(address) as (client, answers):
+        before = client.get_inference_statistics("countdown").model_stats[0].response_stats["0"].success.count
+        client.async_stream_infer("countdown", inputs(2))
+        assert [part(answers)[0] for _ in range(2)] == [2, 1]
+        until(lambda: client.get_inference_statistics("countdown").model_stats[0].response_stats["0"].success.count > before)
+        client.stop_stream()
+
+
 def test_a_client_that_goes_away_stops_the_answer(address: str) -> None:
     with stream(address) as (client, answers):
         client.async_stream_infer("countdown", inputs(9, turns=LONG))
