@@ -93,8 +93,7 @@ class Lane:
     def statistics(self) -> LaneStatistics:
         scheduler = self._scheduler.statistics()
         abandoned = len(self._abandoned) + self._batches.released()
-        refused = (self._rejected, self._expired, self._invalid)
-        return LaneStatistics(scheduler.waiting, scheduler.in_flight, abandoned, *refused)
+        return LaneStatistics(scheduler.waiting, scheduler.in_flight, abandoned, self._rejected, self._expired, self._invalid)
 
     def backlog(self) -> Counter[ModelKey]:
         """How many requests are queued for each model."""
@@ -229,8 +228,7 @@ class Lane:
             batch = batching.batchable(ticket, time.monotonic())
         self._scheduler.add(ticket, priority, batch)
         pending = self._pending[slot.index] = PendingRequest(slot, ticket, on_done)
-        if in_parts:
-            pending.priority = priority
+        pending.priority = priority
         if timeout is not None:
             pending.timeout = timeout
             self.deadlines.add(deadline, ticket.serial, partial(self._expire, pending))
@@ -240,12 +238,14 @@ class Lane:
         self._launch()
 
     def proceed(self, slot: Slot) -> None:
-        """Queue the next part of the answer in this slot: `on_done` was called with a part, and not with the end.
-
-        The slot's memory is written again from now on; after Outgrown it must have a larger block, and the same part comes.
-        """
+        """Queue the next part of the answer in this slot, whose memory is written again; after Outgrown, the same part."""
         self._parts.proceed(self._pending[slot.index])
         self._launch()
+
+    def end_parts(self, model: ModelKey, reason: str) -> None:
+        """End the answers in parts of a model with Unavailable."""
+        for pending in [each for each in self._pending.values() if each.ticket.after and each.ticket.model == model]:
+            pending.complete(Unavailable(reason))
 
     def release(self, slot: Slot) -> None:
         """Give up the request in this slot: withdraw, cancel or forget it, and free the slot when nothing uses it any more."""

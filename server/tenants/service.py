@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -26,6 +27,8 @@ from .uploads import Uploads
 
 log = logging.getLogger("greenlane")
 
+FINISH_SECONDS = 30.0
+"""How long answers in parts go on after their model was unloaded or replaced."""
 HORIZON = 200_000
 """Nanoseconds of short works that may be launched ahead: a few times the round trip to the worker."""
 TENANTLESS_MEMORY = 4 << 20
@@ -228,10 +231,18 @@ def open_local(config: TenantConfig, only: bool = False) -> LocalFrontend:
 
 
 async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
-    """Serve exactly these versions of a model; return when no request is left for those that they replace."""
+    """Serve exactly these versions of a model; return when no request is left for those that they replace.
+
+    An answer in parts goes on for `FINISH_SECONDS` at most: its client decides how long it takes, and the model's next load
+    waits for it, and a repartition too.
+    """
     left = [item.key for item in tenant.catalog.served() if item.name == name]
     tenant.catalog.put(name, served, problems)
     for key in left:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_SECONDS):
+                await tenant.lane.model_drained(key)
+        tenant.lane.end_parts(key, f"model {name!r} was unloaded or replaced while it answered; send the request again")
         await tenant.lane.model_drained(key)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from engines import DATATYPES, Signature, TensorSpec
 from server.config.schema import Config, ModelsConfig, ServerConfig, TenantConfig
 from server.errors import Conflict, Misdirected, QueueFull, Unauthorized, Unavailable, answer
 from server.http.infer import Infer
-from server.link.messages import Done
+from server.link.messages import Done, Extent, Failure
+from server.link.slots import Slot
+from server.tenants import service as tenants_service
 from server.tenants.auth import digest
 from server.tenants.catalog import IndexEntry, ServedModel
 from server.tenants.service import SPARE_SLOTS, LocalFrontend, Service, open_local, open_tenant, slots
@@ -225,6 +228,39 @@ async def test_publish_serves_new_models_and_waits_for_requests_of_replaced_ones
     assert not publishing.done(), "its answer is still being read"
     lane.release(slot)
     await publishing
+
+
+async def test_answers_in_parts_of_a_replaced_model_end_after_a_while(
+    frontend: LocalFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenants_service, "FINISH_SECONDS", 0.01)
+    frontend.open(Device())
+    lane, ends = frontend.tenant.lane, []
+    await frontend.publish("m", [served("m")], [])
+
+    def on_end(slot: Slot, end: object) -> None:
+        ends.append(end)
+        if isinstance(end, Unavailable):
+            lane.release(slot)
+
+    taken = [lane.take_slot() for _ in range(2)]
+    for slot in taken:
+        lane.submit(slot, "m/1#1", ((1,),), partial(on_end, slot), in_parts=True)
+    frontend.link.completions.put(Done(taken[0].index, (Extent((1,), 0, 4),), None, 1, 2))
+    frontend.link.completions.ring()
+    publishing = asyncio.ensure_future(frontend.publish("m", [], []))
+    while len(ends) < 3:
+        await asyncio.sleep(0.001)
+    assert [str(end) for end in ends[1:]] == [
+        "model 'm' was unloaded or replaced while it answered; send the request again"
+    ] * 2
+    assert not publishing.done(), "the worker has not freed what it keeps of them"
+    for slot in reversed(taken):  # The one that is in flight first: then the ticket that frees the other is launched.
+        frontend.link.completions.put(Done(slot.index, (), Failure("expired", ""), 1, 2))
+        frontend.link.completions.ring()
+        await settle()
+    await publishing
+    assert lane.slots.statistics().used == 0
 
 
 async def test_report_has_served_models_pending_requests_and_index(frontend: LocalFrontend) -> None:
