@@ -1,5 +1,6 @@
 """Hardware: devices divided into granules, and partitions of them. Knows neither models nor tenants."""
 
+import ctypes
 import logging
 from collections.abc import Iterable
 
@@ -19,6 +20,7 @@ __all__ = [
     "Partition",
     "PartitionError",
     "PartitionManager",
+    "has_driver",
     "open_cpu",
     "open_device",
 ]
@@ -51,6 +53,15 @@ def open_device(
         return open_cpu(cores)
     log.info("the device is a GPU: %s", device.describe())
     return device
+
+
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is installed, without which no GPU can be opened. Initialises nothing."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _core_numbers(cores: Iterable[int]) -> list[int]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from itertools import chain
 from math import ceil
 from signal import SIGINT
 from typing import Any
@@ -18,9 +19,9 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from partitions import Device, PartitionError
+from partitions import PartitionError
 
-from .app import Application, configuration, log_compilation, open_configured
+from .app import Application, configuration, log_compilation, on_host_cores, open_configured
 from .check import check
 from .command_line import Options, parse
 from .config.schema import Config, ConfigError
@@ -61,10 +62,10 @@ def _serve(options: Options) -> int:
         path = options.config or os.environ.get("GREENLANE_CONFIG")
         config = _override(stack.enter_context(configuration(path)), options)
         logs.configure(config.server.log_format, config.server.log_level)
-        device = open_configured(config)
-        config.fit(device.unit, device.granules)
-        sys.setswitchinterval(SWITCH_INTERVAL)
         if config.server.fronts == "inline":
+            device = open_configured(config)
+            config.fit(device.unit, device.granules)
+            sys.setswitchinterval(SWITCH_INTERVAL)
             listeners, _ = listen(config.server.host, config.server.port, {})  # No tenant has a port of its own here.
             log_compilation()
             log.info("listening on %s", ", ".join(map(url, listeners)))
@@ -72,21 +73,21 @@ def _serve(options: Options) -> int:
             server = Server(_uvicorn(application, config.server.keep_alive), application.unanswered)
             server.run(sockets=listeners)
             return 0 if server.started else 1
-        return _serve_fronts(config, device)
+        return _serve_processes(config)
 
 
-def _serve_fronts(config: Config, device: Device) -> int:
+def _serve_processes(config: Config) -> int:
     ports = {name: tenant.port for name, tenant in config.tenants.items() if tenant.port}
     listeners, own = listen(config.server.host, config.server.port, ports)
     grpc = {name: tenant.grpc_port for name, tenant in config.tenants.items() if tenant.grpc_port}
     reserved = reserve(config.server.host, grpc)  # Until the server ends, as replaced processes listen there again.
     log_compilation()
-    status = uvloop.run(serve(config, lambda _: device, listeners, own))
-    for each in reserved:
-        each.close()
-    if status:
-        os._exit(status)  # The device is lost, so nothing can be closed in order.
-    return status
+    with ExitStack() as stack:
+        for each in chain(listeners, *own.values(), reserved):
+            stack.enter_context(each)
+        if hosted := on_host_cores(config):  # So that the processes do not find that out, and log it, once more.
+            config = config.model_copy(update={"device": config.device.model_copy(update={"backend": "cpu"})})
+        return uvloop.run(serve(config, open_configured, listeners, own, hosted=hosted))
 
 
 def _override(config: Config, options: Options) -> Config:

@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from engines import has_tensorrt
-from partitions import Device, DeviceUnavailable, PartitionError, open_device
+from partitions import Device, DeviceUnavailable, PartitionError, has_driver, open_device
 
 from . import demo, single_process
 from .admin import docs as admin_docs
@@ -68,6 +68,18 @@ def open_configured(config: Config) -> Device:
     except DeviceUnavailable as error:  # TensorRT was installed to be used.
         log.warning("the device is the CPU, though TensorRT is installed: %s", error)
         return open_device("cpu", cores)
+
+
+def on_host_cores(config: Config) -> bool:
+    """Whether the device of a configuration is cores of this host for certain, without opening any; logs why."""
+    backend = config.device.backend
+    if backend == "auto" and not has_tensorrt():
+        log.info("the device is the CPU: TensorRT is not installed")
+        return True
+    if backend == "auto" and not has_driver():
+        log.warning("the device is the CPU, though TensorRT is installed: there is no NVIDIA driver (libcuda.so.1)")
+        return True
+    return backend == "cpu"
 
 
 class Application:

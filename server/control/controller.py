@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from partitions import Misplaced, Move
-from partitions.plan import assign
+from partitions.plan import Granules, assign
 from partitions.probe import overlaps
 
 from ..config.schema import Config, TenantConfig
@@ -32,6 +32,13 @@ class ControlledDevice:
     runtimes: dict[str, DeviceRuntime]
     info: DeviceInfo = NOT_OPENED
     held: dict[str, PartitionInfo] = field(default_factory=dict)
+    host_cores: dict[str, frozenset[int] | None] = field(default_factory=dict)
+    """The host's cores that each tenant's first partition reserved; None where it reserves none."""
+
+    def hold(self, granules: Mapping[str, Granules]) -> None:
+        """These tenants have these granules now."""
+        sizes = self.info.granules
+        self.held |= {name: PartitionInfo(tuple(each), sum(sizes[i] for i in each)) for name, each in granules.items()}
 
     def distinct(self, names: Iterable[str] | None = None) -> list[DeviceRuntime]:
         """The runtimes of these tenants, or of all, each once."""
@@ -66,6 +73,7 @@ class Controller:
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
         self._finishing: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Controller {self.state}, {'; '.join(shares(device.held) or 'all free' for device in self.devices)}>"
@@ -98,9 +106,9 @@ class Controller:
         self.config.fit(unit, sizes, device.runtimes)
         counts = {name: self.config.tenants[name].share(unit, sizes) for name in device.runtimes}
         after = device.plan(counts).after
-        for held in await _all(runtime.start(device.of(runtime, after)) for runtime in runtimes):
-            device.held |= held
-        device.held = {name: device.held[name] for name in device.runtimes}
+        for cores in await _all(runtime.start(device.of(runtime, after)) for runtime in runtimes):
+            device.host_cores |= cores
+        device.hold(after)
         log.info("%s: %s", device.info.description, shares(device.held))
 
     async def loaded(self) -> None:
@@ -114,6 +122,8 @@ class Controller:
             states = set(self._states.values())
             found: State = next((each for each in ("starting", "incomplete") if each in states), "serving")
             if found != self.state:
+                if self.state == "starting":
+                    self._reporting = asyncio.create_task(self._log_ready())
                 self._lifecycle.set_state(found)
 
     def on_lost(self, reason: str) -> None:
@@ -150,8 +160,8 @@ class Controller:
             if shared := overlaps(placed):
                 raise Misplaced("; ".join(f"{a} and {b} both ran on {sorted(units)}" for a, b, units in shared))
             await _all(runtime.halt() for runtime in runtimes)
-            for held in await _all(runtime.commit() for runtime in runtimes):
-                device.held |= held
+            await _all(runtime.commit() for runtime in runtimes)
+            device.hold(after)
         except BaseException:
             await asyncio.shield(_all(runtime.discard() for runtime in runtimes))
             raise
@@ -222,6 +232,11 @@ class Controller:
             async with self._repartitioning:  # One in progress is completed first.
                 await _all(runtime.close() for device in self.devices for runtime in device.distinct())
 
+    async def _log_ready(self) -> None:
+        served = [f"{tenant.name} is served {_served(report)}" for tenant, report in await self.reports()]
+        ready = "ready" if self.ready else "for server.strict_readiness, which asks for every model, not ready"
+        log.info("%s: %s", ready, "; ".join(served))
+
     async def _finish_lost(self, reason: str) -> None:
         await self._refuse_and_drain(reason)
         self.device_gone.set()
@@ -248,6 +263,14 @@ class Controller:
         if len(devices) > 1:
             raise BadRequest(f"{', '.join(counts)}: these tenants are on several devices; change one device at a time")
         return devices[0] if devices else self.devices[0]
+
+
+def _served(report: Report) -> str:
+    """The models that are served with their versions, for the log."""
+    versions: dict[str, list[str]] = {}
+    for model in report.served:
+        versions.setdefault(model.name, []).append(model.version)
+    return " and ".join(f"{name} {', '.join(each)}" for name, each in versions.items()) or "nothing"
 
 
 async def _all(work: "Iterable[Awaitable[T]]") -> list[T]:

@@ -23,11 +23,10 @@ NOT_OPENED = DeviceInfo("", "not opened yet", "", ())
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A tenant's partition: its granules, their size in units, and the host's cores that are reserved by it, if any."""
+    """A tenant's partition: its granules, and their size in units together."""
 
     granules: Granules
     size: int
-    host_cores: frozenset[int] | None = None
 
 
 class Execution(NamedTuple):

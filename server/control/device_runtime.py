@@ -8,7 +8,7 @@ from typing import Protocol
 
 from partitions.plan import Granules
 
-from .descriptions import DeviceInfo, Execution, PartitionInfo
+from .descriptions import DeviceInfo, Execution
 
 
 class DeviceRuntime(Protocol):
@@ -21,10 +21,11 @@ class DeviceRuntime(Protocol):
     async def open(self) -> DeviceInfo:
         """What the device is. Called first. Raises DeviceUnavailable."""
 
-    async def start(self, granules: Mapping[str, Granules]) -> dict[str, PartitionInfo]:
+    async def start(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int] | None]:
         """Give every tenant its first partition, page-lock the tenants' memory, and start to load their models.
 
-        Raises PartitionError or ConfigError.
+        Returns the host's cores that each partition reserves, None where it reserves none. Raises PartitionError or
+        ConfigError.
         """
 
     async def loaded(self) -> None:
@@ -43,7 +44,7 @@ class DeviceRuntime(Protocol):
         Raises Conflict, naming the tenant, if that takes longer than `server.max_pause`; they go on then.
         """
 
-    async def commit(self) -> dict[str, PartitionInfo]:
+    async def commit(self) -> None:
         """Serve the tenants that are paused from their new partitions, and close the old ones."""
 
     async def discard(self) -> None:

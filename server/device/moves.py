@@ -11,7 +11,6 @@ from partitions import probe as probes
 from partitions.base import Closing
 from partitions.plan import Granules
 
-from ..control.descriptions import PartitionInfo
 from ..link.messages import ModelKey
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl, hold
@@ -70,8 +69,8 @@ class PartitionMoves:
         serving = {name: self._workers[name] for name in self._prepared if name in self._workers}
         await self._halted.enter_async_context(self._worker_control.halted(serving))
 
-    async def commit(self) -> dict[str, PartitionInfo]:
-        """Serve them from their new partitions, and close the old ones. Returns the new ones."""
+    async def commit(self) -> None:
+        """Serve them from their new partitions, and close the old ones."""
         prepared = self._prepared
         self._manager.commit(self._move, {name: worker.partition for name, worker in prepared.items()})
         before = [self._workers[name] for name in prepared if name in self._workers]
@@ -84,7 +83,6 @@ class PartitionMoves:
                 self._worker_control.serve(name)
         finally:
             await self._end(before)
-        return {name: _info(worker.partition) for name, worker in prepared.items()}
 
     async def discard(self) -> None:
         """Serve them from their old partitions, and close the new ones. Does nothing without a move."""
@@ -140,7 +138,3 @@ def close_all(things: Iterable[Closing]) -> None:
     """Close each, in order. Blocks."""
     for thing in things:
         thing.close()
-
-
-def _info(partition: Partition) -> PartitionInfo:
-    return PartitionInfo(tuple(partition.granules), partition.size, partition.host_cores)

@@ -12,7 +12,7 @@ from partitions import probe as probes
 from partitions.plan import Granules
 
 from ..config.schema import Config
-from ..control.descriptions import DeviceInfo, Execution, PartitionInfo
+from ..control.descriptions import DeviceInfo, Execution
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
 from ..tenants.lifecycle import Lifecycle
@@ -86,7 +86,7 @@ class Runtime:
         device = self.device
         return DeviceInfo(device.kind, device.describe(), device.unit, tuple(device.granules))
 
-    async def start(self, granules: Mapping[str, Granules]) -> dict[str, PartitionInfo]:
+    async def start(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int] | None]:
         self._loop = asyncio.get_running_loop()
         for name, frontend in self.frontends.items():
             frontend.open(self)
@@ -94,14 +94,14 @@ class Runtime:
         try:
             await self._moves.prepare(granules)
             await self._moves.halt()
-            held = await self._moves.commit()
+            await self._moves.commit()
         except BaseException:
             await self._moves.discard()
             raise
         self._models.start()
         self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._changing))
         self._supervision.start()
-        return held
+        return {name: partition.host_cores for name, partition in self.manager.held.items()}
 
     async def loaded(self) -> None:
         await self._models.loaded()
@@ -112,8 +112,8 @@ class Runtime:
     async def halt(self) -> None:
         await self._moves.halt()
 
-    async def commit(self) -> dict[str, PartitionInfo]:
-        return await self._moves.commit()
+    async def commit(self) -> None:
+        await self._moves.commit()
 
     async def discard(self) -> None:
         await self._moves.discard()

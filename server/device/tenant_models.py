@@ -161,8 +161,6 @@ class TenantModels:
         await asyncio.gather(*(self._load_tenant(tenant) for tenant in self._tenants.values()))
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self._served.state())
-            ready = "ready" if self._lifecycle.ready else "for server.strict_readiness, which asks for every model, not ready"
-            log.info("%s: %s", ready, "; ".join(f"{name} is served {self._served.shown(name)}" for name in self._frontends))
 
     async def _load_tenant(self, tenant: TenantConfig) -> None:
         known = await asyncio.to_thread(self._model_loader.names)

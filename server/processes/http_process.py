@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvicorn
 import uvloop
@@ -53,8 +53,8 @@ class ProcessArguments:
     """The arguments of a new HTTP process.
 
     `name` is the tenant's, or SHARED or UNAUTHENTICATED; `handoff` the socket over which connections come and go back;
-    `channel` that of the messages to and from the device process, and `descriptors` that of descriptors from it; `link` the
-    tenant's link, and `listeners` the sockets of its own port.
+    `channel` that of the messages to and from the supervisor, and `descriptors` that of descriptors from it; `link` the
+    tenant's link, None if its device side is in the same process, and `listeners` the sockets of its own port.
     """
 
     name: str
@@ -79,11 +79,26 @@ class ReplayProtocol(asyncio.Protocol):
         self._protocol.data_received(self._data)
 
 
-class HttpProcess:
-    """One HTTP process at work; `server.tenants.frontend` describes most of what comes over its channel."""
+class HostedSide(Protocol):
+    """The device side of an HTTP process's own tenant, in the same process."""
 
-    def __init__(self, arguments: ProcessArguments) -> None:
+    @property
+    def tenant(self) -> Tenant:
+        """The tenant, whose link is in this process."""
+
+    def handlers(self, channel: Callable[[], Channel]) -> dict[type[messages.Message], Callable[[Any], Any]]:
+        """The handlers of the supervisor's messages to a device side; `channel` returns the channel to the supervisor."""
+
+
+class HttpProcess:
+    """One HTTP process at work; `server.tenants.frontend` describes most of what comes over its channel.
+
+    `hosted` is the device side of its tenant, if that is in this process.
+    """
+
+    def __init__(self, arguments: ProcessArguments, hosted: HostedSide | None = None) -> None:
         self._arguments = arguments
+        self._hosted = hosted
         handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
             messages.Announce: self._announce,
             messages.Publish: self._publish,
@@ -98,7 +113,9 @@ class HttpProcess:
             messages.WaitUntilIdle: self._wait_until_idle,
             messages.Exit: self._exit,
         }
-        self._channel = Channel("the device process", handlers)
+        if hosted:
+            handlers |= hosted.handlers(lambda: self._channel)
+        self._channel = Channel("the supervisor", handlers)
         self._descriptors = DescriptorReceiver(arguments.descriptors)
         self._link = arguments.link
         self._tenant: Tenant | None = None
@@ -113,17 +130,20 @@ class HttpProcess:
         return f"<HttpProcess {self._arguments.name}, {self._service!r}>"
 
     async def run(self) -> None:
-        """Serve until the device process asks this one to exit. Ends the process if the device process has ended."""
+        """Serve until the supervisor asks this process to exit. Ends it if the supervisor has ended."""
         arguments, loop = self._arguments, asyncio.get_running_loop()
         if arguments.link:
             self._tenant = open_tenant(arguments.config.tenants[arguments.name], links.attach(arguments.link), self)
             self._tenant.lane.open(loop)
+        elif self._hosted:
+            self._tenant = self._hosted.tenant
+        if self._tenant:
             self._service = Service(arguments.config, [self._tenant])
             self._spawn(self._trim_memory(self._tenant))
         await self._channel.open(arguments.channel)
         arguments.handoff.setblocking(False)
         loop.add_reader(arguments.handoff.fileno(), self._on_handoff)
-        self._spawn(self._exit_with_device_process())
+        self._spawn(self._exit_with_supervisor())
         self._grpc = await self._serve_grpc()
         await self._server.serve(arguments.listeners)
         await self._stop_grpc()
@@ -180,7 +200,7 @@ class HttpProcess:
         answer: messages.ForwardedAnswer = await self._channel.call(request, messages.ForwardedAnswer)
         return answer
 
-    async def _exit_with_device_process(self) -> None:
+    async def _exit_with_supervisor(self) -> None:
         await self._channel.closed.wait()
         os._exit(1)
 

@@ -37,7 +37,7 @@ class Fields(Struct, array_like=True, forbid_unknown_fields=True):
 _F = TypeVar("_F", bound=Fields)
 
 
-def _mirror(kind: type[_F], value: Any) -> _F:
+def mirror(kind: type[_F], value: Any) -> _F:
     return kind(*(getattr(value, name) for name in kind.__struct_fields__))
 
 
@@ -68,8 +68,8 @@ class QueuePolicyFields(Fields):
 
     @classmethod
     def of(cls, policy: QueuePolicy) -> "QueuePolicyFields":
-        by_priority = {level: _mirror(QueueLimitsFields, limits) for level, limits in policy.by_priority.items()}
-        return cls(_mirror(QueueLimitsFields, policy.limits), policy.levels, policy.default, by_priority)
+        by_priority = {level: mirror(QueueLimitsFields, limits) for level, limits in policy.by_priority.items()}
+        return cls(mirror(QueueLimitsFields, policy.limits), policy.levels, policy.default, by_priority)
 
     def policy(self) -> QueuePolicy:
         by_priority = {level: QueueLimits(**asdict(limits)) for level, limits in self.by_priority.items()}
@@ -91,7 +91,7 @@ class ServedModelFields(Fields):
 
     @classmethod
     def of(cls, served: ServedModel) -> "ServedModelFields":
-        batching = _mirror(BatchingFields, served.batching) if served.batching else None
+        batching = mirror(BatchingFields, served.batching) if served.batching else None
         queues = QueuePolicyFields.of(served.queues) if served.queues else None
         plain = served.name, served.version, served.key, served.signature, served.platform, served.config
         return cls(*plain, batching, dict(served.labels.files), queues)
@@ -257,10 +257,10 @@ class StatisticsFields(Fields):
 
     @classmethod
     def of(cls, statistics: ModelStatistics) -> "StatisticsFields":
-        found = _mirror(cls, statistics)
-        sizes, runs = ({rows: _mirror(SizeFields, size) for rows, size in each.items()} for each in (found.sizes, found.runs))
-        responses = {number: _mirror(ResponsesFields, each) for number, each in found.responses.items()}
-        joined = _mirror(SizeFields, found.joined)
+        found = mirror(cls, statistics)
+        sizes, runs = ({rows: mirror(SizeFields, size) for rows, size in each.items()} for each in (found.sizes, found.runs))
+        responses = {number: mirror(ResponsesFields, each) for number, each in found.responses.items()}
+        joined = mirror(SizeFields, found.joined)
         return msgspec.structs.replace(found, sizes=sizes, joined=joined, runs=runs, responses=responses)
 
     def statistics(self) -> ModelStatistics:

@@ -31,16 +31,22 @@ class ProcessName(logging.Filter):
         return True
 
 
-def set_up(name: str, log_format: str, log_level: str) -> None:
-    """Ignore signals, which are for the main process; set process name, logging, descriptor limit and OOM score."""
+def set_up(name: str, log_format: str, log_level: str, device: bool = False) -> None:
+    """Ignore signals, which are for the main process; set process name, logging, descriptor limit and OOM score.
+
+    A `device` process logs what the level allows, as the main process does, and the others warnings and errors alone. Many
+    tenants depend on it, so the kernel is not asked to kill it before others.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_descriptor_limit()
-    set_oom_score(name)
     with suppress(OSError):
         _COMMAND.write_text(f"greenlane {name}")  # The kernel keeps 15 bytes of it.
-    logs.configure(log_format, log_level if log_level == "error" else "warning")
+    logs.configure(log_format, log_level if device or log_level == "error" else "warning")
+    if device:
+        return
+    set_oom_score(name)
     for logger in ("greenlane", "uvicorn"):
         for handler in logging.getLogger(logger).handlers:
             handler.addFilter(ProcessName(name))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from mmap import PAGESIZE
 from typing import Any
 
 from ..config.schema import TenantConfig
@@ -204,7 +205,10 @@ class RemoteFrontend:
             self._device.cancel(self._config.name, message.slot, message.serial)
 
 
-def open_remote(config: TenantConfig) -> RemoteFrontend:
-    """A frontend that has a link but no process yet. Its `close` frees the link."""
-    descriptors = links.create(slots(config), config.memory)
+def open_remote(config: TenantConfig, linked: bool = True) -> RemoteFrontend:
+    """A frontend that has a link but no process yet. Its `close` frees the link.
+
+    Not `linked`: the tenant's own process has its device side and their link, so that this one is never used, and tiny.
+    """
+    descriptors = links.create(slots(config), config.memory if linked else PAGESIZE)
     return RemoteFrontend(config, descriptors, links.attach(descriptors))

@@ -18,6 +18,7 @@ import msgspec
 
 from ..errors import Failed, Unavailable
 from .messages import Message, decode_hook, encode_hook
+from .remote_errors import describe, rebuild
 
 log = logging.getLogger("greenlane.processes")
 
@@ -48,6 +49,7 @@ class _Result(Message, tag="result"):
 
 class _Failure(Message, tag="failure"):
     number: int
+    kind: str
     text: str
 
 
@@ -102,7 +104,8 @@ class Channel:
     def call(self, message: Message, result: Any = None) -> "asyncio.Future[Any]":
         """Send a message, at once, and return the future of its answer, which is decoded as a `result`.
 
-        The future raises Unavailable if the other process ends before it answers, and Failed if its handler raised.
+        The future raises Unavailable if the other process ends before it answers, and what its handler raised (see
+        `remote_errors`).
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self.closed.is_set() or self._writer is None:
@@ -164,7 +167,7 @@ class Channel:
             if isinstance(frame, _Result):
                 pending.answer.set_result(msgspec.msgpack.decode(frame.value, type=pending.result, dec_hook=decode_hook))
             else:
-                pending.answer.set_exception(Failed(frame.text))
+                pending.answer.set_exception(rebuild(frame.kind, frame.text))
 
     def _handle_notification(self, message: Message) -> None:
         try:
@@ -179,7 +182,7 @@ class Channel:
             found = self._handlers[type(message)](message)
             data = _pack(_Result(number, _raw(await found if asyncio.iscoroutine(found) else found)))
         except Exception as error:
-            data = _pack(_Failure(number, f"{type(error).__name__}: {error}"))
+            data = _pack(_Failure(number, *describe(error)))
         self._write(data)
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""The device process of a server whose tenants have HTTP processes: from a configuration to an exit status."""
+"""The supervisor of a server whose tenants and devices have processes of their own: from a configuration to an exit status."""
 
 import asyncio
 import logging
@@ -10,42 +10,44 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from partitions import Device
-
 from ..admin import docs, models
 from ..admin.lifecycle import ROUTERS, ServerEnd
 from ..api import framework
 from ..config.schema import Config
 from ..control.controller import Controller
-from ..device.runtime import Runtime
-from ..host.exit_codes import NEEDS_RESTART
 from ..host.shutdown_timer import give_up
 from ..host.watchdog import Watchdog
 from ..tenants.frontend import State
 from ..tenants.service import Service
-from . import listen, spawn
+from . import device_process, listen, spawn, tenant_process
 from .affinity import TOO_FEW_CORES, conflicts, share_cores
-from .remote_frontend import open_remote
+from .device_process import DeviceArguments
+from .remote_frontend import RemoteFrontend, open_remote
+from .remote_runtime import RemoteRuntime
+from .runtime_server import Opener
+from .supervised import HostedRuntime, SupervisedDevice
 from .supervisor import Supervisor
+from .tenant_process import TenantArguments
 
 log = logging.getLogger("greenlane.processes")
-
-_DEVICE_LOST, _SIGNALLED = 0, 1
 
 
 async def serve(
     config: Config,
-    opener: Callable[[Config], Device],
+    opener: Opener,
     listeners: Sequence[socket.socket],
     own: Mapping[str, Sequence[socket.socket]],
     abandon: Callable[[int], object] = os._exit,
     cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
+    hosted: bool = False,
 ) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP, then drain. Returns the exit status.
 
-    `abandon` ends the process with a status. It is called on a second signal, with GAVE_UP if requests were unanswered.
-    `cores` returns the host's cores that a process may run on. Where the device sets none aside for the tenants, they are
-    shared out among this process and the HTTP processes, and this process runs on its share of them from then on.
+    `opener` opens the device in the process that has it; it is sent there, so it is a function of a module. `hosted`: the
+    device is cores of this host, and each tenant's own process has the tenant's device side. `abandon` ends this process with
+    a status. It is called on a second signal, with GAVE_UP if requests were unanswered. `cores` returns the host's cores that a
+    process may run on. Where the device sets none aside for the tenants, they are shared out among the device process and the
+    HTTP processes. Raises ConfigError or PartitionError for a configuration that cannot be served.
     """
     signalled = _catch_signals()
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Processes that start now end with this one, not with the terminal.
@@ -54,26 +56,58 @@ async def serve(
         if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, signalled.set)
         service = Service(config, [])
-        frontends = {name: open_remote(tenant) for name, tenant in config.tenants.items()}
+        frontends = {name: open_remote(tenant, not hosted) for name, tenant in config.tenants.items()}
 
         def set_state(state: State) -> None:
             service.set_state(state)
             supervisor.set_state(state)
 
+        async def on_relinked(name: str, free: Callable[[], None]) -> None:
+            await runtimes[name].replace_link(name)
+            free()
+
         controller = Controller(config, frontends, set_state)
-        on_state, device = partial(controller.on_state, tuple(frontends)), await asyncio.to_thread(opener, config)
-        runtime = Runtime(config, device, frontends, on_state, controller.on_lost)
-        controller.add(dict.fromkeys(frontends, runtime))
+        runtimes = _runtimes(frontends, controller, hosted)
+        controller.add(runtimes)
         docs.document()
         application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, controller=lambda: controller)
-        supervisor = Supervisor(config, frontends, listeners, own, application, runtime.replace_link)
+        devices, in_tenants = _processes(config, opener, runtimes, hosted)
+        supervisor = Supervisor(config, frontends, listeners, own, application, on_relinked, devices, in_tenants)
         try:
             await _start(supervisor, controller)
-            _set_affinity(config, supervisor, runtime, cores(0))
+            _set_affinity(config, supervisor, controller, runtimes, cores(0))
             log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
             return await _run_until_end(signalled, supervisor, controller, abandon)
         finally:
             supervisor.kill()
+
+
+def _runtimes(frontends: Mapping[str, RemoteFrontend], controller: Controller, hosted: bool) -> dict[str, RemoteRuntime]:
+    """The device side of each tenant: one for all, or one in each tenant's process."""
+    if hosted:
+        runtimes = {
+            name: RemoteRuntime(f"the process of {name}", {name: frontend}, controller.on_state)
+            for name, frontend in frontends.items()
+        }
+    else:
+        runtimes = dict.fromkeys(frontends, RemoteRuntime("the device process", frontends, controller.on_state))
+    for name, frontend in frontends.items():
+        frontend.open(runtimes[name])
+    return runtimes
+
+
+def _processes(
+    config: Config, opener: Opener, runtimes: Mapping[str, RemoteRuntime], hosted: bool
+) -> tuple[list[SupervisedDevice], dict[str, HostedRuntime]]:
+    """How the process of each device side is started: device processes, or tenants' own."""
+    if hosted:
+        make = partial(TenantArguments, opener=opener)
+        return [], {name: HostedRuntime(runtime, tenant_process.main, make) for name, runtime in runtimes.items()}
+    distinct = {id(runtime): runtime for runtime in runtimes.values()}.values()
+    return [
+        SupervisedDevice(str(index), runtime, device_process.main, partial(DeviceArguments, str(index), config, opener))
+        for index, runtime in enumerate(distinct)
+    ], {}
 
 
 async def _start(supervisor: Supervisor, controller: Controller) -> None:
@@ -85,18 +119,25 @@ async def _start(supervisor: Supervisor, controller: Controller) -> None:
         await starting
 
 
-def _set_affinity(config: Config, supervisor: Supervisor, runtime: Runtime, allowed: Iterable[int]) -> None:
-    """Keep HTTP off this process's cores, unless partitions are of cores or the configuration allows any core."""
+def _set_affinity(
+    config: Config,
+    supervisor: Supervisor,
+    controller: Controller,
+    runtimes: Mapping[str, RemoteRuntime],
+    allowed: Iterable[int],
+) -> None:
+    """Keep HTTP off the device process's cores, unless partitions are of cores or the configuration allows any core."""
     configured = {name: tenant.front_cores for name, tenant in config.tenants.items()}
-    partitions = {name: partition.host_cores or () for name, partition in runtime.manager.held.items()}
-    for line in conflicts(configured, partitions):
+    reserved = {name: cores or () for device in controller.devices for name, cores in device.host_cores.items()}
+    for line in conflicts(configured, reserved):
         log.warning("%s", line)
-    if any(partitions.values()) or config.server.front_cores == "any":
+    if any(reserved.values()) or config.server.front_cores == "any":
         return
     if affinity := share_cores(allowed, configured):
         supervisor.set_affinity(affinity)
-        runtime.builds.set_affinity(affinity.others)
-        spawn.set_own_affinity(affinity.device)
+        for runtime in runtimes.values():
+            runtime.set_affinity(affinity.device, affinity.others)
+        spawn.set_own_affinity(affinity.others)
         log.info("%s", affinity)
     else:
         log.warning("%s", TOO_FEW_CORES)
@@ -105,7 +146,7 @@ def _set_affinity(config: Config, supervisor: Supervisor, runtime: Runtime, allo
 async def _run_until_end(
     signalled: asyncio.Event, supervisor: Supervisor, controller: Controller, abandon: Callable[[int], object]
 ) -> int:
-    """Wait for a signal or the loss of the device; after a signal, drain. Returns the exit status."""
+    """Wait for a signal, then drain. Returns the exit status."""
 
     def kill(status: int) -> None:
         supervisor.kill_from_any_thread()
@@ -118,16 +159,14 @@ async def _run_until_end(
 
     end = ServerEnd(controller, kill)
     try:
-        if await _first(end.device_lost(), signalled.wait()) == _DEVICE_LOST:
-            return NEEDS_RESTART
+        await signalled.wait()
         signalled.clear()
-        first = await _first(end.device_lost(), signalled.wait(), shut_down())
-        if first == _SIGNALLED:
+        if await _first(shut_down(), signalled.wait()):
             status = give_up(await _unanswered(controller))
             supervisor.kill()
             abandon(status)
             return status
-        return NEEDS_RESTART if first == _DEVICE_LOST else 0
+        return 0
     finally:
         end.close()
 

@@ -4,26 +4,31 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, repeat
 from multiprocessing.process import BaseProcess
+from types import MappingProxyType
 from typing import Any
 
-from ..config.schema import Config
+from partitions import PartitionError
+
+from ..config.schema import Config, ConfigError
+from ..errors import RequestError
 from ..host.backoff import Backoff
 from ..host.watch import interval
 from ..tenants.auth import Tenancy
 from ..tenants.frontend import State
 from . import descriptors, dispatcher, handoff, http_process, messages, spawn
 from .affinity import Affinity
-from .descriptors import DescriptorSender
 from .heartbeat import INTERVAL, Heartbeat, observe
 from .http_process import ProcessArguments
 from .proxy import answer
 from .remote_frontend import RemoteFrontend
+from .remote_runtime import RemoteRuntime
 from .routing import SHARED, UNAUTHENTICATED
 from .rpc import Channel
+from .supervised import HostedRuntime, SupervisedDevice, SupervisedProcess
 
 log = logging.getLogger("greenlane.processes")
 
@@ -34,45 +39,8 @@ _MAX_PAUSE = 10.0
 """Seconds between two attempts to start a process for which there may be no memory."""
 
 
-class SupervisedProcess:
-    """One HTTP process: its name, the process, its channel, and the socket over which it is handed connections.
-
-    `frontend` is the tenant's; None for the shared and the unauthenticated HTTP process. `listeners` are the sockets of a
-    tenant's own port.
-    """
-
-    def __init__(self, name: str, frontend: RemoteFrontend | None, listeners: Sequence[socket.socket] = ()) -> None:
-        self.name = name
-        self.frontend = frontend
-        self.listeners = list(listeners)
-        self.channel = Channel(self.label, {})
-        self.process: BaseProcess | None = None
-        self.handoff: socket.socket | None = None
-        self.descriptors: DescriptorSender | None = None
-        self.backoff = Backoff()
-        self.heartbeat = Heartbeat()
-
-    def __repr__(self) -> str:
-        return f"<SupervisedProcess {self.name}, {self.process!r}>"
-
-    @property
-    def label(self) -> str:
-        """Its name in the log."""
-        return f"the HTTP process of {self.name}" if self.frontend else f"the {self.name.strip('()')} HTTP process"
-
-    def disconnect(self) -> None:
-        """Close the channel, and the sockets for connections and descriptors."""
-        self.channel.close()
-        if self.handoff:
-            self.handoff.close()
-            self.handoff = None
-        if self.descriptors:
-            self.descriptors.close()
-            self.descriptors = None
-
-
 class Supervisor:
-    """All processes but the device process, in which this runs. Belongs to the event loop.
+    """All processes but the one in which this runs. Belongs to the event loop.
 
     `application` answers the requests that HTTP processes forward. `on_relinked` is awaited when a tenant's process has ended,
     before the next one starts, with the tenant's name and a function that frees the old link: the tenant has a new link then.
@@ -86,14 +54,19 @@ class Supervisor:
         own: Mapping[str, Sequence[socket.socket]],
         application: Any,
         on_relinked: Callable[[str, Callable[[], None]], Awaitable[None]],
+        devices: Sequence[SupervisedDevice] = (),
+        hosted: Mapping[str, HostedRuntime] = MappingProxyType({}),
     ) -> None:
         self._config = config
         self._listeners = list(listeners)
         self._own = list(chain(*own.values()))
         self._application = application
         self._on_relinked = on_relinked
-        self._http = {name: SupervisedProcess(name, frontend, own.get(name, ())) for name, frontend in frontends.items()}
+        self._http = {
+            name: SupervisedProcess(name, frontend, own.get(name, ()), hosted.get(name)) for name, frontend in frontends.items()
+        }
         self._http |= {name: SupervisedProcess(name, None) for name in (SHARED, UNAUTHENTICATED)}
+        self._devices = list(devices)
         self._dispatcher: BaseProcess | None = None
         self._control: socket.socket | None = None
         self._dispatcher_backoff = Backoff()
@@ -101,6 +74,7 @@ class Supervisor:
         self._state: State = "starting"
         self._cores: frozenset[int] = frozenset()
         self._watching: set[asyncio.Task[None]] = set()
+        self._watching_devices: set[asyncio.Task[None]] = set()
         self._closing = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -108,11 +82,14 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start every process. They serve from now on. After an error some may run; `kill` ends them."""
-        await asyncio.gather(self._start_dispatcher(), *map(self._start, self._http.values()))
+        devices = map(self._start_device, self._devices)
+        await asyncio.gather(*devices, self._start_dispatcher(), *map(self._start, self._http.values()))
         self._watch(self._keep_dispatcher())
         self._watch(self._check_heartbeats())
         for each in self._http.values():
             self._watch(self._keep(each))
+        for device in self._devices:
+            self._watch(self._keep_device(device), self._watching_devices)
 
     def set_state(self, state: State) -> None:
         """Notify every process of the server's state."""
@@ -134,7 +111,7 @@ class Supervisor:
         self._restrict(self._dispatcher)
 
     async def close(self) -> None:
-        """Accept no more connections, and let every process answer its requests and end."""
+        """Accept no more connections, and let every process but the device processes answer its requests and end."""
         self._closing.set()
         if self._control:
             with suppress(OSError):  # The dispatcher has just died, and this socket is closed already.
@@ -147,45 +124,58 @@ class Supervisor:
             each.channel.notify(messages.Exit())
         if self._watching:
             await asyncio.wait(self._watching, timeout=EXIT_TIMEOUT)
-        self.kill()
+        self._kill_http()
 
     def kill(self) -> None:
         """Kill every process that is left, and wait until it is gone. Blocks for a moment."""
         self._closing.set()
+        for task in self._watching_devices:
+            task.cancel()
+        for each in self._devices:
+            each.disconnect()
+        self._kill_http()
+        _kill(each.process for each in self._devices)
+
+    def _kill_http(self) -> None:
+        """The same for the dispatcher and the HTTP processes."""
         for task in self._watching:
             task.cancel()
         for each in self._http.values():
             each.disconnect()
         if self._control:
             self._control.close()
-        for child in self._children():
-            spawn.kill(child)
-            child.join()
+        _kill((self._dispatcher, *(each.process for each in self._http.values())))
 
     def kill_from_any_thread(self) -> None:
         """Send SIGKILL to every process that is left, and to the forkserver, and wait for none. Any thread."""
-        for child in self._children():
-            spawn.kill(child)
+        devices, processes = self._devices, self._http.values()
+        for child in (*(each.process for each in devices), *(each.process for each in processes), self._dispatcher):
+            if child:
+                spawn.kill(child)
         spawn.Forkserver.kill()
-
-    def _children(self) -> list[BaseProcess]:
-        return [child for child in (self._dispatcher, *(each.process for each in self._http.values())) if child]
 
     async def _start(self, each: SupervisedProcess) -> None:
         each.handoff, their_handoff = handoff.pair()
         ours, theirs = socket.socketpair()
         each.descriptors, their_descriptors = descriptors.pair()
-        link = spawn.inherited(each.frontend.descriptors) if each.frontend else None
+        link = spawn.inherited(each.frontend.descriptors) if each.frontend and not each.hosted else None
         arguments = ProcessArguments(each.name, self._config, their_handoff, theirs, their_descriptors, link, each.listeners)
         heartbeat = each.heartbeat = Heartbeat()
         handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
             messages.ForwardedRequest: self._forward,
             messages.HeartbeatAnswer: lambda _: heartbeat.on_answer(),
         }
-        each.channel = Channel(each.label, {**handlers, **(each.frontend.handlers() if each.frontend else {})})
+        target: Callable[[Any], None] = http_process.main
+        hosted, argument = each.hosted, arguments
+        if each.frontend:
+            handlers |= each.frontend.handlers()
+        if hosted:
+            handlers |= hosted.runtime.handlers()
+            target, argument = hosted.target, hosted.make_arguments(arguments)
+        each.channel = Channel(each.label, handlers)
         each.backoff.started(time.monotonic())
         try:
-            each.process = await spawn.start(http_process.main, arguments)
+            each.process = await spawn.start(target, argument)
         finally:
             their_handoff.close()
             their_descriptors.close()
@@ -193,12 +183,61 @@ class Supervisor:
         await each.channel.open(ours)
         if each.frontend:
             await each.frontend.connect(each.channel, each.descriptors)
+            if hosted:
+                await self._connect(hosted.runtime, each)
         else:
             self._restrict(each.process)
             each.channel.notify(messages.SetState(self._state))
         self._announce(each)  # Only now that it knows its models: it would answer that there are none.
         if self._closing.is_set():
             each.channel.notify(messages.Exit())
+
+    async def _start_device(self, each: SupervisedDevice) -> None:
+        """Start a device process. One that replaces another has also opened the device again when this returns."""
+        frontends = each.runtime.frontends
+        ours, theirs = socket.socketpair()
+        each.descriptors, their_descriptors = descriptors.pair()
+        each.channel = Channel(each.label, each.runtime.handlers())
+        each.backoff.started(time.monotonic())
+        links = {name: frontend.descriptors for name, frontend in frontends.items()}
+        try:
+            inherited = {name: spawn.inherited(link) for name, link in links.items()}
+            each.process = await spawn.start(each.target, each.make_arguments(theirs, their_descriptors, inherited))
+        finally:
+            their_descriptors.close()
+            theirs.close()
+        await each.channel.open(ours)
+        await self._connect(each.runtime, each)
+        for name, link in links.items():
+            if frontends[name].descriptors is not link:  # Its HTTP process was replaced meanwhile.
+                await each.runtime.replace_link(name)
+
+    async def _restart_device(self, each: SupervisedDevice) -> None:
+        """Start a device process again, with new links: the old ones have what the process before was about to do."""
+        each.disconnect()
+        for frontend in each.runtime.frontends.values():
+            (await frontend.relink())()
+        await self._start_device(each)
+
+    async def _connect(self, runtime: RemoteRuntime, each: SupervisedProcess | SupervisedDevice) -> None:
+        """Have a runtime use this process. Where it replaces another that was serving, that is done again first."""
+        assert each.descriptors
+        try:
+            await runtime.connect(each.channel, each.descriptors)
+        except (PartitionError, ConfigError, RequestError) as error:
+            log.error("%s cannot be started again: %s", each.label, error)
+            if each.process:
+                spawn.kill(each.process)  # Its channel closes, so that it is tried again.
+
+    async def _keep_device(self, each: SupervisedDevice) -> None:
+        """Start this device process again whenever it ends, until the server closes. Other devices' tenants are not touched."""
+        while True:
+            await each.channel.closed.wait()
+            if self._closing.is_set():
+                return
+            each.runtime.disconnect(f"{each.label} has ended and is being started again")
+            await self._wait_for_end(each.process, each.label, each.backoff)
+            await self._retry(lambda: self._restart_device(each))
 
     async def _start_dispatcher(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -234,8 +273,10 @@ class Supervisor:
             if self._closing.is_set():
                 return
             each.disconnect()
+            if each.hosted:
+                each.hosted.runtime.disconnect(f"{each.label} has ended and is being started again")
             await self._wait_for_end(each.process, each.label, each.backoff)
-            if each.frontend:
+            if each.frontend and not each.hosted:
                 # The worker frees the old link before another process may write to the memory that it reads from.
                 await self._on_relinked(each.name, each.frontend.renew().close)
             await self._retry(lambda: self._start(each))
@@ -313,13 +354,21 @@ class Supervisor:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
 
-    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+    def _watch(self, work: Coroutine[Any, Any, None], tasks: "set[asyncio.Task[None]] | None" = None) -> None:
         task = asyncio.create_task(work)
-        self._watching.add(task)
+        (self._watching if tasks is None else tasks).add(task)
         task.add_done_callback(_log_failure)
 
     async def _forward(self, request: messages.ForwardedRequest) -> messages.ForwardedAnswer:
         return await answer(self._application, request)
+
+
+def _kill(processes: Iterable[BaseProcess | None]) -> None:
+    """Kill these, and wait until they are gone. Blocks for a moment."""
+    for process in processes:
+        if process:
+            spawn.kill(process)
+            process.join()
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

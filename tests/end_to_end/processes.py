@@ -57,6 +57,13 @@ def running(config: Path, *options: str) -> Iterator[Running]:
 
 
 @contextmanager
+def running_device(config: Path, *options: str) -> Iterator[Running]:
+    """The same with a device process, which cores do not have otherwise."""
+    with _started([sys.executable, "-m", "tests.end_to_end.device_server", "--config", str(config), *options]) as server:
+        yield server
+
+
+@contextmanager
 def running_plain(config: Path, *options: str) -> Iterator[Running]:
     """The same with `uvicorn server.app:app`."""
     words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", "--no-access-log", *options]

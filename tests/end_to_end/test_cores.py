@@ -25,13 +25,20 @@ from server.processes.serve import serve
 from server.processes.listen import listen
 from tests.fakes import FakeDevice
 
+def without_cores(config):
+    return FakeDevice()
+
+def with_cores(config):
+    device = FakeDevice()
+    device.on_host_cores = True
+    return device
+
 if __name__ == "__main__":
     config = load(Path(sys.argv[1]))
     logs.configure(config.server.log_format, config.server.log_level)
     cores = [int(core) for core in sys.argv[2:]]
-    device = FakeDevice()
-    device.on_host_cores = not cores
-    asyncio.run(serve(config, lambda _: device, *listen(config.server.host, config.server.port, {}), cores=lambda _: cores))
+    opener = without_cores if cores else with_cores
+    asyncio.run(serve(config, opener, *listen(config.server.host, config.server.port, {}), cores=lambda _: cores))
 """
 """A server on a device without cores of its own, which may use these of the host's; without any, on one that has some."""
 
@@ -78,12 +85,12 @@ def test_http_and_device_processes_have_separate_cores_also_after_a_restart(empt
         server.wait_for_log(
             f"HTTP process of acme on core {second}; device process on core {first}, all others on core {first}"
         )
-        everyone = ("acme", "(shared)", "(unauthenticated)", "(dispatcher)")
-        expected = [{second}, {first}, {first}, {first}]
+        everyone = ("acme", "(shared)", "(unauthenticated)", "(dispatcher)", "device 0")
+        expected = [{second}, {first}, {first}, {first}, {first}]
         until(lambda: places(server, *everyone) == expected)  # A tenant's process sets it when the message arrives.
-        assert threads(server.popen.pid) == {frozenset({first})}
+        assert threads(server.popen.pid) == threads(server.pid("device 0")) == {frozenset({first})}
         server.kill(*everyone)
-        server.wait_for_log("starting another", 4)
+        server.wait_for_log("starting another", 5)
         until(lambda: places(server, *everyone) == expected)
 
 
@@ -91,7 +98,7 @@ def test_with_too_few_cores_or_front_cores_any_processes_run_on_all_cores(empty:
     for settings, said in (({}, "HTTP on any core: too few"), ({"front_cores": '"any"', "log_level": '"debug"'}, None)):
         with serving(tmp_path, empty, cores()[:1], **settings) as server:
             assert places(server, "acme", "(shared)", "(dispatcher)") == [set(cores())] * 3
-            assert threads(server.popen.pid) == {frozenset(cores())}
+            assert threads(server.popen.pid) == threads(server.pid("device 0")) == {frozenset(cores())}
             if said:
                 server.wait_for_log(said)
             else:

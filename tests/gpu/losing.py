@@ -1,10 +1,14 @@
-"""`python -m server`, except that SIGUSR2 has the GPU run a kernel that traps: nothing of the process works there after it."""
+"""`python -m server`, except that a byte in the FIFO $LOSE has the GPU run a kernel that traps: the device is lost then."""
 
-import signal
+import os
 import sys
+from pathlib import Path
 from threading import Thread
 
-from server.__main__ import main
+from partitions import Device
+from server import __main__ as command
+from server.app import open_configured
+from server.config.schema import Config
 
 SOURCE = r"""
 extern "C" __global__ void trap(long long cycles) {
@@ -30,10 +34,23 @@ def lose() -> None:
     stream.sync()
 
 
+def opener(config: Config) -> Device:
+    """Open the device, in the process that has it, and lose it when something is written to the FIFO."""
+    Thread(target=_lose_on_request, name="losing", daemon=True).start()
+    return open_configured(config)
+
+
+def _lose_on_request() -> None:
+    if Path(os.environ["LOSE"]).read_bytes():
+        lose()
+
+
 def serve() -> int:
     """Serve as the command line says."""
-    signal.signal(signal.SIGUSR2, lambda *_: Thread(target=lose, name="losing", daemon=True).start())
-    return main()
+    from tests.gpu import losing
+
+    command.open_configured = losing.opener  # By a name that the device process can import.
+    return command.main()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,20 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from unittest.mock import patch
+
+from partitions import Device
+from server import __main__ as command
+from server.config.schema import Config
+from tests.gpu import losing as real
 
 from . import Gpu, installed, kernels
 from .streams import Stream
 from .tensorrt import library
+
+_SIMULATION = ExitStack()
+"""Never left: the process that has the device ends with it."""
 
 
 def trap(gpu: Gpu, stream: Stream, blocks: int, cycles: int) -> Callable[[], None]:
@@ -18,12 +27,19 @@ def trap(gpu: Gpu, stream: Stream, blocks: int, cycles: int) -> Callable[[], Non
     return run
 
 
-def serve() -> int:
+def opener(config: Config) -> Device:
+    """As in tests.gpu.losing, with the simulation in place of the libraries from then on."""
     gpu = Gpu()
-    with installed(gpu, library(gpu)), patch.dict(kernels.KERNELS, trap=trap):
-        from tests.gpu import losing
+    _SIMULATION.enter_context(installed(gpu, library(gpu)))
+    _SIMULATION.enter_context(patch.dict(kernels.KERNELS, trap=trap))
+    return real.opener(config)
 
-        return losing.serve()
+
+def serve() -> int:
+    from tests.simulation import losing
+
+    command.open_configured = losing.opener
+    return command.main()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,187 @@
+"""The messages between the supervisor and a process that has the device side of some tenants; `rpc` carries them.
+
+`server.control.device_runtime` says what most of them are for.
+"""
+
+from typing import Any
+
+from ..control.descriptions import DeviceInfo, Execution
+from ..tenants.catalog import IndexEntry
+from ..tenants.frontend import State
+from .messages import Count, Fields, Message, ServedModelFields, mirror
+
+
+class DeviceInfoFields(Fields):
+    """A `DeviceInfo`."""
+
+    kind: str
+    description: str
+    unit: str
+    granules: tuple[int, ...]
+
+    @classmethod
+    def of(cls, info: DeviceInfo) -> "DeviceInfoFields":
+        return mirror(cls, info)
+
+    def info(self) -> DeviceInfo:
+        return DeviceInfo(self.kind, self.description, self.unit, self.granules)
+
+
+class ExecutionFields(Fields):
+    """An `Execution`."""
+
+    tenant: str
+    name: str
+    version: str
+    description: dict[str, Any]
+
+    @classmethod
+    def of(cls, execution: Execution) -> "ExecutionFields":
+        return cls(execution.tenant, execution.name, execution.version, dict(execution.description))
+
+    def execution(self) -> Execution:
+        return Execution(self.tenant, self.name, self.version, self.description)
+
+
+# From the supervisor. All are calls, except `StopLoading`, `Abandon`, `CancelTenantTicket` and `SetDeviceAffinity`.
+
+
+class OpenDevice(Message):
+    """Open the device. Answered with `DeviceInfoFields`."""
+
+
+class StartTenants(Message):
+    """Partition the device and load models. Answered with the host's cores of each partition, by tenant."""
+
+    granules: dict[str, tuple[int, ...]]
+
+
+class WaitUntilLoaded(Message):
+    """Answered when every model was tried."""
+
+
+class PrepareMove(Message):
+    """Answered with the units that the probe ran on, by tenant."""
+
+    granules: dict[str, tuple[int, ...]]
+
+
+class HaltMove(Message):
+    """Pause the tenants of the move that was prepared."""
+
+
+class CommitMove(Message):
+    """Serve the tenants that are paused from their new partitions."""
+
+
+class DiscardMove(Message):
+    """End the move without a change."""
+
+
+class LoadModel(Message):
+    """Load or reload a model of a tenant, with this configuration if it is not None."""
+
+    tenant: str
+    name: str
+    override: str | None
+
+
+class UnloadModel(Message):
+    """Unload a model of a tenant."""
+
+    tenant: str
+    name: str
+
+
+class GetExecutions(Message):
+    """Answered with a list of `ExecutionFields`."""
+
+
+class ProbePartitions(Message):
+    """Answered with the units that the probe ran on, by tenant."""
+
+
+class ReplaceLink(Message):
+    """The tenant's HTTP process was replaced: serve the new link, whose descriptors were sent by this number.
+
+    Answered when the old one is not used any more.
+    """
+
+    tenant: str
+    number: Count
+    slots: Count
+    nbytes: Count
+
+
+class StopLoading(Message):
+    """Load no more models."""
+
+
+class Abandon(Message):
+    """Cancel all inferences, for this reason."""
+
+    reason: str
+
+
+class CancelTenantTicket(Message):
+    """Stop a ticket of a tenant, if it can be stopped."""
+
+    tenant: str
+    slot: Count
+    serial: Count
+
+
+class SetDeviceAffinity(Message):
+    """Run on these of the host's cores, and builds of models on those."""
+
+    cores: frozenset[int]
+    builds: frozenset[int]
+
+
+class CloseDevice(Message):
+    """Finish work in flight and release the device; the process exits after its answer."""
+
+
+# To the supervisor. All are notifications, except `PublishModel`.
+
+
+class DeviceState(Message):
+    """The state of this device side."""
+
+    state: State
+
+
+class ReportDeviceLost(Message):
+    """The device is lost, and the process will exit."""
+
+    reason: str
+
+
+class AnnounceModel(Message):
+    """A model of a tenant is being loaded."""
+
+    tenant: str
+    name: str
+
+
+class PublishModel(Message):
+    """Serve these versions of a tenant's model. Answered with False if the tenant's HTTP process has died meanwhile."""
+
+    tenant: str
+    name: str
+    served: list[ServedModelFields]
+    problems: list[IndexEntry]
+
+
+class SetTenantCores(Message):
+    """The host's cores of the tenant's partition; None on a GPU."""
+
+    tenant: str
+    cores: frozenset[int] | None
+
+
+class SuspendTenant(Message):
+    """Take none of the tenant's requests for now, and fail current ones; with an empty reason take them again."""
+
+    tenant: str
+    reason: str

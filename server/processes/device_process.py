@@ -1,0 +1,171 @@
+"""A device process: opens one device, and has the partitions, workers and models of the tenants on it.
+
+The supervisor decides what it does and starts it again when it ends. It parses nothing that a client wrote but configurations
+of models.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from ..config.schema import Config
+from ..errors import Unavailable
+from ..host.exit_codes import NEEDS_RESTART
+from ..host.malloc import keep_large_blocks
+from ..host.watchdog import Watchdog
+from ..link import ring as links
+from ..link.ring import Descriptors
+from ..single_process import SWITCH_INTERVAL
+from ..tenants.catalog import IndexEntry, ServedModel
+from ..tenants.frontend import DeviceSide
+from . import device_messages as messages
+from . import spawn
+from .descriptors import DescriptorReceiver
+from .messages import Message, ServedModelFields
+from .process_setup import set_up
+from .rpc import Channel
+from .runtime_server import Opener, RuntimeServer
+
+log = logging.getLogger("greenlane.runtime")
+
+_EXIT_DELAY = 0.2
+"""Seconds between the loss of the device and the exit, in which works in flight fail and their requests are answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArguments:
+    """The arguments of a new device process.
+
+    `name` is the device's in the configuration; `channel` the socket of the messages to and from the supervisor, and
+    `descriptors` that of descriptors from it; `links` are those of its tenants. `opener` opens the device.
+    """
+
+    name: str
+    config: Config
+    opener: Opener
+    channel: socket.socket
+    descriptors: socket.socket
+    links: Mapping[str, Descriptors]
+
+
+class ChannelFrontend:
+    """A tenant's HTTP side, which the supervisor forwards to; see `server.tenants.frontend`."""
+
+    def __init__(self, tenant: str, descriptors: Descriptors, channel: Channel) -> None:
+        self.link = links.attach(descriptors)
+        self._descriptors = descriptors
+        self._tenant = tenant
+        self._channel = channel
+
+    def __repr__(self) -> str:
+        return f"<ChannelFrontend {self._tenant}>"
+
+    def use(self, descriptors: Descriptors) -> Descriptors:
+        """Change to a new link to the same memory. Returns the old link's descriptors, to be closed once the worker left it."""
+        old, self._descriptors = self._descriptors, descriptors
+        self.link = links.attach(descriptors, self.link.arena.memory)
+        return old
+
+    def open(self, device: DeviceSide) -> None:
+        """Nothing to do: cancellations come from the supervisor."""
+
+    def announce(self, name: str) -> None:
+        self._channel.notify(messages.AnnounceModel(self._tenant, name))
+
+    async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
+        message = messages.PublishModel(self._tenant, name, [ServedModelFields.of(each) for each in served], problems)
+        with suppress(Unavailable):  # Then this process ends as well.
+            return bool(await self._channel.call(message, bool))
+        return False
+
+    def set_cores(self, cores: frozenset[int] | None) -> None:
+        self._channel.notify(messages.SetTenantCores(self._tenant, cores))
+
+    def suspend(self, reason: str) -> None:
+        self._channel.notify(messages.SuspendTenant(self._tenant, reason))
+
+    def close(self) -> None:
+        self._descriptors.close()
+
+
+class DeviceProcess:
+    """One device process at work. Belongs to its event loop."""
+
+    def __init__(self, arguments: DeviceArguments) -> None:
+        self._arguments = arguments
+        self._receiver = DescriptorReceiver(arguments.descriptors)
+        self._closed = asyncio.Event()
+        self._frontends: dict[str, ChannelFrontend] = {}
+        self._server = RuntimeServer(
+            arguments.config, arguments.opener, self._frontends, lambda message: self._channel.notify(message), self._on_lost
+        )
+        handlers: dict[type[Message], Callable[[Any], Any]] = {
+            **self._server.handlers(),
+            messages.CancelTenantTicket: self._cancel,
+            messages.ReplaceLink: self._replace_link,
+            messages.SetDeviceAffinity: self._set_affinity,
+            messages.WaitUntilLoaded: self._loaded,
+            messages.CloseDevice: self._close,
+        }
+        self._channel = Channel("the supervisor", handlers)
+
+    def __repr__(self) -> str:
+        return f"<DeviceProcess {self._arguments.name}, {self._server!r}>"
+
+    async def run(self) -> None:
+        """Serve until the supervisor has closed the device. Ends the process if the supervisor has ended."""
+        arguments = self._arguments
+        async with Watchdog(arguments.config.server):
+            for name, descriptors in arguments.links.items():
+                self._frontends[name] = ChannelFrontend(name, descriptors, self._channel)
+            await self._channel.open(arguments.channel)
+            await self._channel.closed.wait()
+            if not self._closed.is_set():
+                os._exit(1)  # The supervisor has ended. Works in flight may take for ever, so nothing is closed in order.
+
+    def _cancel(self, message: messages.CancelTenantTicket) -> None:
+        if runtime := self._server.runtime:
+            runtime.cancel(message.tenant, message.slot, message.serial)
+
+    async def _replace_link(self, message: messages.ReplaceLink) -> None:
+        arena, memory, tickets, completions = self._receiver.take(message.number, 4)
+        new = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
+        old = self._frontends[message.tenant].use(new)
+        await self._server.opened.replace_link(message.tenant, old.close)
+
+    def _set_affinity(self, message: messages.SetDeviceAffinity) -> None:
+        spawn.set_own_affinity(message.cores)
+        self._server.opened.builds.set_affinity(message.builds)
+
+    async def _loaded(self, _: messages.WaitUntilLoaded) -> None:
+        await self._server.opened.loaded()
+        gc.collect()
+        gc.freeze()  # A full collection of what is there now would stop all tenants for some 35 ms.
+
+    async def _close(self, _: messages.CloseDevice) -> None:
+        if self._server.runtime:
+            await self._server.runtime.close()
+        self._closed.set()
+
+    def _on_lost(self, reason: str) -> None:
+        log.critical("the device is lost, this process exits: %s", reason)
+        asyncio.get_running_loop().call_later(_EXIT_DELAY, os._exit, NEEDS_RESTART)
+
+
+def main(arguments: DeviceArguments) -> None:
+    """The process."""
+    server = arguments.config.server
+    set_up(f"device {arguments.name}", server.log_format, server.log_level, device=True)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    keep_large_blocks()
+    uvloop.run(DeviceProcess(arguments).run())
+    sys.exit(0)

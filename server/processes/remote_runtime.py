@@ -1,0 +1,198 @@
+"""The device side of some tenants in another process; see `server.control.device_runtime` for the contract.
+
+What the process was sent last is kept, so that its replacement starts as it was: with the same tenants on the same granules.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from engines import EngineError
+from partitions import DeviceUnavailable, PartitionError
+from partitions.plan import Granules
+
+from ..control.descriptions import DeviceInfo, Execution
+from ..errors import RequestError, Unavailable
+from ..tenants.frontend import State
+from . import device_messages as messages
+from .descriptors import DescriptorSender
+from .device_messages import DeviceInfoFields, ExecutionFields
+from .messages import Message
+from .remote_frontend import RemoteFrontend
+from .rpc import Channel
+
+log = logging.getLogger("greenlane.processes")
+
+_Units = dict[str, frozenset[int]]
+_Cores = dict[str, frozenset[int] | None]
+
+
+class RemoteRuntime:
+    """Belongs to the supervisor's event loop. `connect` gives it each new process; `on_state` is called with its states."""
+
+    def __init__(
+        self, label: str, frontends: Mapping[str, RemoteFrontend], on_state: Callable[[Iterable[str], State], None]
+    ) -> None:
+        self.label = label
+        self.frontends = frontends
+        self._on_state = on_state
+        self._channel: Channel | None = None
+        self._sender: DescriptorSender | None = None
+        self._connected = asyncio.Event()
+        self._granules: dict[str, Granules] = {}
+        self._moving: dict[str, Granules] = {}
+        self._changes: dict[tuple[str, str], messages.LoadModel | messages.UnloadModel] = {}
+        self._affinity: messages.SetDeviceAffinity | None = None
+        self._resuming: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<RemoteRuntime {self.label} of {', '.join(self.frontends)}, {self._channel!r}>"
+
+    def handlers(self) -> dict[type[Message], Callable[[Any], Any]]:
+        """The handlers of what the process may send."""
+        frontends = self.frontends
+        return {
+            messages.DeviceState: lambda message: self._on_state(frontends, message.state),
+            messages.ReportDeviceLost: lambda message: self._suspend(f"the device is lost: {message.reason}"),
+            messages.AnnounceModel: lambda message: frontends[message.tenant].announce(message.name),
+            messages.PublishModel: self._publish,
+            messages.SetTenantCores: lambda message: frontends[message.tenant].set_cores(message.cores),
+            messages.SuspendTenant: lambda message: frontends[message.tenant].suspend(message.reason),
+        }
+
+    async def connect(self, channel: Channel, sender: DescriptorSender) -> None:
+        """Use this process from now on; one that replaces another is started as that was. Raises as `open` and `start` do."""
+        self._channel, self._sender = channel, sender
+        self._connected.set()
+        if self._granules:
+            await self.open()
+            if self._affinity:
+                channel.notify(self._affinity)
+            await self.start(self._granules)
+            self._resuming = asyncio.create_task(self._resume())
+
+    def disconnect(self, reason: str) -> None:
+        """The process has ended: all requests of its tenants fail with this reason, and new ones, until there is another."""
+        self._channel = self._sender = None
+        self._connected.clear()
+        if self._resuming:
+            self._resuming.cancel()
+        for frontend in self.frontends.values():
+            frontend.fail_in_flight(reason)
+
+    async def open(self) -> DeviceInfo:
+        await self._connected.wait()
+        try:
+            found: DeviceInfoFields = await self._call(messages.OpenDevice(), DeviceInfoFields)
+        except Unavailable as error:
+            raise DeviceUnavailable(f"{self.label} ended while it opened the device; the log says why") from error
+        return found.info()
+
+    async def start(self, granules: Mapping[str, Granules]) -> _Cores:
+        cores: _Cores = await self._call(messages.StartTenants(dict(granules)), _Cores)
+        self._granules = dict(granules)
+        return cores
+
+    async def loaded(self) -> None:
+        with suppress(Unavailable):  # A process that has ended loads no more; its replacement resumes its tenants by itself.
+            await self._call(messages.WaitUntilLoaded())
+
+    async def prepare(self, granules: Mapping[str, Granules]) -> _Units:
+        self._moving = dict(granules)
+        found: _Units = await self._call(messages.PrepareMove(self._moving), _Units)
+        return found
+
+    async def halt(self) -> None:
+        await self._call(messages.HaltMove())
+
+    async def commit(self) -> None:
+        self._granules |= self._moving
+        with suppress(Unavailable):  # The process has ended; its replacement starts on the new granules.
+            await self._call(messages.CommitMove())
+
+    async def discard(self) -> None:
+        with suppress(Unavailable):
+            await self._call(messages.DiscardMove())
+
+    async def load(self, tenant: str, name: str, override: str | None = None) -> None:
+        await self._change(messages.LoadModel(tenant, name, override))
+
+    async def unload(self, tenant: str, name: str) -> None:
+        await self._change(messages.UnloadModel(tenant, name))
+
+    async def executions(self) -> list[Execution]:
+        with suppress(Unavailable):
+            found: list[ExecutionFields] = await self._call(messages.GetExecutions(), list[ExecutionFields])
+            return [each.execution() for each in found]
+        return []
+
+    async def probe(self) -> _Units:
+        found: _Units = await self._call(messages.ProbePartitions(), _Units)
+        return found
+
+    def cancel(self, tenant: str, slot: int, serial: int) -> None:
+        """Cancel a tenant's ticket, if it can be."""
+        self._notify(messages.CancelTenantTicket(tenant, slot, serial))
+
+    def stop_loading(self) -> None:
+        self._notify(messages.StopLoading())
+
+    def abandon(self, reason: str) -> None:
+        self._notify(messages.Abandon(reason))
+
+    def set_affinity(self, cores: frozenset[int], builds: frozenset[int]) -> None:
+        """Restrict the process, and the children that build models, to these of the host's cores."""
+        self._affinity = messages.SetDeviceAffinity(cores, builds)
+        self._notify(self._affinity)
+
+    async def replace_link(self, tenant: str) -> None:
+        """Have the process serve the new link of this tenant's frontend; returns when it does not use the old one any more.
+
+        Without a process there is nothing to do: the next one starts with the new link.
+        """
+        if self._sender:
+            link = self.frontends[tenant].descriptors
+            with suppress(Unavailable):
+                number = self._sender.send(link[:4])
+                await self._call(messages.ReplaceLink(tenant, number, link.slots, link.nbytes))
+
+    async def close(self) -> None:
+        if self._resuming:
+            self._resuming.cancel()
+        with suppress(Unavailable):
+            await self._call(messages.CloseDevice())
+
+    async def _publish(self, message: messages.PublishModel) -> bool:
+        served = [each.served() for each in message.served]
+        return await self.frontends[message.tenant].publish(message.name, served, message.problems)
+
+    async def _change(self, message: messages.LoadModel | messages.UnloadModel) -> None:
+        await self._call(message)
+        self._changes[message.tenant, message.name] = message
+
+    async def _resume(self) -> None:
+        """Serve the tenants of a process that replaces another once the same models are loaded."""
+        await self._call(messages.WaitUntilLoaded())
+        for change in self._changes.values():
+            try:
+                await self._call(change)
+            except (RequestError, EngineError, PartitionError) as error:
+                log.warning("model %s of %s is not as before: %s", change.name, change.tenant, error)
+        log.info("%s serves again: %s", self.label, ", ".join(self.frontends))
+        self._suspend("")
+
+    def _suspend(self, reason: str) -> None:
+        for frontend in self.frontends.values():
+            frontend.suspend(reason)
+
+    def _notify(self, message: Message) -> None:
+        if self._channel:
+            self._channel.notify(message)
+
+    async def _call(self, message: Message, result: Any = None) -> Any:
+        """The answer. Raises Unavailable if there is no process, or it ends before it answers."""
+        if self._channel is None:
+            raise Unavailable(f"{self.label} has ended and is being started again")
+        return await self._channel.call(message, result)

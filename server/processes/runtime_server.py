@@ -1,0 +1,81 @@
+"""Answers the supervisor's messages with a runtime of this process; the other end is `remote_runtime`."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from partitions import Device
+
+from ..config.schema import Config
+from ..device.runtime import Runtime
+from ..tenants.frontend import Frontend, State
+from . import device_messages as messages
+from .messages import Message
+
+Opener = Callable[[Config], Device]
+"""Opens the device of a configuration. Blocks. Raises DeviceUnavailable."""
+
+
+class RuntimeServer:
+    """The device side of the tenants that have a frontend here. Belongs to the event loop.
+
+    `notify` sends the supervisor a message. `on_lost` is called with the reason when the device is lost, after that was sent.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        opener: Opener,
+        frontends: Mapping[str, Frontend],
+        notify: Callable[[Message], None],
+        on_lost: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.runtime: Runtime | None = None
+        self._config = config
+        self._opener = opener
+        self._frontends = frontends
+        self._notify = notify
+        self._on_lost = on_lost
+
+    def __repr__(self) -> str:
+        return f"<RuntimeServer {self.runtime!r}>"
+
+    def handlers(self) -> dict[type[Message], Callable[[Any], Any]]:
+        """The handlers of the messages that a runtime answers."""
+        return {
+            messages.OpenDevice: self._open,
+            messages.StartTenants: lambda message: self.opened.start(message.granules),
+            messages.WaitUntilLoaded: lambda _: self.opened.loaded(),
+            messages.PrepareMove: lambda message: self.opened.prepare(message.granules),
+            messages.HaltMove: lambda _: self.opened.halt(),
+            messages.CommitMove: lambda _: self.opened.commit(),
+            messages.DiscardMove: lambda _: self.opened.discard(),
+            messages.LoadModel: lambda message: self.opened.load(message.tenant, message.name, message.override),
+            messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
+            messages.GetExecutions: self._executions,
+            messages.ProbePartitions: lambda _: self.opened.probe(),
+            messages.StopLoading: lambda _: self.opened.stop_loading(),
+            messages.Abandon: lambda message: self.opened.abandon(message.reason),
+            messages.CloseDevice: lambda _: self.opened.close(),
+        }
+
+    @property
+    def opened(self) -> Runtime:
+        """The runtime. The supervisor opens the device first."""
+        assert self.runtime, "OpenDevice comes first"
+        return self.runtime
+
+    async def _open(self, _: messages.OpenDevice) -> messages.DeviceInfoFields:
+        device = await asyncio.to_thread(self._opener, self._config)
+        self.runtime = Runtime(self._config, device, self._frontends, self._set_state, self._lose)
+        return messages.DeviceInfoFields.of(await self.runtime.open())
+
+    async def _executions(self, _: messages.GetExecutions) -> list[messages.ExecutionFields]:
+        return [messages.ExecutionFields.of(each) for each in await self.opened.executions()]
+
+    def _set_state(self, state: State) -> None:
+        self._notify(messages.DeviceState(state))
+
+    def _lose(self, reason: str) -> None:
+        self._notify(messages.ReportDeviceLost(reason))
+        self._on_lost(reason)

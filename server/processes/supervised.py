@@ -1,0 +1,109 @@
+"""The processes that the supervisor starts and watches: what it knows of each."""
+
+import socket
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple
+
+from ..host.backoff import Backoff
+from ..link.ring import Descriptors
+from .descriptors import DescriptorSender
+from .heartbeat import Heartbeat
+from .http_process import ProcessArguments
+from .remote_frontend import RemoteFrontend
+from .remote_runtime import RemoteRuntime
+from .rpc import Channel
+
+
+class HostedRuntime(NamedTuple):
+    """The device side of a tenant that is in the tenant's own process.
+
+    `target` is the function that such a process runs; `make_arguments` returns its argument, given that of an HTTP process.
+    """
+
+    runtime: RemoteRuntime
+    target: Callable[[Any], None]
+    make_arguments: Callable[[ProcessArguments], Any]
+
+
+class SupervisedProcess:
+    """One HTTP process: its name, the process, its channel, and the socket over which it is handed connections.
+
+    `frontend` is the tenant's; None for the shared and the unauthenticated HTTP process. `listeners` are the sockets of a
+    tenant's own port. `hosted` is the tenant's device side if that is in the same process.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        frontend: RemoteFrontend | None,
+        listeners: Sequence[socket.socket] = (),
+        hosted: HostedRuntime | None = None,
+    ) -> None:
+        self.name = name
+        self.frontend = frontend
+        self.hosted = hosted
+        self.listeners = list(listeners)
+        self.channel = Channel(self.label, {})
+        self.process: BaseProcess | None = None
+        self.handoff: socket.socket | None = None
+        self.descriptors: DescriptorSender | None = None
+        self.backoff = Backoff()
+        self.heartbeat = Heartbeat()
+
+    def __repr__(self) -> str:
+        return f"<SupervisedProcess {self.name}, {self.process!r}>"
+
+    @property
+    def label(self) -> str:
+        """Its name in the log."""
+        return f"the HTTP process of {self.name}" if self.frontend else f"the {self.name.strip('()')} HTTP process"
+
+    def disconnect(self) -> None:
+        """Close the channel, and the sockets for connections and descriptors."""
+        self.channel.close()
+        if self.handoff:
+            self.handoff.close()
+            self.handoff = None
+        if self.descriptors:
+            self.descriptors.close()
+            self.descriptors = None
+
+
+class SupervisedDevice:
+    """One device process: its name, that of the device in the configuration, and the device side that it has.
+
+    `target` is the function that the process runs; `make_arguments` returns its argument: the process's ends of the channel and
+    of the socket for descriptors, and the links of its tenants as `spawn.inherited` returns them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runtime: RemoteRuntime,
+        target: Callable[[Any], None],
+        make_arguments: Callable[[socket.socket, socket.socket, dict[str, Descriptors]], Any],
+    ) -> None:
+        self.name = name
+        self.runtime = runtime
+        self.target = target
+        self.make_arguments = make_arguments
+        self.channel = Channel(self.label, {})
+        self.process: BaseProcess | None = None
+        self.descriptors: DescriptorSender | None = None
+        self.backoff = Backoff()
+
+    def __repr__(self) -> str:
+        return f"<SupervisedDevice {self.name}, {self.process!r}>"
+
+    @property
+    def label(self) -> str:
+        """Its name in the log."""
+        return self.runtime.label
+
+    def disconnect(self) -> None:
+        """Close the channel and the socket for descriptors."""
+        self.channel.close()
+        if self.descriptors:
+            self.descriptors.close()
+            self.descriptors = None

@@ -1,0 +1,98 @@
+"""The process of a tenant whose works run on the host's cores: its HTTP side and its device side, with no process between them.
+
+A model that crashes ends this process only. The supervisor starts another one, with the tenant on the same granules.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from partitions import Device, PartitionError
+
+from ..config.schema import Config, TenantConfig
+from ..host.malloc import keep_large_blocks
+from ..link import ring as links
+from ..single_process import SWITCH_INTERVAL
+from ..tenants.service import LocalFrontend, Tenant, slots
+from .http_process import HttpProcess, ProcessArguments
+from .messages import Message
+from .process_setup import set_up
+from .rpc import Channel
+from .runtime_server import Opener, RuntimeServer
+
+
+@dataclass(frozen=True, slots=True)
+class TenantArguments:
+    """The arguments of a new tenant process: those of its HTTP side, and the function that opens the device."""
+
+    http: ProcessArguments
+    opener: Opener
+
+
+class HostedFrontend(LocalFrontend):
+    """The only tenant of this process. Its event loop runs on the partition's cores, unless the configuration names others."""
+
+    def __init__(self, config: TenantConfig) -> None:
+        descriptors = links.create(slots(config), config.memory)
+        super().__init__(config, descriptors, links.join(descriptors, shares_interpreter=True), only=True)
+        self._has_cores = config.front_cores is not None
+
+    def set_cores(self, cores: frozenset[int] | None) -> None:
+        if not self._has_cores:
+            super().set_cores(cores)
+
+
+class HostedDeviceSide:
+    """The device side of this process's tenant; see `http_process.HostedSide`."""
+
+    def __init__(self, config: Config, name: str, opener: Opener) -> None:
+        self._config = config
+        self._frontend = HostedFrontend(config.tenants[name])
+        self._opener = opener
+
+    def __repr__(self) -> str:
+        return f"<HostedDeviceSide of {self._frontend!r}>"
+
+    @property
+    def tenant(self) -> Tenant:
+        return self._frontend.tenant
+
+    def handlers(self, channel: Callable[[], Channel]) -> dict[type[Message], Callable[[Any], Any]]:
+        frontends = {self.tenant.name: self._frontend}
+        return RuntimeServer(self._config, self._opener, frontends, lambda message: channel().notify(message)).handlers()
+
+
+def main(arguments: TenantArguments) -> None:
+    """The process."""
+    http = arguments.http
+    set_up(http.name, http.config.server.log_format, http.config.server.log_level)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    keep_large_blocks()
+    opener = _opened(arguments.opener, http.config)
+    uvloop.run(_serve(http, opener))
+    sys.exit(0)
+
+
+async def _serve(http: ProcessArguments, opener: Opener) -> None:
+    await HttpProcess(http, HostedDeviceSide(http.config, http.name, opener)).run()
+
+
+def _opened(opener: Opener, config: Config) -> Opener:
+    """Open the device now, while this process may still run on every core of the server's: those are the device's granules.
+
+    Returns a function that returns the device, or raises what was raised now.
+    """
+    try:
+        device: Device | PartitionError = opener(config)
+    except PartitionError as error:
+        device = error
+
+    def open_again(_: Config) -> Device:
+        if isinstance(device, PartitionError):
+            raise device
+        return device
+
+    return open_again

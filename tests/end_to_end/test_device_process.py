@@ -1,0 +1,142 @@
+"""The device process ends: its tenants' requests are answered 503 at once, and they are served again; nothing else ends."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .harness import cores
+from .processes import Load, Running, client, configure, running_device
+from .wire import FOREVER, SMALL, infer, spin, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+TENANTS = """
+[tenants.acme]
+granules = 1
+models = ["*"]
+[tenants.globex]
+granules = 1
+models = ["identity", "spin"]
+"""
+DEVICE = "device 0"
+ENDED = "the device process has ended and is being started again"
+
+
+@pytest.fixture(scope="module")
+def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_device(configure(tmp_path_factory.mktemp("device") / "greenlane.toml", standard, TENANTS)) as server:
+        yield server
+
+
+@pytest.fixture
+def acme(server: Running) -> Iterator[httpx.Client]:
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        until(lambda: infer(http, "identity", SMALL).status_code == 200)
+        yield http
+
+
+def others(server: Running) -> set[int]:
+    """The processes of the server, without the device process and the watchdogs, which belong to a process each."""
+    return {one.pid for one in server.family() if one.name.startswith("greenlane") and "devic" not in one.name}
+
+
+def test_the_supervisor_has_no_device(server: Running, acme: httpx.Client) -> None:
+    assert server.pid(DEVICE) != server.popen.pid
+    maps = Path(f"/proc/{server.popen.pid}/maps").read_text()
+    assert "onnxruntime" not in maps, "models are loaded where the device is"
+
+
+def test_requests_are_answered_503_at_once_and_served_again_when_the_device_process_was_killed(
+    server: Running, acme: httpx.Client
+) -> None:
+    before = others(server)
+    with Load(server, **{"X-Tenant": "acme"}) as load, Load(server, **{"X-Tenant": "globex"}) as other:
+        for _ in range(3):
+            server.kill(DEVICE)
+            until(lambda: infer(acme, "identity", SMALL).status_code == 503)
+            until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+            load.more()
+            other.more()
+    wrong = [each for one in (load, other) for each in one.wrong]
+    assert all(isinstance(each, tuple) and each[0] == 503 for each in wrong), "no connection is lost, no answer is wrong"
+    assert any(ENDED in str(each) for each in wrong)
+    assert others(server) == before
+
+
+def test_an_inference_in_flight_is_answered_503_when_the_device_process_is_killed(server: Running, acme: httpx.Client) -> None:
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(infer(acme, "spin", spin(FOREVER))))
+    asking.start()
+    until(lambda: tenant(server, "acme")["in_flight"] == 1)
+    server.kill(DEVICE)
+    asking.join(5)
+    assert [answer.status_code for answer in answers] == [503]
+    assert ENDED in answers[0].text
+    until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+    assert tenant(server, "acme")["in_flight"] == 0
+
+
+def test_a_repartition_survives_the_device_process(standard: Path, tmp_path: Path) -> None:
+    tenants = "[tenants.acme]\ngranules = 1\nmodels = ['*']\n"
+    with (
+        running_device(configure(tmp_path / "greenlane.toml", standard, tenants)) as server,
+        client(server, **{"X-Tenant": "acme"}) as http,
+    ):
+        moved = http.put("/admin/partitions", json={"acme": 2})
+        assert moved.status_code == 200, moved.text
+        server.kill(DEVICE)
+        until(lambda: infer(http, "identity", SMALL).status_code == 200)
+        assert http.get("/admin/partitions").json()["partitions"]["acme"]["size"] == 2
+        assert http.post("/admin/partitions/probe").json()["partitions"]["acme"]["located"] == sorted(cores()[:2])
+
+
+def test_models_are_loaded_and_unloaded_after_the_device_process_was_replaced(server: Running, acme: httpx.Client) -> None:
+    server.kill(DEVICE)
+    until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+    assert acme.post("/v2/repository/models/identity/unload").status_code == 200
+    assert infer(acme, "identity", SMALL).status_code == 503
+    assert acme.post("/v2/repository/models/identity/load").status_code == 200
+    assert infer(acme, "identity", SMALL).status_code == 200
+
+
+def test_the_device_process_and_an_http_process_are_killed_at_once(server: Running, acme: httpx.Client) -> None:
+    for _ in range(3):
+        server.kill(DEVICE, "acme")
+        with client(server, **{"X-Tenant": "acme"}) as http, client(server, **{"X-Tenant": "globex"}) as other:
+            until(lambda: answered(http) == 200)
+            until(lambda: answered(other) == 200)
+
+
+def test_a_killed_supervisor_takes_every_process_with_it(standard: Path, tmp_path: Path) -> None:
+    with running_device(configure(tmp_path / "greenlane.toml", standard, TENANTS)) as server:
+        pids = others(server) | {server.pid(DEVICE)}
+        os.kill(server.popen.pid, signal.SIGKILL)
+        until(lambda: not any(Path(f"/proc/{pid}/exe").exists() and _runs(pid) for pid in pids))
+
+
+def tenant(server: Running, name: str) -> dict[str, int]:
+    """What the server says of a tenant's requests."""
+    with client(server) as http:
+        tenants = http.get("/admin/tenants").json()["tenants"]
+    return next(each for each in tenants if each["name"] == name)
+
+
+def answered(http: httpx.Client) -> int:
+    """The status of one inference; 0 if the connection was lost."""
+    try:
+        return infer(http, "identity", SMALL).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def _runs(pid: int) -> bool:
+    """Whether this process runs, and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

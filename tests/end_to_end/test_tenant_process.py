@@ -1,0 +1,91 @@
+"""On cores of the host a tenant's process has its models too: what ends it ends nothing else."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from .harness import cores
+from .processes import Load, Running, client, configure, running, threads
+from .test_device_process import TENANTS, answered, others
+from .wire import SMALL, infer, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+
+@pytest.fixture(scope="module")
+def server(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(configure(tmp_path_factory.mktemp("hosted") / "greenlane.toml", standard, TENANTS)) as server:
+        yield server
+
+
+@pytest.fixture
+def acme(server: Running) -> Iterator[httpx.Client]:
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        until(lambda: answered(http) == 200)
+        yield http
+
+
+def test_each_tenants_models_are_in_its_own_process_on_its_own_cores(server: Running, acme: httpx.Client) -> None:
+    names = {one.name for one in server.family()}
+    assert not any("devic" in name for name in names), "there is no device process"
+    for name, pid in (("acme", server.pid("acme")), ("globex", server.pid("globex"))):
+        assert "onnxruntime" in Path(f"/proc/{pid}/maps").read_text(), name
+        granules = acme.get("/admin/partitions").json()["partitions"][name]["granules"]
+        assert os.sched_getaffinity(pid) == {cores()[granule] for granule in granules}
+    for pid in (server.popen.pid, server.pid("(shared)"), server.pid("(unauth")):
+        assert "onnxruntime" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_process_that_crashes_takes_down_its_tenant_only(server: Running, acme: httpx.Client) -> None:
+    before = others(server) - {server.pid("acme")}
+    with Load(server, **{"X-Tenant": "globex"}) as other:
+        for _ in range(3):
+            os.kill(server.pid("acme"), signal.SIGSEGV)
+            with client(server, **{"X-Tenant": "acme"}) as http:
+                until(lambda: answered(http) == 200)
+            other.more()
+    assert other.wrong == []
+    assert before < others(server)
+
+
+def test_a_replaced_process_has_the_granules_and_models_of_before(server: Running, acme: httpx.Client) -> None:
+    assert acme.post("/v2/repository/models/identity/unload").status_code == 200
+    server.kill("acme")
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        until(lambda: refused(http) == "model 'identity' is unavailable: unloaded")
+        assert http.post("/v2/repository/models/identity/load").status_code == 200
+        assert infer(http, "identity", SMALL).status_code == 200
+
+
+def test_granules_move_between_processes_under_load(standard: Path, tmp_path: Path) -> None:
+    """Each process prepares its tenant's new partition; no answer is lost or wrong."""
+    if len(cores()) < 3:
+        pytest.skip("one core has to be free")
+    with running(configure(tmp_path / "greenlane.toml", standard, TENANTS)) as server, client(server) as admin:
+        with Load(server, **{"X-Tenant": "acme"}) as load, Load(server, **{"X-Tenant": "globex"}) as other:
+            for counts in ({"acme": 2}, {"acme": 1, "globex": 2}, {"globex": 1}) * 3:
+                moved = admin.put("/admin/partitions", json=counts)
+                assert moved.status_code == 200, moved.text
+                load.more(5)
+        assert load.wrong == other.wrong == []
+
+
+def test_a_repartition_that_does_not_fit_changes_nothing(server: Running, acme: httpx.Client) -> None:
+    before = acme.get("/admin/partitions").json()
+    refused = acme.put("/admin/partitions", json={"acme": len(cores())})
+    assert refused.status_code == 409
+    assert "acme" in refused.json()["error"]
+    assert acme.get("/admin/partitions").json() == before
+    assert threads(server.pid("acme")) >= {frozenset({cores()[before["partitions"]["acme"]["granules"][0]]})}
+
+
+def refused(http: httpx.Client) -> str:
+    """The error of an inference; "" if the connection was lost."""
+    try:
+        return str(infer(http, "identity", SMALL).json()["error"])
+    except httpx.TransportError:
+        return ""
