@@ -20,6 +20,7 @@ from server.http.infer import Infer
 from server.http.inference import Target
 from server.link import ring as links
 from server.link.messages import Done, Extent
+from server.processes.http_process import ReplayProtocol
 from server.protocol.request import Limits
 from server.tenants.catalog import ServedModel
 from server.tenants.service import Tenant, open_tenant, slots
@@ -205,6 +206,17 @@ async def test_tensors_of_repeated_requests_are_received_into_the_slot_alone(ben
     assert head == TENSORS_AT, "no byte of the tensor is received into another buffer"
     assert not slot.address <= before < slot.address + slot.capacity
     assert tensors == (slot.address, VALUES.nbytes)
+
+
+@pytest.mark.parametrize("read_ahead", [TENSORS_AT - 10, len(IMAGE) // 2, len(IMAGE)])
+async def test_body_of_which_another_process_has_read_a_part_is_answered(bench: Bench, read_ahead: int) -> None:
+    replay, transport = ReplayProtocol(cast(Any, bench.protocol()), IMAGE[:read_ahead]), SocketTransport()
+    replay.connection_made(transport)
+    transport.receive(IMAGE[read_ahead:] + IMAGE)
+    for _ in range(2):
+        await bench.work()
+    assert answers(transport.written) == [VALUES.tobytes()] * 2
+    assert bench.used() == (0, 0)
 
 
 async def test_disconnect_in_mid_body_frees_slot_and_block(bench: Bench) -> None:
