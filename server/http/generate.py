@@ -24,6 +24,11 @@ log = logging.getLogger("greenlane.infer")
 
 READ_SECONDS = 60.0
 """How long a client may leave parts of an answer unread, beyond what sockets buffer, before the answer is stopped."""
+_FIELDS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # Otherwise nginx collects events before it passes them on.
+]
 _GONE = "the client closed its connection"
 _SINGLE = "generate expects a model to answer in exactly one part, and this answer has {}; use generate_stream"
 
@@ -176,8 +181,7 @@ async def respond(
 
 async def _send_events(generation: Generation, part: bytes | None, target: Target, send: Send) -> None:
     """Send each part as an event when it comes; an error too, which ends the answer. Raises ClientGone."""
-    fields = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": fields})
+    await send({"type": "http.response.start", "status": 200, "headers": _FIELDS})
     last = b""
     try:
         while part is not None:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,7 @@ def test_each_part_is_an_event_and_they_are_in_order(http: httpx.Client) -> None
     answer = stream(http, count(5))
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
     assert events(answer.text) == [{"model_name": "countdown", "model_version": "1", "y": float(y)} for y in (5, 4, 3, 2, 1)]
 
 
@@ -422,3 +423,21 @@ def test_a_drain_waits_for_an_answer(form: str, repository: Path, tmp_path: Path
         parts = [json.loads(line.removeprefix("data: "))["y"] for line in (first, *lines) if line]
         assert parts == [float(y) for y in range(200, 0, -1)]
         assert server.wait() == (0 if form == "processes" else -signal.SIGTERM)  # uvicorn ends by the signal that it got.
+
+
+def test_a_stream_ends_with_its_http_process_and_the_next_process_serves_another(repository: Path, tmp_path: Path) -> None:
+    with served_as("processes", repository, tmp_path) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        with client.stream("POST", "/v2/models/countdown/generate_stream", json=count(100_000, turns=SOME)) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            server.kill("acme")
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+
+        def serves() -> bool:
+            with suppress(httpx.TransportError):
+                answer = stream(client, count(3))
+                return answer.status_code == 200 and len(events(answer.text)) == 3
+            return False
+
+        until(serves)
