@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: which modules a compiled wheel has as machine code.
+"""What pyproject.toml cannot say: which modules a compiled wheel has as machine code, and the launch loop in C.
 
 `GREENLANE_COMPILE=1 pip wheel .` compiles the modules that every inference passes through with mypyc, which takes about a
 minute and needs a C compiler and Python's headers. Without it the wheel is pure Python. The sources are never compiled in
@@ -6,12 +6,13 @@ place: a checkout always runs what it shows.
 """
 
 import os
+import platform
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from setuptools import setup
+from setuptools import Extension, setup
 
 ROOT = Path(__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -47,7 +48,9 @@ def extensions() -> list[Any]:
     from mypyc.build import mypycify  # Only needed, and only installed, when compiling.
 
     os.chdir(ROOT)
-    return mypycify([*MYPY, *compiled()], opt_level="3", debug_level="0", group_name="server.compiled")
+    loop = Extension("server.launch_loop.loop_c", ["server/launch_loop/loop.c"], extra_compile_args=["-O2", "-std=gnu11"])
+    loops = [loop] if platform.machine() == "x86_64" else []
+    return loops + mypycify([*MYPY, *compiled()], opt_level="3", debug_level="0", group_name="server.compiled")
 
 
 def main() -> None:

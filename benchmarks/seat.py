@@ -14,8 +14,8 @@ import numpy as np
 from engines import Engine, Executor, Room, Tensor, Work
 from engines.signature import align
 from partitions import Device, Partition
+from server.workers.bundling import BUNDLE
 from server.workers.gil_priority import GilPriorities, GilPriority
-from server.workers.worker import BUNDLE
 
 from .figures import Samples
 from .subjects import Array

@@ -9,7 +9,7 @@ from partitions import Device
 from partitions.installing import install_command
 
 from . import wire
-from .base import Engine, Executor, Preparing, Room, Streaming, Tensor, Work
+from .base import Engine, Executor, Preparing, Recipe, Room, Streaming, Tensor, Work
 from .chain import chain
 from .datatypes import DATATYPES, DataType
 from .errors import Cancelled, EngineError, ExecutionFailed, ModelRefused, TensorMismatch
@@ -38,6 +38,7 @@ __all__ = [
     "Memo",
     "ModelRefused",
     "Preparing",
+    "Recipe",
     "Room",
     "RuntimeSettings",
     "Signature",

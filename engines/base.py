@@ -5,7 +5,7 @@ Tensors are passed as addresses, so that the same call works for memory shared w
 on the GPU.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -211,6 +211,48 @@ class Streaming(Executor, Protocol):
         `part` is the work of the part before, which has ended with outputs. It may be of another executor of the same engine,
         also of one that is closed: an answer goes on after `rebind`. The inputs of `enqueue` are not read again. One thread at
         a time, as for `enqueue`. Raises ExecutionFailed once it is closed, and for an answer that has ended, or gone on before.
+        """
+
+
+class Recipe(NamedTuple):
+    """What it takes to launch inferences of one set of shapes without the interpreter. All numbers are addresses unless said.
+
+    Inference n of an executor, n being the uint64 at `counted`, uses table and event n modulo their number. Launching it is to
+    - write its table at `tables`: for each input, then each output, three uint64, which are source, target and size in bytes.
+      Inputs are copied to `addresses` from anywhere in memory that `Device.pin` pinned, outputs from there;
+    - call `int launch(graph, stream)`, and if that returns 0, add 1 to `counted` and to `launched`;
+    - call `int record(event, stream)`, and then `int query(event)` until that is 0: the inference has ended. Before that it is
+      `pending`, a number.
+    Any other result is an error: `failure(result)` blocks until the device uses no memory of the caller, and returns the
+    exception that `Work.wait` would raise. Functions are called on a thread attached to the partition, one at a time.
+    """
+
+    launch: int
+    record: int
+    query: int
+    pending: int
+    graph: int
+    stream: int
+    events: tuple[int, ...]
+    tables: int
+    counted: int
+    launched: int
+    addresses: tuple[int, ...]
+    outputs: tuple[Shape, ...]
+    """The shapes of the outputs."""
+    failure: Callable[[int], Exception]
+
+
+class Lending(Executor, Protocol):
+    """An executor whose inferences can be launched without the interpreter. Others need not have the method."""
+
+    def lend(self, shapes: Sequence[Shape], recall: Callable[[], None]) -> Recipe | None:
+        """How to launch inferences of these shapes; None if they cannot be launched so, or not now.
+
+        The borrower keeps a reference to the executor, and has nothing in flight by a recipe while it calls `enqueue`. When a
+        recipe, or an answer None, is no longer right, the executor calls `recall`, on any thread and with locks held: that
+        blocks until nothing is in flight by recipes of this executor and none will be used again. It may be called at any later
+        time, also several times. Any thread; one borrower at a time.
         """
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.launch_loop`: tickets served by the worker and by a launch loop in C, in turns, on one link.
+"""`python -m benchmarks.launch_loop`: tickets served by a worker with the launch loop and one without, in turns, on one link.
 
 A process of its own plays the HTTP side. `--device fake` tries everything without a GPU; its figures mean nothing. After each
 comparison everything so far is written to `--output`. The exit status is 1 if an answer was wrong or missing.
@@ -26,7 +26,7 @@ from . import measures
 from .measures import VARIANTS, Row
 from .on_cuda import CudaBench
 from .on_fake import FakeBench
-from .tenants import Tenant, Variant
+from .tenants import Tenant
 
 MODELS = ("tiny", "mob", "enc")
 BRIEF = ("tiny", "mob")
@@ -36,7 +36,7 @@ KS = (1, 2, 8, 32)
 SLOTS = 64
 TENANTS = 4
 _KEYS = ("model", "tenants", "beside", "outstanding", "variant")
-_FIGURES = ("rate", "p50", "p99", "p999", "most", "cpu", "sleeps", "queries")
+_FIGURES = ("rate", "p50", "p99", "p999", "most", "cpu")
 
 
 class Run:
@@ -77,22 +77,13 @@ class Run:
 
     def _one(self, tenants: list[Tenant]) -> None:
         (tenant,), seconds = tenants, self._options.seconds
-        variants = self._usable(tenant)
-        ends = [variant for variant in variants if variant.name in ("loop", "loop, words")]
-        self._rounds("bare", lambda: measures.bare(tenant, (1, 2, 8), ends, seconds / 2))
-        self._rounds("closed", lambda: measures.closed_loops(tenants, KS, variants, seconds))
+        self._rounds("bare", lambda: measures.bare(tenant, (1, 2, 8), seconds / 2))
+        self._rounds("closed", lambda: measures.closed_loops(tenants, KS, VARIANTS, seconds))
         if tenant.model.name in BRIEF:
-            few = [variant for variant in variants if variant.name in ("worker", "loop", "loop, words, naps")]
-            self._rounds("disturbed", lambda: measures.disturbed(tenant, few, 5 * seconds), 1)
+            self._rounds("disturbed", lambda: measures.disturbed(tenant, VARIANTS, 5 * seconds), 1)
 
     def _several(self, tenants: list[Tenant]) -> None:
-        variants = [variant for variant in self._usable(tenants[0]) if "idle spin" not in variant.name]
-        self._rounds("tenants", lambda: measures.closed_loops(tenants, (1, 8), variants, self._options.seconds))
-
-    def _usable(self, tenant: Tenant) -> list[Variant]:
-        variants, refused = measures.usable(tenant, VARIANTS)
-        self.failures += refused
-        return variants
+        self._rounds("tenants", lambda: measures.closed_loops(tenants, (1, 8), VARIANTS, self._options.seconds))
 
     def _rounds(self, section: str, measure: Callable[[], Iterator[Row]], rounds: int = 0) -> None:
         if section not in self._options.only:
@@ -117,7 +108,7 @@ class Run:
         with ExitStack() as stack:
             models = [bench.bind(name, partition) for partition in partitions]
             self._progress(f"{name} is bound {len(models)} times")
-            made = [Tenant(bench.device, bench.cuda, model, SLOTS, priorities) for model in models]
+            made = [Tenant(bench.device, model, SLOTS, priorities) for model in models]
             for tenant in made:
                 stack.enter_context(closing(tenant))
             yield made

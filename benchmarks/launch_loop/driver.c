@@ -1,5 +1,5 @@
 /* The HTTP side of a link, played by a process of its own: tickets out, completions in, and how long each took. */
-#include "link.h"
+#include "../../server/launch_loop/link.h"
 
 #define PATIENCE 4000000000ll /* nanoseconds without a completion, after which a phase is given up */
 
@@ -22,7 +22,7 @@ typedef struct {
 
 static void put(Job *j, uint32_t slot, int64_t due) {
     unsigned char *page = ticket_page(&j->link, slot);
-    TicketHead head = {++j->serial, __builtin_inf(), j->capacity, slot * j->capacity, j->length};
+    TicketHead head = {++j->serial, __builtin_inf(), j->capacity, slot * j->capacity, 0, j->length};
     memcpy(page, &head, sizeof head);
     memcpy(page + sizeof head, j->body, j->length);
     j->due[slot] = due;
@@ -105,7 +105,7 @@ static void open_loop(Job *j, uint32_t *idle) {
 void drive(Job *j, uint32_t *idle) {
     j->taken = j->counted = j->differing = 0;
     j->lost = 0;
-    sleep_precisely();
+    set_timer_slack(1);
     if (j->rate > 0)
         open_loop(j, idle);
     else

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from server.launch_loop.structures import address, view_link
 from server.link import ring
 from server.link.ring import Descriptors
 
-from .native import Job, address, open_driver_library, percentiles, view_link
+from .native import Job, open_driver_library, percentiles
 
 MOST_LATENCIES = 2_000_000
 _PAGE = 8192
@@ -105,7 +106,7 @@ class _Phases:
         self._idle = np.zeros(count, np.uint32)
         self._first = np.zeros(_PAGE, np.uint8)
         self._job = Job(
-            link=view_link(self._link.arena, descriptors),
+            link=view_link(self._link),
             latencies=address(self._latencies.data),
             most=MOST_LATENCIES,
             first=address(self._first.data),

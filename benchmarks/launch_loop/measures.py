@@ -14,26 +14,18 @@ import numpy as np
 from engines import Work
 
 from .driver import Load, Outcome
-from .launcher import Options
-from .native import BLOCK, EVENT, NAP, WORD, Latencies, percentiles
+from .native import Latencies, percentiles
 from .tenants import Tenant, Variant
 
 Row = dict[str, Any]
 
-WORKER = Variant("worker", None)
-LOOP = Variant("loop", Options())
-VARIANTS = (
-    WORKER,
-    LOOP,
-    Variant("loop, words", Options(signal=WORD)),
-    Variant("loop, words, idle spin", Options(signal=WORD, idle_spin=200_000)),
-    Variant("loop, words, naps", Options(wait=NAP, signal=WORD)),
-    Variant("loop, blocks", Options(wait=BLOCK, signal=EVENT)),
-)
-"""The worker, and ways for the loop to wait and to learn of a work's end."""
+WORKER, LOOP = Variant("worker", False), Variant("loop", True)
+VARIANTS = (WORKER, LOOP)
 HOLD = 0.2
 PAUSE = 0.05
 """Seconds for which a thread holds the GIL at a time, and for which it does not."""
+WARM_UP = 0.02
+"""Seconds that a variant serves before it is measured."""
 RATE = 250.0
 """Tickets a second while the interpreter is held: 64 slots last for 200 ms and more."""
 
@@ -54,35 +46,13 @@ def disturbed(tenant: Tenant, variants: Sequence[Variant], seconds: float) -> It
             yield row | {"beside": name}
 
 
-def bare(tenant: Tenant, ks: Sequence[int], variants: Sequence[Variant], seconds: float) -> Iterator[Row]:
-    """One round: the engine without a link, by C and by Python, k works ahead."""
+def bare(tenant: Tenant, ks: Sequence[int], seconds: float) -> Iterator[Row]:
+    """One round: the engine without a link, k works ahead."""
     for k in ks:
-        for variant in variants:
-            if variant.options is None:
-                continue
-            options = variant.options._replace(ahead=k)
-            began = time.process_time()
-            count, latencies = tenant.bare(options, seconds)
-            cpu = time.process_time() - began
-            name = variant.name.replace("loop", "C")
-            yield _row([tenant], name, count / seconds, latencies, cpu / max(1, count)) | {"outstanding": k}
         began = time.process_time()
         count, latencies = tenant.on_thread(partial(_python_bare, tenant, k, seconds))
         cpu = time.process_time() - began
-        yield _row([tenant], "Python", count / seconds, latencies, cpu / max(1, count)) | {"outstanding": k}
-
-
-def usable(tenant: Tenant, variants: Sequence[Variant]) -> tuple[list[Variant], list[str]]:
-    """The variants whose launches the driver takes, and what it said of the others."""
-    found, refused = [], []
-    for variant in variants:
-        try:
-            if variant.options:
-                tenant.bare(variant.options, 0.01)
-            found.append(variant)
-        except RuntimeError as error:
-            refused.append(f"{variant.name}: {error}")
-    return found, refused
+        yield _row([tenant], "engine", count / seconds, latencies, cpu / max(1, count)) | {"outstanding": k}
 
 
 def _phase(tenants: Sequence[Tenant], variant: Variant, loads: Sequence[Load]) -> Row:
@@ -90,7 +60,8 @@ def _phase(tenants: Sequence[Tenant], variant: Variant, loads: Sequence[Load]) -
     with ExitStack() as stack:
         for tenant in tenants:
             stack.enter_context(tenant.served_by(variant))
-        time.sleep(0.005)  # Threads have started.
+        for tenant in tenants:
+            tenant.driver.run(tenant.load(1, WARM_UP))  # Threads have started, and the loop knows the shapes.
         began = time.process_time()
         for tenant, load in zip(tenants, loads, strict=True):
             tenant.driver.start(load)
@@ -101,8 +72,8 @@ def _phase(tenants: Sequence[Tenant], variant: Variant, loads: Sequence[Load]) -
     worst = Latencies(*[max(getattr(outcome, name) for outcome in outcomes) for name in Latencies._fields])
     row = _row(tenants, variant.name, rate, worst, cpu / max(1, taken))
     row["flaw"] = "; ".join(_flaws(tenants, outcomes))
-    if variant.options and (counts := tenants[0].counts):
-        row["sleeps"], row["queries"] = counts.sleeps / max(1, counts.launched), counts.queries / max(1, counts.launched)
+    if variant.loop and not all(tenant.looped for tenant in tenants):
+        row["flaw"] += "; the launch loop launched nothing"
     return row
 
 

@@ -1,6 +1,5 @@
-"""Engines on a real GPU, and what the launch loop has to know of their executors."""
+"""Engines on a real GPU."""
 
-import ctypes
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,13 +12,11 @@ from engines import Engine, Executor, RuntimeSettings, load_engine
 from engines.signature import Shape
 from partitions import Device, Partition, open_device
 
-from .launcher import Recipe
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class CudaModel:
-    """An engine of benchmarks/nets.py on a partition, for one row. It reads and sets what its executor counts."""
+    """An engine of benchmarks/nets.py on a partition, for one row."""
 
     def __init__(self, name: str, executor: Any, partition: Any) -> None:
         self.name = name
@@ -29,34 +26,10 @@ class CudaModel:
         self._executor = executor
         self._net = nets.NETS["cuda"][name]
 
-    def recipe(self) -> Recipe:
-        """What a launch needs. The shapes have to be captured. Raises RuntimeError if a launch takes more than the graph."""
-        executor, fit = self._executor, self._executor._shapes.find(self.shapes)
-        if fit is None or fit.prepared.graph is None or not fit.prepared.copies.captured:
-            raise RuntimeError(f"{self.name} {self.shapes}: nothing is captured, or copies are not in the graph")
-        copies = fit.prepared.copies
-        length = copies._tables.shape[0]
-        return Recipe(
-            graph=number(fit.prepared.graph._handle),
-            stream=number(executor._stream.handle),
-            context=self.partition.run(_current_context),
-            tables=number(copies._ring.handle),
-            length=length,
-            device=tuple(executor.instance.addresses),
-            outputs=fit.outputs,
-        )
-
     @property
-    def counted(self) -> int:
-        """How many inferences have used the copy tables."""
-        return int(self._copies._counted)
-
-    def count(self, counted: int) -> None:
-        """So many have now; all of them have ended."""
-        executor = self._executor
-        executor._runs += counted - self._copies._counted
-        self._copies._counted = counted
-        executor._completed.count = executor._runs
+    def launched(self) -> int:
+        """How many inferences its recipes have launched."""
+        return int(sum(int(count[0]) for count in self._executor._loans._launched.values()))
 
     def draw(self, seed: int) -> Bytes:
         """An input, as bytes."""
@@ -67,10 +40,6 @@ class CudaModel:
         ours, theirs = got.view(np.float32), wanted.view(np.float32)
         return not np.abs(ours - theirs).max() <= 1e-3 * np.abs(theirs).max()
 
-    @property
-    def _copies(self) -> Any:
-        return self._executor._shapes.find(self.shapes).prepared.copies
-
 
 class CudaBench:
     """The GPU, its partitions and engines; `close` closes them all. `repository` keeps models and their kernels."""
@@ -80,7 +49,6 @@ class CudaBench:
         self._repository = repository
         self._engines: dict[str, Engine] = {}
         self.device: Device = self._stack.enter_context(closing(open_device("cuda")))
-        self.cuda: Any = ctypes.CDLL("libcuda.so.1")
         nets.write_all(repository, "cuda")
 
     def carve(self, granules: Sequence[int]) -> Partition:
@@ -100,16 +68,3 @@ class CudaBench:
     def close(self) -> None:
         """Close everything; nothing may be in flight."""
         self._stack.close()
-
-
-def number(handle: Any) -> int:
-    """A driver's handle as an integer."""
-    return int(handle)
-
-
-def _current_context() -> int:
-    from cuda.bindings import driver
-
-    from partitions.cuda.driver import handle_return
-
-    return int(handle_return(driver.cuCtxGetCurrent()))

@@ -1,37 +1,25 @@
-"""Executors over the fake libcuda of fake_cuda.c, to try everything on a machine without a GPU. Its figures mean nothing."""
+"""Executors over the fake libcuda of tests/fake_cuda.c, to try everything without a GPU. Their figures mean nothing."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from ctypes import c_int64, c_uint32, c_void_p
+from ctypes import c_void_p
 from typing import Any
 
 import numpy as np
 
-from engines import Engine, Executor, Room, Signature, Tensor
+from engines import Engine, Executor, Recipe, Room, Signature, Tensor
 from engines.base import NO_ROOM
 from engines.datatypes import DATATYPES
 from engines.signature import Shape, TensorSpec
 from partitions import Device, Partition
+from server.launch_loop.structures import MOST_AHEAD, address
 from tests.fakes import FakeDevice
-
-from .build import library
-from .launcher import Recipe
-from .native import MOST_AHEAD, address
+from tests.lending import PENDING, address_of, open_fake_cuda
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 SIZES = {"tiny": (256, 32, 20_000), "mob": (602_112, 4_000, 240_000), "enc": (262_144, 262_144, 400_000)}
 """Of each model: bytes of the input and of the output, and nanoseconds that an inference takes."""
-
-
-def open_fake_cuda() -> Any:
-    """The library. Its functions take and return pointers."""
-    cuda = ctypes.CDLL(str(library("fake_cuda", ("-pthread",))))
-    cuda.fake_stream.restype = cuda.fake_graph.restype = c_void_p
-    cuda.fake_graph.argtypes = (c_int64, c_void_p, c_uint32, c_uint32, c_uint32, c_void_p)
-    cuda.fake_stream_close.argtypes = cuda.fake_graph_close.argtypes = (c_void_p,)
-    cuda.fake_fail_after.argtypes = (c_int64,)
-    return cuda
 
 
 class _Work:
@@ -63,28 +51,28 @@ class FakeModel:
         self.signature = Signature(
             (TensorSpec("x", DATATYPES["UINT8"], (size,)),), (TensorSpec("y", DATATYPES["UINT8"], (answer,)),)
         )
-        self.counted = 0
         self._cuda = cuda
         self._answer = answer
         self._tables = np.zeros((MOST_AHEAD, 2, 3), np.uint64)
         self._memory = [np.zeros(nbytes, np.uint8) for nbytes in (size, answer)]
-        self._state = np.zeros(1, np.uint64)
+        self._counts = np.zeros(3, np.uint64)  # On the host, on the device, launched by recipes.
         self._stream = c_void_p(cuda.fake_stream())
-        table, state = address(self._tables.data), address(self._state.data)
-        self._graph = c_void_p(cuda.fake_graph(duration, table, MOST_AHEAD, 2, 1, state))
+        table, state = address(self._tables.data), address(self._counts[1:].data)
+        self._graph = c_void_p(cuda.fake_graph(duration, table, MOST_AHEAD, 2, 1, state, None))
         self._events = [c_void_p() for _ in range(MOST_AHEAD)]
         for event in self._events:
             cuda.cuEventCreate(ctypes.byref(event), 0)
 
     def enqueue(self, inputs: Sequence[Tensor], room: Room = NO_ROOM) -> _Work:
-        event = self._events[self.counted % MOST_AHEAD]
+        at = int(self._counts[0]) % MOST_AHEAD
+        event = self._events[at]
         self._cuda.cuEventSynchronize(event)  # Its last inference may still be running.
         (x,), (source, target) = inputs, self._addresses()
         table = [(x.address, source, x.nbytes), (target, room.address, self._answer)]
-        self._tables[self.counted % MOST_AHEAD] = table
+        self._tables[at] = table
         self._cuda.cuGraphLaunch(self._graph, self._stream)
         self._cuda.cuEventRecord(event, self._stream)
-        self.counted += 1
+        self._counts[0] += np.uint64(1)
         return _Work(self._cuda, event, (Tensor((self._answer,), room.address, self._answer),))
 
     def rebind(self, partition: Partition) -> "FakeModel":
@@ -99,19 +87,26 @@ class FakeModel:
     def describe(self) -> dict[str, object]:
         return {"graphs": "captured"}
 
-    def recipe(self) -> Recipe:
+    def lend(self, shapes: Sequence[Shape], recall: Callable[[], None]) -> Recipe:
         return Recipe(
-            graph=self._graph.value or 0,
-            stream=self._stream.value or 0,
-            context=1,
-            tables=address(self._tables.data),
-            length=MOST_AHEAD,
-            device=self._addresses(),
-            outputs=((self._answer,),),
+            address_of(self._cuda.cuGraphLaunch),
+            address_of(self._cuda.cuEventRecord),
+            address_of(self._cuda.cuEventQuery),
+            PENDING,
+            self._graph.value or 0,
+            self._stream.value or 0,
+            tuple([event.value or 0 for event in self._events]),
+            address(self._tables.data),
+            address(self._counts.data),
+            address(self._counts[2:].data),
+            self._addresses(),
+            ((self._answer,),),
+            lambda result: RuntimeError(f"the driver returned {result}"),
         )
 
-    def count(self, counted: int) -> None:
-        self.counted = counted
+    @property
+    def launched(self) -> int:
+        return int(self._counts[2])
 
     def draw(self, seed: int) -> Bytes:
         return np.random.default_rng(seed).integers(0, 256, self.shapes[0][0], np.uint8)

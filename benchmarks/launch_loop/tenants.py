@@ -1,5 +1,6 @@
-"""A tenant of the comparison: one link, one driver process, and a worker and a launch loop that serve it in turns."""
+"""A tenant of the comparison: a link, a driver process, and workers with and without the launch loop that take turns."""
 
+import marshal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -16,8 +17,6 @@ from server.workers.session import Endpoint
 from server.workers.worker import Worker
 
 from .driver import Driver, Load
-from .launcher import Counts, Launcher, Options, Recipe, ticket_body
-from .native import STOPPED, Latencies
 
 KEY = "loop/1#1"
 INPUTS = 4
@@ -40,12 +39,9 @@ class Model(Protocol):
     @property
     def shapes(self) -> tuple[Shape, ...]: ...
 
-    def recipe(self) -> Recipe: ...
-
     @property
-    def counted(self) -> int: ...
-
-    def count(self, counted: int) -> None: ...
+    def launched(self) -> int:
+        """How many inferences the launch loop has launched."""
 
     def draw(self, seed: int) -> Bytes: ...
 
@@ -53,20 +49,20 @@ class Model(Protocol):
 
 
 class Variant(NamedTuple):
-    """What serves the link: the worker, or a loop with these options."""
+    """What serves the link: the worker with the launch loop, or without."""
 
     name: str
-    options: Options | None
+    loop: bool
 
 
 class Tenant:
     """Its slots have memory of one size each, slot n from n * `capacity` on. Close it to end its driver."""
 
-    def __init__(self, device: Device, cuda: Any, model: Model, slots: int, priorities: GilPriorities) -> None:
+    def __init__(self, device: Device, model: Model, slots: int, priorities: GilPriorities) -> None:
         self.model = model
         self.slots = slots
-        self.counts: Counts | None = None
-        """Of the loop that served last."""
+        self.looped = False
+        """Whether the loop has launched anything since the last variant began to serve."""
         signature = model.executor.engine.signature
         self._input = model.draw(0).nbytes
         self._place = -(-self._input // 64) * 64
@@ -80,36 +76,27 @@ class Tenant:
         self._wanted = [self._answer_to(model.draw(seed)) for seed in range(INPUTS)]
         for slot in range(slots):
             self._bytes[slot, : self._input] = model.draw(slot % INPUTS)
-        self._worker = Worker(model.partition, {KEY: model.executor}, _raise, priorities)
-        self._launcher = model.partition.run(lambda: Launcher(cuda, self._link, self._descriptors, model.partition.attach))
-        self._launcher.register(ticket_body(KEY, model.shapes), signature, model.shapes, model.recipe())
+        self._workers = {
+            loop: Worker(model.partition, {KEY: model.executor}, _raise, priorities, launch_loop=loop) for loop in (False, True)
+        }
         self.driver = Driver(self._descriptors)
 
     def load(self, outstanding: int, seconds: float, rate: float = 0.0) -> Load:
         """For the driver."""
-        return Load(ticket_body(KEY, self.model.shapes), self.capacity, min(outstanding, self.slots), seconds, rate)
+        return Load(marshal.dumps((KEY, self.model.shapes), 2), self.capacity, min(outstanding, self.slots), seconds, rate)
 
     @contextmanager
     def served_by(self, variant: Variant) -> Iterator[None]:
-        """Serve the link in the block. Outputs are blank at its beginning. Raises RuntimeError if the loop did not stop by
-        itself.
-        """
+        """Serve the link in the block. Outputs are blank at its beginning."""
         self._bytes[:, self._place :] = 0
-        if variant.options is None:
-            self._worker.serve(Endpoint(self._link, self._pinned))
-            try:
-                yield
-            finally:
-                self._worker.halt()
-            return
-        self._launcher.start(self.model.counted, variant.options)
+        before = self.model.launched
+        worker = self._workers[variant.loop]
+        worker.serve(Endpoint(self._link, self._pinned))
         try:
             yield
         finally:
-            self.counts = self._launcher.stop()
-            self.model.count(self._launcher.counted)
-        if self.counts.why != STOPPED:
-            raise RuntimeError(f"the launch loop ended: {self.counts}")
+            worker.halt()
+            self.looped = self.model.launched > before
 
     def wrong(self, slots: list[int]) -> int:
         """In how many of these slots the output is not the right one."""
@@ -118,13 +105,6 @@ class Tenant:
             self.model.differs(outputs[slot, : wanted.nbytes].copy(), wanted)
             for slot, wanted in ((slot, self._wanted[slot % INPUTS]) for slot in slots)
         )
-
-    def bare(self, options: Options, seconds: float) -> tuple[int, Latencies]:
-        """See `Launcher.bare`."""
-        try:
-            return self._launcher.bare(self.model.counted, options, self.capacity, seconds)
-        finally:
-            self.model.count(self._launcher.counted)
 
     def on_thread(self, function: Callable[[], Any]) -> Any:
         """Call it on a thread of the partition."""
@@ -139,12 +119,8 @@ class Tenant:
     def close(self) -> None:
         """End the driver; nothing serves the link any more. Partition and executor stay."""
         self.driver.close()
-        self._launcher_close()
         self._pinned.close()
         self._descriptors.close()
-
-    def _launcher_close(self) -> None:
-        self.model.partition.run(self._launcher.close)
 
     def _answer_to(self, x: Bytes) -> Bytes:
         """What the executor answers in slot 0."""

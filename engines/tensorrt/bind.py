@@ -6,10 +6,11 @@ from partitions.cuda.device import CudaPartition
 
 from ..errors import ModelRefused
 from ..model_files.profiles import best_profile
-from .executor import BoundEngine, TensorRTExecutor, open_resources
+from .executor import BoundEngine, TensorRTExecutor
 from .graph_mode import GraphMode, decide
 from .instance import Instance
 from .plan import LoadedPlan
+from .resources import open_resources
 
 
 def open_executor(engine: BoundEngine, partition: CudaPartition) -> TensorRTExecutor:

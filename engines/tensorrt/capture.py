@@ -42,6 +42,11 @@ class Graph:
     def __repr__(self) -> str:
         return f"<Graph{'' if self._handle else ', closed'}>"
 
+    @property
+    def handle(self) -> Any:
+        """The driver's handle; None once it is closed."""
+        return self._handle
+
     def launch(self, stream: Stream) -> None:
         """Launch it on a stream of the green context it was captured in. Raises CUDAError."""
         handle_return(driver.cuGraphLaunch(self._handle, stream.handle))

@@ -132,16 +132,24 @@ class SmCopies:
         self._in = (ring, np.uint32(RING_LENGTH), np.uint32(rows), np.uint32(inputs), state)
         self._out = (np.uint32(rows), np.uint32(inputs), state)
         self._tables = _tables(ring, rows)
-        self._counted = 0
+        counted = np.zeros(1, np.uint64)
+        self._counted = counted.data  # Its elements are Python's integers, and quicker to read than NumPy's.
+        self.counted_address: int = counted.ctypes.data
+        """Where the number of inferences is, a uint64, for those who launch graphs without `count`."""
 
     def __repr__(self) -> str:
         return f"<SmCopies of {self._tables.shape[1]} tensors>"
+
+    @property
+    def tables_address(self) -> int:
+        """Where the ring of tables is."""
+        return int(self._ring.handle)
 
     def table(self, spans: Sequence[Span]) -> Table:
         return np.array(spans, np.uint64).reshape(self._tables.shape[1:])
 
     def write(self, table: Table) -> None:
-        self._tables[self._counted % RING_LENGTH] = table
+        self._tables[self._counted[0] % RING_LENGTH] = table
 
     def copy_in(self, stream: Stream) -> None:
         launch(stream, CONFIG, self._copy_in, *self._in)
@@ -151,7 +159,7 @@ class SmCopies:
 
     def count(self) -> None:
         """Count as the device does in the last copy: both have to use the same table."""
-        self._counted += 1
+        self._counted[0] += 1
 
     def close(self) -> None:
         self._ring.close()

@@ -8,34 +8,35 @@ submitted call by call, with the library's own graphs if it has any, and the cop
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import RLock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from cuda.core import Event, Stream
+from cuda.core import Stream
 
 from partitions import Partition, PartitionError
-from partitions.cuda.device import AdoptedPartition, CudaPartition, SideStream
+from partitions.cuda.device import AdoptedPartition, CudaPartition
 from partitions.cuda.driver import CUDAError
 
-from ..base import NO_ROOM, Engine, Room, Tensor, check_tensors
+from ..base import NO_ROOM, Engine, Recipe, Room, Tensor, check_tensors
 from ..errors import ExecutionFailed, ModelRefused
 from ..settings import overridden
 from ..signature import Shape, align
 from ..streams import selected
 from .address_cache import AddressCache, ResolvedAddresses
 from .copies import RING_LENGTH, Span
-from .graph_mode import captures_under_override
+from .graph_mode import Override, captures_under_override
 from .instance import Instance, Opener
+from .lending import Loans
 from .lifetime import Finalizer, InstancePool
 from .plan import LoadedPlan
-from .shapes import Fit, Override, Prepared, ReadyShapes
+from .resources import ExecutorResources
+from .shapes import Fit, Prepared, ReadyShapes
 from .staging import Staging
-from .stream_order import StreamOrder, open_stream_order
 from .work import CompletedCount, Completion, JoinedWork, TensorRTWork, failing, failure
 
 
@@ -62,14 +63,6 @@ class BoundEngine(Engine, Protocol):
 
     def rebind(self, executor: "TensorRTExecutor", partition: Partition) -> "TensorRTExecutor":
         """See `Executor.rebind`."""
-
-
-class ExecutorResources(NamedTuple):
-    """The objects that an executor owns on its partition, with one event for each slot of its ring."""
-
-    aux_streams: Sequence[SideStream]
-    events: Sequence[Event]
-    order: StreamOrder
 
 
 class TensorRTExecutor:
@@ -99,7 +92,8 @@ class TensorRTExecutor:
         self._staging = Staging(self._loaded.log_staging, partition.device.index, instance.sizes, len(engine.signature.inputs))
         self._addresses = AddressCache(partition.device)
         self._lock = RLock()
-        self._shapes = ReadyShapes(engine.loaded, partition, instance, resources.aux_streams, self._lock)
+        self._loans = Loans(partition.stream, resources.events, instance.addresses, engine.path.name)
+        self._shapes = ReadyShapes(engine.loaded, partition, instance, resources.aux_streams, self._lock, self._loans)
         # An inference with data-dependent outputs takes two tables of the ring.
         self._ring_size = RING_LENGTH // 2 if instance.data_dependent else RING_LENGTH
         self._runs = self._staged = self._padded = 0
@@ -141,6 +135,20 @@ class TensorRTExecutor:
             self._check_open()
             return self._shapes.preparing(tuple(shapes))
 
+    def lend(self, shapes: Sequence[Shape], recall: Callable[[], None]) -> Recipe | None:
+        """As `Lending.lend`. None without a graph that holds the copies, on an adopted stream, and while settings are
+        overridden.
+        """
+        with self._lock:
+            self._check_open()
+            self._loans.borrow(recall)
+            if self._adopted_handle is not None or self._overrides or self.instance.data_dependent:
+                return None
+            if (fit := self._shapes.find(tuple(shapes))) is None:
+                return None
+            prepared = fit.prepared
+            return self._loans.lend(tuple(shapes), prepared.shapes, fit.outputs, prepared.graph, prepared.copies)
+
     def rebind(self, partition: Partition) -> "TensorRTExecutor":
         with self._lock:
             self._check_open()
@@ -180,7 +188,8 @@ class TensorRTExecutor:
             instance = self.instance
             capture = captures_under_override(settings, self._loaded.traits, instance.graph_mode, instance.data_dependent)
             override = Override(settings, capture)
-            shapes = ReadyShapes(self._loaded, self._partition, instance, self._aux_streams, self._lock, override)
+            self._loans.recall()
+            shapes = ReadyShapes(self._loaded, self._partition, instance, self._aux_streams, self._lock, self._loans, override)
             shapes.warming = False
             before = (self._shapes, self._addresses)
             self._shapes, self._addresses = shapes, AddressCache(self._partition.device)
@@ -224,7 +233,7 @@ class TensorRTExecutor:
                 "captures": shapes.captures,
                 "compilations": shapes.compiled,
                 "fallbacks": shapes.fallbacks,
-                "padded": self._padded,
+                "padded": self._padded + self._loans.padded,
                 "staged": self._staged,
             },
             "copies": settings.copies,
@@ -379,22 +388,3 @@ class TensorRTExecutor:
         count, addresses = len(self.engine.signature.inputs), self.instance.addresses
         spans = [(source, target, t.nbytes) for source, target, t in zip(sources, addresses, inputs, strict=False)]
         return spans + [(source, t.address, t.nbytes) for source, t in zip(addresses[count:], outputs, strict=False)]
-
-
-def open_resources(partition: CudaPartition, aux_streams: int, made: ExitStack) -> ExecutorResources:
-    """Create an executor's streams, events and ordering; `made` closes them. Call it on an attached thread.
-
-    Raises PartitionError, CUDAError.
-    """
-    device: Any = partition.device.make_current()
-    streams = []
-    for _ in range(aux_streams):
-        streams.append(partition.make_stream())
-        made.callback(streams[-1].close)
-    events = []
-    for _ in range(RING_LENGTH):
-        events.append(device.create_event())
-        made.callback(events[-1].close)
-    order = open_stream_order(device, partition)
-    made.callback(order.close)
-    return ExecutorResources(streams, events, order)

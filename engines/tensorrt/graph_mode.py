@@ -7,6 +7,7 @@ are invisible to us. The two exclude each other: a context with native graphs is
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import ModelRefused
 from ..settings import RuntimeSettings
@@ -37,6 +38,13 @@ class EngineTraits:
     """Some of the engine's weights are streamed from the host."""
     native: bool = False
     """The library has graphs of its own."""
+
+
+class Override(NamedTuple):
+    """Settings that apply instead of the engine's for a while. `capture`: graphs are captured with them."""
+
+    settings: RuntimeSettings
+    capture: bool
 
 
 def decide(settings: RuntimeSettings, traits: EngineTraits) -> GraphMode:

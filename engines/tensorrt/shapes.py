@@ -20,13 +20,13 @@ from partitions.cuda.device import CudaPartition, SideStream
 
 from ..errors import ExecutionFailed, TensorMismatch
 from ..model_files.profiles import best_profile, padded
-from ..settings import RuntimeSettings
 from ..signature import Shape
 from .capture import Graph, capture, holding_execution_lock, joining_capture
 from .context import Context
 from .copies import Copies, Span, uses_sms
-from .graph_mode import fall_back, refusal
+from .graph_mode import Override, fall_back, refusal
 from .instance import Instance
+from .lending import Loans
 from .plan import LoadedPlan
 from .thread_priority import lower_priority
 from .work import failing
@@ -61,13 +61,6 @@ class Prepared:
             graph.close()
 
 
-class Override(NamedTuple):
-    """Settings that apply instead of the engine's for a while. `capture`: graphs are captured with them."""
-
-    settings: RuntimeSettings
-    capture: bool
-
-
 class Fit(NamedTuple):
     """The shapes to run for an inference, and the output shapes that the caller asked for: with padding, those have fewer
     rows.
@@ -98,6 +91,7 @@ class ReadyShapes:
         instance: Instance,
         aux_streams: Sequence[SideStream],
         lock: RLock,
+        loans: Loans,
         override: Override | None = None,
     ) -> None:
         self._loaded = loaded
@@ -117,6 +111,7 @@ class ReadyShapes:
         self._closed = False
         self._captures = self._compiled = self._fallbacks = 0
         self._profile = best_profile(loaded.profiles, loaded.usable, partition.size)
+        self._loans = loans
         self.warming = True
         """The executor is being warmed up: compiling is expected and not counted, and nothing is padded."""
 
@@ -241,6 +236,7 @@ class ReadyShapes:
     def forget(self, prepared: Prepared) -> None:
         """Drop these shapes, so that the next inference of them prepares them again. Nothing of them may be in flight."""
         if self._ready.get(prepared.shapes) is prepared:
+            self._loans.recall()
             del self._ready[prepared.shapes]
             self._fits.clear()
             prepared.context.compiled.discard(prepared.shapes)
@@ -256,6 +252,7 @@ class ReadyShapes:
 
     def close(self) -> None:
         """Destroy every graph, even if one fails; nothing may be in flight. Raises CUDAError."""
+        self._loans.recall()
         self._fits.clear()
         with ExitStack() as closing_all:
             while self._ready:
@@ -332,6 +329,11 @@ class ReadyShapes:
         return Prepared(prepared.shapes, prepared.outputs, self._context(prepared.shapes), prepared.copies)
 
     def _keep(self, prepared: Prepared) -> None:
+        if len(self._ready) >= MAX_READY_SETS:
+            self._loans.recall()
+            for used in self._loans.used():
+                if used in self._ready:
+                    self._ready.move_to_end(used)
         self._ready[prepared.shapes] = prepared
         self._fits.clear()
         if len(self._ready) > MAX_READY_SETS:

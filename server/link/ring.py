@@ -25,6 +25,8 @@ _TICKET, _DONE = struct.Struct("=QdQQQI"), struct.Struct("=qqI")
 """What differs each time: serial, deadline, capacity, start, after; began, ended. Then the size of the rest, which follows."""
 _MAX_BODY = arena.MESSAGE - _TICKET.size
 _ALL = (1 << 32) - 1
+_VERSION = 2
+"""Of marshal's format, in which equal messages are equal bytes, as the launch loop needs; later versions have references."""
 _CACHE_SIZE = 256
 _MAX_TEXT = 2000
 """Characters of an error text, of up to four bytes each."""
@@ -55,8 +57,10 @@ class Tickets:
     """
 
     def __init__(self, arena: Arena, event: int, kept: dict[int, Ticket] | None = None) -> None:
+        self.event = event
+        self.in_pages = kept is None
+        """Whether tickets are written to the slots' pages."""
         self._arena = arena
-        self._event = event
         self._kept = kept
         self._serializer = _Serializer(tuple)
         self._cells = arena.cells(0)
@@ -90,7 +94,7 @@ class Tickets:
             count += 1
         if count:
             self._total_put[0] = self._put_count & _ALL
-            os.eventfd_write(self._event, count)
+            os.eventfd_write(self.event, count)
 
     def waiting(self) -> bool:
         """Whether more tickets were put than taken; only a hint. Any thread of the reading side."""
@@ -103,7 +107,7 @@ class Tickets:
         """
         while True:
             try:
-                return os.eventfd_read(self._event) & _ALL
+                return os.eventfd_read(self.event) & _ALL
             except InterruptedError:
                 pass  # A signal; any thread may receive it.
 
@@ -117,13 +121,32 @@ class Tickets:
         Without `look` it returns only tickets that `listen` reported, without a system call. With it no other thread may be in
         `listen`.
         """
-        if look and not self._unread_count and self._poller.poll(0):
+        if look and self._unread_count <= 0 and self._poller.poll(0):
             self.add_unread(self.listen())
-        return self._take() if self._unread_count else None
+        return self._take() if self._unread_count > 0 else None
+
+    def peek(self, look: bool = True) -> bytes | None:
+        """What the ticket that `poll` would return says, as `body` does; None if that would be None."""
+        if look and self._unread_count <= 0 and self._poller.poll(0):
+            self.add_unread(self.listen())
+        return self.body(self._cells[self._read_count % self._arena.count]) if self._unread_count > 0 else None
+
+    def body(self, slot: int) -> bytes:
+        """The model and shapes of the ticket in this slot's page; equal ones are equal bytes. Only if `in_pages`."""
+        page = self._arena.slot(slot).ticket
+        return bytes(page[_TICKET.size : _TICKET.size + _TICKET.unpack_from(page)[-1]])
+
+    def hand_over(self) -> tuple[int, int]:
+        """Let another reader continue: how many tickets were read so far, and how many that were announced were not."""
+        return self._read_count, self._unread_count
+
+    def take_back(self, read: int, unread: int) -> None:
+        """Continue where another reader stopped. `unread` is negative if it read tickets before they were announced."""
+        self._read_count, self._unread_count = read, unread
 
     def wake(self) -> None:
         """Make one call of `listen` return. Any thread."""
-        os.eventfd_write(self._event, _WAKE)
+        os.eventfd_write(self.event, _WAKE)
 
     def give_back(self, tickets: Iterable[Ticket]) -> None:
         """Return tickets that were taken and not started, for the next reader."""
@@ -136,7 +159,7 @@ class Tickets:
 
     def open(self) -> None:
         """Make this the reading end."""
-        self._poller.register(self._event, select.POLLIN)
+        self._poller.register(self.event, select.POLLIN)
 
     def _take(self) -> Ticket:
         slot = self._cells[self._read_count % self._arena.count]
@@ -183,6 +206,14 @@ class Completions:
         count, self._rung_count = self._put_count - self._rung_count, self._put_count
         if count:
             os.eventfd_write(self.event, count)
+
+    def hand_over(self) -> int:
+        """Let another writer continue, after `ring`: how many completions were put so far."""
+        return self._put_count
+
+    def take_back(self, put: int) -> None:
+        """Continue where another writer stopped, which has sent all that it put."""
+        self._put_count = self._rung_count = put
 
     def report_deferred(self, count: int) -> None:
         """Set the number of deferred tickets, which do not count as in flight; if it rises, wake the HTTP side."""
@@ -232,6 +263,11 @@ class Completions:
         return Done(slot, outputs, failure, began, ended)
 
 
+def encode_outcome(outputs: tuple[Any, ...], failure: Failure | None) -> bytes:
+    """What a completion's page says behind its times."""
+    return marshal.dumps(_plain((outputs, failure)), _VERSION)
+
+
 class _Serializer:
     """Messages as bytes and back, both cached, since nearly all of them repeat. For one thread."""
 
@@ -244,7 +280,7 @@ class _Serializer:
         try:
             return self._encoded[said]
         except KeyError:
-            data = marshal.dumps(_plain(said))
+            data = marshal.dumps(_plain(said), _VERSION)
             self._encoded.remember(said, data)
             return data
 

@@ -1,13 +1,17 @@
-"""Which of a worker's tickets are cancelled, and what their requests are answered."""
+"""Which of a worker's tickets are cancelled, and what requests that are cancelled or fail are answered."""
 
 import time
 
 from engines import Cancelled
+from partitions import DeviceLost
 
+from ..errors import Outgrown, Unavailable
 from ..link.messages import Failure, Ticket
 
 WITHDRAWN = Failure("cancelled", "withdrawn before it began")
 """For tickets that are not started because their requests were released."""
+EXPIRED = Failure("expired", "Request timeout expired before it began")
+"""For tickets that are not started because their deadline has passed."""
 
 
 class Cancellations:
@@ -34,7 +38,7 @@ class Cancellations:
         if self.covers(ticket):
             return self.abandoned or WITHDRAWN
         if time.monotonic() > ticket.deadline:
-            return Failure("expired", "Request timeout expired before it began")
+            return EXPIRED
         return None
 
     def is_refused(self, ticket: Ticket) -> bool:
@@ -47,3 +51,15 @@ class Cancellations:
         if self.overrun and self.overrun[0] == ticket.serial:
             return self.overrun[1]
         return self.abandoned if self.abandoned is not WITHDRAWN else None
+
+
+def failure_of(error: Exception) -> Failure:
+    """What to report for an error of a work."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, DeviceLost):
+        return Failure("lost", text)
+    if isinstance(error, Outgrown):
+        return Failure("outgrown", str(error.nbytes))
+    if isinstance(error, Unavailable):
+        return Failure("stopped", text)
+    return Failure("cancelled" if isinstance(error, Cancelled) else "raised", text)

@@ -8,6 +8,9 @@ from threading import Lock
 
 from ..link.messages import ModelKey, Shape, Ticket
 
+MAX_RESUMED = 2
+"""Deferred tickets are started while fewer than this are in flight: one runs, one is queued behind it. The HTTP side does not
+count deferred tickets as in flight, so starting all at once would exceed its limit by far."""
 Key = tuple[ModelKey, tuple[Shape, ...]]
 
 

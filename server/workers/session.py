@@ -11,6 +11,7 @@ from engines import Room, Tensor, Work
 from partitions.base import Closing
 
 from ..errors import Unavailable
+from ..launch_loop.loop import Broken, LaunchLoop
 from ..link.messages import Ticket
 from ..link.ring import Link
 from .deferred import DeferredTickets
@@ -52,12 +53,16 @@ class Session:
     completions; and one waits for the works in `flights`, as `roles` decides.
     """
 
-    def __init__(self, endpoint: Endpoint, priority: GilPriority, threads: int) -> None:
+    def __init__(self, endpoint: Endpoint, priority: GilPriority, threads: int, loop: LaunchLoop | None = None) -> None:
         tickets, completions = endpoint.link.tickets, endpoint.link.completions
+        wake = loop.wake if loop else tickets.wake
         self.link = endpoint.link
         self.priority = priority
-        self.roles = ThreadRoles(threads, tickets.wake)
-        self.deferred = DeferredTickets(tickets.take_returned(), completions.report_deferred, tickets.wake)
+        self.loop = loop
+        self.answered_wakes = 0
+        """The `wakes` of the launch loop that a thread has seen to since."""
+        self.roles = ThreadRoles(threads, wake)
+        self.deferred = DeferredTickets(tickets.take_returned(), completions.report_deferred, wake)
         self.flights: deque[InFlight] = deque()
         self.unfinished: dict[int, Unfinished] = tickets.unfinished
         """By slot, the answers that go on with their next ticket. The link's: the next worker goes on with them."""
@@ -73,6 +78,47 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session {self.roles!r}, {len(self.flights)} in flight, {self.deferred!r}>"
+
+    @property
+    def has_work(self) -> bool:
+        """Whether tickets wait, or the launch loop has works in flight. Any thread."""
+        idle = self.loop.idle if self.loop else None
+        return self.link.tickets.waiting() if idle is None else not idle
+
+    def listen(self, in_flight: bool, abandoned: bool) -> int | Broken:
+        """Block until this thread has tickets to start. Returns their number, which may be 0, or what the launch loop returns.
+
+        If nothing is in flight, the launch loop runs the tickets that it knows meanwhile, on this thread and without the GIL.
+        Only one thread may listen then. `abandoned`: all tickets are to fail.
+        """
+        loop, tickets = self.loop, self.link.tickets
+        if loop is None or in_flight:
+            return tickets.listen()
+        if loop.left_one or not loop.knows_any or self.deferred.ready or abandoned:
+            # Some have been announced already if they were left to the loop, and it has forgotten them.
+            return 0 if tickets.hand_over()[1] > 0 else tickets.listen()
+        if not self.roles.alone:
+            self.roles.expect(False)  # This thread is parked next, and the other one comes here once it listens no more.
+            tickets.wake()
+            return 0
+        self.priority.start_waiting(True)
+        broken = loop.run(self.answered_wakes)
+        self.priority.start_waiting(False)
+        return broken or 0
+
+    def wake_listener(self, in_flight: bool) -> None:
+        """Called before the calling thread is parked: if nothing is in flight any more and tickets are left to the launch loop,
+        the other thread may listen in vain, as it saw works in flight when it began.
+        """
+        if self.loop and not in_flight and self.link.tickets.hand_over()[1] > 0:
+            self.link.tickets.wake()
+
+    def is_left_to_loop(self, look: bool, abandoned: bool) -> bool:
+        """Whether the next ticket is for the launch loop, once nothing else is in flight. `look` is as for `Tickets.poll`.
+
+        While deferred tickets are ready, the worker takes all tickets, so that none waits until all of those have ended.
+        """
+        return self.loop is not None and not (self.deferred.ready or abandoned) and self.loop.takes_next(look)
 
     def enqueue_part(self, ticket: Ticket, executor: Any, inputs: Sequence[Tensor]) -> Work:
         """Begin an answer in parts, or go on with one. Raises Unavailable if it was begun on another link.

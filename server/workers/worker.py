@@ -17,29 +17,22 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any
 
-from engines import Cancelled, Executor
+from engines import Executor
 from partitions import DeviceLost, Partition
 
-from ..errors import Outgrown, Unavailable
+from ..errors import Outgrown
+from ..launch_loop.loop import open_loop
 from ..link.messages import Done, Extent, Failure, ModelKey, Ticket
-from .cancellations import WITHDRAWN, Cancellations
-from .deferred import error_of
+from .bundling import BUNDLE, longest_delay
+from .cancellations import EXPIRED, WITHDRAWN, Cancellations, failure_of
+from .deferred import MAX_RESUMED, error_of
 from .gil_priority import GilPriorities
 from .session import Endpoint, InFlight, Session
 
 log = logging.getLogger("greenlane.worker")
 
-BUNDLE = 50_000
-"""Nanoseconds for which completions of short works may be collected before the HTTP side is woken."""
-BUNDLE_ON_SAME_CORES = 300_000
-"""The same if the HTTP process runs on the partition's cores: each wakes at the other's expense, and evicts its cache lines."""
-BUNDLE_ON_SAME_INTERPRETER = 1_000_000
-"""The same if both sides also share one interpreter."""
 LOOK_INTERVAL = 10_000
 """Nanoseconds between two polls for tickets, each of which is a system call; after an idle phase with short works, `BUNDLE`."""
-MAX_RESUMED = 2
-"""Deferred tickets are started while fewer than this are in flight: one runs, one is queued behind it. The HTTP side does not
-count deferred tickets as in flight, so starting all at once would exceed its limit by far."""
 
 
 def _ignore(_: Exception) -> None:
@@ -61,9 +54,11 @@ class Worker:
         on_lost: Callable[[DeviceLost], None],
         priorities: GilPriorities,
         on_error: Callable[[Exception], None] = _ignore,
+        launch_loop: bool = True,
     ) -> None:
         self.partition = partition
         self.executors = dict(executors)
+        self._uses_loop = launch_loop
         self._on_lost = on_lost
         self._on_error = on_error
         self._priorities = priorities
@@ -85,7 +80,7 @@ class Worker:
     def idle(self) -> bool:
         """Whether no inference runs or waits in this worker now. Any thread."""
         session = self._session
-        return session is None or not (self._in_flight or session.deferred.count or session.link.tickets.waiting())
+        return session is None or not (self._in_flight or session.deferred.count or session.has_work)
 
     def serve(self, endpoint: Endpoint) -> None:
         """Start the threads, which run the tickets of this link."""
@@ -93,13 +88,13 @@ class Worker:
             self._cancellations.by_slot = {}
         self._endpoint, self._cancellations.abandoned = endpoint, None
         hosted = self.partition.host_cores is not None
-        self._max_delay = (
-            BUNDLE_ON_SAME_INTERPRETER if endpoint.link.shares_interpreter else BUNDLE_ON_SAME_CORES if hosted else BUNDLE
-        )
+        self._max_delay = longest_delay(endpoint.link.shares_interpreter, hosted)
         self._ring_before = self._max_delay if hosted else BUNDLE
         endpoint.link.tickets.open()
         endpoint.link.completions.set_on_host_cores(hosted)
-        session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2)
+        uses_loop = self._uses_loop and not hosted
+        loop = open_loop(endpoint.link, BUNDLE, EXPIRED, WITHDRAWN, self._cancellations.by_slot) if uses_loop else None
+        session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2, loop)
         self._session = session
         if session.deferred.count or endpoint.link.tickets.waiting():
             endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.
@@ -118,12 +113,15 @@ class Worker:
             flight.work.cancel()
         if session := self._session:
             session.deferred.wake()
+            if session.loop:
+                session.loop.wake()
 
     @property
     def oldest(self) -> int | None:
         """The serial of the oldest work in flight, None if there is none. Any thread."""
         flights = list(self._in_flight.values())
-        return flights[0].ticket.serial if flights else None
+        loop = self._session.loop if self._session else None
+        return flights[0].ticket.serial if flights else loop.oldest if loop else None
 
     def overrun(self, serial: int, reason: Failure) -> None:
         """Cancel the work with this serial, if it is in flight; it then fails with this reason. Any thread."""
@@ -157,15 +155,19 @@ class Worker:
             for thread in self._threads:
                 thread.join()
             self._threads, self._session = [], None
+            if session.loop:
+                session.loop.close()
             session.link.tickets.give_back(session.deferred.close())
 
     def cancel(self, slot: int, serial: int) -> None:
         """Cancel this ticket if it is still here; its completion is reported all the same. Does not block. Any thread."""
         self._cancellations.by_slot[slot] = serial
+        if (session := self._session) and session.loop:
+            session.loop.cancel(slot, serial)
         flight = self._in_flight.get(slot)
         if flight and flight.ticket.serial == serial:
             flight.work.cancel()
-        elif session := self._session:
+        elif session:
             session.deferred.wake()
 
     def close(self) -> None:
@@ -224,16 +226,29 @@ class Worker:
     def _work(self, session: Session) -> None:
         roles = session.roles
         while roles.listens():
-            self._enqueue(session, session.link.tickets.listen())
+            self._enqueue(session, self._listen(session))
             while session.flights and roles.waits():
                 self._wait(session)
                 roles.done()
             self._ring(session)  # Before this thread blocks, to listen or parked.
+            session.wake_listener(bool(self._in_flight))
+
+    def _listen(self, session: Session) -> int:
+        """As `Session.listen`. If the driver fails meanwhile, what the launch loop had in flight has failed."""
+        found = session.listen(bool(self._in_flight), self._cancellations.abandoned is not None)
+        if isinstance(found, int):
+            return found
+        failure = self._failure(found.error)
+        for slot in found.slots:
+            self._fail(session, slot, failure, time.monotonic_ns())
+        return 0
 
     def _enqueue(self, session: Session, count: int) -> None:
         """Start `count` new tickets, and deferred ones that are ready."""
         session.enqueuing.acquire()
         try:
+            if session.loop:
+                session.answered_wakes = session.loop.wakes
             now = time.monotonic_ns()
             session.link.tickets.add_unread(count)
             self._next_look = now + (BUNDLE if self._last_duration < BUNDLE else LOOK_INTERVAL)
@@ -263,6 +278,8 @@ class Worker:
         while not roles.stopped:
             if look := roles.alone and now > self._next_look and bool(flights):
                 self._next_look = now + LOOK_INTERVAL
+            if session.loop and session.is_left_to_loop(look, self._cancellations.abandoned is not None):
+                break
             ticket = tickets.poll(look)
             if ticket is None:
                 break
@@ -302,6 +319,8 @@ class Worker:
             return
         self._in_flight[ticket.slot] = flight
         session.flights.append(flight)
+        if session.loop and not ticket.after:
+            session.loop.learn(ticket, executor)
         if self._cancellations.covers(ticket):  # Cancelled since `_refusal`, when the work could not be found yet.
             flight.work.cancel()
 
@@ -373,15 +392,9 @@ class Worker:
             session.reporting.release()
 
     def _failure(self, error: Exception) -> Failure:
-        text = str(error) or type(error).__name__
         if isinstance(error, DeviceLost):
             self._on_lost(error)
-            return Failure("lost", text)
-        if isinstance(error, Outgrown):
-            return Failure("outgrown", str(error.nbytes))
-        if isinstance(error, Unavailable):
-            return Failure("stopped", text)
-        return Failure("cancelled" if isinstance(error, Cancelled) else "raised", text)
+        return failure_of(error)
 
 
 _NOTHING: tuple[Extent, ...] = ()

@@ -90,7 +90,7 @@ def test_the_count_of_inferences_goes_round_in_step_with_the_host_s(bench: Bench
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     bench.partition.stream.sync()
     c_uint32.from_address(int(copier._state.handle)).value = 2**32 - 1
-    copier._counted = 2**32 - 1
+    copier._counted[0] = 2**32 - 1
     for seed in range(3):
         lane = Lane(bench, 32, seed)
         push(bench, copier, lane, int(middle.handle))
@@ -105,7 +105,7 @@ def test_the_simulation_detects_a_table_that_is_overwritten_too_early(bench: Ben
     middle = bench.device.make_current().allocate(64, stream=bench.partition.stream)
     early, late = (Lane(bench, 48, seed) for seed in range(2))
     push(bench, copier, early, int(middle.handle))
-    copier._counted = bench.copies.RING_LENGTH
+    copier._counted[0] = bench.copies.RING_LENGTH
     copier.write(copier.table(late.spans(int(middle.handle))))
     bench.partition.stream.sync()
     assert late.arrived()

@@ -15,11 +15,14 @@ from partitions import DeviceLost
 from server.link.messages import Done, Ticket
 from server.link.ring import Link
 from server.link.slots import SMALLEST
+from server.workers.bundling import BUNDLE
+from server.workers.deferred import MAX_RESUMED
 from server.workers.gil_priority import GilPriorities
 from server.workers.session import Endpoint
-from server.workers.worker import BUNDLE, MAX_RESUMED, Worker
+from server.workers.worker import Worker
 from tests.contract import in_a_thread
 from tests.fakes import ComputeParts, FakeDevice, FakeEngine, FakePartition, Script
+from tests.lending import LendingEngine, LendingExecutor, needs_a_compiler
 from tests.memory import Watched, watched
 
 FP32 = DATATYPES["FP32"]
@@ -46,11 +49,17 @@ class Bench:
     """A worker with one model on a fake partition, its endpoint, and its completions."""
 
     def __init__(
-        self, link: Link, tickets: Watched, priorities: GilPriorities | None = None, compute_parts: ComputeParts | None = None
+        self,
+        link: Link,
+        tickets: Watched,
+        priorities: GilPriorities | None = None,
+        compute_parts: ComputeParts | None = None,
+        lends: bool = False,
     ) -> None:
         self.script = Interrupted()
         self.device = FakeDevice()
-        self.engine = FakeEngine(SIGNATURE, self.script, compute_parts=compute_parts)
+        kind = LendingEngine if lends else FakeEngine
+        self.engine = kind(SIGNATURE, self.script, compute_parts=compute_parts)
         self.link = link
         self.tickets = tickets
         self.endpoint = Endpoint(link, self.device.pin(0, 0))
@@ -60,6 +69,7 @@ class Bench:
         self.worker = self.another(0)
         self._serials = count(1)
         self._reported: list[Done] = []
+        self._learnt = 0
 
     def another(self, granule: int) -> Worker:
         """One more worker, on a partition of its own."""
@@ -108,18 +118,42 @@ class Bench:
             self._reported = self.link.completions.take()
         return self._reported.pop(0)
 
+    def wait_for_enqueued(self, wanted: int) -> None:
+        """Block until so many works were enqueued or launched since the bench began, or learnt."""
+        until = time.monotonic() + PATIENCE
+        while self.enqueued() < wanted:
+            assert time.monotonic() < until, f"{self.enqueued()} of {wanted} were enqueued"
+            time.sleep(0)
+
+    def enqueued(self) -> int:
+        launched = sum(each.launched for each in self.engine.executors if isinstance(each, LendingExecutor))
+        return self.script.reached["enqueue"] + launched - self._learnt
+
     def kind(self) -> str:
         """The kind of the next completion's failure."""
         failure = self.next().failure
         assert failure
         return failure.kind
 
+    def teach(self) -> None:
+        """Have the launch loop of a worker that serves learn tickets of one number; forget what that counted."""
+        for _ in range(2):
+            self.put(self.ticket(0, 1))
+            self.next()
+        assert self.engine.executors[0].launched == 1
+        self._learnt = 1
+        self.script.reached.clear()
+        self.engine.computed.clear()
+        self.partition.stream.ran = 0
+
 
 @contextmanager
-def benched(priorities: GilPriorities | None = None, compute_parts: ComputeParts | None = None) -> Iterator[Bench]:
+def benched(
+    priorities: GilPriorities | None = None, compute_parts: ComputeParts | None = None, lends: bool = False
+) -> Iterator[Bench]:
     """A bench whose worker does not serve yet."""
     descriptors, link, tickets = watched(SLOTS)
-    bench = Bench(link, tickets, priorities, compute_parts)
+    bench = Bench(link, tickets, priorities, compute_parts, lends)
     yield bench
     bench.worker.close()
     assert bench.partition.closed
@@ -133,14 +167,25 @@ def bench() -> Iterator[Bench]:
         yield bench
 
 
-def test_tickets_are_answered_in_order_from_their_slots(bench: Bench) -> None:
+@pytest.fixture(params=["python", pytest.param("loop", marks=needs_a_compiler)])
+def either(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """A bench whose works are enqueued by the worker, and one whose works are launched by the launch loop."""
+    with benched(lends=request.param == "loop") as bench:
+        bench.worker.serve(bench.endpoint)
+        if request.param == "loop":
+            bench.teach()
+        yield bench
+
+
+def test_tickets_are_answered_in_order_from_their_slots(either: Bench) -> None:
+    bench = either
     for number in range(5):
         bench.put(bench.ticket(number, number, number + 0.5))
     dones = [bench.next() for _ in range(5)]
     assert [done.slot for done in dones] == list(range(5))
     assert [bench.answer(done) for done in dones] == [[number, number + 0.5] for number in range(5)]
     assert all(done.began <= done.ended for done in dones)
-    assert bench.partition.stream.ran == 5
+    assert bench.script.reached["run"] == 5
 
 
 @pytest.mark.parametrize(("hosted", "threads"), [(False, 2), (True, 1)])
@@ -156,23 +201,25 @@ def test_threads_are_attached_to_the_partition_and_on_host_cores_there_is_only_o
         assert all(thread.name.startswith(f"worker {bench.partition!r}") for thread in bench.partition.threads)
 
 
-def test_a_ticket_that_arrives_while_another_runs_is_enqueued_at_once(bench: Bench) -> None:
+def test_a_ticket_that_arrives_while_another_runs_is_enqueued_at_once(either: Bench) -> None:
+    bench = either
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 1))
     gate.wait_for_arrival()  # The worker is inside `wait`.
     bench.put(bench.ticket(1, 2))
-    bench.script.wait_for("enqueue", 2)
+    bench.wait_for_enqueued(2)
     gate.open()
     assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
 
 
-def test_with_two_tickets_in_flight_one_is_enqueued_behind_the_one_that_runs(bench: Bench) -> None:
+def test_with_two_tickets_in_flight_one_is_enqueued_behind_the_one_that_runs(either: Bench) -> None:
+    bench = either
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     for number in range(1, 50):
         gate.wait_for_arrival()
         bench.put(bench.ticket(number % SLOTS, number))
-        bench.script.wait_for("enqueue", number + 1)
+        bench.wait_for_enqueued(number + 1)
         running, gate = gate, bench.script.hold("run")
         running.open()
         assert bench.answer(bench.next()) == [number - 1]
@@ -180,7 +227,8 @@ def test_with_two_tickets_in_flight_one_is_enqueued_behind_the_one_that_runs(ben
     assert bench.answer(bench.next()) == [49]
 
 
-def test_a_failure_is_reported_while_another_ticket_runs(bench: Bench) -> None:
+def test_a_failure_is_reported_while_another_ticket_runs(either: Bench) -> None:
+    bench = either
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 1))
     gate.wait_for_arrival()
@@ -190,7 +238,8 @@ def test_a_failure_is_reported_while_another_ticket_runs(bench: Bench) -> None:
     assert bench.answer(bench.next()) == [1]
 
 
-def test_a_completion_is_reported_while_the_next_work_runs(bench: Bench) -> None:
+def test_a_completion_is_reported_while_the_next_work_runs(either: Bench) -> None:
+    bench = either
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 1), bench.ticket(1, 2))
     gate.wait_for_arrival()
@@ -225,7 +274,8 @@ def test_tickets_that_arrived_are_enqueued_before_any_is_waited_for(hosted: bool
         assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
 
 
-def test_no_memory_is_pinned_or_unpinned_while_tickets_are_served(bench: Bench) -> None:
+def test_no_memory_is_pinned_or_unpinned_while_tickets_are_served(either: Bench) -> None:
+    bench = either
     before = [(pin.address, pin.nbytes, pin.closed) for pin in bench.device.pins]
     for slot in range(SLOTS):
         bench.put(bench.ticket(slot, *range(1 << slot)))
@@ -233,7 +283,8 @@ def test_no_memory_is_pinned_or_unpinned_while_tickets_are_served(bench: Bench) 
     assert [(pin.address, pin.nbytes, pin.closed) for pin in bench.device.pins] == before
 
 
-def test_a_block_outside_the_tenants_memory_fails_and_the_next_ticket_is_served(bench: Bench) -> None:
+def test_a_block_outside_the_tenants_memory_fails_and_the_next_ticket_is_served(either: Bench) -> None:
+    bench = either
     bench.put(bench.ticket(0, 1)._replace(start=1 << 40), bench.ticket(1, 2))
     failure = bench.next().failure
     assert failure
@@ -242,7 +293,8 @@ def test_a_block_outside_the_tenants_memory_fails_and_the_next_ticket_is_served(
     assert bench.answer(bench.next()) == [2]
 
 
-def test_outputs_that_do_not_fit_fail_as_outgrown_with_the_bytes_needed(bench: Bench) -> None:
+def test_outputs_that_do_not_fit_fail_as_outgrown_with_the_bytes_needed(either: Bench) -> None:
+    bench = either
     ticket = bench.ticket(0, *range(SMALLEST // 4))
     assert ticket.capacity == SMALLEST
     bench.put(ticket)
@@ -273,12 +325,14 @@ def test_an_error_without_text_is_named_by_its_class(bench: Bench) -> None:
     assert bench.next().failure == ("raised", "MemoryError")
 
 
-def test_a_ticket_for_an_unloaded_model_fails(bench: Bench) -> None:
+def test_a_ticket_for_an_unloaded_model_fails(either: Bench) -> None:
+    bench = either
     bench.put(bench.ticket(0, 1, model="gone/1#1"))
     assert bench.kind() == "raised"
 
 
-def test_a_ticket_whose_deadline_has_passed_is_not_run(bench: Bench) -> None:
+def test_a_ticket_whose_deadline_has_passed_is_not_run(either: Bench) -> None:
+    bench = either
     bench.put(bench.ticket(0, 1, deadline=time.monotonic() - 1))
     assert bench.kind() == "expired"
     assert bench.engine.computed == []
@@ -292,7 +346,8 @@ def test_a_ticket_cancelled_while_it_runs_ends_early(bench: Bench) -> None:
     assert bench.kind() == "cancelled"
 
 
-def test_a_ticket_cancelled_before_it_is_enqueued_is_not_run(bench: Bench) -> None:
+def test_a_ticket_cancelled_before_it_is_enqueued_is_not_run(either: Bench) -> None:
+    bench = either
     gate = bench.script.hold("run")
     first, second = bench.ticket(0, 1), bench.ticket(1, 2)
     bench.put(first)
@@ -313,7 +368,8 @@ def test_a_ticket_cancelled_while_it_is_being_enqueued_ends_early(bench: Bench) 
     assert bench.kind() == "cancelled"
 
 
-def test_cancelling_an_earlier_ticket_of_the_slot_has_no_effect(bench: Bench) -> None:
+def test_cancelling_an_earlier_ticket_of_the_slot_has_no_effect(either: Bench) -> None:
+    bench = either
     gate, old = bench.script.hold("run"), bench.ticket(0, 1)
     new = bench.ticket(0, 2)
     bench.worker.cancel(old.slot, old.serial)  # Late: another owner has the slot already.
@@ -324,7 +380,8 @@ def test_cancelling_an_earlier_ticket_of_the_slot_has_no_effect(bench: Bench) ->
     assert bench.answer(bench.next()) == [2]
 
 
-def test_cancellations_over_another_link_have_no_effect(bench: Bench) -> None:
+def test_cancellations_over_another_link_have_no_effect(either: Bench) -> None:
+    bench = either
     ticket = bench.ticket(0, 1)
     bench.worker.cancel(ticket.slot, ticket.serial)
     bench.worker.halt()
@@ -333,7 +390,8 @@ def test_cancellations_over_another_link_have_no_effect(bench: Bench) -> None:
     assert bench.answer(bench.next()) == [1]
 
 
-def test_a_cancellation_outlasts_halting_and_serving_again(bench: Bench) -> None:
+def test_a_cancellation_outlasts_halting_and_serving_again(either: Bench) -> None:
+    bench = either
     ticket = bench.ticket(0, 1)
     bench.worker.cancel(ticket.slot, ticket.serial)
     bench.worker.halt()
@@ -342,7 +400,8 @@ def test_a_cancellation_outlasts_halting_and_serving_again(bench: Bench) -> None
     assert bench.kind() == "cancelled"
 
 
-def test_halt_waits_for_tickets_in_flight_and_leaves_the_rest_to_the_next_worker(bench: Bench) -> None:
+def test_halt_waits_for_tickets_in_flight_and_leaves_the_rest_to_the_next_worker(either: Bench) -> None:
+    bench = either
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
@@ -360,10 +419,11 @@ def test_halt_waits_for_tickets_in_flight_and_leaves_the_rest_to_the_next_worker
         stack.callback(following.close)
         following.serve(bench.endpoint)
         assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2]]
-        assert bench.device.partitions[1].stream.ran == 2
+        assert len(bench.engine.computed) == 3
 
 
-def test_a_halted_worker_can_serve_again(bench: Bench) -> None:
+def test_a_halted_worker_can_serve_again(either: Bench) -> None:
+    bench = either
     for number in range(3):
         bench.worker.halt()
         bench.worker.halt()
@@ -399,7 +459,8 @@ def test_alternating_workers_run_every_ticket_once_and_in_order(hosted: bool) ->
         assert answers == [[number] for number in range(240)]
 
 
-def test_close_finishes_enqueued_tickets(bench: Bench) -> None:
+def test_close_finishes_enqueued_tickets(either: Bench) -> None:
+    bench = either
     gate = bench.script.hold("run")
     bench.put(*(bench.ticket(number, number) for number in range(3)))
     gate.wait_for_arrival()
@@ -475,7 +536,8 @@ def test_a_worker_whose_thread_ended_has_no_gil_priority() -> None:
         assert repr(bench.priorities) == "<GilPriorities of 0 workers>"
 
 
-def test_tickets_that_need_preparation_are_deferred_and_others_overtake_them(bench: Bench) -> None:
+def test_tickets_that_need_preparation_are_deferred_and_others_overtake_them(either: Bench) -> None:
+    bench = either
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3), bench.ticket(2, 4, 5), bench.ticket(3, 6))
     assert [bench.answer(bench.next()) for _ in range(2)] == [[3], [6]]
@@ -492,12 +554,13 @@ def test_a_prepared_ticket_is_enqueued_while_another_runs(bench: Bench) -> None:
     bench.put(bench.ticket(0, 1), bench.ticket(1, 2, 3))
     gate.wait_for_arrival()
     prepared.set_result(None)
-    bench.script.wait_for("enqueue", 2)
+    bench.wait_for_enqueued(2)
     gate.open()
     assert [bench.answer(bench.next()) for _ in range(2)] == [[1], [2, 3]]
 
 
-def test_prepared_tickets_are_resumed_a_few_at_a_time(bench: Bench) -> None:
+def test_prepared_tickets_are_resumed_a_few_at_a_time(either: Bench) -> None:
+    bench = either
     """The lane does not count them as in flight: all at once would run before any later request, however urgent."""
     prepared = bench.engine.prepares((2,))
     bench.put(*[bench.ticket(slot, slot, slot) for slot in range(6)])
@@ -506,14 +569,15 @@ def test_prepared_tickets_are_resumed_a_few_at_a_time(bench: Bench) -> None:
     gate = bench.script.hold("run")
     prepared.set_result(None)
     gate.wait_for_arrival()
-    bench.script.wait_for("enqueue", 1 + MAX_RESUMED)
+    bench.wait_for_enqueued(1 + MAX_RESUMED)
     assert len(bench.partition.stream.works) == MAX_RESUMED
     assert bench.link.completions.deferred() == 6 - MAX_RESUMED
     gate.open()
     assert [bench.answer(bench.next()) for _ in range(6)] == [[slot, slot] for slot in range(6)]
 
 
-def test_a_failed_preparation_fails_its_tickets_and_later_ones(bench: Bench) -> None:
+def test_a_failed_preparation_fails_its_tickets_and_later_ones(either: Bench) -> None:
+    bench = either
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3, 4), bench.ticket(2, 5))
     assert bench.answer(bench.next()) == [5]
@@ -541,7 +605,8 @@ def test_a_cancelled_preparation_fails_its_tickets(bench: Bench) -> None:
     assert bench.kind() == "raised"
 
 
-def test_a_deferred_ticket_can_be_cancelled_and_the_others_stay(bench: Bench) -> None:
+def test_a_deferred_ticket_can_be_cancelled_and_the_others_stay(either: Bench) -> None:
+    bench = either
     prepared, ticket = bench.engine.prepares((2,)), bench.ticket(0, 1, 2)
     bench.put(ticket, bench.ticket(1, 3, 4), bench.ticket(2, 5))
     assert bench.answer(bench.next()) == [5]
@@ -563,7 +628,8 @@ def test_a_deferred_ticket_past_its_deadline_is_not_run(bench: Bench) -> None:
     assert bench.kind() == "expired"
 
 
-def test_abandon_cancels_deferred_tickets(bench: Bench) -> None:
+def test_abandon_cancels_deferred_tickets(either: Bench) -> None:
+    bench = either
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
     assert bench.answer(bench.next()) == [5]
@@ -572,7 +638,8 @@ def test_abandon_cancels_deferred_tickets(bench: Bench) -> None:
     prepared.set_result(None)
 
 
-def test_halt_does_not_wait_for_deferred_tickets_and_the_next_worker_resumes_them(bench: Bench) -> None:
+def test_halt_does_not_wait_for_deferred_tickets_and_the_next_worker_resumes_them(either: Bench) -> None:
+    bench = either
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 3, 4), bench.ticket(2, 5))
     assert bench.answer(bench.next()) == [5]
@@ -587,10 +654,11 @@ def test_halt_does_not_wait_for_deferred_tickets_and_the_next_worker_resumes_the
         prepared.set_result(None)
         assert [bench.answer(bench.next()) for _ in range(2)] == [[1, 2], [3, 4]]
         following.halt()
-    assert [partition.stream.ran for partition in bench.device.partitions] == [1, 3]
+    assert len(bench.engine.computed) == 4
 
 
-def test_tickets_prepared_while_no_worker_served_are_resumed_by_the_next(bench: Bench) -> None:
+def test_tickets_prepared_while_no_worker_served_are_resumed_by_the_next(either: Bench) -> None:
+    bench = either
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))
     assert bench.answer(bench.next()) == [5]
@@ -600,7 +668,8 @@ def test_tickets_prepared_while_no_worker_served_are_resumed_by_the_next(bench: 
     assert bench.answer(bench.next()) == [1, 2]
 
 
-def test_a_halted_worker_does_not_write_to_the_link(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_halted_worker_does_not_write_to_the_link(either: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = either
     """Its descriptors may be another file's by then."""
     prepared = bench.engine.prepares((2,))
     bench.put(bench.ticket(0, 1, 2), bench.ticket(1, 5))

@@ -24,7 +24,7 @@ typedef struct {
 typedef struct __attribute__((packed)) {
     uint64_t serial;
     double deadline;
-    uint64_t capacity, start;
+    uint64_t capacity, start, after;
     uint32_t length;
 } TicketHead;
 
@@ -75,7 +75,11 @@ static inline int wait_event(int event, int64_t ns) {
     return ppoll(&file, 1, &most, NULL) > 0;
 }
 
-/* Sleep to the nanosecond and not to the next 50 us, in this thread. */
-static inline void sleep_precisely(void) { prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0); }
+/* Sleep in this thread to so many nanoseconds; returns what it was before, usually 50,000. */
+static inline int set_timer_slack(int ns) {
+    int before = prctl(PR_GET_TIMERSLACK, 0, 0, 0, 0);
+    prctl(PR_SET_TIMERSLACK, ns, 0, 0, 0);
+    return before;
+}
 
 #endif

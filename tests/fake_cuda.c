@@ -1,6 +1,7 @@
 /* A device that has no hardware, for tests: the functions of libcuda that the launch loop calls, and graphs that take a given
  * time. A thread for each stream runs what is on it, in order, as the device would: it reads the copy table when the graph
- * begins, counts the inference when it ends, and its "engine" adds 1 to the first input's bytes.
+ * begins, counts the inference when it ends, and its "engine" calls a function, if there is one, or adds 1 to the first
+ * input's bytes. A function that returns another number than 0 has failed: so does everything after it on the stream.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -18,12 +19,14 @@ typedef struct {
     uint64_t *tables;
     uint32_t length, rows, inputs;
     uint64_t *state; /* how many inferences the device has counted */
+    int (*call)(const void *input, uint64_t nbytes);
 } Graph;
 
 typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     uint64_t wanted, done; /* recorded how often; reached how often */
+    int result;
 } Event;
 
 enum { LAUNCH, RECORD, WRITE };
@@ -40,7 +43,7 @@ typedef struct {
     pthread_cond_t changed;
     Step steps[QUEUE];
     uint64_t put, done;
-    int ends, failed;
+    int ends, result;
 } Stream;
 
 static volatile int64_t launches_until_failure = INT64_MAX;
@@ -51,7 +54,7 @@ static int64_t now_ns(void) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void run_graph(Graph *graph) {
+static int run_graph(Graph *graph) {
     int64_t end = now_ns() + graph->duration;
     const uint64_t *table = graph->tables + *graph->state % graph->length * graph->rows * 3;
     uint64_t rows[16][3];
@@ -61,23 +64,26 @@ static void run_graph(Graph *graph) {
     if (graph->duration > 100000) clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
     while (now_ns() < end) {
     }
+    int result = graph->call ? graph->call((void *)rows[0][1], rows[0][2]) : 0, add = !graph->call;
     const unsigned char *input = (const unsigned char *)rows[0][1];
     for (uint32_t i = graph->inputs; i < graph->rows; i++) {
         unsigned char *output = (unsigned char *)rows[i][1];
-        for (uint64_t at = 0; at < rows[i][2]; at++) output[at] = (unsigned char)(input[at % rows[0][2]] + 1);
+        for (uint64_t at = 0; at < rows[i][2]; at++) output[at] = (unsigned char)(input[at % rows[0][2]] + add);
     }
     ++*graph->state;
+    return result;
 }
 
-static void run_step(Step *step) {
+static void run_step(Stream *stream, Step *step) {
     if (step->kind == LAUNCH) {
-        run_graph(step->object);
+        if (!stream->result) stream->result = run_graph(step->object);
     } else if (step->kind == WRITE) {
         __atomic_store_n((uint32_t *)step->object, (uint32_t)step->value, __ATOMIC_RELEASE);
     } else {
         Event *event = step->object;
         pthread_mutex_lock(&event->lock);
         event->done = step->value;
+        event->result = stream->result;
         pthread_cond_broadcast(&event->changed);
         pthread_mutex_unlock(&event->lock);
     }
@@ -91,7 +97,7 @@ static void *run_stream(void *argument) {
         if (stream->done == stream->put) break;
         Step step = stream->steps[stream->done % QUEUE];
         pthread_mutex_unlock(&stream->lock);
-        run_step(&step);
+        run_step(stream, &step);
         pthread_mutex_lock(&stream->lock);
         stream->done++;
         pthread_cond_broadcast(&stream->changed);
@@ -126,9 +132,10 @@ void fake_stream_close(Stream *stream) {
     free(stream);
 }
 
-void *fake_graph(int64_t duration, uint64_t *tables, uint32_t length, uint32_t rows, uint32_t inputs, uint64_t *state) {
+void *fake_graph(int64_t duration, uint64_t *tables, uint32_t length, uint32_t rows, uint32_t inputs, uint64_t *state,
+                 int (*call)(const void *, uint64_t)) {
     Graph *graph = malloc(sizeof *graph);
-    *graph = (Graph){duration, tables, length, rows, inputs, state};
+    *graph = (Graph){duration, tables, length, rows, inputs, state, call};
     return graph;
 }
 
@@ -167,9 +174,9 @@ int cuEventRecord(Event *event, Stream *stream) {
 
 int cuEventQuery(Event *event) {
     pthread_mutex_lock(&event->lock);
-    int done = event->done >= event->wanted;
+    int result = event->done >= event->wanted ? event->result : NOT_READY;
     pthread_mutex_unlock(&event->lock);
-    return done ? 0 : NOT_READY;
+    return result;
 }
 
 int cuEventSynchronize(Event *event) {

@@ -1,0 +1,250 @@
+/* The launch loop: tickets of one link in, completions out, with no interpreter between. See loop.py.
+ *
+ * A thread of the worker calls `launch_loop_run`, which serves until it is woken, until a ticket comes that it knows no graph
+ * for, or until the driver reports an error; then it waits for what is in flight and returns. It takes no lock, and shares no
+ * memory with the loop of another tenant. What the driver's functions lock is not documented. All tenants of a device are in
+ * one context, so their calls may wait for each other there, as the worker's do: four tenants launched 154,060 graphs a second
+ * together (docs/performance.md), so a call waits for microseconds.
+ *
+ * The HTTP side can write to the whole link. Nothing that is read there is used as an index or an address unchecked, and what
+ * is checked is copied before.
+ */
+#include "link.h"
+
+#define MOST_TENSORS 32
+#define MOST_AHEAD 16 /* as many as a ring of copy tables has, so that no table is written while it may still be read */
+
+/* Nanoseconds. A thread that waits for a work sleeps until MARGIN before its expected end, then queries without a pause until
+ * SPIN after it, and then sleeps LATE and more between two queries. So it spins for at most 90 us a work, however wrong the
+ * expectation is, and a core is not lost to a work that never ends. On an H100 sleeping cost 7 us of p50 for works of 250 and
+ * 400 us, and took 51 us of CPU for each where spinning took 248 and more. */
+#define MARGIN 40000
+#define SPIN 50000
+#define SHORTEST_SLEEP 5000
+#define LATE 20000
+#define LONGEST_SLEEP 1000000
+
+enum { WOKEN = 1, UNKNOWN, FAILED }; /* why the loop returned */
+
+typedef struct {
+    int (*launch)(void *, void *);
+    int (*record)(void *, void *);
+    int (*query)(void *);
+    void *graph, *stream;
+    void **events;    /* `length` of them */
+    uint64_t *tables; /* `length` tables of `rows` rows of source, target and size */
+    uint64_t *counted, *launched;
+    const unsigned char *body, *done; /* what a ticket says behind its head; what its completion says */
+    uint64_t hash;
+    uint32_t body_length, done_length, length, rows, inputs;
+    int32_t pending;                                                /* what `query` returns before the end */
+    uint64_t offset[MOST_TENSORS], address[MOST_TENSORS], nbytes[MOST_TENSORS]; /* inputs, then outputs; offsets in the slot */
+    uint64_t needed;  /* bytes of a slot that the outputs end at */
+    int64_t expected; /* nanoseconds that a work takes, as of late */
+} Entry;
+
+typedef struct {
+    Entry *entry;
+    void *event;
+    uint64_t serial;
+    int64_t began;
+    uint32_t slot;
+} Flight;
+
+typedef struct {
+    Link link;
+    Entry *entries;
+    uint32_t entry_count;
+    int64_t bundle; /* nanoseconds */
+    const unsigned char *expired, *cancelled; /* completions of tickets whose deadline has passed, or that were cancelled */
+    uint32_t expired_length, cancelled_length;
+    volatile uint64_t *cancelled_serials; /* by slot, 0 for none */
+    volatile uint64_t wakes; /* changed by other threads, to have the loop return */
+    volatile uint64_t oldest; /* the serial of the oldest work in flight, 0 for none; for other threads */
+    uint64_t seen;            /* the value of `wakes` that is answered already */
+    /* Where the readers and writers of the rings continue, which are Python's otherwise. */
+    uint64_t read, put;
+    int64_t unread; /* tickets announced and not taken; less than 0 if some were taken before they were announced */
+    /* Results. `error` is what a function returned. `refused`: the flight at `launched` could not be launched. `lost`: the
+     * flights from `finished` to `launched` cannot be waited for. */
+    int32_t error, refused, lost;
+    uint64_t launched, finished;
+    /* The loop's own. */
+    Flight flights[MOST_AHEAD];
+    uint64_t rung;
+    int64_t rung_at, last_end, last_took;
+    int32_t unknown;
+} Loop;
+
+static int waiting(const Loop *l) { return __atomic_load_n(l->link.total_put, __ATOMIC_ACQUIRE) != (uint32_t)l->read; }
+
+static int woken(const Loop *l) { return __atomic_load_n(&l->wakes, __ATOMIC_ACQUIRE) != l->seen; }
+
+static int goes_on(const Loop *l) { return !l->unknown && !l->error && !woken(l); }
+
+static uint64_t in_flight(const Loop *l) { return l->launched - l->finished; }
+
+static Flight *oldest(Loop *l) { return &l->flights[l->finished % MOST_AHEAD]; }
+
+static int64_t began(Loop *l) { return oldest(l)->began > l->last_end ? oldest(l)->began : l->last_end; }
+
+static void publish_oldest(Loop *l) {
+    __atomic_store_n(&l->oldest, in_flight(l) ? oldest(l)->serial : 0, __ATOMIC_RELEASE);
+}
+
+/* Send the completions that were put. */
+static void ring(Loop *l) {
+    uint64_t count = l->put - l->rung;
+    if (!count) return;
+    l->rung = l->put;
+    write_event(l->link.completion_event, count);
+}
+
+static void complete(Loop *l, uint32_t slot, const unsigned char *body, uint32_t length, int64_t began, int64_t ended) {
+    unsigned char *page = completion_page(&l->link, slot);
+    DoneHead head = {began, ended, length};
+    memcpy(page, &head, sizeof head);
+    memcpy(page + sizeof head, body, length);
+    l->link.completions[l->put % l->link.count] = slot;
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    l->put++;
+}
+
+/* FNV-1a. */
+uint64_t launch_loop_hash(const unsigned char *body, uint32_t length) {
+    uint64_t hash = 14695981039346656037ull;
+    for (uint32_t i = 0; i < length; i++) hash = (hash ^ body[i]) * 1099511628211ull;
+    return hash;
+}
+
+static Entry *find(Loop *l, const unsigned char *body, uint32_t length) {
+    uint64_t hash = launch_loop_hash(body, length);
+    for (uint32_t i = 0; i < l->entry_count; i++) {
+        Entry *entry = &l->entries[i];
+        if (entry->hash == hash && entry->body_length == length && !memcmp(entry->body, body, length)) return entry;
+    }
+    return NULL;
+}
+
+/* Write the table of the next launch, launch, and have the stream report the end. */
+static void launch(Loop *l, Entry *entry, uint64_t address, uint32_t slot, uint64_t serial) {
+    uint64_t at = *entry->counted % entry->length, *row = entry->tables + at * entry->rows * 3;
+    for (uint32_t i = 0; i < entry->rows; i++, row += 3) {
+        uint64_t host = address + entry->offset[i];
+        row[0] = i < entry->inputs ? host : entry->address[i];
+        row[1] = i < entry->inputs ? entry->address[i] : host;
+        row[2] = entry->nbytes[i];
+    }
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    l->flights[l->launched % MOST_AHEAD] = (Flight){entry, entry->events[at], serial, now_ns(), slot};
+    if ((l->error = entry->launch(entry->graph, entry->stream))) {
+        l->refused = 1;
+        return;
+    }
+    ++*entry->counted;
+    ++*entry->launched;
+    l->launched++;
+    publish_oldest(l);
+    if ((l->error = entry->record(entry->events[at], entry->stream))) l->lost = 1;
+}
+
+/* Take the next ticket: launch it, report it as failed, or leave it to Python. */
+static void start(Loop *l) {
+    uint32_t slot = l->link.tickets[l->read % l->link.count];
+    if (slot >= l->link.count) {
+        l->unknown = 1;
+        return;
+    }
+    unsigned char *page = ticket_page(&l->link, slot);
+    TicketHead head;
+    memcpy(&head, page, sizeof head);
+    int64_t now = now_ns();
+    Entry *entry = head.length <= l->link.page - sizeof head ? find(l, page + sizeof head, head.length) : NULL;
+    if (!entry || head.after || head.start % 64 || head.start > l->link.memory_size ||
+        head.capacity > l->link.memory_size - head.start || entry->needed > head.capacity) {
+        l->unknown = 1;
+        return;
+    }
+    l->read++;
+    if (l->cancelled_serials[slot] == head.serial)
+        complete(l, slot, l->cancelled, l->cancelled_length, now, now);
+    else if ((double)now * 1e-9 > head.deadline)
+        complete(l, slot, l->expired, l->expired_length, now, now);
+    else
+        launch(l, entry, l->link.memory + head.start, slot, head.serial);
+}
+
+static void finish(Loop *l) {
+    Flight *flight = oldest(l);
+    int64_t now = now_ns(), since = began(l);
+    Entry *entry = flight->entry;
+    l->last_end = now;
+    l->last_took = now - since;
+    /* Rather too short than too long, so that a sleep ends before the work does. */
+    if (!entry->expected) entry->expected = l->last_took;
+    entry->expected += (l->last_took - entry->expected) / (l->last_took < entry->expected ? 2 : 16);
+    l->finished++;
+    publish_oldest(l);
+    complete(l, flight->slot, entry->done, entry->done_length, since, now);
+}
+
+/* How long to sleep while the oldest work runs; 0 for not at all. */
+static int64_t sleep_for(Loop *l, int64_t since) {
+    int64_t now = now_ns(), expected = oldest(l)->entry->expected, left = began(l) + expected - MARGIN - now;
+    int64_t late = now - since - expected - SPIN;
+    if (left >= SHORTEST_SLEEP) return left;
+    if (late < 0) return 0;
+    return late / 8 < LATE ? LATE : late / 8 > LONGEST_SLEEP ? LONGEST_SLEEP : late / 8;
+}
+
+/* Wait for the oldest work; returns early if a ticket may be taken meanwhile. Does not return early when woken: nothing may be
+ * in flight when the loop returns. */
+static void wait_oldest(Loop *l) {
+    int64_t since = now_ns(), ns;
+    Flight *flight = oldest(l);
+    if (l->last_took > l->bundle || since - l->rung_at > l->bundle) { /* Earlier completions must not wait for a long work. */
+        ring(l);
+        l->rung_at = since;
+    }
+    for (;;) {
+        int result = flight->entry->query(flight->event), takes = goes_on(l) && in_flight(l) < MOST_AHEAD;
+        if (!result) return finish(l);
+        if (result != flight->entry->pending) {
+            l->error = result;
+            l->lost = 1;
+            return;
+        }
+        if (takes && waiting(l)) return;
+        if (!(ns = sleep_for(l, since)))
+            relax();
+        else if (wait_event(takes ? l->link.ticket_event : -1, ns))
+            l->unread += read_event(l->link.ticket_event);
+    }
+}
+
+/* Serve until woken. Afterwards the counts are those of the next reader, and nothing is in flight unless the driver failed. */
+int launch_loop_run(Loop *l) {
+    uint64_t first = l->read;
+    int slack = set_timer_slack(1);
+    l->rung = l->put;
+    l->launched = l->finished = l->oldest = 0;
+    l->rung_at = l->last_end = l->last_took = 0;
+    l->error = l->refused = l->lost = l->unknown = 0;
+    for (;;) {
+        while (goes_on(l) && in_flight(l) < MOST_AHEAD && waiting(l)) start(l);
+        if (in_flight(l) && !l->lost) {
+            wait_oldest(l);
+            continue;
+        }
+        ring(l);
+        if (!goes_on(l)) break;
+        l->unread += read_event(l->link.ticket_event); /* Blocks. */
+    }
+    __atomic_store_n(&l->oldest, 0, __ATOMIC_RELEASE);
+    l->unread -= (int64_t)(l->read - first);
+    set_timer_slack(slack);
+    return l->error ? FAILED : l->unknown ? UNKNOWN : WOKEN;
+}
+
+uint64_t launch_loop_size(void) { return sizeof(Loop); }
+uint64_t launch_loop_entry_size(void) { return sizeof(Entry); }

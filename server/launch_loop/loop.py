@@ -1,0 +1,242 @@
+"""The launch loop of one worker: runs tickets of captured graphs in C, so that nothing that holds the GIL delays them.
+
+The worker's own thread is in `run` while only tickets come that the loop knows. For any other ticket `run` returns, with that
+ticket and all behind it left in the ring; the worker runs it, and has the loop `learn` its model and shapes for the next time.
+Worker and loop take turns and never have works in flight at the same time, so tickets stay in order.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from ctypes import c_char_p, c_void_p
+from itertools import count
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engines import Recipe
+from engines.signature import Signature, align
+
+from ..link.arena import MESSAGE
+from ..link.messages import Failure, Ticket
+from ..link.ring import Link, encode_outcome
+from .library import open_library
+from .structures import FAILED, MOST_AHEAD, MOST_TENSORS, UNKNOWN, Entry, Loop, view_link
+
+MOST_ENTRIES = 128
+"""Models and shapes that a loop knows; beyond that it forgets all, and learns again what comes."""
+MOST_DECLINED = 256
+"""Models and shapes remembered as not launchable."""
+
+
+class Broken(NamedTuple):
+    """An error of the driver, and the slots whose tickets it has failed."""
+
+    error: Exception
+    slots: list[int]
+
+
+def open_loop(
+    link: Link, bundle: int, expired: Failure, withdrawn: Failure, cancelled: Mapping[int, int]
+) -> "LaunchLoop | None":
+    """A loop for a worker that begins to serve this link; None where there is none: it was not compiled, or both ends of the
+    link are in one process. `cancelled` has the serial that was last cancelled in each slot; the rest is as for `LaunchLoop`.
+    """
+    library = open_library() if link.tickets.in_pages else None
+    if library is None:
+        return None
+    loop = LaunchLoop(library, link, bundle, expired, withdrawn)
+    for slot, serial in list(cancelled.items()):
+        loop.cancel(slot, serial)
+    return loop
+
+
+class LaunchLoop:
+    """One worker's loop over one link. The worker's thread that is not parked calls `learn` and `run`; the rest is for any.
+
+    `bundle` is in nanoseconds, as in the worker. `expired` and `withdrawn` are reported for tickets whose deadline has passed,
+    and for cancelled ones.
+    """
+
+    def __init__(self, library: Any, link: Link, bundle: int, expired: Failure, withdrawn: Failure) -> None:
+        self._library = library
+        self._link = link
+        self._entries = (Entry * MOST_ENTRIES)()
+        self._recipes: dict[bytes, Recipe] = {}
+        self._declined: set[bytes] = set()
+        self._lends: dict[type, bool] = {}
+        self._kept: list[Any] = []
+        self._refusals = [encode_outcome((), failure) for failure in (expired, withdrawn)]
+        self._cancelled = np.zeros(link.arena.count, np.uint64)
+        self._loop = Loop(link=view_link(link), bundle=bundle, entries=ctypes.addressof(self._entries))
+        self._loop.expired, self._loop.cancelled = (_pointer(data) for data in self._refusals)
+        self._loop.expired_length, self._loop.cancelled_length = (len(data) for data in self._refusals)
+        self._loop.cancelled_serials = self._cancelled.ctypes.data
+        self._wakes = count(1)
+        self._turn = Lock()
+        self._closing = Lock()
+        self._running = self._closed = False
+        self._recalls = self._heeded_recalls = 0
+        self.left_one = False
+        """The loop has left the next ticket to the worker, which sets this back when it takes it."""
+
+    def __repr__(self) -> str:
+        return f"<LaunchLoop of {len(self._recipes)} graphs{', running' if self._running else ''}>"
+
+    @property
+    def wakes(self) -> int:
+        """Changes with each `wake`."""
+        return int(self._loop.wakes)
+
+    @property
+    def oldest(self) -> int | None:
+        """The serial of the oldest work in flight in the loop."""
+        return self._loop.oldest or None
+
+    @property
+    def idle(self) -> bool | None:
+        """Whether nothing runs or waits while the loop runs; None if it does not run."""
+        if not self._running:
+            return None
+        return not self._loop.oldest and self._link.arena.total_put[0] == self._loop.read & 0xFFFFFFFF
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether there is any ticket that the loop would run."""
+        return bool(self._recipes) and self._recalls == self._heeded_recalls
+
+    def takes_next(self, look: bool) -> bool:
+        """Whether the next ticket is one that the loop runs. `look` is as for `Tickets.poll`."""
+        if not self.knows_any:
+            return False
+        body = self._link.tickets.peek(look)
+        if body is not None and self.left_one:  # The loop has left this one, whatever it says.
+            self.left_one = False
+            return False
+        return body in self._recipes
+
+    def learn(self, ticket: Ticket, executor: Any) -> None:
+        """Have the loop run tickets like this one from now on, if the executor lends what that takes.
+
+        The ticket was enqueued, so its page still has what the HTTP side wrote.
+        """
+        kind = type(executor)
+        if kind not in self._lends:
+            self._lends[kind] = hasattr(executor, "lend")
+        if not self._lends[kind]:
+            return
+        body = self._link.tickets.body(ticket.slot)
+        if body in self._recipes or body in self._declined:
+            return
+        recalls = self._recalls
+        recipe = executor.lend(ticket.shapes, self.recall)
+        with self._turn:
+            if recalls != self._recalls:  # Lent perhaps before and perhaps after it was recalled; the next ticket asks again.
+                return
+            if recipe is None or not self._add(body, ticket, recipe, executor):
+                if len(self._declined) >= MOST_DECLINED:
+                    self._declined.clear()
+                self._declined.add(body)
+
+    def run(self, seen: int) -> Broken | None:
+        """Serve until `wakes` is not `seen` any more, a ticket comes that the loop does not know, or the driver fails. Blocks.
+
+        The link's ends in Python continue where the loop stops.
+        """
+        loop, tickets, completions = self._loop, self._link.tickets, self._link.completions
+        with self._turn:
+            self._running = True
+            try:
+                if not self.knows_any:  # Recalled meanwhile. Any later recall finds that it runs, and wakes it.
+                    return None
+                loop.seen, loop.entry_count = seen, len(self._recipes)
+                loop.read, loop.unread = tickets.hand_over()
+                loop.put = completions.hand_over()
+                why = self._library.launch_loop_run(ctypes.byref(loop))
+                tickets.take_back(loop.read, loop.unread)
+                completions.take_back(loop.put)
+                self.left_one = why == UNKNOWN
+                return self._broken() if why == FAILED else None
+            finally:
+                self._running = False
+
+    def wake(self) -> None:
+        """Make `run` return soon, once what is in flight has ended; wakes a listening worker too."""
+        self._loop.wakes = next(self._wakes)
+        self._link.tickets.wake()
+
+    def cancel(self, slot: int, serial: int) -> None:
+        """Refuse this ticket if it was not launched yet."""
+        self._cancelled[slot] = serial
+
+    def recall(self) -> None:
+        """Forget all that executors have lent. Blocks until nothing of it is in flight. Executors call it with locks held."""
+        with self._closing:
+            self._recalls += 1
+            if self._running and not self._closed:
+                self.wake()
+        with self._turn:
+            self._forget()
+
+    def close(self) -> None:
+        """Forget everything, and do not touch the link any more; the loop must not run."""
+        with self._closing:
+            self._closed = True
+        with self._turn:
+            self._forget()
+
+    def _add(self, body: bytes, ticket: Ticket, recipe: Recipe, executor: Any) -> bool:
+        """Fill in the next entry; False if there are too many tensors, or too large shapes. With `_turn` held."""
+        place, extents, count = 0, [], len(ticket.shapes)
+        signature: Signature = executor.engine.signature
+        if len(recipe.addresses) > MOST_TENSORS:
+            return False
+        sizes = [spec.nbytes(shape) for spec, shape in zip(signature.inputs, ticket.shapes, strict=True)]
+        sizes += [spec.nbytes(shape) for spec, shape in zip(signature.outputs, recipe.outputs, strict=True)]
+        if len(self._recipes) == MOST_ENTRIES:
+            self._forget()
+        entry = self._entries[len(self._recipes)]
+        for index, (size, device) in enumerate(zip(sizes, recipe.addresses, strict=True)):
+            entry.offset[index], entry.address[index], entry.nbytes[index] = place, device, size
+            if index >= count:
+                extents.append((recipe.outputs[index - count], place, size))
+            entry.needed = place + size
+            place = align(place + size)
+        done = encode_outcome(tuple(extents), None)
+        if len(done) > MESSAGE - 64:
+            return False
+        events = (c_void_p * len(recipe.events))(*recipe.events)
+        entry.launch, entry.record, entry.query, entry.pending = recipe.launch, recipe.record, recipe.query, recipe.pending
+        entry.graph, entry.stream, entry.events = recipe.graph, recipe.stream, ctypes.addressof(events)
+        entry.tables, entry.counted, entry.launched = recipe.tables, recipe.counted, recipe.launched
+        entry.body, entry.body_length, entry.hash = _pointer(body), len(body), self._library.launch_loop_hash(body, len(body))
+        entry.done, entry.done_length = _pointer(done), len(done)
+        entry.length, entry.rows, entry.inputs, entry.expected = len(recipe.events), len(sizes), count, 0
+        self._kept.append((body, done, events, executor))
+        self._recipes[body] = recipe
+        return True
+
+    def _forget(self) -> None:
+        """With `_turn` held."""
+        self._heeded_recalls = self._recalls
+        self._recipes.clear()
+        self._declined.clear()
+        self._kept.clear()
+
+    def _broken(self) -> Broken:
+        """After an error of the driver: what it was, once nothing is in flight any more, and whom it concerns."""
+        loop = self._loop
+        end = loop.launched + (1 if loop.refused else 0)
+        flights = [loop.flights[number % MOST_AHEAD] for number in range(loop.finished, end)]
+        entry = ctypes.addressof(flights[0].entry.contents)
+        recipe = list(self._recipes.values())[(entry - ctypes.addressof(self._entries)) // ctypes.sizeof(Entry)]
+        try:
+            error = recipe.failure(loop.error)
+        except Exception as failed:
+            error = failed
+        return Broken(error, [flight.slot for flight in flights])
+
+
+def _pointer(data: bytes) -> int:
+    """Where these bytes are. They must be kept."""
+    return ctypes.cast(c_char_p(data), c_void_p).value or 0

@@ -1,0 +1,125 @@
+"""The structures of loop.c and link.h, for ctypes."""
+
+import ctypes
+from ctypes import POINTER, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+import numpy as np
+
+from ..link import arena
+from ..link.ring import Link
+
+MOST_TENSORS = 32
+MOST_AHEAD = 16
+WOKEN, UNKNOWN, FAILED = 1, 2, 3
+"""Why the loop returned."""
+
+
+class LinkView(ctypes.Structure):
+    _fields_ = (
+        ("tickets", c_void_p),
+        ("completions", c_void_p),
+        ("total_put", c_void_p),
+        ("pages", c_void_p),
+        ("memory", c_uint64),
+        ("memory_size", c_uint64),
+        ("count", c_uint32),
+        ("page", c_uint32),
+        ("ticket_event", c_int32),
+        ("completion_event", c_int32),
+    )
+
+
+class Entry(ctypes.Structure):
+    _fields_ = (
+        ("launch", c_void_p),
+        ("record", c_void_p),
+        ("query", c_void_p),
+        ("graph", c_void_p),
+        ("stream", c_void_p),
+        ("events", c_void_p),
+        ("tables", c_void_p),
+        ("counted", c_void_p),
+        ("launched", c_void_p),
+        ("body", c_void_p),
+        ("done", c_void_p),
+        ("hash", c_uint64),
+        ("body_length", c_uint32),
+        ("done_length", c_uint32),
+        ("length", c_uint32),
+        ("rows", c_uint32),
+        ("inputs", c_uint32),
+        ("pending", c_int32),
+        ("offset", c_uint64 * MOST_TENSORS),
+        ("address", c_uint64 * MOST_TENSORS),
+        ("nbytes", c_uint64 * MOST_TENSORS),
+        ("needed", c_uint64),
+        ("expected", c_int64),
+    )
+
+
+class Flight(ctypes.Structure):
+    _fields_ = (
+        ("entry", POINTER(Entry)),
+        ("event", c_void_p),
+        ("serial", c_uint64),
+        ("began", c_int64),
+        ("slot", c_uint32),
+    )
+
+
+class Loop(ctypes.Structure):
+    _fields_ = (
+        ("link", LinkView),
+        ("entries", c_void_p),
+        ("entry_count", c_uint32),
+        ("bundle", c_int64),
+        ("expired", c_void_p),
+        ("cancelled", c_void_p),
+        ("expired_length", c_uint32),
+        ("cancelled_length", c_uint32),
+        ("cancelled_serials", c_void_p),
+        ("wakes", c_uint64),
+        ("oldest", c_uint64),
+        ("seen", c_uint64),
+        ("read", c_uint64),
+        ("put", c_uint64),
+        ("unread", c_int64),
+        ("error", c_int32),
+        ("refused", c_int32),
+        ("lost", c_int32),
+        ("launched", c_uint64),
+        ("finished", c_uint64),
+        ("flights", Flight * MOST_AHEAD),
+        ("rung", c_uint64),
+        ("rung_at", c_int64),
+        ("last_end", c_int64),
+        ("last_took", c_int64),
+        ("unknown", c_int32),
+    )
+
+
+def view_link(link: Link) -> LinkView:
+    """A mapped link, for C. The link must outlive it."""
+    shared = link.arena
+    pages = address(shared.slot(0).ticket)
+    if shared.count > 1 and address(shared.slot(1).ticket) - pages != 2 * arena.MESSAGE:
+        raise RuntimeError("the pages of a link are laid out otherwise than link.h says; change both")
+    return LinkView(
+        tickets=address(shared.cells(0)),
+        completions=address(shared.cells(1)),
+        total_put=address(shared.total_put),
+        pages=pages,
+        memory=shared.memory.address,
+        memory_size=shared.memory.nbytes,
+        count=shared.count,
+        page=arena.MESSAGE,
+        ticket_event=link.tickets.event,
+        completion_event=link.completions.event,
+    )
+
+
+def address(memory: Any) -> int:
+    """Where this memory begins."""
+    found: int = np.frombuffer(memory, np.uint8).ctypes.data
+    return found

@@ -1,0 +1,263 @@
+"""The launch loop over a fake driver: what it runs alone, what it leaves to the worker, and how it ends and is taken back."""
+
+import ctypes
+import marshal
+import select
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from partitions import DeviceLost
+from server.launch_loop.library import SWITCH, open_library
+from server.launch_loop.loop import MOST_ENTRIES
+from server.link import ring
+from server.link.messages import Failure
+from tests.contract import in_a_thread
+from tests.lending import LendingEngine, LendingExecutor, needs_a_compiler, open_fake_cuda
+from tests.server.workers.test_worker import PATIENCE, SLOTS, Bench, benched
+
+pytestmark = needs_a_compiler
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """A bench whose loop knows tickets of one number."""
+    with benched(lends=True) as bench:
+        bench.worker.serve(bench.endpoint)
+        bench.teach()
+        yield bench
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """The same, where an inference that is launched takes 20 ms and needs no interpreter."""
+    monkeypatch.setattr(LendingEngine, "duration", 20_000_000)
+    with benched(lends=True) as bench:
+        bench.worker.serve(bench.endpoint)
+        bench.teach()
+        yield bench
+
+
+def executor(bench: Bench) -> LendingExecutor:
+    found = bench.engine.executors[0]
+    assert isinstance(found, LendingExecutor)
+    return found
+
+
+def test_known_tickets_are_launched_and_never_enqueued(bench: Bench) -> None:
+    for number in range(40):
+        bench.put(bench.ticket(number % SLOTS, number))
+        assert bench.answer(bench.next()) == [number]
+    assert (executor(bench).launched, bench.script.reached["enqueue"]) == (41, 0)
+
+
+def test_known_and_unknown_tickets_are_answered_in_order(bench: Bench) -> None:
+    """Unknown are those of a new shape; each becomes known."""
+    numbers = [1, 1, 2, 1, 3, 2, 1, 4]
+    for turn in range(30):
+        bench.put(*[bench.ticket(slot, *([turn] * count)) for slot, count in enumerate(numbers)])
+        dones = [bench.next() for _ in numbers]
+        assert [done.slot for done in dones] == list(range(len(numbers)))
+        assert [bench.answer(done) for done in dones] == [[turn] * count for count in numbers]
+    assert bench.script.reached["enqueue"] == 3
+
+
+def test_a_model_that_is_not_lent_is_run_by_the_worker_in_its_turn(bench: Bench) -> None:
+    executor(bench).lends = False
+    for turn in range(30):
+        counts = [1, 2, 2, 1, 2, 1, 1, 2]
+        bench.put(*[bench.ticket(slot, *([turn] * count)) for slot, count in enumerate(counts)])
+        assert [bench.next().slot for _ in counts] == list(range(SLOTS))
+    assert (executor(bench).launched, bench.script.reached["enqueue"]) == (1 + 30 * 4, 30 * 4)
+
+
+def test_long_works_of_the_worker_are_pipelined_and_the_loop_takes_over_again(bench: Bench) -> None:
+    """After a long work two threads serve; one must be parked before the other runs the loop."""
+    executor(bench).lends = False
+    short, bench.script.reach = bench.script.reach, bench.tarry  # type: ignore[method-assign]
+    for turn in range(20):
+        bench.put(*[bench.ticket(slot, turn, turn) for slot in range(4)])
+        assert [bench.next().slot for _ in range(4)] == [0, 1, 2, 3]
+        bench.put(*[bench.ticket(slot, turn) for slot in range(4)])
+        assert [bench.next().slot for _ in range(4)] == [0, 1, 2, 3]
+    bench.script.reach = short  # type: ignore[method-assign]
+    assert executor(bench).launched == 1 + 20 * 4
+
+
+def test_more_works_than_the_ring_of_tables_has_are_launched_in_turn() -> None:
+    with benched(lends=True) as bench:
+        bench.worker.serve(bench.endpoint)
+        for _ in range(30):
+            bench.rush()
+        assert executor(bench).launched > 200
+
+
+def test_completions_need_no_interpreter(timed: Bench) -> None:
+    class File(ctypes.Structure):
+        _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+    file = File(timed.link.completions.event, select.POLLIN)
+    timed.put(timed.ticket(0, 3))
+    assert ctypes.PyDLL(None).poll(ctypes.byref(file), 1, PATIENCE * 1000) == 1  # Blocks with the GIL.
+    assert timed.next().failure is None
+
+
+def test_the_loop_refuses_tickets_that_are_cancelled_or_too_late(timed: Bench) -> None:
+    tickets = [timed.ticket(slot, slot) for slot in range(SLOTS)]
+    tickets[6] = tickets[6]._replace(deadline=time.monotonic() - 1)
+    timed.worker.cancel(tickets[5].slot, tickets[5].serial)
+    timed.put(*tickets)
+    dones = {done.slot: done for done in [timed.next() for _ in tickets]}
+    assert dones[5].failure == Failure("cancelled", "withdrawn before it began")
+    assert dones[6].failure == Failure("expired", "Request timeout expired before it began")
+    assert [slot for slot, done in dones.items() if done.failure is None] == [0, 1, 2, 3, 4, 7]
+
+
+def test_what_is_in_flight_is_known_while_the_loop_runs(bench: Bench) -> None:
+    gate, ticket = bench.script.hold("run"), bench.ticket(0, 1)
+    assert bench.worker.idle
+    bench.put(ticket)
+    gate.wait_for_arrival()
+    assert bench.worker.oldest == ticket.serial
+    assert not bench.worker.idle
+    gate.open()
+    bench.next()
+    until = time.monotonic() + PATIENCE
+    while not (bench.worker.idle and bench.worker.oldest is None):
+        assert time.monotonic() < until
+
+
+def test_abandon_fails_what_is_not_launched_and_lets_the_rest_end(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 0))
+    gate.wait_for_arrival()
+    bench.worker.abandon(Failure("stopped", "why"))
+    bench.put(bench.ticket(1, 1))
+    gate.open()
+    assert bench.answer(bench.next()) == [0]
+    assert bench.next().failure == ("stopped", "why")
+    assert executor(bench).launched == 2
+
+
+def test_halt_while_tickets_arrive_leaves_the_rest_to_the_next_worker(bench: Bench) -> None:
+    for turn in range(20):
+        bench.put(*[bench.ticket(slot, turn) for slot in range(SLOTS)])
+        bench.worker.halt()
+        assert not executor(bench).partition.stream.works
+        bench.worker.serve(bench.endpoint)
+        assert sorted(bench.next().slot for _ in range(SLOTS)) == list(range(SLOTS))
+
+
+def test_recalling_waits_for_what_is_in_flight_and_the_loop_learns_again(bench: Bench) -> None:
+    gate = bench.script.hold("run")
+    bench.put(bench.ticket(0, 0))
+    gate.wait_for_arrival()
+    _, recalled = in_a_thread(executor(bench).recall)
+    bench.tickets.wait_for_wake()
+    assert not recalled.done()
+    gate.open()
+    recalled.result(PATIENCE)
+    assert bench.answer(bench.next()) == [0]
+    launched = executor(bench).launched
+    bench.put(bench.ticket(0, 1))
+    assert bench.answer(bench.next()) == [1]
+    assert (executor(bench).launched, bench.script.reached["enqueue"]) == (launched, 1)
+    bench.put(bench.ticket(0, 2))
+    assert bench.answer(bench.next()) == [2]
+    assert executor(bench).launched == launched + 1
+
+
+def test_recalling_at_any_moment_loses_no_ticket(bench: Bench) -> None:
+    for turn in range(60):
+        bench.put(*[bench.ticket(slot, turn) for slot in range(SLOTS)])
+        executor(bench).recall()
+        assert [bench.answer(bench.next()) for _ in range(SLOTS)] == [[turn]] * SLOTS
+
+
+def test_recalling_after_the_halt_writes_nothing_to_the_link(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.worker.halt()
+    monkeypatch.setattr("os.eventfd_write", lambda event, count: pytest.fail("its descriptors may be another file's"))
+    executor(bench).recall()
+
+
+def test_a_declined_shape_is_lent_after_a_recall(bench: Bench) -> None:
+    executor(bench).lends = False
+    for _ in range(2):
+        bench.put(bench.ticket(0, 1, 2))
+        bench.next()
+    executor(bench).lends = True
+    executor(bench).recall()
+    for _ in range(2):
+        bench.put(bench.ticket(0, 1, 2))
+        bench.next()
+    assert executor(bench).launched == 2
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_error_of_the_device_fails_all_that_is_in_flight(bench: Bench, lost: bool) -> None:
+    error = DeviceLost("illegal address")
+    gate = bench.script.hold("run")
+    bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
+    gate.wait_for_arrival()
+    bench.wait_for_enqueued(3)
+    bench.script.fail("run", nth=0, error=error if lost else None)
+    bench.script.reached["run"] -= 1
+    held = bench.script.hold("run")
+    gate.open()
+    held.open()
+    dones = [bench.next() for _ in range(3)]
+    assert sorted(done.slot for done in dones) == [0, 1, 2]
+    kinds = [done.failure.kind for done in dones if done.failure]
+    assert set(kinds) == {"lost" if lost else "raised"}
+    assert bench.lost == ([error] if lost else [])
+
+
+def test_a_launch_that_fails_fails_its_ticket_and_those_before_it_end(bench: Bench) -> None:
+    open_fake_cuda().fake_fail_after(2)
+    try:
+        bench.put(*[bench.ticket(slot, slot) for slot in range(3)])
+        dones = [bench.next() for _ in range(3)]
+    finally:
+        open_fake_cuda().fake_fail_after(1 << 62)
+    assert [done.failure and done.failure.kind for done in sorted(dones)] == [None, None, "lost"]
+    assert len(bench.lost) == 1
+
+
+def test_a_slot_that_does_not_exist_harms_nobody_else(bench: Bench) -> None:
+    """The HTTP side can write anything there."""
+    bench.link.arena.cells(0)[bench.link.tickets._put_count % SLOTS] = 1 << 31
+    bench.link.tickets._put_count += 1
+    bench.link.arena.total_put[0] = bench.link.tickets._put_count
+    bench.link.tickets.wake()
+    bench.worker.abandon()
+    bench.worker.halt()
+
+
+def test_equal_tickets_are_equal_bytes_whoever_refers_to_their_parts() -> None:
+    """Later versions of marshal's format refer to what was written before, if it is the same object."""
+    one, other = (tuple(range(300, 302)) for _ in range(2))
+    first, second = ("".join(["m/", "1#1"]), (one, one)), ("m/1#1", (one, other))
+    assert ring._Serializer(tuple).encode(first) == ring._Serializer(tuple).encode(second)
+    assert marshal.loads(ring._Serializer(tuple).encode(first)) == first
+
+
+def test_more_shapes_than_the_loop_keeps_are_all_answered(bench: Bench) -> None:
+    for _ in range(2):
+        for length in range(1, MOST_ENTRIES + 20):
+            bench.put(bench.ticket(0, *[1.0] * length))
+            assert bench.next().slot == 0
+
+
+def test_the_switch_turns_the_loop_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    open_library.cache_clear()
+    try:
+        with benched(lends=True) as bench:
+            bench.worker.serve(bench.endpoint)
+            for _ in range(3):
+                bench.put(bench.ticket(0, 1))
+                bench.next()
+            assert executor(bench).launched == 0
+    finally:
+        open_library.cache_clear()
