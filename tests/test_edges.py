@@ -1,4 +1,4 @@
-"""Every row of docs/edges.md names tests that exist."""
+"""Every row of docs/edges.md, and every script, names tests that exist."""
 
 import re
 from pathlib import Path
@@ -12,6 +12,17 @@ NAMED = re.findall(r"`([a-z0-9_/]+\.py)::(\w+)`", (TESTS.parent / "docs/edges.md
 @pytest.mark.parametrize(("file", "name"), sorted(set(NAMED)), ids="::".join)
 def test_tests_of_a_row_exist(file: str, name: str) -> None:
     assert re.search(rf"^\s*(async )?def {name}\(|^{name} = ", (TESTS / file).read_text(), re.MULTILINE)
+
+
+SCRIPTS = [*(TESTS / "gpu").glob("*.sh"), TESTS.parent / ".ci/run", TESTS.parent / ".ci/compiled"]
+IN_SCRIPTS = {found for script in SCRIPTS for found in re.findall(r"tests/([\w/]+\.py)(?:::(\w+))?", script.read_text())}
+
+
+def test_tests_of_scripts_exist() -> None:
+    assert len(IN_SCRIPTS) > 5
+    for file, name in IN_SCRIPTS:
+        text = (TESTS / file).read_text()
+        assert not name or re.search(rf"^\s*(async )?def {name}\(", text, re.MULTILINE), f"{file}::{name}"
 
 
 def test_every_row_has_a_test_or_says_that_it_is_open() -> None:

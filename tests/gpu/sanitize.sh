@@ -5,7 +5,7 @@
 # It exits 9 where memcheck found something, 3 where there is no compute-sanitizer: it comes with the CUDA toolkit, or with
 # pip install nvidia-cuda-sanitizer-api==13.0.85 (14 MB; the version of the driver's CUDA or older).
 set -euo pipefail
-numbers=tests/gpu/test_engines.py::test_the_numbers_are_those_of_onnx_runtime_first_captured_and_replayed
+numbers=tests/gpu/test_engines.py::test_first_captured_and_replayed_outputs_are_those_of_onnx_runtime
 [ $# -gt 0 ] || set -- "$numbers[several]" "$numbers[mlp]"
 python=${PYTHON:-python3}
 sanitizer=$(command -v compute-sanitizer || "$python" -c '

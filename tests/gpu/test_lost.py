@@ -6,13 +6,14 @@ With processes of their own the device process exits with 70 and is replaced; a 
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Semaphore
 from typing import Any, NamedTuple
@@ -116,6 +117,23 @@ def free_port() -> int:
         return port
 
 
+def device_process(supervisor: int) -> int:
+    """The device process of this server."""
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):
+            if path.read_text().startswith("greenlane devic") and supervisor in _parents(int(path.parent.name)):
+                return int(path.parent.name)
+    raise AssertionError("there is no device process")
+
+
+def _parents(pid: int) -> list[int]:
+    found = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
+
+
 class TestLost:
     """For every server whose device a byte in a FIFO loses."""
 
@@ -146,7 +164,8 @@ class TestLost:
         assert "the device is lost, this process will exit" in case.log
         self.check_that_it_serves_again(case, fronts, port)
 
-    def test_a_lost_device_process_answers_503_and_is_replaced_while_the_others_stay(self, case: Case) -> None:
+    @pytest.mark.parametrize("how", ["lost", "killed"])
+    def test_a_device_process_that_ends_answers_503_and_is_replaced_while_the_others_stay(self, case: Case, how: str) -> None:
         port, answered = free_port(), Semaphore(0)
         with ThreadPoolExecutor(len(TENANTS) * CLIENTS) as pool, case.running("per-tenant", port) as process:
             asking = [
@@ -154,15 +173,23 @@ class TestLost:
             ]
             for _ in range(10 * len(TENANTS) * CLIENTS):
                 assert answered.acquire(timeout=PATIENCE), case.log
-            case.lose()
+            if how == "lost":
+                case.lose()
+            else:
+                os.kill(device_process(process.pid), signal.SIGKILL)
+            begun = time.monotonic()
             for asked in asking:
                 status, text = asked.result(BOUND)
                 assert status == 503, f"{status}: {text}\n{case.log}"
+            refused = time.monotonic() - begun
             with closing(Client(port)) as client:
                 ends = time.monotonic() + PATIENCE
                 while any(case.ask(client, tenant)[0] != 200 for tenant in TENANTS):
                     assert time.monotonic() < ends, case.log
-            assert f"the device process ended (status {NEEDS_RESTART})" in case.log
+            served = time.monotonic() - begun
+            print(f"{how}: every client had its 503 after {refused:.2f} s, and was served after {served:.1f} s")
+            reason = f"status {NEEDS_RESTART}" if how == "lost" else "signal 9"
+            assert f"the device process ended ({reason})" in case.log
             process.terminate()
             assert process.wait(BOUND) == 0, case.log
 
