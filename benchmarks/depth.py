@@ -1,5 +1,7 @@
 """`python -m benchmarks.depth`: does the stream stay full? Four clients in this process against the engine back to back.
 
+`--http` asks a server instead, of one tenant with the whole device: once with the launch loop, once without, in turns.
+
 One tenant has all granules. Its requests go the way of `fronts = "inline"`: a lane on the event loop, a link, a worker.
 Compared is the same executor kind on the same partition, driven by one thread that always has two inferences enqueued.
 A process of its own, as a process may split a GPU only once. It prints JSON.
@@ -9,9 +11,11 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Collection
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +26,7 @@ from engines import Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceLost, Partition, open_device
 from server.config.schema import TenantConfig
 from server.errors import RequestError
+from server.launch_loop.library import SWITCH
 from server.link.messages import Done
 from server.link.slots import Slot
 from server.tenants.service import open_local
@@ -29,16 +34,23 @@ from server.workers.gil_priority import GilPriorities
 from server.workers.session import Endpoint
 from server.workers.worker import Worker
 
+from . import nets
 from .asks import TOLERANCE
+from .cases import Request
+from .client import Load, drive
 from .inside import quiet
 from .nets import MOST_ROWS, NETS
 from .options import count, positive
 from .seat import Seat, all_at_once, back_to_back, open_seat
+from .servers import launch
+from .sidebyside import WARM_UP
 from .subjects import Array
 
 CLIENTS = 4
 ROUNDS = 3
 MODELS = ("mob", "enc")
+OVER_HTTP = (("tiny", 1), ("tiny", 32), ("mob", 1), ("mob", 8))
+"""Models and connections of `--http`."""
 KEY = "depth/1#1"
 
 
@@ -144,6 +156,93 @@ async def measure(engine: Engine, partition: Partition, device: Device, inputs: 
     return {"back to back, 1/s": [b for b, _ in pairs], "clients, 1/s": [o for _, o in pairs], "ratio": ratio, "wrong": wrong}
 
 
+def alone(kind: str, repository: Path, models: Collection[str], seconds: float) -> dict[str, dict[str, float]]:
+    """Of each engine on all of the device: inferences a second back to back, and the p50 in microseconds of one at a time."""
+    found = {}
+    with ExitStack() as stack:
+        device = stack.enter_context(closing(open_device(kind)))
+        partition = stack.enter_context(closing(device.carve(range(len(device.granules)))))
+        for name in models:
+            path, x = repository / name / "1" / "model.onnx", NETS[kind][name].draw(1, 0)
+            settings = RuntimeSettings(copies="auto", warm_up="usual")
+            engine = stack.enter_context(closing(load_engine(path, device, settings, MOST_ROWS)))
+            with closing(open_seat(device, engine, partition, x)) as seat:
+                rate = median(bare_rate(seat, seconds) for _ in range(ROUNDS))
+                found[name] = {"back to back, 1/s": rate, "one at a time, p50 us": seat.on_thread(lambda: _p50(seat, seconds))}
+    return found
+
+
+def _p50(seat: Seat, seconds: float) -> float:
+    took, until = [], perf_counter() + seconds
+    while perf_counter() < until:
+        began = perf_counter()
+        seat.enqueue().wait()
+        took.append(perf_counter() - began)
+    return median(took) * 1e6
+
+
+def over_http(kind: str, repository: Path, seconds: float) -> list[dict[str, Any]]:
+    """A row for each of OVER_HTTP, with the launch loop and without. Blocks. Raises LoadFailed."""
+    names = list(dict.fromkeys(name for name, _ in OVER_HTTP))
+    nets.write_all(repository, kind)
+    engines = alone(kind, repository, names, seconds)
+    granules = _granules(kind)
+    text = f"""
+        [server]
+        default_tenant = "depth"
+        [models]
+        repository = "{repository}"
+        [device]
+        backend = "{kind}"
+        [tenants.depth]
+        granules = {granules}
+        models = ["tiny", "mob"]
+    """
+    with ExitStack() as stack:
+        servers = {}
+        for how, switch in (("loop", "1"), ("no loop", "0")):
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="greenlane-depth-")))
+            servers[how] = stack.enter_context(launch(folder, text, {SWITCH: switch}))
+        rows = []
+        for name, connections in OVER_HTTP:
+            ask = _request(name, NETS[kind][name].draw(1, 0))
+            rounds: dict[str, list[Load]] = {how: [] for how in servers}
+            for server in servers.values():
+                drive(server.port, ask, connections, WARM_UP)
+            for _ in range(ROUNDS):
+                for how, server in servers.items():
+                    rounds[how].append(drive(server.port, ask, connections, seconds))
+            rows += [_http_row(name, connections, how, loads, engines[name]) for how, loads in rounds.items()]
+    return rows
+
+
+def _granules(kind: str) -> int:
+    with closing(open_device(kind)) as device:
+        return len(device.granules)
+
+
+def _request(name: str, x: Array) -> Request:
+    entry = {"name": "x", "datatype": "FP32", "shape": x.shape, "parameters": {"binary_data_size": x.nbytes}}
+    head = json.dumps({"parameters": {"binary_data_output": True}, "inputs": [entry]}).encode()
+    return Request(f"/v2/models/{name}/infer", {"Inference-Header-Content-Length": str(len(head))}, head + x.tobytes())
+
+
+def _http_row(name: str, connections: int, how: str, loads: list[Load], engine: dict[str, float]) -> dict[str, Any]:
+    """Medians over rounds."""
+    rate, p50, p99 = (median(getattr(load, figure) for load in loads) for figure in ("rate", "p50", "p99"))
+    return {
+        "model": name,
+        "connections": connections,
+        "worker": how,
+        "1/s": rate,
+        "p50 us": p50,
+        "p99 us": p99,
+        "of back to back": rate / engine["back to back, 1/s"],
+        "p50 over the engine, us": p50 - engine["one at a time, p50 us"],
+        "engine": engine,
+    }
+
+
 def main() -> int:
     """Run a command line; the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.depth", description="Four clients against back to back.")
@@ -151,7 +250,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=positive, default=2.0, help="length of a round; default: 2")
     parser.add_argument("--clients", type=count, default=CLIENTS, help=f"default: {CLIENTS}")
     parser.add_argument("--repository", type=Path, required=True, help="models, as benchmarks.change writes them")
+    parser.add_argument("--http", action="store_true", help="ask a server over HTTP, with the launch loop and without")
     options = parser.parse_args()
+    if options.http:
+        print(json.dumps(over_http(options.device, options.repository, options.seconds), indent=2))
+        return 0
     print(json.dumps(run(options.device, options.repository, options.clients, options.seconds), indent=2))
     return 0
 

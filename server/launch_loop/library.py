@@ -9,6 +9,7 @@ The library does not use Python's C API, so it needs neither Python's headers no
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from .structures import Entry, Loop
+
+log = logging.getLogger("greenlane.worker")
 
 HERE = Path(__file__).parent
 OUTPUT = HERE.parents[1] / "build" / "launch_loop"
@@ -37,7 +40,9 @@ def open_library() -> Any:
         return None
     for path in (HERE / f"loop_c{sysconfig.get_config_var('EXT_SUFFIX')}", compiled()):
         if path and path.exists():
+            log.info("launch loop: %s", path.name)
             return load(path)
+    log.info("launch loop: none, so that inferences wait for the interpreter; `scripts/install` compiles it where cc is found")
     return None
 
 
