@@ -10,9 +10,12 @@ import pytest
 
 from partitions import DeviceLost
 from server.launch_loop.library import SWITCH, open_library
-from server.launch_loop.loop import MOST_ENTRIES
+from server.launch_loop.loop import MOST_ENTRIES, open_loop
 from server.link import ring
 from server.link.messages import Failure
+from server.workers.bundling import BUNDLE
+from server.workers.cancellations import EXPIRED, WITHDRAWN
+from server.workers.session import Session
 from tests.contract import in_a_thread
 from tests.lending import LendingEngine, LendingExecutor, needs_a_compiler, open_fake_cuda
 from tests.server.workers.test_worker import PATIENCE, SLOTS, Bench, benched
@@ -37,6 +40,11 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         bench.worker.serve(bench.endpoint)
         bench.teach()
         yield bench
+
+
+def readable(bench: Bench) -> bool:
+    """Whether a call of `listen` would return at once."""
+    return bool(select.select([bench.link.tickets.event], [], [], 0)[0])
 
 
 def executor(bench: Bench) -> LendingExecutor:
@@ -261,3 +269,18 @@ def test_the_switch_turns_the_loop_off(monkeypatch: pytest.MonkeyPatch) -> None:
             assert executor(bench).launched == 0
     finally:
         open_library.cache_clear()
+
+
+def test_a_thread_that_ends_the_last_work_wakes_the_one_that_listens_in_vain(bench: Bench) -> None:
+    """It left tickets to the loop while that work was in flight, and nothing else would wake it."""
+    bench.worker.halt()
+    tickets = bench.link.tickets
+    loop = open_loop(bench.link, BUNDLE, EXPIRED, WITHDRAWN, {})
+    session = Session(bench.endpoint, bench.priorities.join(tickets.waiting), 2, loop)
+    bench.put(bench.ticket(0, 1), bench.ticket(1, 1))
+    while not tickets.hand_over()[1]:  # The halt may have left a wake-up.
+        tickets.add_unread(tickets.listen())
+    session.wake_listener(in_flight=True)
+    assert not readable(bench)
+    session.wake_listener(in_flight=False)
+    assert readable(bench)
