@@ -96,6 +96,11 @@ class PartitionManager:
             self._partitions.update(carved)
             return old
 
+    def remove(self, name: str) -> None:
+        """This holder has gone, and its granules are free; the caller has closed its partition."""
+        with self._lock:
+            self._partitions.pop(name, None)
+
     def discard(self, carved: Mapping[str, Partition]) -> None:
         """Close partitions that were carved and will not be used."""
         for partition in carved.values():

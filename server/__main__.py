@@ -85,8 +85,11 @@ def _serve_processes(config: Config) -> int:
     with ExitStack() as stack:
         for each in chain(listeners, *own.values(), reserved):
             stack.enter_context(each)
-        if hosted := on_host_cores(config):  # So that the processes do not find that out, and log it, once more.
-            config = config.model_copy(update={"device": config.device.model_copy(update={"backend": "cpu"})})
+        devices = dict(config.named_devices)
+        hosted = [name for name in devices if on_host_cores(config.on_device(name))]
+        for name in hosted:  # So that the processes do not find that out, and log it, once more.
+            devices[name] = devices[name].model_copy(update={"backend": "cpu"})
+        config = config.with_devices(devices)
         return uvloop.run(serve(config, open_configured, listeners, own, hosted=hosted))
 
 

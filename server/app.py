@@ -196,7 +196,7 @@ def assemble(config: Config, device: Device, read: Read | None = None) -> tuple[
     service = Service(config, [frontend.tenant for frontend in frontends.values()])
     controller = Controller(config, frontends, service.set_state)
     runtime = Runtime(config, device, frontends, partial(controller.on_state, tuple(frontends)), controller.on_lost, read)
-    controller.add(dict.fromkeys(frontends, runtime))
+    controller.add(dict.fromkeys(frontends, runtime), next(iter(config.named_devices)), runtime)
     return service, controller
 
 

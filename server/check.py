@@ -7,7 +7,7 @@ tried on a part of the device, and without a device the repository is still chec
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +68,7 @@ def check(
     with ExitStack() as stack:
         if read := _configuration(path, load, stack, found):
             config, dropped = read
-            _Check(config, dropped, found, frozenset(cores(0))).run(_device(config, open_device, stack, found))
+            _Check(config, dropped, found, frozenset(cores(0)), open_device).run()
     print("\n".join(found.lines() or ["all of it can be served"]), file=sys.stderr if found.lines() else sys.stdout)
     return found.status
 
@@ -87,49 +87,81 @@ def _configuration(
         return None
 
 
-def _device(config: Config, open_device: Callable[[Config], Device], stack: ExitStack, found: Findings) -> Device | None:
-    try:
-        return stack.enter_context(closing(open_device(config)))
-    except PartitionError as error:
-        found.wrong[f"{config.source}: device: {error}"] = None
-        return None
-
-
 class _Check:
     """One check of a configuration. Prints as it goes, since loading models takes time.
 
     Of keys that were `dropped`, for they are wrong, it is not said that they are missing.
     """
 
-    def __init__(self, config: Config, dropped: frozenset[KeyPath], found: Findings, allowed: frozenset[int]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        dropped: frozenset[KeyPath],
+        found: Findings,
+        allowed: frozenset[int],
+        open_device: Callable[[Config], Device],
+    ) -> None:
         self._config = config
         self._dropped = dropped
         self._found = found
         self._allowed = allowed
+        self._open_device = open_device
         self._cores: dict[str, frozenset[int] | None] = {}
         self._repository = Repository(config.models.repository, config.models.options)
 
-    def run(self, device: Device | None) -> None:
-        server, config = self._config.server, self._config
-        host = f"[{server.host}]" if ":" in server.host else server.host
-        where = device.describe() if device else "no device, so no model is tried"
-        _print_line(f"{config.source}: http://{host}:{server.port} on {where}")
+    def run(self) -> None:
+        config, devices = self._config, self._config.named_devices
+        if len(devices) > 1:
+            _print_line(f"{config.source}: {self._url()} on {len(devices)} devices")
+        known: list[str] | None = None
+        held: list[str] = []
+        for name in devices:  # One after another: each is closed before the next is opened.
+            with ExitStack() as stack:
+                device = self._open(name, stack)
+                where = device.describe() if device else "no device, so no model is tried"
+                _print_line(f"device {name}: {where}" if len(devices) > 1 else f"{config.source}: {self._url()} on {where}")
+                if name == next(iter(devices)):
+                    known = self._check_repository()
+                held += self._run_on(name, device, known or [])
+        if config.server.fronts == "per-tenant":
+            self._print_http_cores(held)
+
+    def _check_repository(self) -> list[str] | None:
+        """Check what concerns all devices. Returns the names of the models; None if the repository cannot be read."""
         known = self._known()
         if known is not None:
             self._check_names(known)
         self._check_default()
         self._check_memory()
-        plan = self._plan(device) if device else {}
+        return known
+
+    def _url(self) -> str:
+        server = self._config.server
+        return f"http://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}"
+
+    def _open(self, name: str, stack: ExitStack) -> Device | None:
+        config = self._config
+        try:
+            return stack.enter_context(closing(self._open_device(config.on_device(name))))
+        except PartitionError as error:
+            key = ("devices", name) if len(config.named_devices) > 1 else ("device",)
+            self._wrong(key, str(error))
+            return None
+
+    def _run_on(self, name: str, device: Device | None, known: list[str]) -> list[str]:
+        """Check the tenants of a device. Returns those that have a share of it."""
+        config = self._config
+        tenants = config.tenants_on(name)
+        plan = self._plan(device, tenants) if device else {}
         builds = open_builds(config.models)
-        model_loader = open_model_loader(config, device, builds=builds)
-        for name, tenant in config.tenants.items():
-            _print_line(f"tenant {name}: {_share(plan.get(name))}, {_access(tenant)}, {_memory(tenant)}")
+        model_loader = open_model_loader(config.on_device(name), device, builds=builds)
+        for each in tenants:
+            tenant = config.tenants[each]
+            _print_line(f"tenant {each}: {_share(plan.get(each))}, {_access(tenant)}, {_memory(tenant)}")
             self._check_front_cores(tenant)
-            there = known or []
-            wanted = [model for model in dict.fromkeys([*tenant.models, *there]) if model in there and tenant.may_call(model)]
-            self._try(model_loader, device, name, plan.get(name, (0,)), wanted)
-        if server.fronts == "per-tenant":
-            self._print_http_cores(plan)
+            wanted = [model for model in dict.fromkeys([*tenant.models, *known]) if model in known and tenant.may_call(model)]
+            self._try(model_loader, device, each, plan.get(each, (0,)), wanted)
+        return list(plan)
 
     def _known(self) -> list[str] | None:
         """The names of the models in the repository; None if it cannot be read."""
@@ -143,9 +175,9 @@ class _Check:
             self._suspicious(("models", "repository"), "there is no model in it")
         return known
 
-    def _plan(self, device: Device) -> Plan:
-        """The granules that each tenant would hold; empty if the shares do not fit."""
-        counts, problems = self._config.counts(device.unit, device.granules)
+    def _plan(self, device: Device, tenants: Iterable[str]) -> Plan:
+        """The granules that each of these tenants would hold; empty if the shares do not fit."""
+        counts, problems = self._config.counts(device.unit, device.granules, tenants)
         self._found.wrong.update(dict.fromkeys(problems))
         try:
             return PartitionManager(device).plan(counts).after
@@ -188,16 +220,24 @@ class _Check:
             text = f"{missing} are not among the cores this process may use, {sorted(self._allowed)}"
             self._wrong(("tenants", tenant.name, "front_cores"), text)
 
-    def _print_http_cores(self, plan: Plan) -> None:
-        """Print on which cores HTTP would run: on those of the tenants' partitions if these are cores, else on others."""
+    def _print_http_cores(self, sharing: Collection[str]) -> None:
+        """Print on which cores HTTP would run: on those of the tenants' partitions if these are cores, else on others.
+
+        `sharing` are the tenants that have a share of their device.
+        """
         chosen = {name: tenant.front_cores for name, tenant in self._config.tenants.items()}
-        held = {name: cores for name, cores in self._cores.items() if cores is not None and name in plan}
+        held = {name: cores for name, cores in self._cores.items() if cores is not None and name in sharing}
         if held:
             _print_line(describe({name: chosen[name] or cores for name, cores in held.items()}))
             lines = conflicts(chosen, held)
             self._found.suspicious.update(dict.fromkeys(f"{self._config.source}: {line}" for line in lines))
-        elif None in self._cores.values() and self._config.server.front_cores == "auto":
-            _print_line(str(share_cores(self._allowed, chosen) or TOO_FEW_CORES))
+        on_gpus = {name: chosen[name] for name, cores in self._cores.items() if cores is None}
+        if on_gpus and self._config.server.front_cores == "auto":
+            left = self._allowed.difference(*held.values())
+            devices = [
+                name for name in self._config.named_devices if not on_gpus.keys().isdisjoint(self._config.tenants_on(name))
+            ]
+            _print_line(str(share_cores(left, on_gpus, devices) or TOO_FEW_CORES))
 
     def _try(
         self, model_loader: ModelLoader, device: Device | None, tenant: str, granules: tuple[int, ...], names: list[str]

@@ -21,7 +21,8 @@ busy. Python's default is 5 ms. Below 1 ms the waiting itself costs more, as eac
 def prepare(config: Config) -> None:
     """Configure this process, and log one warning with all settings that are ignored.
 
-    Raises ConfigError for a tenant's own port, which must not be ignored: it keeps other clients away from the tenant.
+    Raises ConfigError for several devices, and for a tenant's own port, which must not be ignored: it keeps other clients away
+    from the tenant.
     """
     if problems := list(_refused(config)):
         raise ConfigError(problems)
@@ -32,6 +33,10 @@ def prepare(config: Config) -> None:
 
 
 def _refused(config: Config) -> Iterator[str]:
+    if len(config.named_devices) > 1:
+        names = ", ".join(dotted(("devices", name)) for name in config.named_devices)
+        why = "uvicorn server.app:app is one process, which has one device"
+        yield f"{config.source}: {names}: {len(config.named_devices)} devices, but {why}; serve them with python -m server"
     for name, tenant in config.tenants.items():
         if tenant.port is not None:
             key = dotted(("tenants", name, "port"))

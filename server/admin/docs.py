@@ -23,7 +23,7 @@ _TAGS = [
 def document() -> Document:
     """The administrators' document, computed at the first call."""
     routers = (partitions.router, metrics.router)
-    return describe("Greenlane administration", _DESCRIPTION, routers, (schemas.Counts,), _TAGS, JSON)
+    return describe("Greenlane administration", _DESCRIPTION, routers, (schemas.Counts, schemas.Transfer), _TAGS, JSON)
 
 
 router = router_of(document, JSON, PAGE, [RequireAdmin])

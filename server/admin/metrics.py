@@ -178,9 +178,27 @@ class ServerCollector(Collector):
             partition = self._controller.partition(tenant.name)
             held.add_metric([tenant.name, self._partition(tenant.name)], len(partition.granules) if partition else 0)
         yield held
+        yield from self._devices()
         yield GaugeMetricFamily("greenlane_ready", "1 while the server accepts new work", value=float(self._controller.ready))
         changes = self._controller.repartitions
         yield CounterMetricFamily("greenlane_repartitions", "Repartitions, the initial partitions included", value=changes)
+
+    def _devices(self) -> Iterator[Metric]:
+        about = GaugeMetricFamily("greenlane_device_info", "1 for each device, with its kind", labels=["device", "kind"])
+        granules = GaugeMetricFamily("greenlane_device_granules", "Granules of the device", labels=["device"])
+        free = GaugeMetricFamily("greenlane_device_free_granules", "Granules that no tenant has", labels=["device"])
+        serving = GaugeMetricFamily(
+            "greenlane_device_serving", "0 while the device's process has ended and is started again", labels=["device"]
+        )
+        tenants = GaugeMetricFamily("greenlane_tenant_device", "1 for the device that it is on", labels=["tenant", "device"])
+        for device in self._controller.devices:
+            about.add_metric([device.name, device.info.kind], 1)
+            granules.add_metric([device.name], len(device.info.granules))
+            free.add_metric([device.name], device.free)
+            serving.add_metric([device.name], float(self._controller.device_state(device) != "restarting"))
+            for tenant in device.runtimes:
+                tenants.add_metric([tenant, device.name], 1)
+        yield from (about, granules, free, serving, tenants)
 
 
 def _pending(served: list[tuple[list[str], ModelReport]]) -> Metric:

@@ -1,10 +1,10 @@
-"""Administration: the device, its partitions, repartitioning while serving, and draining."""
+"""Administration: devices, their partitions, repartitioning while serving, tenants that change devices, and draining."""
 
 import asyncio
 import json
 from typing import Annotated
 
-from fastapi import APIRouter, BackgroundTasks, Query, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Path, Query, Request, Response
 
 from partitions.probe import overlaps
 
@@ -12,9 +12,10 @@ from ..api.body import read_object
 from ..api.dependencies import RequireAdmin, ServiceDep
 from ..api.framework import json_response
 from ..api.openapi import errors, operation_id, request_body
+from ..control.controlled_device import ControlledDevice
 from ..control.controller import Controller
 from ..errors import BadRequest, WrongMethod
-from ..protocol.json_document import Object
+from ..protocol.json_document import Object, show
 from . import schemas
 from .dependencies import ControllerDep
 
@@ -29,16 +30,10 @@ router = APIRouter(
 
 @router.get("/device", response_model=schemas.Device)
 async def device(controller: ControllerDep) -> Response:
-    """The device and its granules."""
-    found = controller.devices[0].info
-    return json_response(
-        {
-            "kind": found.kind,
-            "description": found.description,
-            "unit": found.unit,
-            "granules": [{"index": index, "size": size} for index, size in enumerate(found.granules)],
-        }
-    )
+    """Every device: its granules, its tenants, and whether it serves. Fields of a single one are repeated outside."""
+    devices = [_device(controller, each) for each in controller.devices]
+    only = {key: devices[0][key] for key in ("kind", "description", "unit", "granules")} if len(devices) == 1 else {}
+    return json_response({**only, "devices": devices})
 
 
 @router.get("/partitions", response_model=schemas.Partitions)
@@ -55,10 +50,13 @@ async def partitions(
 @router.post("/partitions/probe", response_model=schemas.Probed, responses=errors(500))
 async def probe(controller: ControllerDep) -> Response:
     """Run a small amount of work in every partition and report on which units (cores or SMs) it ran."""
-    found, placements = _partitions(controller), await controller.probe(controller.devices[0])
-    for name, units in placements.items():
-        found["partitions"][name]["located"] = sorted(units)
-    found["overlaps"] = [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
+    found, shared = _partitions(controller), []
+    for each in controller.devices:  # Units of different devices have the same numbers.
+        placements = await controller.probe(each)
+        for name, units in placements.items():
+            found["partitions"][name]["located"] = sorted(units)
+        shared += [{"tenants": [a, b], "units": sorted(units)} for a, b, units in overlaps(placements)]
+    found["overlaps"] = shared
     return json_response(found)
 
 
@@ -69,9 +67,9 @@ async def probe(controller: ControllerDep) -> Response:
     openapi_extra=request_body(schemas.Counts, {"acme": 4}, required=True),
 )
 async def repartition(service: ServiceDep, controller: ControllerDep, request: Request) -> Response:
-    """Give tenants other numbers of granules while all are served.
+    """Give tenants other numbers of granules while all are served; tenants may be on several devices.
 
-    409, and nothing has changed, for what does not fit, or where a tenant that is to move does not halt within
+    All change or none: 409, and nothing has changed, for what does not fit, or where a tenant that moves does not halt within
     `server.max_pause`.
     """
     counts = await read_object(request, service.uploads)
@@ -80,6 +78,38 @@ async def repartition(service: ServiceDep, controller: ControllerDep, request: R
     # Shielded: a repartition that has begun is completed, even if its client disconnects.
     move = await asyncio.shield(asyncio.ensure_future(controller.repartition(counts)))
     return json_response({**_partitions(controller), "moved": list(move.movers)})
+
+
+@router.put(
+    "/tenants/{tenant}/device",
+    response_model=schemas.Partitions,
+    responses=errors(404, 409, 413, 500),
+    openapi_extra=request_body(schemas.Transfer, {"device": "1", "granules": 4}, required=True),
+)
+async def transfer(
+    service: ServiceDep,
+    controller: ControllerDep,
+    request: Request,
+    tenant: Annotated[str, Path(description="The tenant's name.")],
+) -> Response:
+    """Move a tenant to another device while it is served: its requests wait for a moment, and none fails.
+
+    Its models are loaded there first, which may take as long as at the start. 409, and nothing has changed, for what does not
+    fit, where a model cannot be served there, or where the tenant's inferences do not end within `server.max_pause`. The move
+    lasts until the server ends: the configuration's `device` is where it starts.
+    """
+    given = await read_object(request, service.uploads)
+    if unknown := sorted(given.keys() - {"device", "granules"}):
+        raise BadRequest(f"{', '.join(unknown)}: unknown; expected 'device', and perhaps 'granules'")
+    to = given.get("device")
+    if not isinstance(to, str):
+        names = ", ".join(json.dumps(each.name) for each in controller.devices)
+        raise BadRequest(f"device: {show(to)} is not a device's name in quotes; there are {names}")
+    count = given.get("granules")
+    if "granules" in given and type(count) is not int:
+        raise BadRequest(f"granules: {show(count)} granules; expected an integer of at least 1")
+    await asyncio.shield(asyncio.ensure_future(controller.transfer(tenant, to, count)))
+    return json_response(_partitions(controller))
 
 
 @router.get("/tenants", response_model=schemas.Tenants)
@@ -115,12 +145,29 @@ def _example(controller: Controller) -> str:
     return json.dumps({next(iter(controller.config.tenants)): 2})
 
 
-def _partitions(controller: Controller) -> Object:
-    device = controller.devices[0]
-    total, held = len(device.info.granules), device.held
+def _device(controller: Controller, device: ControlledDevice) -> Object:
+    info = device.info
     return {
-        "unit": device.info.unit,
-        "granules": total,
-        "free": total - sum(len(partition.granules) for partition in held.values()),
-        "partitions": {name: {"granules": list(p.granules), "size": p.size} for name, p in held.items()},
+        "name": device.name,
+        "kind": info.kind,
+        "description": info.description,
+        "unit": info.unit,
+        "granules": [{"index": index, "size": size} for index, size in enumerate(info.granules)],
+        "tenants": list(device.runtimes),
+        "state": controller.device_state(device),
     }
+
+
+def _partitions(controller: Controller) -> Object:
+    """Totals of each device, and outside of them those of a single one; partitions in the order of the configuration."""
+    devices = [
+        {"name": each.name, "unit": each.info.unit, "granules": len(each.info.granules), "free": each.free}
+        for each in controller.devices
+    ]
+    held = {
+        name: {"granules": list(p.granules), "size": p.size, "device": device.name}
+        for device in controller.devices
+        for name, p in device.held.items()
+    }
+    only = {key: devices[0][key] for key in ("unit", "granules", "free")} if len(devices) == 1 else {}
+    return {**only, "devices": devices, "partitions": {name: held[name] for name in controller.config.tenants if name in held}}

@@ -17,28 +17,54 @@ class Granule(Schema):
     size: int = Field(description="In units.")
 
 
-class Device(Schema):
-    """The device that all tenants share."""
+class NamedDevice(Schema):
+    """One of the devices, its granules and its tenants."""
 
+    name: str = Field(description='As in the configuration; "0" for a device without a name.', examples=["0"])
     kind: str = Field(examples=["cpu"])
     description: str
     unit: Unit
     granules: list[Granule]
+    tenants: list[str] = Field(description="Those that are on it now.")
+    state: Literal["starting", "serving", "incomplete", "draining", "lost", "closed", "restarting"] = Field(
+        description="`incomplete`: a model failed to load; `restarting`: its process has ended, and is started again."
+    )
+
+
+class Device(Schema):
+    """The devices that the tenants share. Fields of a single one are here as well, and absent where there are several."""
+
+    kind: str = Field(default="", examples=["cpu"])
+    description: str = ""
+    unit: Unit = ""
+    granules: list[Granule] = Field(default_factory=list)
+    devices: list[NamedDevice]
 
 
 class Partition(Schema):
-    """A tenant's share of the device."""
+    """A tenant's share of its device."""
 
     granules: Granules
     size: int = Field(description="In units.")
+    device: str = Field(description="The device's name.")
 
 
-class Partitions(Schema):
-    """Which tenant has which granules."""
+class DeviceGranules(Schema):
+    """One of the devices, and how much of it is free."""
 
+    name: str
     unit: Unit
     granules: int = Field(description="How many there are.")
     free: int = Field(description="How many no tenant has.")
+
+
+class Partitions(Schema):
+    """Which tenant has which granules. Fields of a single device are here as well, and absent where there are several."""
+
+    unit: Unit = ""
+    granules: int = Field(default=0, description="How many there are.")
+    free: int = Field(default=0, description="How many no tenant has.")
+    devices: list[DeviceGranules]
     partitions: dict[str, Partition] = Field(description="By tenant.")
 
 
@@ -62,17 +88,25 @@ class Overlap(Schema):
 
 
 class Probed(Schema):
-    """The partitions, and where work in each of them ran."""
+    """The partitions, and where work in each of them ran. Units are numbered by each device for itself."""
 
-    unit: Unit
-    granules: int
-    free: int
+    unit: Unit = ""
+    granules: int = 0
+    free: int = 0
+    devices: list[DeviceGranules]
     partitions: dict[str, LocatedPartition] = Field(description="By tenant.")
     overlaps: list[Overlap] = Field(description="Empty where isolation holds.")
 
 
 class Counts(RootModel[dict[str, Annotated[int, Field(ge=1)]]]):
     """Granules by tenant; tenants that are not named keep theirs."""
+
+
+class Transfer(Schema):
+    """Where a tenant moves to."""
+
+    device: str = Field(description="The device's name.")
+    granules: int = Field(default=0, ge=1, description="Its share there; without it as many granules as it has.")
 
 
 class Tenant(Schema):

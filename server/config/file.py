@@ -87,8 +87,10 @@ def _examine(document: Table, folder: Path) -> tuple[dict[KeyPath, Any], dict[st
     """
     valid: dict[KeyPath, Any] = {}
     found: list[Problem] = []
-    document = _renamed(document, ("server", "device", "models", "tenants"), (), found)
+    document = _renamed(document, ("server", "device", "devices", "models", "tenants"), (), found)
     corrected: dict[str, Any] = {**document, "models": {}, "tenants": {}}
+    if "devices" in document:
+        corrected["devices"] = {}
     for path, model, table in _tables(document):
         *parents, name = path
         parent = corrected[parents[0]] if parents else corrected
@@ -115,6 +117,11 @@ def _tables(document: Table) -> Iterator[tuple[KeyPath, type[Section], object]]:
     """
     yield ("server",), ServerConfig, document.get("server", {})
     yield ("device",), DeviceConfig, document.get("device", {})
+    devices = document.get("devices", {})
+    if isinstance(devices, dict):
+        yield from ((("devices", name), DeviceConfig, each) for name, each in devices.items())
+    else:
+        yield ("devices",), DeviceConfig, devices
     models, tenants = document.get("models", {}), document.get("tenants", {})
     options = {}
     if isinstance(models, dict):
@@ -153,13 +160,14 @@ def _problem(model: type[Section], key: str, table: Table) -> str:
 
 def _assembled(valid: Mapping[KeyPath, Any], source: str) -> Config:
     """The configuration made of these tables, by path."""
-    options, tenants = (
+    options, devices, tenants = (
         {path[1]: each for path, each in valid.items() if path[0] == section and len(path) == 2}
-        for section in ("models", "tenants")
+        for section in ("models", "devices", "tenants")
     )
     return Config(
         server=valid["server",],
-        device=valid["device",],
+        device=next(iter(devices.values()), valid["device",]),
+        devices=devices,
         models=valid["models",].model_copy(update={"options": MappingProxyType(options)}),
         tenants=tenants,
         source=source,

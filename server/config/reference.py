@@ -79,6 +79,8 @@ def schema() -> dict[str, Any]:
     tables["TenantConfig"]["oneOf"] = [{"required": [share]} for share in SHARES]
     del whole["properties"]["source"]
     whole["properties"]["tenants"]["minProperties"] = 1
+    whole["properties"]["devices"]["minProperties"] = 1
+    whole["not"] = {"required": ["device", "devices"]}
     whole["required"] = ["models", "tenants"]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Greenlane's configuration"}
     return {**head, **{key: value for key, value in whole.items() if key not in ("title", "description")}}

@@ -6,10 +6,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from partitions.installing import install_command
+from partitions.plan import ranges
 
 from .schema import ServerConfig, share_problem
 from .tables import KeyPath, dotted, nearest
-from .values import shown
+from .values import core_numbers, shown
 
 Problem = tuple[KeyPath, str]
 """A key, and what is wrong with it."""
@@ -29,6 +30,8 @@ def problems_within(path: KeyPath, table: Mapping[str, Any]) -> Iterator[Problem
                 yield path, "not a tenant's name; it travels in headers: use letters, digits, '.', '_' and '-'"
             if problem := share_problem(table):
                 yield path, problem
+        case "devices", name if not _NAME.fullmatch(name):
+            yield path, "not a device's name; use letters, digits, '.', '_' and '-'"
 
 
 def problems_between(document: Mapping[str, Any]) -> Iterator[Problem]:
@@ -42,6 +45,8 @@ def problems_between(document: Mapping[str, Any]) -> Iterator[Problem]:
         yield ("server", "default_tenant"), f"{shown(default)} is not a configured tenant; {hint}"
     yield from _keys(server, tenants)
     yield from _ports(server, tenants)
+    yield from _devices(document, server)
+    yield from _devices_of_tenants(document, tenants)
 
 
 def _batches(path: KeyPath, model: Mapping[str, Any]) -> Iterator[Problem]:
@@ -86,6 +91,58 @@ def _ports(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Pr
         for key in ("port", "front_cores") if server.get("fronts") == "inline" else ():
             if key in tenant:
                 yield ("tenants", name, key), _NO_PROCESS
+
+
+def _devices(document: Mapping[str, Any], server: Mapping[str, Any]) -> Iterator[Problem]:
+    """A file has one device, or several with names. Of several, each says what it is, and none has a part of another."""
+    if "devices" not in document or not isinstance(document["devices"], dict):
+        return
+    devices = _table(document, "devices")
+    if not devices:
+        yield ("devices",), "there is no device in it; write [devices.0], or [device] for the only one"
+    if devices and document.get("device"):
+        yield ("device",), "given besides [devices]; move its keys into a table such as [devices.0], or leave [devices] out"
+    if len(devices) < 2:
+        return
+    if server.get("fronts") == "inline":
+        why = "with server.fronts = 'inline' one process has the only device"
+        yield ("devices",), f"{len(devices)} devices, but {why}; use 'per-tenant', or leave one device"
+    gpus: dict[object, str] = {}
+    of_cores: dict[int, str] = {}
+    for name in devices:
+        device = _table(devices, name)
+        match device.get("backend", "auto"):
+            case "auto":
+                yield ("devices", name, "backend"), "with several devices each says what it is; expected 'cpu' or 'cuda'"
+            case "cuda":
+                index, path = device.get("index", 0), ("devices", name, "index")
+                if (owner := gpus.setdefault(index, name)) != name:
+                    yield path, f"{shown(index)} is also {dotted(('devices', owner, 'index'))}; each is a GPU of its own"
+            case "cpu":
+                yield from _cores_of_device(name, device, of_cores)
+
+
+def _cores_of_device(name: str, device: Mapping[str, Any], owners: dict[int, str]) -> Iterator[Problem]:
+    """The problems of the cores of one of several devices; `owners` are the devices before it, by core, and get this one."""
+    path = ("devices", name, "cores")
+    if "cores" not in device:
+        yield path, "missing; without it the device is all cores, but there are several devices"
+    cores = core_numbers(device.get("cores"))
+    if shared := sorted(cores.intersection(owners)):
+        yield path, f"{ranges(shared)} is also in {dotted(('devices', owners[shared[0]], 'cores'))}; a core is of one device"
+    owners.update((core, name) for core in cores if core not in owners)
+
+
+def _devices_of_tenants(document: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Problem]:
+    """A tenant names a device that there is, and has to where there are several: a default would fill one of them."""
+    known = list(_table(document, "devices")) or ["0"]
+    for name in tenants:
+        tenant, path = _table(tenants, name), ("tenants", name, "device")
+        device = tenant.get("device")
+        if isinstance(device, str) and device and device not in known:
+            yield path, f"{shown(device)} is not a configured device; {nearest(device, known)}"
+        elif "device" not in tenant and len(known) > 1:
+            yield path, f"missing; there are several devices, so name one of {', '.join(map(repr, known))}"
 
 
 def _table(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from .values import (
     Batches,
     ByName,
     Cores,
+    DeviceName,
     Digest,
     Digests,
     Duration,
@@ -149,7 +150,12 @@ class ServerConfig(Section, frozen=True):
 
 
 class DeviceConfig(Section, frozen=True):
-    """The hardware that is shared out among tenants."""
+    """The hardware that is shared out among tenants.
+
+    Several devices of one host are tables with names, in place of this one: `[devices.0]`, `[devices.1]`. They have the same
+    keys; each says whether its `backend` is "cuda" or "cpu", no two have one `index` or a core in common, and each tenant names
+    its `device`. Each GPU has a process of its own.
+    """
 
     backend: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
@@ -282,6 +288,12 @@ class TenantConfig(Section, frozen=True):
     """A tenant: its share of the device (one of `granules`, `cores` and `sms`), limits and rights."""
 
     name: str = Field(exclude=True)
+    device: DeviceName | None = Field(
+        default=None,
+        examples=["0"],
+        description='Which device the tenant is on, by its name in `[devices.NAME]`; the only one is called "0" in `[device]`. '
+        "Required where there are several.",
+    )
     granules: int | None = Field(
         default=None, ge=1, examples=[6], description="Share of the device in the granules of GET /admin/device."
     )
@@ -375,9 +387,29 @@ class Config(Section, frozen=True):
 
     server: ServerConfig = Field(default_factory=ServerConfig)
     device: DeviceConfig = Field(default_factory=DeviceConfig)
+    devices: ByName[DeviceConfig] = Field(default_factory=lambda: MappingProxyType({}))
+    """Those with names, in the file's order; empty where the file has [device] or none. `named_devices` has them all."""
     models: ModelsConfig
     tenants: ByName[TenantConfig]
     source: str = Field(exclude=True)
+
+    @property
+    def named_devices(self) -> Mapping[str, DeviceConfig]:
+        """Every device by name, in the file's order; a single one without a name is called "0"."""
+        return self.devices or {"0": self.device}
+
+    def with_devices(self, devices: Mapping[str, DeviceConfig]) -> "Config":
+        """The same with these devices. `device` is the first: the only one, where there is one."""
+        return self.model_copy(update={"devices": MappingProxyType(devices), "device": next(iter(devices.values()))})
+
+    def on_device(self, name: str) -> "Config":
+        """The same with this device alone, for the process that has it."""
+        return self.with_devices({name: self.named_devices[name]})
+
+    def tenants_on(self, device: str) -> list[str]:
+        """The tenants that start on this device, in the file's order. A tenant that names none is on the only one."""
+        only = next(iter(self.named_devices))
+        return [name for name, tenant in self.tenants.items() if (tenant.device or only) == device]
 
     def execution_limit(self, tenant: str) -> tuple[float, str]:
         """The seconds that an inference of this tenant may run, 0 for no limit, and the key that sets them."""
@@ -392,7 +424,7 @@ class Config(Section, frozen=True):
         """
         counts: dict[str, int] = {}
         problems: list[str] = []
-        for name in tenants or self.tenants:
+        for name in self.tenants if tenants is None else tenants:
             try:
                 counts[name] = self.tenants[name].share(unit, sizes)
             except ConfigError as error:

@@ -122,6 +122,15 @@ def _cores(value: object) -> object:
     return tuple(sorted(cores))
 
 
+def core_numbers(value: object) -> frozenset[int]:
+    """The cores that a file's text names; none if it is wrong."""
+    try:
+        cores = _cores(value)
+    except ValueError:
+        return frozenset()
+    return frozenset(cores) if isinstance(cores, tuple) else frozenset()
+
+
 def _core_range(part: str) -> range:
     if not (found := re.fullmatch(_RANGE, part)):
         raise ValueError
@@ -256,6 +265,13 @@ Cores = Annotated[
     Form("core numbers", "core numbers, each once and ascending, as a text such as '0-7' or '0,2-3'"),
 ]
 _DIGIT64 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$"), AfterValidator(str.lower)]
+DeviceName = Annotated[
+    str,
+    Field(min_length=1),
+    Form(
+        "device's name", "the name of one device as a text, such as '1'; a tenant is on one device and not spread over several"
+    ),
+]
 Digest = Annotated[_DIGIT64, Form("digest", "a SHA-256 digest: the 64 hexadecimal digits that sha256sum prints", secret=True)]
 Digests = Annotated[
     tuple[_DIGIT64, ...],

@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 from partitions import Misplaced, Move
-from partitions.plan import Granules, assign
+from partitions.plan import Granules
 from partitions.probe import overlaps
 
 from ..config.schema import Config, TenantConfig
@@ -15,61 +14,47 @@ from ..errors import BadRequest, NotFound
 from ..protocol.json_document import show
 from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
-from .descriptions import NOT_OPENED, DeviceInfo, Execution, PartitionInfo, shares
+from .controlled_device import ControlledDevice
+from .descriptions import Execution, PartitionInfo, shares
 from .device_runtime import DeviceRuntime
 
 log = logging.getLogger("greenlane.control")
 
 T = TypeVar("T")
+Transfer = Callable[[str, DeviceRuntime, DeviceRuntime, Granules], Awaitable[None]]
+"""Has a tenant served by the second device instead of the first, on these granules; see `server.processes.transfer`."""
 _ALIVE = ("starting", "serving", "incomplete")
 """The states of a server that is not ending."""
-
-
-@dataclass(slots=True)
-class ControlledDevice:
-    """A device, the runtime of each of its tenants (the same object for tenants of one process), and who holds what."""
-
-    runtimes: dict[str, DeviceRuntime]
-    info: DeviceInfo = NOT_OPENED
-    held: dict[str, PartitionInfo] = field(default_factory=dict)
-    host_cores: dict[str, frozenset[int] | None] = field(default_factory=dict)
-    """The host's cores that each tenant's first partition reserved; None where it reserves none."""
-
-    def hold(self, granules: Mapping[str, Granules]) -> None:
-        """These tenants have these granules now."""
-        sizes = self.info.granules
-        self.held |= {name: PartitionInfo(tuple(each), sum(sizes[i] for i in each)) for name, each in granules.items()}
-
-    def distinct(self, names: Iterable[str] | None = None) -> list[DeviceRuntime]:
-        """The runtimes of these tenants, or of all, each once."""
-        return list({id(each): each for each in (self.runtimes[name] for name in names or self.runtimes)}.values())
-
-    def of(self, runtime: DeviceRuntime, values: Mapping[str, T]) -> dict[str, T]:
-        """Those of `values`, by tenant, whose tenants this runtime has."""
-        return {name: value for name, value in values.items() if self.runtimes[name] is runtime}
-
-    def plan(self, counts: Mapping[str, int]) -> Move:
-        """The change to these counts of granules; other tenants keep theirs. Raises DoesNotFit."""
-        before = {name: partition.granules for name, partition in self.held.items()}
-        kept = {name: len(granules) for name, granules in before.items()}
-        return Move(before, assign(len(self.info.granules), before, {**kept, **counts}))
+_NOT_YET: tuple[State, ...] = ("starting", "incomplete")
+"""Those of them in which it is not ready, the one that matters more first."""
+DeviceState = State | Literal["restarting"]
 
 
 class Controller:
     """The decisions of one server, on devices that `add` names. Every method belongs to the event loop.
 
-    `publish` is called with each state of the server.
+    `publish` is called with each state of the server. `transfer` moves a tenant from one device to another, where that is
+    possible.
     """
 
-    def __init__(self, config: Config, frontends: Mapping[str, ManagedFrontend], publish: Callable[[State], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        frontends: Mapping[str, ManagedFrontend],
+        publish: Callable[[State], None],
+        transfer: Transfer | None = None,
+    ) -> None:
         self.config = config
         self.devices: list[ControlledDevice] = []
+        self._transfer = transfer
         self.device_gone = asyncio.Event()
         """Set when the device is lost for good and every request is answered; only a new process can use it again."""
         self._frontends = frontends
         self._lifecycle = Lifecycle(publish)
         self._states: dict[str, State] = dict.fromkeys(frontends, "starting")
         self._repartitioning = asyncio.Lock()
+        self._changing = {name: asyncio.Lock() for name in frontends}
+        """Held while a tenant's models change on request, or its device."""
         self.repartitions = 0
         """How often devices were partitioned, the first time included."""
         self._finishing: asyncio.Task[None] | None = None
@@ -88,9 +73,14 @@ class Controller:
         """As `Lifecycle.ready`."""
         return self._lifecycle.ready
 
-    def add(self, runtimes: Mapping[str, DeviceRuntime]) -> ControlledDevice:
-        """Add a device by the runtime of each of its tenants, before `start`."""
-        device = ControlledDevice(dict(runtimes))
+    def add(
+        self, runtimes: Mapping[str, DeviceRuntime], name: str = "0", process: DeviceRuntime | None = None
+    ) -> ControlledDevice:
+        """Add a device by its name and the runtime of each of its tenants, before `start`.
+
+        `process` is the runtime of all of them, those that come later included, if the device has a process of its own.
+        """
+        device = ControlledDevice(name, dict(runtimes), process)
         self.devices.append(device)
         return device
 
@@ -100,7 +90,9 @@ class Controller:
         self.repartitions += 1
 
     async def _start(self, device: ControlledDevice) -> None:
-        runtimes = device.distinct()
+        if not (runtimes := device.distinct()):
+            log.warning("device %s has no tenant", device.name)
+            return
         device.info = (await _all(runtime.open() for runtime in runtimes))[0]
         unit, sizes = device.info.unit, device.info.granules
         self.config.fit(unit, sizes, device.runtimes)
@@ -109,7 +101,8 @@ class Controller:
         for cores in await _all(runtime.start(device.of(runtime, after)) for runtime in runtimes):
             device.host_cores |= cores
         device.hold(after)
-        log.info("%s: %s", device.info.description, shares(device.held))
+        which = f"device {device.name}, " if len(self.devices) > 1 else ""
+        log.info("%s%s: %s", which, device.info.description, shares(device.held) or "all free")
 
     async def loaded(self) -> None:
         """Wait until every configured model was tried."""
@@ -120,7 +113,7 @@ class Controller:
         if state in _ALIVE and self.state in _ALIVE:
             self._states |= dict.fromkeys(tenants, state)
             states = set(self._states.values())
-            found: State = next((each for each in ("starting", "incomplete") if each in states), "serving")
+            found: State = next((each for each in _NOT_YET if each in states), "serving")
             if found != self.state:
                 if self.state == "starting":
                     self._reporting = asyncio.create_task(self._log_ready())
@@ -137,42 +130,84 @@ class Controller:
         """Give these tenants these numbers of granules while all are served; the other tenants keep theirs.
 
         New partitions are created, loaded, warmed up and probed beside the old ones; then the tenants that move pause until
-        their work in flight has ended, switch, and go on. Raises DoesNotFit with the arithmetic, BadRequest for an unknown
-        tenant, a count below 1 or tenants of several devices, Conflict naming a tenant whose work takes longer than
-        `max_pause`. After an error the old partitions stay.
+        their work in flight has ended, switch, and go on. Tenants of several devices move all or none: each device prepares and
+        halts before any commits. Raises DoesNotFit with the arithmetic, BadRequest for an unknown tenant or a count below 1,
+        Conflict naming a tenant whose work takes longer than `max_pause`. After an error the old partitions stay.
         """
-        device = self._check_counts(counts)
+        self._check_counts(counts)
         async with self._repartitioning:
-            move = device.plan(counts)
-            await self._move(device, move)
+            moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
+            await self._move(moves)
             self.repartitions += 1
-        log.info("repartitioned: %s", shares(device.held))
-        return move
+        log.info("repartitioned: %s", "; ".join(shares(device.held) for device, _ in moves))
+        return Move(_joined(move.before for _, move in moves), _joined(move.after for _, move in moves))
 
-    async def _move(self, device: ControlledDevice, move: Move) -> None:
-        """Carry out a move: prepared by all runtimes of the tenants that move, then halted by all, then committed by all."""
-        runtimes = device.distinct(move.movers) if move.movers else []
-        after = {name: move.after[name] for name in move.movers}
+    async def _move(self, moves: Sequence[tuple[ControlledDevice, Move]]) -> None:
+        """Carry out a move on each of some devices: prepared by all runtimes of tenants that move, halted by all, committed."""
+        after = {name: move.after[name] for _, move in moves for name in move.movers}
+        moving = [(device, runtime) for device, move in moves if move.movers for runtime in device.distinct(move.movers)]
         try:
-            placed: dict[str, frozenset[int]] = {}
-            for placements in await _all(runtime.prepare(device.of(runtime, after)) for runtime in runtimes):
-                placed |= placements
-            if shared := overlaps(placed):
+            prepared = await _all(runtime.prepare(device.of(runtime, after)) for device, runtime in moving)
+            placed: dict[int, dict[str, frozenset[int]]] = {}
+            for (device, _), placements in zip(moving, prepared, strict=True):
+                placed.setdefault(id(device), {}).update(placements)
+            if shared := [each for placements in placed.values() for each in overlaps(placements)]:
                 raise Misplaced("; ".join(f"{a} and {b} both ran on {sorted(units)}" for a, b, units in shared))
-            await _all(runtime.halt() for runtime in runtimes)
-            await _all(runtime.commit() for runtime in runtimes)
-            device.hold(after)
+            await _all(runtime.halt() for _, runtime in moving)
+            await _all(runtime.commit() for _, runtime in moving)
+            for device, _ in moves:
+                device.hold(device.own(after))
         except BaseException:
-            await asyncio.shield(_all(runtime.discard() for runtime in runtimes))
+            await asyncio.shield(_all(runtime.discard() for _, runtime in moving))
             raise
+
+    async def transfer(self, tenant: str, to: str, count: int | None = None) -> None:
+        """Move a tenant to another device while it is served, onto `count` granules there, by default as many as it has.
+
+        Its models are loaded there first. Raises NotFound for an unknown tenant, BadRequest for an unknown device, DoesNotFit
+        with the arithmetic, Conflict if a model is not served there or the tenant's work takes longer than `max_pause`. After
+        an error it is served as before.
+        """
+        if tenant not in self.config.tenants:
+            raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.config.tenants)}")
+        async with self._repartitioning:
+            source = next(device for device in self.devices if tenant in device.runtimes)
+            target = next((device for device in self.devices if device.name == to), None)
+            if target is None:
+                names = ", ".join(device.name for device in self.devices)
+                raise BadRequest(f"device: {show(to)} is not a device; there are {names}")
+            there = len(source.held[tenant].granules)
+            count = there if count is None else count
+            _check_count("granules", count)
+            if target is source and count == there:
+                return
+            if target is source:
+                raise BadRequest(f"tenant {tenant} is on device {to} already; PUT /admin/partitions changes its granules")
+            if self._transfer is None or source.process is None or target.process is None:
+                raise BadRequest(
+                    f"tenant {tenant} cannot move while it is served: on cores each tenant's process has its own device side; "
+                    f"set tenants.{tenant}.device and restart the server"
+                )
+            after = target.plan({tenant: count}).after[tenant]
+            async with self._changing[tenant]:
+                await self._transfer(tenant, source.process, target.process, after)
+            source.runtimes.pop(tenant)
+            source.held.pop(tenant)
+            source.host_cores.pop(tenant, None)
+            target.runtimes[tenant] = target.process
+            target.hold({tenant: after})
+            self.repartitions += 1
+        log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.held))
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         """As `DeviceRuntime.load`."""
-        await self._runtime(tenant).load(tenant, name, override)
+        async with self._changing[tenant]:
+            await self._runtime(tenant).load(tenant, name, override)
 
     async def unload(self, tenant: str, name: str) -> None:
         """As `DeviceRuntime.unload`."""
-        await self._runtime(tenant).unload(tenant, name)
+        async with self._changing[tenant]:
+            await self._runtime(tenant).unload(tenant, name)
 
     async def reports(self) -> list[tuple[TenantConfig, Report]]:
         """The report of each tenant's HTTP side."""
@@ -195,6 +230,15 @@ class Controller:
     def partition(self, tenant: str) -> PartitionInfo | None:
         """The tenant's partition; None before the start."""
         return next((device.held.get(tenant) for device in self.devices if tenant in device.runtimes), None)
+
+    def device_state(self, device: ControlledDevice) -> DeviceState:
+        """The state of one device: "restarting" while its process, or that of one of its tenants, is started again."""
+        if any(runtime.away for runtime in device.distinct()):
+            return "restarting"
+        if self.state not in _ALIVE:
+            return self.state
+        states = {self._states[name] for name in device.runtimes}
+        return next((each for each in _NOT_YET if each in states), "serving")
 
     async def drain(self, grace: float) -> None:
         """Become not ready; after `grace` seconds refuse new requests, and return when the last one is answered.
@@ -252,17 +296,22 @@ class Controller:
                 return device.runtimes[tenant]
         raise NotFound(f"tenant {tenant!r} has no device")
 
-    def _check_counts(self, counts: Mapping[str, int]) -> ControlledDevice:
-        """The device of these tenants. Raises BadRequest."""
+    def _check_counts(self, counts: Mapping[str, int]) -> None:
+        """Raises BadRequest."""
         for name, count in counts.items():
             if name not in self.config.tenants:
                 raise BadRequest(f"{name}: there is no such tenant; there are {', '.join(self.config.tenants)}")
-            if type(count) is not int or count < 1:
-                raise BadRequest(f"{name}: {show(count)} granules; expected an integer of at least 1")
-        devices = [device for device in self.devices if any(name in device.runtimes for name in counts)]
-        if len(devices) > 1:
-            raise BadRequest(f"{', '.join(counts)}: these tenants are on several devices; change one device at a time")
-        return devices[0] if devices else self.devices[0]
+            _check_count(name, count)
+
+
+def _check_count(name: str, count: object) -> None:
+    """Raises BadRequest."""
+    if type(count) is not int or count < 1:
+        raise BadRequest(f"{name}: {show(count)} granules; expected an integer of at least 1")
+
+
+def _joined(parts: "Iterable[Mapping[str, Granules]]") -> dict[str, Granules]:
+    return {name: granules for part in parts for name, granules in part.items()}
 
 
 def _served(report: Report) -> str:

@@ -18,6 +18,10 @@ class DeviceRuntime(Protocol):
     does nothing if there is none. Errors are those of `server.errors` and `partitions`; Unavailable if the process has ended.
     """
 
+    @property
+    def away(self) -> bool:
+        """Whether its process has ended and does not serve again yet."""
+
     async def open(self) -> DeviceInfo:
         """What the device is. Called first. Raises DeviceUnavailable."""
 

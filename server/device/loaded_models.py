@@ -25,6 +25,14 @@ class LoadedModels:
     def __repr__(self) -> str:
         return f"<LoadedModels {'; '.join(f'{tenant}: {self.shown(tenant)}' for tenant in self._models)}>"
 
+    def add(self, tenant: str) -> None:
+        """A tenant without models has come."""
+        self._models[tenant] = {}
+
+    def remove(self, tenant: str) -> None:
+        """This tenant has gone."""
+        self._models.pop(tenant, None)
+
     def of(self, tenant: str) -> Mapping[str, LoadedModel]:
         """A live view of a tenant's models by name. Any thread may read it."""
         return self._models[tenant]

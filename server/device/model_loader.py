@@ -151,6 +151,10 @@ class ModelLoader:
         engines = len(self._engines)
         return f"<ModelLoader {self._repository!r}, {engines} engine{'s' * (engines != 1)}>"
 
+    def number_beyond(self, load: int) -> None:
+        """Give loads from now on numbers above this one, so that their keys are none that another process gave."""
+        self._loads = count(max(load + 1, next(self._loads)))
+
     def names(self) -> list[str]:
         """The model directories of the repository, sorted; none, with a logged error, if it cannot be read."""
         try:

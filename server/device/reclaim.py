@@ -28,7 +28,7 @@ async def free_engines(model_loader: ModelLoader, workers: Mapping[str, Worker],
 
 async def _trim(workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock]) -> None:
     """Have all executors free memory that they have not used for a while, except of tenants whose models are changing."""
-    for name, lock in changing.items():
+    for name, lock in list(changing.items()):  # A tenant may come or go meanwhile.
         if not lock.locked():
             async with lock:
                 if worker := workers.get(name):

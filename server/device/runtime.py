@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -50,6 +50,7 @@ class Runtime:
     ) -> None:
         self.device = device
         self.frontends = frontends
+        self._config = config
         self.manager = PartitionManager(device)
         self.builds = open_builds(config.models)
         self.model_loader = open_model_loader(config, device, read, self.builds)
@@ -82,6 +83,10 @@ class Runtime:
     def __repr__(self) -> str:
         return f"<Runtime {self._lifecycle.state}, {self.manager!r}>"
 
+    @property
+    def away(self) -> bool:
+        return False
+
     async def open(self) -> DeviceInfo:
         device = self.device
         return DeviceInfo(device.kind, device.describe(), device.unit, tuple(device.granules))
@@ -91,13 +96,7 @@ class Runtime:
         for name, frontend in self.frontends.items():
             frontend.open(self)
             await self._worker_control.pin(self.device, name)
-        try:
-            await self._moves.prepare(granules)
-            await self._moves.halt()
-            await self._moves.commit()
-        except BaseException:
-            await self._moves.discard()
-            raise
+        await self._place(granules)
         self._models.start()
         self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._changing))
         self._supervision.start()
@@ -125,6 +124,56 @@ class Runtime:
     async def unload(self, tenant: str, name: str) -> None:
         """As `TenantModels.unload`."""
         await self._models.unload(tenant, name)
+
+    async def adopt(self, name: str, granules: Granules, beyond: int) -> None:
+        """Serve one tenant more, whose frontend has just come: give it a partition, page-lock its memory, and load its models.
+
+        Numbers of its models' loads are above `beyond`. Raises as `start` does; `release` it then.
+        """
+        self._changing[name] = asyncio.Lock()
+        self._worker_control.add(name)
+        self._supervision.add(name, self._config.execution_limit(name))
+        self._models.add(self._config.tenants[name])
+        self.frontends[name].open(self)
+        await self._worker_control.pin(self.device, name)
+        await self._place({name: granules})
+        self.model_loader.number_beyond(beyond)
+        await self._models.load_tenant(name)
+
+    async def release(self, name: str) -> None:
+        """Serve a tenant no more, and free all that it has here. Nothing of it is in flight. Does nothing if it is not here."""
+        if name not in self._changing:
+            return
+        async with self._models.ordering[name], self._changing[name], self._worker_control.locks[name]:
+            if worker := self._workers.pop(name, None):
+                await asyncio.shield(asyncio.wrap_future(worker.stop()))
+                await asyncio.to_thread(worker.close)
+            self.manager.remove(name)
+        self._supervision.remove(name)
+        self._models.remove(name)
+        await self._worker_control.remove(name)
+        del self._changing[name]
+        self.frontends[name].close()
+
+    def name_models(self, tenant: str, keys: Mapping[ModelKey, ModelKey]) -> None:
+        """Tickets may name a tenant's models by these keys too: each is followed by the key of the model."""
+        executors = self._workers[tenant].executors
+        executors |= {other: executors[key] for other, key in keys.items()}
+
+    def forget_keys(self, tenant: str, keys: Iterable[ModelKey]) -> None:
+        """Undo `name_models`, when no ticket names a model so any more."""
+        for key in keys:
+            self._workers[tenant].executors.pop(key, None)
+
+    async def _place(self, granules: Mapping[str, Granules]) -> None:
+        """Give tenants their first partitions."""
+        try:
+            await self._moves.prepare(granules)
+            await self._moves.halt()
+            await self._moves.commit()
+        except BaseException:
+            await self._moves.discard()
+            raise
 
     async def replace_link(self, name: str, free: Callable[[], None] = lambda: None) -> None:
         """As `Supervision.replace_link`."""

@@ -43,7 +43,7 @@ class TenantModels:
         changing: Mapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
     ) -> None:
-        self._tenants = tenants
+        self._tenants = dict(tenants)
         self._frontends = frontends
         self._model_loader = model_loader
         self._workers = workers
@@ -63,6 +63,18 @@ class TenantModels:
     def start(self) -> None:
         """Start loading all models of all tenants; each must have its partition."""
         self._loading = asyncio.create_task(self._load_all())
+
+    def add(self, tenant: TenantConfig) -> None:
+        """A tenant without models has come."""
+        self._tenants[tenant.name] = tenant
+        self._served.add(tenant.name)
+        self.ordering[tenant.name] = asyncio.Lock()
+
+    def remove(self, tenant: str) -> None:
+        """This tenant has gone; none of its models is being changed."""
+        self._tenants.pop(tenant, None)
+        self._served.remove(tenant)
+        self.ordering.pop(tenant, None)
 
     def close(self) -> None:
         """Shut down the threads that read models."""
@@ -158,17 +170,19 @@ class TenantModels:
 
     async def _load_all(self) -> None:
         """Load all models, all tenants in parallel; the server is ready when the last model was tried."""
-        await asyncio.gather(*(self._load_tenant(tenant) for tenant in self._tenants.values()))
+        await asyncio.gather(*(self.load_tenant(tenant) for tenant in list(self._tenants)))
         if self._lifecycle.state == "starting":
             self._lifecycle.set_state(self._served.state())
 
-    async def _load_tenant(self, tenant: TenantConfig) -> None:
+    async def load_tenant(self, name: str) -> None:
+        """Load all models that a tenant may call. Ends early if the server does."""
+        tenant = self._tenants[name]
         known = await asyncio.to_thread(self._model_loader.names)
         names = [name for name in dict.fromkeys([*tenant.models, *known]) if name != "*" and tenant.may_call(name)]
         for name in names:
             self._frontends[tenant.name].announce(name)
         for name in await asyncio.to_thread(self._model_loader.in_order, names):
-            if self._lifecycle.state != "starting":
+            if self._lifecycle.state not in ("starting", "serving", "incomplete"):
                 return
             async with self.ordering[tenant.name]:
                 prepared = await self._read_model(tenant.name, name, None)

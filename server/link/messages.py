@@ -11,6 +11,11 @@ ModelKey = str
 """`name/version#load`: one load of one version of a model; a reload has a new key."""
 
 
+def load_of(key: ModelKey) -> int:
+    """The number of a key's load."""
+    return int(key.rpartition("#")[2])
+
+
 class Ticket(NamedTuple):
     """One inference to run: the slot with its inputs, their shapes in the signature's order, and its deadline.
 

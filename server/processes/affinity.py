@@ -1,8 +1,8 @@
-"""Which of the host's cores HTTP runs on, where the device sets none aside for its tenants. Pure arithmetic.
+"""Which of the host's cores HTTP runs on, where devices set none aside for their tenants. Pure arithmetic.
 
 A thread that hands work to a GPU waits for every other thread that runs on its core. So HTTP processes stay off the cores of
-the device process, and each tenant's off the other tenants'. Cores are given out from the lowest number on: to the device
-process, to the tenants, to the dispatcher and the HTTP processes without a tenant; the rest stays free.
+the device processes, and each tenant's off the other tenants'. Cores are given out from the lowest number on: to the device
+processes, to the tenants, to the dispatcher and the HTTP processes without a tenant; the rest stays free.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,35 +21,46 @@ TOO_FEW_CORES = "HTTP on any core: too few are left to give each process its own
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """Core numbers of the device process, of each tenant's HTTP process, and of all other processes together.
+    """Core numbers of each device process, of each tenant's HTTP process, and of all other processes together.
 
     `str` describes it for the log.
     """
 
-    device: frozenset[int]
+    devices: Mapping[str, frozenset[int]]
     tenants: Mapping[str, frozenset[int]]
     others: frozenset[int]
 
     def __str__(self) -> str:
-        return f"{describe(self.tenants)}; device process on {_cores(self.device)}, all others on {_cores(self.others)}"
+        several = len(self.devices) > 1
+        devices = ", ".join(f"{f'of {name} ' * several}on {_cores(cores)}" for name, cores in self.devices.items())
+        processes = f"device process{'es' * several} {devices}"
+        return f"{describe(self.tenants)}; {processes}, all others on {_cores(self.others)}"
 
 
-def share_cores(allowed: Iterable[int], configured: Mapping[str, Sequence[int] | None]) -> Affinity | None:
+def share_cores(
+    allowed: Iterable[int], configured: Mapping[str, Sequence[int] | None], devices: Sequence[str] = ("0",)
+) -> Affinity | None:
     """Share out the cores that this server may use; `configured` holds each tenant's `front_cores`, if it has any.
 
-    Of the cores that are in no tenant's configuration, half are for the device process and the other half for the tenants,
-    in equal numbers. None if that leaves less than one core for each.
+    Of the cores that are in no tenant's configuration, half are for the processes of these devices and the other half for the
+    tenants, in equal numbers each. None if that leaves less than one core for each.
     """
     free = sorted(set(allowed).difference(*(cores or () for cores in configured.values())))
     takers = [name for name, cores in configured.items() if not cores]
     kept = len(free) // 2 if takers else len(free)
-    device, rest = frozenset(free[:kept]), free[kept:]
-    if not device or len(rest) < len(takers):
+    rest, share = free[kept:], kept // len(devices)
+    if not share or len(rest) < len(takers):
         return None
+    last = len(devices) - 1  # It has what cannot be divided.
+    own = {name: free[at * share : (at + 1) * share if at < last else kept] for at, name in enumerate(devices)}
     each = min(MAX_CORES, len(rest) // max(1, len(takers)))
     given = {name: rest[index * each : (index + 1) * each] for index, name in enumerate(takers)}
     left = frozenset(rest[len(takers) * each :][:MAX_CORES])
-    return Affinity(device, {name: frozenset(cores or given[name]) for name, cores in configured.items()}, left or device)
+    return Affinity(
+        {name: frozenset(cores) for name, cores in own.items()},
+        {name: frozenset(cores or given[name]) for name, cores in configured.items()},
+        left or frozenset(free[:kept]),
+    )
 
 
 def describe(tenants: Mapping[str, Iterable[int]]) -> str:

@@ -113,6 +113,45 @@ class ReplaceLink(Message):
     nbytes: Count
 
 
+class AdoptTenant(Message):
+    """Make a tenant of another device ready on these granules, beside those of this one, and then make these changes.
+
+    Its link is one to its memory that is not in use yet, whose descriptors were sent by this number. The models' keys have
+    numbers above `beyond`. Answered with what would be published, as a list of `PublishModel`.
+    """
+
+    tenant: str
+    number: Count
+    slots: Count
+    nbytes: Count
+    granules: tuple[int, ...]
+    changes: list[LoadModel | UnloadModel]
+    beyond: Count
+
+
+class NameModels(Message):
+    """Requests of a tenant that was adopted name its models by these keys too: each is followed by the key of the model here.
+
+    From now on what is loaded for it is published.
+    """
+
+    tenant: str
+    keys: dict[str, str]
+
+
+class ForgetKeys(Message):
+    """No request of the tenant names a model by these keys any more."""
+
+    tenant: str
+    keys: list[str]
+
+
+class ReleaseTenant(Message):
+    """Stop serving a tenant, and free its models, partition and memory. Answered when that is done."""
+
+    tenant: str
+
+
 class StopLoading(Message):
     """Load no more models."""
 

@@ -18,7 +18,7 @@ from typing import Any
 import uvloop
 
 from ..config.schema import Config
-from ..errors import Unavailable
+from ..errors import RequestError, Unavailable
 from ..host.exit_codes import NEEDS_RESTART
 from ..host.malloc import keep_large_blocks
 from ..host.watchdog import Watchdog
@@ -65,6 +65,8 @@ class ChannelFrontend:
         self._descriptors = descriptors
         self._tenant = tenant
         self._channel = channel
+        self.held: dict[str, messages.PublishModel] | None = None
+        """What is not published yet, by model, of a tenant that another device still serves; None for all others."""
 
     def __repr__(self) -> str:
         return f"<ChannelFrontend {self._tenant}>"
@@ -79,19 +81,25 @@ class ChannelFrontend:
         """Nothing to do: cancellations come from the supervisor."""
 
     def announce(self, name: str) -> None:
-        self._channel.notify(messages.AnnounceModel(self._tenant, name))
+        if self.held is None:
+            self._channel.notify(messages.AnnounceModel(self._tenant, name))
 
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         message = messages.PublishModel(self._tenant, name, [ServedModelFields.of(each) for each in served], problems)
+        if self.held is not None:
+            self.held[name] = message
+            return True
         with suppress(Unavailable):  # Then this process ends as well.
             return bool(await self._channel.call(message, bool))
         return False
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
-        self._channel.notify(messages.SetTenantCores(self._tenant, cores))
+        if self.held is None:
+            self._channel.notify(messages.SetTenantCores(self._tenant, cores))
 
     def suspend(self, reason: str) -> None:
-        self._channel.notify(messages.SuspendTenant(self._tenant, reason))
+        if self.held is None:
+            self._channel.notify(messages.SuspendTenant(self._tenant, reason))
 
     def close(self) -> None:
         self._descriptors.close()
@@ -112,6 +120,10 @@ class DeviceProcess:
             **self._server.handlers(),
             messages.CancelTenantTicket: self._cancel,
             messages.ReplaceLink: self._replace_link,
+            messages.AdoptTenant: self._adopt,
+            messages.NameModels: self._name_models,
+            messages.ForgetKeys: lambda message: self._server.opened.forget_keys(message.tenant, message.keys),
+            messages.ReleaseTenant: lambda message: self._release(message.tenant),
             messages.SetDeviceAffinity: self._set_affinity,
             messages.WaitUntilLoaded: self._loaded,
             messages.CloseDevice: self._close,
@@ -142,6 +154,33 @@ class DeviceProcess:
         old = self._frontends[message.tenant].use(new)
         await self._server.opened.replace_link(message.tenant, old.close)
 
+    async def _adopt(self, message: messages.AdoptTenant) -> list[messages.PublishModel]:
+        arena, memory, tickets, completions = self._receiver.take(message.number, 4)
+        link = Descriptors(arena, memory, tickets, completions, message.slots, message.nbytes)
+        runtime, frontend = self._server.opened, ChannelFrontend(message.tenant, link, self._channel)
+        frontend.held = {}
+        self._frontends[message.tenant] = frontend
+        try:
+            await runtime.adopt(message.tenant, message.granules, message.beyond)
+            for change in message.changes:
+                with suppress(RequestError):  # The model is not served then, which the supervisor sees.
+                    if isinstance(change, messages.LoadModel):
+                        await runtime.load(change.tenant, change.name, change.override)
+                    else:
+                        await runtime.unload(change.tenant, change.name)
+        except BaseException:
+            await asyncio.shield(self._release(message.tenant))
+            raise
+        return list(frontend.held.values())
+
+    async def _release(self, tenant: str) -> None:
+        await self._server.opened.release(tenant)
+        self._frontends.pop(tenant, None)
+
+    def _name_models(self, message: messages.NameModels) -> None:
+        self._server.opened.name_models(message.tenant, message.keys)
+        self._frontends[message.tenant].held = None
+
     def _set_affinity(self, message: messages.SetDeviceAffinity) -> None:
         spawn.set_own_affinity(message.cores)
         self._server.opened.builds.set_affinity(message.builds)
@@ -164,7 +203,7 @@ class DeviceProcess:
 def main(arguments: DeviceArguments) -> None:
     """The process."""
     server = arguments.config.server
-    set_up(f"device {arguments.name}", server.log_format, server.log_level, device=True)
+    set_up(f"dev {arguments.name}", server.log_format, server.log_level, device=True)
     sys.setswitchinterval(SWITCH_INTERVAL)
     keep_large_blocks()
     uvloop.run(DeviceProcess(arguments).run())

@@ -131,6 +131,10 @@ class RemoteFrontend:
         self.link = links.attach(new, self.link.arena.memory)
         return old
 
+    def served(self) -> list[ServedModel]:
+        """The models that the process was sent last."""
+        return self._catalog.served()
+
     def open(self, device: DeviceSide) -> None:
         self._device = device
 

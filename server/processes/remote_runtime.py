@@ -15,6 +15,7 @@ from partitions.plan import Granules
 
 from ..control.descriptions import DeviceInfo, Execution
 from ..errors import RequestError, Unavailable
+from ..link.ring import Descriptors
 from ..tenants.frontend import State
 from . import device_messages as messages
 from .descriptors import DescriptorSender
@@ -25,6 +26,7 @@ from .rpc import Channel
 
 log = logging.getLogger("greenlane.processes")
 
+Changes = dict[str, messages.LoadModel | messages.UnloadModel]
 _Units = dict[str, frozenset[int]]
 _Cores = dict[str, frozenset[int] | None]
 
@@ -36,11 +38,15 @@ class RemoteRuntime:
         self, label: str, frontends: Mapping[str, RemoteFrontend], on_state: Callable[[Iterable[str], State], None]
     ) -> None:
         self.label = label
-        self.frontends = frontends
+        self.frontends = dict(frontends)
         self._on_state = on_state
         self._channel: Channel | None = None
         self._sender: DescriptorSender | None = None
         self._connected = asyncio.Event()
+        self._leaving: dict[str, RemoteFrontend] = {}
+        """Tenants that this process still serves, but no replacement of it: they are moving to another device."""
+        self._away = False
+        self._started = False
         self._granules: dict[str, Granules] = {}
         self._moving: dict[str, Granules] = {}
         self._changes: dict[tuple[str, str], messages.LoadModel | messages.UnloadModel] = {}
@@ -50,23 +56,26 @@ class RemoteRuntime:
     def __repr__(self) -> str:
         return f"<RemoteRuntime {self.label} of {', '.join(self.frontends)}, {self._channel!r}>"
 
+    @property
+    def away(self) -> bool:
+        return self._away
+
     def handlers(self) -> dict[type[Message], Callable[[Any], Any]]:
         """The handlers of what the process may send."""
-        frontends = self.frontends
         return {
-            messages.DeviceState: lambda message: self._on_state(frontends, message.state),
+            messages.DeviceState: lambda message: self._on_state(self.frontends, message.state),
             messages.ReportDeviceLost: lambda message: self._suspend(f"the device is lost: {message.reason}"),
-            messages.AnnounceModel: lambda message: frontends[message.tenant].announce(message.name),
+            messages.AnnounceModel: self._announce,
             messages.PublishModel: self._publish,
-            messages.SetTenantCores: lambda message: frontends[message.tenant].set_cores(message.cores),
-            messages.SuspendTenant: lambda message: frontends[message.tenant].suspend(message.reason),
+            messages.SetTenantCores: self._set_cores,
+            messages.SuspendTenant: self._suspend_tenant,
         }
 
     async def connect(self, channel: Channel, sender: DescriptorSender) -> None:
         """Use this process from now on; one that replaces another is started as that was. Raises as `open` and `start` do."""
         self._channel, self._sender = channel, sender
         self._connected.set()
-        if self._granules:
+        if self._started:
             await self.open()
             if self._affinity:
                 channel.notify(self._affinity)
@@ -76,11 +85,14 @@ class RemoteRuntime:
     def disconnect(self, reason: str) -> None:
         """The process has ended: all requests of its tenants fail with this reason, and new ones, until there is another."""
         self._channel = self._sender = None
+        self._away = True
         self._connected.clear()
         if self._resuming:
             self._resuming.cancel()
         for frontend in self.frontends.values():
             frontend.fail_in_flight(reason)
+        for frontend in self._leaving.values():
+            frontend.fail_in_flight(reason, queued=False)  # The other device serves what waits.
 
     async def open(self) -> DeviceInfo:
         await self._connected.wait()
@@ -92,7 +104,7 @@ class RemoteRuntime:
 
     async def start(self, granules: Mapping[str, Granules]) -> _Cores:
         cores: _Cores = await self._call(messages.StartTenants(dict(granules)), _Cores)
-        self._granules = dict(granules)
+        self._granules, self._started = dict(granules), True
         return cores
 
     async def loaded(self) -> None:
@@ -164,9 +176,81 @@ class RemoteRuntime:
         with suppress(Unavailable):
             await self._call(messages.CloseDevice())
 
+    def process(self) -> object:
+        """The current process: the same object as long as it is the same one. None if there is none."""
+        return self._channel
+
+    async def adopt(
+        self, tenant: str, link: Descriptors, granules: Granules, changes: Changes, beyond: int
+    ) -> list[messages.PublishModel]:
+        """Make a tenant of another device ready beside the tenants of this one, on a link to its memory that is not in use.
+
+        Returns its models, which are not published; their keys have numbers above `beyond`. Raises as `start` does, and
+        Unavailable; nothing is left of it then.
+        """
+        if self._sender is None:
+            raise Unavailable(f"{self.label} has ended and is being started again")
+        number = self._sender.send(link[:4])
+        message = messages.AdoptTenant(tenant, number, link.slots, link.nbytes, granules, list(changes.values()), beyond)
+        found: list[messages.PublishModel] = await self._call(message, list[messages.PublishModel])
+        return found
+
+    def join(self, tenant: str, frontend: RemoteFrontend, granules: Granules, changes: Changes) -> None:
+        """The tenant is this device's from now on, and of every process that replaces this one."""
+        self.frontends[tenant], self._granules[tenant] = frontend, granules
+        self._changes |= {(tenant, name): change for name, change in changes.items()}
+        if self._away:  # It ended when the tenant was not in it yet.
+            frontend.fail_in_flight(f"{self.label} has ended and is being started again")
+
+    async def serve_adopted(self, tenant: str, keys: Mapping[str, str]) -> None:
+        """Serve its link; `keys` are those by which its queued requests name models, and those of the models here."""
+        with suppress(Unavailable):  # The process has ended; its replacement starts with the tenant.
+            await self._call(messages.NameModels(tenant, dict(keys)))
+            await self.replace_link(tenant)
+
+    async def forget_keys(self, tenant: str, keys: Iterable[str]) -> None:
+        """No request names a model by these keys any more."""
+        with suppress(Unavailable):
+            await self._call(messages.ForgetKeys(tenant, list(keys)))
+
+    def leave(self, tenant: str) -> tuple[Granules, Changes]:
+        """Serve the tenant on, but not after this process was replaced. Returns its granules, and the changes of its models."""
+        self._leaving[tenant] = self.frontends.pop(tenant)
+        return self._granules.pop(tenant), self.changes(tenant)
+
+    def stay(self, tenant: str, granules: Granules) -> None:
+        """Undo `leave`."""
+        self.frontends[tenant], self._granules[tenant] = self._leaving.pop(tenant), granules
+
+    async def release(self, tenant: str) -> None:
+        """Free everything that the process has of a tenant that it does not serve any more."""
+        self._leaving.pop(tenant, None)
+        for key in [key for key in self._changes if key[0] == tenant]:
+            del self._changes[key]
+        with suppress(Unavailable):
+            await self._call(messages.ReleaseTenant(tenant))
+
+    def changes(self, tenant: str) -> Changes:
+        """The models of a tenant that were loaded and unloaded on request, by name, as the last request says."""
+        return {name: change for (owner, name), change in self._changes.items() if owner == tenant}
+
+    def _announce(self, message: messages.AnnounceModel) -> None:
+        if frontend := self.frontends.get(message.tenant):
+            frontend.announce(message.name)
+
     async def _publish(self, message: messages.PublishModel) -> bool:
+        if (frontend := self.frontends.get(message.tenant)) is None:  # It has moved to another device.
+            return False
         served = [each.served() for each in message.served]
-        return await self.frontends[message.tenant].publish(message.name, served, message.problems)
+        return await frontend.publish(message.name, served, message.problems)
+
+    def _set_cores(self, message: messages.SetTenantCores) -> None:
+        if frontend := self.frontends.get(message.tenant):
+            frontend.set_cores(message.cores)
+
+    def _suspend_tenant(self, message: messages.SuspendTenant) -> None:
+        if frontend := self.frontends.get(message.tenant) or self._leaving.get(message.tenant):
+            frontend.suspend(message.reason)
 
     async def _change(self, message: messages.LoadModel | messages.UnloadModel) -> None:
         await self._call(message)
@@ -180,7 +264,8 @@ class RemoteRuntime:
                 await self._call(change)
             except (RequestError, EngineError, PartitionError) as error:
                 log.warning("model %s of %s is not as before: %s", change.name, change.tenant, error)
-        log.info("%s serves again: %s", self.label, ", ".join(self.frontends))
+        log.info("%s serves again: %s", self.label, ", ".join(self.frontends) or "no tenant")
+        self._away = False
         self._suspend("")
 
     def _suspend(self, reason: str) -> None:

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -28,6 +28,7 @@ from .runtime_server import Opener
 from .supervised import HostedRuntime, SupervisedDevice
 from .supervisor import Supervisor
 from .tenant_process import TenantArguments
+from .transfer import TenantTransfers
 
 log = logging.getLogger("greenlane.processes")
 
@@ -39,15 +40,15 @@ async def serve(
     own: Mapping[str, Sequence[socket.socket]],
     abandon: Callable[[int], object] = os._exit,
     cores: Callable[[int], Iterable[int]] = os.sched_getaffinity,
-    hosted: bool = False,
+    hosted: Collection[str] = (),
 ) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP, then drain. Returns the exit status.
 
-    `opener` opens the device in the process that has it; it is sent there, so it is a function of a module. `hosted`: the
-    device is cores of this host, and each tenant's own process has the tenant's device side. `abandon` ends this process with
-    a status. It is called on a second signal, with GAVE_UP if requests were unanswered. `cores` returns the host's cores that a
-    process may run on. Where the device sets none aside for the tenants, they are shared out among the device process and the
-    HTTP processes. Raises ConfigError or PartitionError for a configuration that cannot be served.
+    `opener` opens the device of a configuration with one, in the process that has it; it is sent there, so it is a function of
+    a module. `hosted` are the devices that are cores of this host: each tenant's own process has the tenant's device side.
+    `abandon` ends this process with a status. It is called on a second signal, with GAVE_UP if requests were unanswered.
+    `cores` returns the host's cores that a process may run on. Those that no device sets aside for tenants are shared out among
+    the device processes and the HTTP processes. Raises ConfigError or PartitionError for a configuration that cannot be served.
     """
     signalled = _catch_signals()
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Processes that start now end with this one, not with the terminal.
@@ -56,58 +57,65 @@ async def serve(
         if hang_up != signal.SIG_IGN:  # Under nohup it is ignored.
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, signalled.set)
         service = Service(config, [])
-        frontends = {name: open_remote(tenant, not hosted) for name, tenant in config.tenants.items()}
+        on_cores = {tenant for device in hosted for tenant in config.tenants_on(device)}
+        frontends = {name: open_remote(tenant, name not in on_cores) for name, tenant in config.tenants.items()}
 
         def set_state(state: State) -> None:
             service.set_state(state)
             supervisor.set_state(state)
 
         async def on_relinked(name: str, free: Callable[[], None]) -> None:
-            await runtimes[name].replace_link(name)
+            async with transfers.locks[name]:
+                await runtimes[name].replace_link(name)
             free()
 
-        controller = Controller(config, frontends, set_state)
-        runtimes = _runtimes(frontends, controller, hosted)
-        controller.add(runtimes)
+        runtimes: dict[str, RemoteRuntime] = {}
+        transfers = TenantTransfers(runtimes, frontends, config.server.max_pause)
+        controller = Controller(config, frontends, set_state, transfers.transfer)
+        devices, in_tenants = _devices(config, opener, frontends, controller, hosted)
+        runtimes |= {name: hosted.runtime for name, hosted in in_tenants.items()}
+        runtimes |= {name: device.runtime for device in devices for name in device.runtime.frontends}
+        for name, frontend in frontends.items():
+            frontend.open(runtimes[name])
         docs.document()
         application = framework.build((models.forwarded, *ROUTERS), service=lambda: service, controller=lambda: controller)
-        devices, in_tenants = _processes(config, opener, runtimes, hosted)
         supervisor = Supervisor(config, frontends, listeners, own, application, on_relinked, devices, in_tenants)
         try:
             await _start(supervisor, controller)
-            _set_affinity(config, supervisor, controller, runtimes, cores(0))
+            _set_affinity(config, supervisor, controller, devices, cores(0))
             log.info("listening on %s", ", ".join(map(listen.url, chain(listeners, *own.values()))))
             return await _run_until_end(signalled, supervisor, controller, abandon)
         finally:
             supervisor.kill()
 
 
-def _runtimes(frontends: Mapping[str, RemoteFrontend], controller: Controller, hosted: bool) -> dict[str, RemoteRuntime]:
-    """The device side of each tenant: one for all, or one in each tenant's process."""
-    if hosted:
-        runtimes = {
-            name: RemoteRuntime(f"the process of {name}", {name: frontend}, controller.on_state)
-            for name, frontend in frontends.items()
-        }
-    else:
-        runtimes = dict.fromkeys(frontends, RemoteRuntime("the device process", frontends, controller.on_state))
-    for name, frontend in frontends.items():
-        frontend.open(runtimes[name])
-    return runtimes
-
-
-def _processes(
-    config: Config, opener: Opener, runtimes: Mapping[str, RemoteRuntime], hosted: bool
+def _devices(
+    config: Config,
+    opener: Opener,
+    frontends: Mapping[str, RemoteFrontend],
+    controller: Controller,
+    hosted: Collection[str],
 ) -> tuple[list[SupervisedDevice], dict[str, HostedRuntime]]:
-    """How the process of each device side is started: device processes, or tenants' own."""
-    if hosted:
-        make = partial(TenantArguments, opener=opener)
-        return [], {name: HostedRuntime(runtime, tenant_process.main, make) for name, runtime in runtimes.items()}
-    distinct = {id(runtime): runtime for runtime in runtimes.values()}.values()
-    return [
-        SupervisedDevice(str(index), runtime, device_process.main, partial(DeviceArguments, str(index), config, opener))
-        for index, runtime in enumerate(distinct)
-    ], {}
+    """Add every device to the controller. Returns the device processes, and the device sides in tenants' own processes."""
+    processes: list[SupervisedDevice] = []
+    in_tenants: dict[str, HostedRuntime] = {}
+    for device in config.named_devices:
+        theirs = {name: frontends[name] for name in config.tenants_on(device)}
+        if device in hosted:
+            make = partial(TenantArguments, device=device, opener=opener)
+            sides = {
+                name: RemoteRuntime(f"the process of {name}", {name: each}, controller.on_state)
+                for name, each in theirs.items()
+            }
+            in_tenants |= {name: HostedRuntime(side, tenant_process.main, make) for name, side in sides.items()}
+            controller.add(sides, device)
+        else:
+            label = f"the process of device {device}" if len(config.named_devices) > 1 else "the device process"
+            runtime = RemoteRuntime(label, theirs, controller.on_state)
+            arguments = partial(DeviceArguments, device, config.on_device(device), opener)
+            processes.append(SupervisedDevice(device, runtime, device_process.main, arguments))
+            controller.add(dict.fromkeys(theirs, runtime), device, runtime)
+    return processes, in_tenants
 
 
 async def _start(supervisor: Supervisor, controller: Controller) -> None:
@@ -123,20 +131,21 @@ def _set_affinity(
     config: Config,
     supervisor: Supervisor,
     controller: Controller,
-    runtimes: Mapping[str, RemoteRuntime],
+    devices: Sequence[SupervisedDevice],
     allowed: Iterable[int],
 ) -> None:
-    """Keep HTTP off the device process's cores, unless partitions are of cores or the configuration allows any core."""
+    """Keep HTTP off the cores of device processes, and both off partitions that are of cores, unless any core may be used."""
     configured = {name: tenant.front_cores for name, tenant in config.tenants.items()}
     reserved = {name: cores or () for device in controller.devices for name, cores in device.host_cores.items()}
     for line in conflicts(configured, reserved):
         log.warning("%s", line)
-    if any(reserved.values()) or config.server.front_cores == "any":
+    left = {name: cores for name, cores in configured.items() if not reserved.get(name)}
+    if not left or not devices or config.server.front_cores == "any":
         return
-    if affinity := share_cores(allowed, configured):
+    if affinity := share_cores(set(allowed).difference(*reserved.values()), left, [each.name for each in devices]):
         supervisor.set_affinity(affinity)
-        for runtime in runtimes.values():
-            runtime.set_affinity(affinity.device, affinity.others)
+        for each in devices:
+            each.runtime.set_affinity(affinity.devices[each.name], affinity.others)
         spawn.set_own_affinity(affinity.others)
         log.info("%s", affinity)
     else:

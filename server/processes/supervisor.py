@@ -105,7 +105,8 @@ class Supervisor:
         self._cores = affinity.others
         for each in self._http.values():
             if each.frontend:
-                each.frontend.assign_cores(affinity.tenants[each.name])
+                if cores := affinity.tenants.get(each.name):  # None for one that runs on its partition's.
+                    each.frontend.assign_cores(cores)
             else:
                 self._restrict(each.process)
         self._restrict(self._dispatcher)
@@ -209,8 +210,12 @@ class Supervisor:
         await each.channel.open(ours)
         await self._connect(each.runtime, each)
         for name, link in links.items():
-            if frontends[name].descriptors is not link:  # Its HTTP process was replaced meanwhile.
+            if name in frontends and frontends[name].descriptors is not link:  # Its HTTP process was replaced meanwhile.
                 await each.runtime.replace_link(name)
+        if links.keys() != frontends.keys():
+            log.error("a tenant moved while %s was started; starting it again", each.label)
+            if each.process:
+                spawn.kill(each.process)
 
     async def _restart_device(self, each: SupervisedDevice) -> None:
         """Start a device process again, with new links: the old ones have what the process before was about to do."""

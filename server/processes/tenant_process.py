@@ -26,9 +26,10 @@ from .runtime_server import Opener, RuntimeServer
 
 @dataclass(frozen=True, slots=True)
 class TenantArguments:
-    """The arguments of a new tenant process: those of its HTTP side, and the function that opens the device."""
+    """The arguments of a new tenant process: those of its HTTP side, its device, and the function that opens that."""
 
     http: ProcessArguments
+    device: str
     opener: Opener
 
 
@@ -71,13 +72,14 @@ def main(arguments: TenantArguments) -> None:
     set_up(http.name, http.config.server.log_format, http.config.server.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL)
     keep_large_blocks()
-    opener = _opened(arguments.opener, http.config)
-    uvloop.run(_serve(http, opener))
+    config = http.config.on_device(arguments.device)
+    opener = _opened(arguments.opener, config)
+    uvloop.run(_serve(http, config, opener))
     sys.exit(0)
 
 
-async def _serve(http: ProcessArguments, opener: Opener) -> None:
-    await HttpProcess(http, HostedDeviceSide(http.config, http.name, opener)).run()
+async def _serve(http: ProcessArguments, config: Config, opener: Opener) -> None:
+    await HttpProcess(http, HostedDeviceSide(config, http.name, opener)).run()
 
 
 def _opened(opener: Opener, config: Config) -> Opener:

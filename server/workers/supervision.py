@@ -47,7 +47,7 @@ class Supervision:
         lifecycle: Lifecycle,
     ) -> None:
         self._max_pause = max_pause
-        self._limits = limits
+        self._limits = dict(limits)
         self._frontends = frontends
         self._workers = workers
         self._worker_control = worker_control
@@ -69,6 +69,17 @@ class Supervision:
         """Stop checking. Restarts in progress end by themselves, because the server is closed."""
         if self._watching:
             self._watching.cancel()
+
+    def add(self, name: str, limit: tuple[float, str]) -> None:
+        """A tenant has come; `limit` is as in `limits`."""
+        self._limits[name], self._oldest[name] = limit, OldestWork()
+
+    def remove(self, name: str) -> None:
+        """This tenant has gone, and its worker."""
+        for found in (self._limits, self._oldest):
+            found.pop(name, None)
+        self._failed.discard(name)
+        self._stuck.discard(name)
 
     async def replace_link(self, name: str, free: Callable[[], None] = lambda: None) -> None:
         """Serve the new link of the tenant's frontend once the work in flight from the old one has ended; then call `free`.

@@ -56,6 +56,16 @@ class WorkerControl:
             self._frontends[name].link, await asyncio.to_thread(self._pin, device, name, self._frontends[name])
         )
 
+    def add(self, name: str) -> None:
+        """A tenant has come; `pin` its memory next."""
+        self.locks[name] = asyncio.Lock()
+
+    async def remove(self, name: str) -> None:
+        """This tenant has gone, and its worker: release its page-locked memory."""
+        self.locks.pop(name, None)
+        if endpoint := self._endpoints.pop(name, None):
+            await asyncio.to_thread(endpoint.pinned.close)
+
     @asynccontextmanager
     async def halted(self, workers: Mapping[str, Worker]) -> AsyncIterator[None]:
         """Halt these tenants' workers; at the end of the block their current workers serve, each as soon as it can.

@@ -64,6 +64,13 @@ def running_device(config: Path, *options: str) -> Iterator[Running]:
 
 
 @contextmanager
+def running_devices(config: Path, *options: str) -> Iterator[Running]:
+    """The same with a process for each of the configuration's devices, which have four granules."""
+    with _started([sys.executable, "-m", "tests.end_to_end.devices_server", "--config", str(config), *options]) as server:
+        yield server
+
+
+@contextmanager
 def running_plain(config: Path, *options: str) -> Iterator[Running]:
     """The same with `uvicorn server.app:app`."""
     words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", "--no-access-log", *options]

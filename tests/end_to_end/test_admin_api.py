@@ -78,6 +78,8 @@ def test_the_device_lists_its_granules(http: httpx.Client) -> None:
     assert (device["kind"], device["unit"]) == ("cpu", "core")
     assert device["granules"] == [{"index": index, "size": 1} for index in range(len(cores()))]
     assert device["description"].startswith(f"CPU, {len(cores())} core")
+    (named,) = device.pop("devices")
+    assert named == {"name": "0", "tenants": ["acme"], "state": "serving", **device}
 
 
 def test_partitions_list_holders_and_free_granules(admin: httpx.Client) -> None:
@@ -85,7 +87,11 @@ def test_partitions_list_holders_and_free_granules(admin: httpx.Client) -> None:
         "unit": "core",
         "granules": GRANULES,
         "free": 3,
-        "partitions": {"acme": {"granules": [0, 1], "size": 2}, "globex": {"granules": [2, 3, 4], "size": 3}},
+        "devices": [{"name": "0", "unit": "core", "granules": GRANULES, "free": 3}],
+        "partitions": {
+            "acme": {"granules": [0, 1], "size": 2, "device": "0"},
+            "globex": {"granules": [2, 3, 4], "size": 3, "device": "0"},
+        },
     }
 
 

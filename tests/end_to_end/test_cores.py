@@ -85,10 +85,10 @@ def test_http_and_device_processes_have_separate_cores_also_after_a_restart(empt
         server.wait_for_log(
             f"HTTP process of acme on core {second}; device process on core {first}, all others on core {first}"
         )
-        everyone = ("acme", "(shared)", "(unauthenticated)", "(dispatcher)", "device 0")
+        everyone = ("acme", "(shared)", "(unauthenticated)", "(dispatcher)", "dev 0")
         expected = [{second}, {first}, {first}, {first}, {first}]
         until(lambda: places(server, *everyone) == expected)  # A tenant's process sets it when the message arrives.
-        assert threads(server.popen.pid) == threads(server.pid("device 0")) == {frozenset({first})}
+        assert threads(server.popen.pid) == threads(server.pid("dev 0")) == {frozenset({first})}
         server.kill(*everyone)
         server.wait_for_log("starting another", 5)
         until(lambda: places(server, *everyone) == expected)
@@ -98,7 +98,7 @@ def test_with_too_few_cores_or_front_cores_any_processes_run_on_all_cores(empty:
     for settings, said in (({}, "HTTP on any core: too few"), ({"front_cores": '"any"', "log_level": '"debug"'}, None)):
         with serving(tmp_path, empty, cores()[:1], **settings) as server:
             assert places(server, "acme", "(shared)", "(dispatcher)") == [set(cores())] * 3
-            assert threads(server.popen.pid) == threads(server.pid("device 0")) == {frozenset(cores())}
+            assert threads(server.popen.pid) == threads(server.pid("dev 0")) == {frozenset(cores())}
             if said:
                 server.wait_for_log(said)
             else:

@@ -23,7 +23,7 @@ models = ["*"]
 granules = 1
 models = ["identity", "spin"]
 """
-DEVICE = "device 0"
+DEVICE = "dev 0"
 ENDED = "the device process has ended and is being started again"
 
 
@@ -42,7 +42,7 @@ def acme(server: Running) -> Iterator[httpx.Client]:
 
 def others(server: Running) -> set[int]:
     """The processes of the server, without the device process and the watchdogs, which belong to a process each."""
-    return {one.pid for one in server.family() if one.name.startswith("greenlane") and "devic" not in one.name}
+    return {one.pid for one in server.family() if one.name.startswith("greenlane") and "dev " not in one.name}
 
 
 def test_the_supervisor_has_no_device(server: Running, acme: httpx.Client) -> None:

@@ -35,6 +35,11 @@ LABELS = {
     "greenlane_slot_bytes": {"tenant"},
     "greenlane_memory_bytes": {"tenant"},
     "greenlane_partition_granules": {"tenant", "partition"},
+    "greenlane_device_info": {"device", "kind"},
+    "greenlane_device_granules": {"device"},
+    "greenlane_device_free_granules": {"device"},
+    "greenlane_device_serving": {"device"},
+    "greenlane_tenant_device": {"tenant", "device"},
     "greenlane_ready": set(),
     "greenlane_repartitions_total": set(),
 }

@@ -52,6 +52,7 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "partitions": ("GET", "/admin/partitions", b""),
     "probe": ("POST", "/admin/partitions/probe", b""),
     "repartition": ("PUT", "/admin/partitions", b'{"acme": 1}'),
+    "transfer": ("PUT", "/admin/tenants/acme/device", b'{"device": "0"}'),  # Where it is already.
     "tenants": ("GET", "/admin/tenants", b""),
     "drain": ("POST", "/admin/drain", b""),
     "metrics": ("GET", "/metrics", b""),
@@ -73,6 +74,8 @@ ERRORS = [
     ("tenants", "GET", "/admin/tenants", {"Via": "1.1 a"}, b"", 401),
     ("partitions", "GET", "/admin/partitions?probe=banana", {}, b"", 400),
     ("repartition", "PUT", "/admin/partitions", {}, b'{"acme": 4096}', 409),
+    ("transfer", "PUT", "/admin/tenants/acme/device", {}, b'{"device": "7"}', 400),
+    ("transfer", "PUT", "/admin/tenants/nobody/device", {}, b'{"device": "0"}', 404),
 ]
 """An operation, a request, and the status of its error."""
 

@@ -121,7 +121,7 @@ def device_process(supervisor: int) -> int:
     """The device process of this server."""
     for path in Path("/proc").glob("[0-9]*/comm"):
         with suppress(OSError):
-            if path.read_text().startswith("greenlane devic") and supervisor in _parents(int(path.parent.name)):
+            if path.read_text().startswith("greenlane dev") and supervisor in _parents(int(path.parent.name)):
                 return int(path.parent.name)
     raise AssertionError("there is no device process")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.config.schema import Config, ConfigError, ModelsConfig, ServerConfig, TenantConfig
+from server.config.schema import Config, ConfigError, DeviceConfig, ModelsConfig, ServerConfig, TenantConfig
 from server.single_process import prepare
 
 ACME = TenantConfig(name="acme", granules=1, models=("*",))
@@ -52,6 +52,17 @@ def test_ignored_settings_are_in_one_warning(caplog: pytest.LogCaptureFixture) -
             "  server.front_cores, tenants.globex.front_cores: there are no HTTP processes to put on cores",
             "  server.host and server.port, 0.0.0.0:80: uvicorn listens where its --host and --port say",
         ],
+    )
+
+
+def test_several_devices_are_refused() -> None:
+    """One process has one device; a lost GPU would take the others' tenants with it."""
+    config = configured(ACME).with_devices({"0": DeviceConfig(backend="cuda"), "b": DeviceConfig(backend="cuda", index=1)})
+    with pytest.raises(ConfigError) as raised:
+        prepare(config)
+    assert raised.value.problems == (
+        "c.toml: devices.0, devices.b: 2 devices, but uvicorn server.app:app is one process, which has one device; "
+        "serve them with python -m server",
     )
 
 

@@ -437,6 +437,91 @@ def test_a_tenant_or_model_that_is_not_a_table_is_refused(folder: Path) -> None:
     ]
 
 
+TWO = """
+[devices.0]
+backend = "cuda"
+[devices.b]
+backend = "cuda"
+index = 1
+"""
+ONE_EACH = (
+    TWO
+    + """
+[tenants.acme]
+device = "b"
+granules = 1
+models = ["*"]
+[tenants.globex]
+device = "0"
+granules = 1
+models = ["*"]
+"""
+)
+
+
+def test_several_devices_have_names_and_tenants(folder: Path) -> None:
+    (folder / "greenlane.toml").write_text("[models]\nrepository = 'models'\n" + ONE_EACH)
+    config = load(folder / "greenlane.toml")
+    assert {name: device.index for name, device in config.named_devices.items()} == {"0": 0, "b": 1}
+    assert (config.tenants_on("0"), config.tenants_on("b")) == (["globex"], ["acme"])
+    assert config.on_device("b").device == config.on_device("b").named_devices["b"] == config.devices["b"]
+
+
+def test_the_only_device_is_called_0_or_as_its_table(folder: Path) -> None:
+    for text, name in (("", "0"), ("[device]\nindex = 3", "0"), ("[devices.gpu]\nindex = 3", "gpu")):
+        (folder / "greenlane.toml").write_text(f"[models]\nrepository = 'models'\n[tenants.acme]\n{ACME}\n{text}")
+        config = load(folder / "greenlane.toml")
+        assert list(config.named_devices) == [name]
+        assert config.device == config.named_devices[name]
+        assert config.tenants_on(name) == ["acme"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (ONE_EACH + "[device]\nindex = 1", "device: given besides [devices]; move its keys into a table such as [devices.0], "
+         "or leave [devices] out"),
+        (ONE_EACH.replace("index = 1", ""), "devices.b.index: 0 is also devices.0.index; each is a GPU of its own"),
+        (ONE_EACH.replace('backend = "cuda"\nindex', "index"), "devices.b.backend: with several devices each says what it is; "
+         "expected 'cpu' or 'cuda'"),
+        (ONE_EACH.replace('device = "b"\n', ""), "tenants.acme.device: missing; there are several devices, so name one of "
+         "'0', 'b'"),
+        (ONE_EACH.replace('device = "b"', 'device = "c"'), "tenants.acme.device: 'c' is not a configured device; "
+         "expected 0 or b"),
+        (ONE_EACH.replace('device = "b"', 'device = ["0", "b"]'), "tenants.acme.device: ['0', 'b'] is not the name of one "
+         "device as a text, such as '1'; a tenant is on one device and not spread over several"),
+        (ONE_EACH + '[server]\nfronts = "inline"', "devices: 2 devices, but with server.fronts = 'inline' one process has the "
+         "only device; use 'per-tenant', or leave one device"),
+        (ONE_EACH.replace("[devices.b]", '[devices."b c"]').replace('"b"', '"b c"'), "devices.\"b c\": not a device's name; "
+         "use letters, digits, '.', '_' and '-'"),
+    ],
+)  # fmt: skip
+def test_devices_that_are_in_each_others_way_are_refused(folder: Path, text: str, problem: str) -> None:
+    assert problem in problems(folder, "[models]\nrepository = 'models'\n" + text)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "wrong"),
+    [
+        ('cores = "0-3"', 'cores = "4,6"', []),
+        ('cores = "0-3"', 'cores = "2,3,5"', ["devices.b.cores: 2-3 is also in devices.0.cores; a core is of one device"]),
+        ("", 'cores = "1"', ["devices.0.cores: missing; without it the device is all cores, but there are several devices"]),
+    ],
+)
+def test_devices_of_cores_have_no_core_in_common(folder: Path, first: str, second: str, wrong: list[str]) -> None:
+    text = ONE_EACH.replace("cuda", "cpu").replace("index = 1", second).replace("[devices.b]", f"{first}\n[devices.b]")
+    (folder / "greenlane.toml").write_text("[models]\nrepository = 'models'\n" + text)
+    if wrong:
+        assert problems(folder, "[models]\nrepository = 'models'\n" + text) == wrong
+    else:
+        load(folder / "greenlane.toml")
+
+
+def test_devices_without_a_table_are_refused(folder: Path) -> None:
+    (problem,) = problems(folder, sections() + "[devices]")
+    assert problem == "devices: there is no device in it; write [devices.0], or [device] for the only one"
+
+
 def test_a_configuration_without_tenants_is_refused(folder: Path) -> None:
     assert problems(folder, '[models]\nrepository = "models"\n[server]\ndefault_tenant = "acme"') == [
         "tenants: missing; at least one tenant is needed, as in [tenants.acme]",

@@ -44,7 +44,9 @@ def test_too_few_are_not_shared_at_all(cores: int, count: int) -> None:
 
 def test_configured_front_cores_go_to_no_one_else() -> None:
     shares = share_cores(range(8), {"acme": (0, 5), "globex": None})
-    assert shares == Affinity(frozenset({1, 2, 3}), {"acme": frozenset({0, 5}), "globex": frozenset({4, 6})}, frozenset({7}))
+    assert shares == Affinity(
+        {"0": frozenset({1, 2, 3})}, {"acme": frozenset({0, 5}), "globex": frozenset({4, 6})}, frozenset({7})
+    )
     assert (
         str(shares)
         == "HTTP process of acme on cores 0,5, of globex on cores 4,6; device process on cores 1-3, all others on core 7"
@@ -76,15 +78,31 @@ def test_the_placement_of_http_is_shown_as_core_ranges() -> None:
     assert describe({"acme": [2, 0, 1], "globex": {5}}) == "HTTP process of acme on cores 0-2, of globex on core 5"
 
 
-@given(st.sets(st.integers(0, 40)), st.lists(st.sets(st.integers(0, 40), max_size=3), min_size=1, max_size=6))
-def test_shares_of_cores_are_disjoint(allowed: set[int], wishes: list[set[int]]) -> None:
+def test_the_processes_of_several_devices_have_equal_parts_of_the_half_and_the_last_has_the_rest() -> None:
+    shares = share_cores(range(16), tenants(2), ["0", "1", "b"])
+    assert str(shares) == (
+        "HTTP process of t0 on cores 8-9, of t1 on cores 10-11; "
+        "device processes of 0 on cores 0-1, of 1 on cores 2-3, of b on cores 4-7, all others on cores 12-13"
+    )
+    assert share_cores(range(4), tenants(1), ["0", "1", "2"]) is None
+
+
+@given(
+    st.sets(st.integers(0, 40)),
+    st.lists(st.sets(st.integers(0, 40), max_size=3), min_size=1, max_size=6),
+    st.integers(1, 4),
+)
+def test_shares_of_cores_are_disjoint(allowed: set[int], wishes: list[set[int]], devices: int) -> None:
     chosen = {f"t{place}": sorted(wish) or None for place, wish in enumerate(wishes)}
-    if shares := share_cores(allowed, chosen):
+    if shares := share_cores(allowed, chosen, [str(number) for number in range(devices)]):
         given_away = [shares.tenants[name] for name, wish in chosen.items() if not wish]
-        sets = [shares.device, *given_away, set().union(*wishes)]
+        of_devices = set().union(*shares.devices.values())
+        assert len(shares.devices) == devices
+        assert all(shares.devices.values())
+        sets = [*shares.devices.values(), *given_away, set().union(*wishes)]
         assert sum(map(len, sets)) == len(set().union(*sets))
-        assert set().union(shares.device, *given_away) <= allowed
+        assert of_devices.union(*given_away) <= allowed
         assert all(0 < len(cores) <= MAX_CORES for cores in given_away)
         assert len(set(map(len, given_away))) <= 1
         assert shares.others
-        assert shares.others == shares.device or shares.others.isdisjoint(set().union(*sets))
+        assert shares.others == of_devices or shares.others.isdisjoint(set().union(*sets))

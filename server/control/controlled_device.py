@@ -1,0 +1,59 @@
+"""A device as the control plane sees it: the runtimes of its tenants, and who has which granules."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from partitions import Move
+from partitions.plan import Granules, assign
+
+from .descriptions import NOT_OPENED, DeviceInfo, PartitionInfo
+from .device_runtime import DeviceRuntime
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class ControlledDevice:
+    """A device by its name, the runtime of each of its tenants, and who holds what.
+
+    `process` is the runtime of all of them if the device has a process of its own, or is in this one.
+    """
+
+    name: str
+    runtimes: dict[str, DeviceRuntime]
+    process: DeviceRuntime | None = None
+    info: DeviceInfo = NOT_OPENED
+    held: dict[str, PartitionInfo] = field(default_factory=dict)
+    host_cores: dict[str, frozenset[int] | None] = field(default_factory=dict)
+    """The host's cores that each tenant's first partition reserved; None where it reserves none."""
+
+    @property
+    def free(self) -> int:
+        """How many granules no tenant has."""
+        return len(self.info.granules) - sum(len(partition.granules) for partition in self.held.values())
+
+    def hold(self, granules: Mapping[str, Granules]) -> None:
+        """These tenants have these granules now."""
+        sizes = self.info.granules
+        self.held |= {name: PartitionInfo(tuple(each), sum(sizes[i] for i in each)) for name, each in granules.items()}
+
+    def distinct(self, names: Iterable[str] | None = None) -> list[DeviceRuntime]:
+        """The runtimes of these tenants, or of all, each once."""
+        if self.process:
+            return [self.process]
+        return list({id(each): each for each in (self.runtimes[name] for name in names or self.runtimes)}.values())
+
+    def of(self, runtime: DeviceRuntime, values: Mapping[str, T]) -> dict[str, T]:
+        """Those of `values`, by tenant, whose tenants this runtime has."""
+        return {name: value for name, value in values.items() if self.runtimes.get(name) is runtime}
+
+    def own(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Those of `values`, by tenant, whose tenants are on this device."""
+        return {name: value for name, value in values.items() if name in self.runtimes}
+
+    def plan(self, counts: Mapping[str, int]) -> Move:
+        """The change to these counts of granules; other tenants keep theirs. Raises DoesNotFit."""
+        before = {name: partition.granules for name, partition in self.held.items()}
+        kept = {name: len(granules) for name, granules in before.items()}
+        return Move(before, assign(len(self.info.granules), before, {**kept, **counts}))

@@ -1,0 +1,42 @@
+"""`python -m server`, except that each device has a process, as a GPU has, and four granules on the cores it is given."""
+
+import sys
+from collections.abc import Sequence
+
+from partitions import Device
+from server import __main__ as command
+from server.config.schema import Config
+
+from .virtual import VirtualDevice, VirtualPartition
+
+GRANULES = 4
+
+
+class SmallDevice(VirtualDevice):
+    """Four granules that share these cores."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        super().__init__(GRANULES)
+        self._cores = cores
+
+    def _make(self, granules: Sequence[int]) -> VirtualPartition:
+        return VirtualPartition(sorted(granules), self._cores, self._attached)
+
+
+def opener(config: Config) -> Device:
+    """Open the only device of a configuration."""
+    assert config.device.cores
+    return SmallDevice(config.device.cores)
+
+
+def serve() -> int:
+    """Serve as the command line says."""
+    from tests.end_to_end import devices_server
+
+    command.on_host_cores = lambda _: False
+    command.open_configured = devices_server.opener  # By a name that the device processes can import.
+    return command.main()
+
+
+if __name__ == "__main__":
+    sys.exit(serve())

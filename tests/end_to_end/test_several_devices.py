@@ -1,0 +1,264 @@
+"""Two devices of one host: each has its own process and tenants, and a tenant moves to the other one while it is served."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from .devices_server import GRANULES
+from .harness import cores
+from .processes import Load, Running, client, configure, running, running_devices
+from .wire import FOREVER, SMALL, infer, lane, spin, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two devices of cores need two cores")
+
+TENANTS = """
+[tenants.acme]
+device = "0"
+granules = 1
+models = ["identity", "spin", "rows"]
+[tenants.globex]
+device = "1"
+granules = 2
+models = ["identity"]
+"""
+PROCESSES = {"0": "dev 0", "1": "dev 1"}
+LIMIT = 2.0
+"""Seconds: more than an answer takes on a busy machine, and less than a device process takes to be replaced."""
+
+
+def devices() -> str:
+    first, second = cores()[:2]
+    return "\n".join(f'[devices.{name}]\nbackend = "cpu"\ncores = "{core}"' for name, core in (("0", first), ("1", second)))
+
+
+@pytest.fixture
+def server(standard: Path, tmp_path: Path) -> Iterator[Running]:
+    with running_devices(configure(tmp_path / "greenlane.toml", standard, devices() + TENANTS, max_pause='"1s"')) as server:
+        yield server
+
+
+@pytest.fixture
+def acme(server: Running) -> Iterator[httpx.Client]:
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        yield http
+
+
+class Timed(Load):
+    """Also knows how long its slowest answer took, in seconds."""
+
+    def __init__(self, server: Running, **headers: str) -> None:
+        super().__init__(server, **headers)
+        self.slowest = 0.0
+        self._began = time.monotonic()
+        self._http.event_hooks = {"request": [self._on_request], "response": [self._on_response]}
+
+    def _on_request(self, _: httpx.Request) -> None:
+        self._began = time.monotonic()
+
+    def _on_response(self, _: httpx.Response) -> None:
+        self.slowest = max(self.slowest, time.monotonic() - self._began)
+
+
+def move(http: httpx.Client, tenant: str, to: str, **fields: Any) -> httpx.Response:
+    return http.put(f"/admin/tenants/{tenant}/device", json={"device": to, **fields})
+
+
+def test_the_admin_api_has_both_devices(server: Running, acme: httpx.Client) -> None:
+    found = acme.get("/admin/device").json()
+    assert list(found) == ["devices"], "there is not one device that the other fields could be of"
+    shown = [(each["name"], each["tenants"], each["state"], len(each["granules"])) for each in found["devices"]]
+    assert shown == [("0", ["acme"], "serving", GRANULES), ("1", ["globex"], "serving", GRANULES)]
+    probed = acme.post("/admin/partitions/probe").json()
+    assert probed["overlaps"] == [], "granules of different devices have the same numbers"
+    assert {name: (each["device"], each["located"]) for name, each in probed["partitions"].items()} == {
+        "acme": ("0", [0]),
+        "globex": ("1", [0, 1]),
+    }
+    assert [(each["name"], each["free"]) for each in probed["devices"]] == [("0", 3), ("1", 2)]
+    metrics = acme.get("/metrics").text
+    assert 'greenlane_device_info{device="1",kind="cpu"} 1.0' in metrics
+    assert 'greenlane_device_granules{device="0"} 4.0' in metrics
+    assert 'greenlane_tenant_device{device="1",tenant="globex"} 1.0' in metrics
+
+
+def test_the_end_of_one_device_process_is_not_noticed_by_tenants_of_the_other(server: Running, acme: httpx.Client) -> None:
+    other = server.pid(PROCESSES["1"])
+    with Load(server, **{"X-Tenant": "acme"}) as load, Timed(server, **{"X-Tenant": "globex"}) as quiet:
+        for _ in range(2):
+            server.kill(PROCESSES["0"])
+            until(lambda: infer(acme, "identity", SMALL).status_code == 503)
+            states = {each["name"]: each["state"] for each in acme.get("/admin/device").json()["devices"]}
+            assert states == {"0": "restarting", "1": "serving"}
+            assert acme.get("/v2/health/ready", headers={"X-Tenant": "globex"}).status_code == 200
+            quiet.more()
+            until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+            load.more()
+    assert quiet.wrong == []
+    assert quiet.slowest < LIMIT
+    assert all(isinstance(each, tuple) and each[0] == 503 for each in load.wrong), load.wrong[:3]
+    assert any("the process of device 0 has ended" in str(each) for each in load.wrong)
+    assert server.pid(PROCESSES["1"]) == other
+
+
+def test_tenants_of_both_devices_are_repartitioned_together_or_not_at_all(server: Running, acme: httpx.Client) -> None:
+    with Load(server, **{"X-Tenant": "acme"}) as one, Load(server, **{"X-Tenant": "globex"}) as two:
+        for counts in ({"acme": 3, "globex": 1}, {"acme": 1}, {"globex": 4}):
+            assert acme.put("/admin/partitions", json=counts).json()["moved"] == sorted(counts)
+            one.more()
+            two.more()
+        before = acme.get("/admin/partitions").json()
+        refused = acme.put("/admin/partitions", json={"acme": 2, "globex": 5})
+        assert (refused.status_code, refused.json()["error"].split(":")[0]) == (
+            409,
+            "globex 5 = 5 granules, but the device has 4",
+        )
+        assert acme.get("/admin/partitions").json() == before
+    assert (one.wrong, two.wrong) == ([], [])
+
+
+def test_no_tenant_is_repartitioned_if_an_inference_of_one_device_does_not_end(server: Running, acme: httpx.Client) -> None:
+    before = acme.get("/admin/partitions").json()
+    with Asking(server), Load(server, **{"X-Tenant": "globex"}) as load:
+        until(lambda: lane(acme)["in_flight"] == 1)
+        refused = acme.put("/admin/partitions", json={"acme": 2, "globex": 1})
+        assert (refused.status_code, refused.json()["error"].split(":")[0]) == (409, "tenant acme")
+        assert acme.get("/admin/partitions").json() == before
+        load.more()
+    assert load.wrong == []
+    until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+    assert acme.put("/admin/partitions", json={"acme": 2, "globex": 1}).status_code == 200
+
+
+def test_a_tenant_moves_to_another_device_and_back_under_load(server: Running, acme: httpx.Client) -> None:
+    pid = server.pid("acme")
+    with (
+        Load(server, **{"X-Tenant": "acme"}) as one,
+        Load(server, **{"X-Tenant": "acme"}) as two,
+        Timed(server, **{"X-Tenant": "globex"}) as quiet,
+    ):
+        for to, granules in (("1", 2), ("0", 1), ("1", 1)):
+            moved = move(acme, "acme", to, granules=granules)
+            assert moved.status_code == 200, moved.text
+            there = moved.json()["partitions"]["acme"]
+            assert (there["size"], there["device"]) == (granules, to)
+            for load in (one, two, quiet):
+                load.more()
+    assert (one.wrong, two.wrong, quiet.wrong) == ([], [], [])
+    assert quiet.slowest < LIMIT
+    assert server.pid("acme") == pid, "connections stay"
+    shown = {each["name"]: each["tenants"] for each in acme.get("/admin/device").json()["devices"]}
+    assert shown == {"0": [], "1": ["globex", "acme"]}
+    assert acme.post("/admin/partitions/probe").json()["overlaps"] == []
+
+
+def test_a_tenant_that_has_moved_is_served_again_by_replaced_processes(server: Running, acme: httpx.Client) -> None:
+    assert acme.post("/v2/repository/models/rows/unload").status_code == 200
+    assert move(acme, "acme", "1").status_code == 200
+    with Timed(server, **{"X-Tenant": "acme"}) as load:
+        server.kill(PROCESSES["0"])  # Where it was: nothing of it is there any more.
+        until(lambda: acme.get("/admin/device").json()["devices"][0]["state"] == "serving")
+        load.more()
+    assert load.wrong == []
+    server.kill(PROCESSES["1"])
+    until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+    assert infer(acme, "rows", SMALL).status_code == 503, "it is still unloaded"
+    assert acme.post("/v2/repository/models/rows/load").status_code == 200
+    assert acme.get("/admin/partitions").json()["partitions"]["acme"]["device"] == "1"
+    server.kill("acme")
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        until(lambda: _answered(http) == 200)
+    assert move(acme, "acme", "0").status_code == 200
+    with client(server, **{"X-Tenant": "acme"}) as http:
+        assert infer(http, "identity", SMALL).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("tenant", "body", "status", "text"),
+    [
+        ("globex", {"device": "0", "granules": 4}, 409, "acme 1 + globex 4 = 5 granules, but the device has 4: 1 too many"),
+        ("globex", {"device": "2"}, 400, 'device: "2" is not a device; there are 0, 1'),
+        ("globex", {"device": ["0", "1"]}, 400, 'a device\'s name in quotes; there are "0", "1"'),
+        ("globex", {"device": "1", "granules": 1}, 400, "tenant globex is on device 1 already; PUT /admin/partitions"),
+        ("globex", {"device": "0", "cores": 1}, 400, "cores: unknown; expected 'device', and perhaps 'granules'"),
+        ("initech", {"device": "0"}, 404, "initech: there is no such tenant; there are acme, globex"),
+    ],
+)
+def test_a_move_that_is_refused_changes_nothing(
+    shared: Running, tenant: str, body: dict[str, Any], status: int, text: str
+) -> None:
+    with client(shared) as http:
+        before = http.get("/admin/partitions").json()
+        answer = http.put(f"/admin/tenants/{tenant}/device", json=body)
+        assert answer.status_code == status
+        assert text in answer.json()["error"]
+        assert http.get("/admin/partitions").json() == before
+
+
+@pytest.fixture(scope="module")
+def shared(standard: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    config = configure(tmp_path_factory.mktemp("devices") / "greenlane.toml", standard, devices() + TENANTS)
+    with running_devices(config) as server:
+        yield server
+
+
+def test_an_inference_that_does_not_end_keeps_its_tenant_where_it_is(server: Running, acme: httpx.Client) -> None:
+    with Asking(server):
+        until(lambda: lane(acme)["in_flight"] == 1)
+        refused = move(acme, "acme", "1")
+        assert refused.status_code == 409, refused.text
+        assert "tenant acme: an inference has been running for 1 s" in refused.json()["error"]
+        shown = {each["name"]: each["free"] for each in acme.get("/admin/partitions").json()["devices"]}
+        assert shown == {"0": 3, "1": 2}
+    until(lambda: infer(acme, "identity", SMALL).status_code == 200)
+    assert move(acme, "acme", "1").status_code == 200, "what was prepared there is gone"
+
+
+class Asking(threading.Thread):
+    """An inference of acme that ends only when its client disconnects, at the end of the block."""
+
+    def __init__(self, server: Running) -> None:
+        super().__init__(daemon=True)
+        self._http = client(server, **{"X-Tenant": "acme"})
+
+    def run(self) -> None:
+        with suppress(httpx.TransportError):
+            infer(self._http, "spin", spin(FOREVER))
+
+    def __enter__(self) -> "Asking":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+        self.join()
+
+
+def test_tenants_of_two_devices_of_cores_run_on_their_devices_cores(standard: Path, tmp_path: Path) -> None:
+    tenants = TENANTS.replace("granules = 2", "granules = 1")
+    with (
+        running(configure(tmp_path / "greenlane.toml", standard, devices() + tenants)) as server,
+        client(server, **{"X-Tenant": "acme"}) as http,
+        Load(server, **{"X-Tenant": "globex"}) as load,
+    ):
+        probed = http.post("/admin/partitions/probe").json()
+        located = {name: (each["device"], each["located"]) for name, each in probed["partitions"].items()}
+        assert located == {"acme": ("0", [cores()[0]]), "globex": ("1", [cores()[1]])}
+        assert infer(http, "identity", SMALL).status_code == 200
+        refused = move(http, "acme", "1")
+        assert refused.status_code == 400
+        assert "set tenants.acme.device and restart the server" in refused.json()["error"]
+        load.more()
+        assert load.wrong == []
+
+
+def _answered(http: httpx.Client) -> int:
+    try:
+        return infer(http, "identity", SMALL).status_code
+    except httpx.TransportError:
+        return 0

@@ -1,0 +1,327 @@
+"""Two GPUs of one host: a process and a tenant on each. Skipped unless there are two.
+
+`pytest -q -s tests/gpu/test_two_devices.py` takes about three minutes; with OUT set, the figures go to $OUT/two_devices.json.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .bench import MIB, assert_close, expected
+from .networks import add, feed, mlp, plan, several
+from .process import PATIENCE, Client, _wait_until_ready
+from .test_lost import free_port
+
+pytestmark = pytest.mark.gpu
+NETWORKS = {"mlp": mlp, "several": several}
+ASKED = 3_000
+"""Inferences of which a 99th percentile is taken."""
+MOVES = 4
+TENANTS = """
+[tenants.acme]
+device = "0"
+granules = 4
+models = ["*"]
+[tenants.globex]
+device = "1"
+granules = 4
+models = ["*"]
+"""
+DEVICES = """
+[devices.0]
+backend = "cuda"
+index = 0
+[devices.1]
+backend = "cuda"
+index = 1
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two(gpu: None) -> None:
+    core = pytest.importorskip("cuda.core")
+    if len(core.Device.get_all_devices()) < 2:
+        pytest.skip("needs two GPUs")
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[str, Any]]:
+    """What was measured; printed in the end, and written to $OUT/two_devices.json where that is set."""
+    figures: dict[str, Any] = {}
+    yield figures
+    text = json.dumps(figures, indent=2)
+    print(f"\n{text}")
+    if folder := os.environ.get("OUT"):
+        (Path(folder) / "two_devices.json").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def models(two: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("two") / "models"
+    for name, network in NETWORKS.items():
+        plan(add(root, name), network())
+    return root
+
+
+class Served:
+    """The server, as a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+        self.process = process
+        self.port = port
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def admin(self, method: str, path: str, body: Any = None) -> Any:
+        with closing(Client(self.port)) as client:
+            status, answer, _ = client.ask(method, f"/admin/{path}", json.dumps(body).encode() if body else b"")
+        assert status == 200, f"{status}: {answer.decode()}\n{self.log}"
+        return json.loads(answer)
+
+    def device_process(self, name: str) -> int:
+        """The process of a device, once there is one."""
+        ends = time.monotonic() + PATIENCE
+        while time.monotonic() < ends:
+            for path in Path("/proc").glob("[0-9]*/comm"):
+                with suppress(OSError):
+                    if path.read_text().strip() == f"greenlane dev {name}":
+                        return int(path.parent.name)
+        raise AssertionError(f"device {name} has no process\n{self.log}")
+
+
+@contextmanager
+def serving(models: Path, folder: Path, devices: str, tenants: str) -> Iterator[Served]:
+    config, log, port = folder / "greenlane.toml", folder / "server.log", free_port()
+    lines = ["[server]", 'drain_grace = "0s"', "[models]", f'repository = "{models}"', devices, tenants]
+    config.write_text("\n".join(lines), encoding="utf-8")
+    command = [sys.executable, "-m", "server", "--config", str(config), "--port", str(port)]
+    with log.open("w") as said, subprocess.Popen(command, stderr=said, stdout=said) as process:
+        try:
+            _wait_until_ready(process, port, log)
+            yield Served(process, port, log)
+            process.terminate()
+            assert process.wait(PATIENCE) == 0, log.read_text()
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(models, tmp_path_factory.mktemp("server"), DEVICES, TENANTS) as served:
+        yield served
+
+
+def free(index: int) -> int:
+    """Free bytes of a GPU."""
+    from cuda.bindings import driver
+    from cuda.core import Device
+
+    Device(index).set_current()
+    error, there, _ = driver.cuMemGetInfo()
+    assert error == driver.CUresult.CUDA_SUCCESS
+    return int(there)
+
+
+def check(client: Client, tenant: str, seed: int) -> None:
+    """The answers of every model are right."""
+    for name, network in NETWORKS.items():
+        wanted = expected(network())
+        for shapes in network().tries:
+            arrays = feed(network(), shapes, seed)
+            assert_close(list(client.infer(name, tenant, arrays).values()), wanted(arrays))
+
+
+def milliseconds(client: Client, tenant: str, count: int = ASKED) -> list[float]:
+    """How long each inference took."""
+    arrays, took = feed(mlp(), {"x": (1, 784)}, 1), []
+    for _ in range(count):
+        began = time.perf_counter()
+        client.infer("mlp", tenant, arrays)
+        took.append((time.perf_counter() - began) * 1e3)
+    return took
+
+
+def p99(took: list[float]) -> float:
+    return float(np.percentile(took, 99))
+
+
+class Asking(threading.Thread):
+    """Asks for one tenant, and checks every answer, until the end of the block. `wrong` has what was no right answer."""
+
+    def __init__(self, port: int, tenant: str) -> None:
+        super().__init__(daemon=True)
+        self.took: list[float] = []
+        self.wrong: list[str] = []
+        self._port, self._tenant, self._stop = port, tenant, threading.Event()
+
+    def run(self) -> None:
+        arrays = feed(mlp(), {"x": (1, 784)}, 7)
+        wanted = expected(mlp())(arrays)
+        client = Client(self._port)
+        while not self._stop.is_set():
+            began = time.perf_counter()
+            try:
+                assert_close(list(client.infer("mlp", self._tenant, arrays).values()), wanted)
+            except (AssertionError, OSError) as error:
+                self.wrong.append(str(error)[:300])
+            self.took.append((time.perf_counter() - began) * 1e3)
+        client.close()
+
+    def more(self, count: int = 200) -> None:
+        """Wait until so many more were asked."""
+        enough, ends = len(self.took) + count, time.monotonic() + PATIENCE
+        while len(self.took) < enough:
+            assert time.monotonic() < ends
+            time.sleep(0.001)
+
+    def __enter__(self) -> "Asking":
+        self.start()
+        self.more(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self.join()
+
+
+def test_a_device_process_uses_its_gpu_alone(models: Path, tmp_path: Path, found: dict[str, Any]) -> None:
+    before = [free(0), free(1)]
+    tenants = '[tenants.acme]\ngranules = 4\nmodels = ["*"]'
+    with serving(models, tmp_path, '[devices.b]\nbackend = "cuda"\nindex = 1', tenants) as served:
+        taken = [was - free(index) for index, was in enumerate(before)]
+        assert [each["name"] for each in served.admin("GET", "device")["devices"]] == ["b"]
+        with closing(Client(served.port)) as client:
+            check(client, "acme", 1)
+    found["MiB taken of GPU 0 and 1 by a device process on GPU 1"] = [round(each / MIB) for each in taken]
+    assert taken[1] > 100 * MIB
+    assert taken[0] < 32 * MIB
+
+
+def test_each_tenant_gets_right_answers_from_its_own_gpu(server: Served, found: dict[str, Any]) -> None:
+    devices = server.admin("GET", "device")["devices"]
+    found["devices"] = [each["description"] for each in devices]
+    assert [(each["kind"], each["tenants"], each["state"]) for each in devices] == [
+        ("cuda", ["acme"], "serving"),
+        ("cuda", ["globex"], "serving"),
+    ]
+    probed = server.admin("POST", "partitions/probe")
+    assert probed["overlaps"] == []
+    assert all(len(each["located"]) == each["size"] for each in probed["partitions"].values())
+    with closing(Client(server.port)) as client:
+        check(client, "acme", 2)
+        check(client, "globex", 3)
+
+
+def test_a_killed_device_process_is_not_noticed_on_the_other_gpu(server: Served, found: dict[str, Any]) -> None:
+    other = server.device_process("1")
+    with closing(Client(server.port)) as client, ThreadPoolExecutor(1) as pool:
+        milliseconds(client, "globex", 500)
+        quiet = p99(milliseconds(client, "globex"))
+        began = time.monotonic()
+        os.kill(server.device_process("0"), signal.SIGKILL)
+        serves = pool.submit(_until_served, server, "acme", began)
+        during: list[float] = []
+        while not serves.done():
+            during += milliseconds(client, "globex", 500)
+        found["a process killed: seconds until its tenant is served again"] = round(serves.result(), 1)
+    found["p99 of the other GPU's tenant, ms: quiet, while a process is killed and replaced"] = [quiet, p99(during)]
+    found["its slowest answer meanwhile, ms"] = max(during)
+    assert p99(during) < max(3 * quiet, quiet + 1)
+    assert server.device_process("1") == other
+
+
+def _until_served(server: Served, tenant: str, began: float) -> float:
+    """The seconds since `began` until this tenant gets an answer again, after it got errors."""
+    arrays = feed(mlp(), {"x": (1, 784)}, 1)
+    return _until(lambda client: client.infer("mlp", tenant, arrays), server, began)
+
+
+def _until(ask: Callable[[Client], object], server: Served, began: float) -> float:
+    failed = False
+    while time.monotonic() < began + PATIENCE:
+        with closing(Client(server.port)) as client:
+            try:
+                ask(client)
+            except (AssertionError, OSError):
+                failed = True
+                time.sleep(0.05)
+                continue
+        if failed:
+            return time.monotonic() - began
+    raise AssertionError(server.log)
+
+
+def test_a_repartition_of_one_gpu_is_not_noticed_on_the_other(server: Served, found: dict[str, Any]) -> None:
+    with Asking(server.port, "acme") as moving, closing(Client(server.port)) as client, ThreadPoolExecutor(1) as pool:
+        quiet = p99(milliseconds(client, "globex"))
+        changing = pool.submit(_repartition, server)
+        during: list[float] = []
+        while not changing.done():
+            during += milliseconds(client, "globex", 200)
+        changing.result()
+    assert moving.wrong == []
+    found["p99 of the other GPU's tenant, ms: quiet, during 10 repartitions"] = [quiet, p99(during)]
+    assert p99(during) < max(3 * quiet, quiet + 1)
+
+
+def _repartition(server: Served) -> None:
+    for count in (6, 2, 8, 3, 5, 4, 7, 1, 2, 4):
+        assert server.admin("PUT", "partitions", {"acme": count})["moved"] == ["acme"]
+
+
+def test_tenants_of_both_gpus_are_repartitioned_at_once(server: Served) -> None:
+    with Asking(server.port, "acme") as one, Asking(server.port, "globex") as two:
+        for count in (6, 4):
+            assert server.admin("PUT", "partitions", {"acme": count, "globex": count})["moved"] == ["acme", "globex"]
+            one.more()
+            two.more()
+    assert (one.wrong, two.wrong) == ([], [])
+
+
+def test_a_tenant_moves_to_the_other_gpu_and_back_while_it_is_served(server: Served, found: dict[str, Any]) -> None:
+    seconds: list[float] = []
+    with Asking(server.port, "acme") as moving, Asking(server.port, "globex") as beside:
+        quiet, began_at = p99(beside.took), len(beside.took)
+        for turn in range(MOVES):
+            to, began = str(1 - turn % 2), time.monotonic()
+            moved = server.admin("PUT", "tenants/acme/device", {"device": to, "granules": 4})
+            seconds.append(round(time.monotonic() - began, 2))
+            assert moved["partitions"]["acme"]["device"] == to
+            probed = server.admin("POST", "partitions/probe")
+            assert probed["overlaps"] == []
+            moving.more()
+            beside.more()
+        during = beside.took[began_at:]
+    found["seconds that a move to the other GPU takes"] = seconds
+    found["the moved tenant's slowest answer, ms"] = max(moving.took)
+    found["p99 of the tenant beside, ms: quiet, during the moves"] = [quiet, p99(during)]
+    assert (moving.wrong, beside.wrong) == ([], [])
+    with closing(Client(server.port)) as client:
+        check(client, "acme", 5)
+        check(client, "globex", 6)
+
+
+def test_a_tenant_that_moved_is_served_there_again_when_that_process_was_killed(server: Served) -> None:
+    assert server.admin("PUT", "tenants/acme/device", {"device": "1"})["partitions"]["acme"]["device"] == "1"
+    began = time.monotonic()
+    os.kill(server.device_process("1"), signal.SIGKILL)
+    _until_served(server, "acme", began)
+    with closing(Client(server.port)) as client:
+        check(client, "acme", 8)
+        check(client, "globex", 9)
+    assert server.admin("GET", "partitions")["partitions"]["acme"]["device"] == "1"
