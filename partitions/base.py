@@ -33,7 +33,17 @@ class Partition(Protocol):
         """The host's cores that are reserved for the holder, by number; None if the device reserves none."""
 
     def attach(self) -> None:
-        """Attach the calling thread to this partition for the rest of its life. Does not block."""
+        """Attach the calling thread to this partition, and to no other, until it is attached to another. Does not block.
+
+        Raises PartitionError.
+        """
+
+    @property
+    def idle(self) -> bool:
+        """Whether a work that an attached thread enqueues and waits for now would run at once, on that thread.
+
+        False if works do not run on the threads that wait for them. A hint: another thread may enqueue in between.
+        """
 
     def run(self, function: Callable[[], T]) -> T:
         """Call `function` on a new thread attached to this partition. Blocks until it returns; raises what it raises."""

@@ -82,9 +82,14 @@ class CpuStream:
         if task.error:
             raise task.error
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self._waiting and not self._lock.locked()
+
     def drain(self) -> None:
         """Run everything that was put so far; errors are raised by the tasks' own `wait`. Blocks."""
-        if self._waiting or self._lock.locked():
+        if not self.idle:
             self.wait(self.put(_nothing))
 
     def _run_until(self, last: CpuTask) -> None:
@@ -118,6 +123,10 @@ class CpuPartition:
     def attached(self) -> bool:
         """Whether the calling thread is attached to this partition."""
         return getattr(self._attached, "partition", None) is self
+
+    @property
+    def idle(self) -> bool:
+        return self.stream.idle
 
     def attach(self) -> None:
         if self._closed:

@@ -247,6 +247,30 @@ class Contract:
         work.cancel()
         assert array(work.wait()[0]).tolist() == ONE.tolist()
 
+    def test_a_thread_that_attaches_again_works_for_the_other_partition(self, subject: Subject, partition: Partition) -> None:
+        last = len(subject.device.granules) - 1
+
+        def move() -> list[object]:
+            numbers = []
+            with closing(subject.device.carve([last])) as other:
+                for place in (partition, other, partition):
+                    place.attach()
+                    with closing(subject.identity.bind(place)) as executor:
+                        numbers.append(run(executor, ONE)[0].tolist())
+            return numbers
+
+        assert in_a_thread(move)[1].result(PATIENCE) == [ONE.tolist()] * 3
+
+    def test_a_partition_on_which_a_work_waits_or_runs_is_not_idle(
+        self, partition: Partition, executor: Executor, stall: Stall
+    ) -> None:
+        assert not partition.idle
+        thread, ended = _wait_in_a_thread(partition, stall.work)
+        stall.wait_until_running(thread)
+        assert not partition.idle
+        stall.release()
+        ended.result(PATIENCE)
+
     def test_wait_releases_the_gil(self, partition: Partition, stall: Stall) -> None:
         thread, ended = _wait_in_a_thread(partition, stall.work)
         stall.wait_until_running(thread)

@@ -185,6 +185,10 @@ class FakePartition:
         ends = [0, *accumulate(self.device.granules)]
         return frozenset(unit for granule in self.granules for unit in range(ends[granule], ends[granule + 1]))
 
+    @property
+    def idle(self) -> bool:
+        return not self.stream.works
+
     def attach(self) -> None:
         if self.closed:
             raise PartitionError(f"{self!r} cannot take another thread")
@@ -425,7 +429,7 @@ class FakeEngine:
         self.description: Mapping[str, object] = {"graphs": "none"}
         """What every executor says of itself."""
         self.closed = False
-        self._compute: Compute = compute or self._repeat
+        self.compute: Compute = compute or self._repeat
         self._compute_parts = compute_parts
 
     def __repr__(self) -> str:
@@ -473,7 +477,7 @@ class FakeEngine:
         given = tuple(bytes(view(tensor.address, tensor.nbytes)) for tensor in inputs)
         self.computed.append(given)
         try:
-            results = self._compute(given)
+            results = self.compute(given)
         except Exception as error:
             raise ExecutionFailed(str(error)) from error
         return tuple(self._place(inputs, results, room))

@@ -59,6 +59,10 @@ class CudaPartition:
         return None
 
     @property
+    def idle(self) -> bool:
+        return False
+
+    @property
     def handle(self) -> int:
         """The stream as the integer (CUstream) that other libraries take."""
         return int(self.stream.handle)

@@ -32,6 +32,11 @@ _MAX_TEXT = 2000
 """Characters of an error text, of up to four bytes each."""
 
 
+RunNow = Callable[[Ticket], Done | None]
+"""Called with a ticket that was not put, while no other is on its way. Returns its completion, or None: then the ticket has to
+be put. Only for a link whose ends share an interpreter."""
+
+
 class Descriptors(NamedTuple):
     """File descriptors of a link of `slots` slots and `nbytes` bytes of tensors. Each process closes its own."""
 
@@ -53,7 +58,8 @@ class Tickets:
 
     Several threads of the device side may block in `listen`; everything else that reads is for one thread at a time. `kept` has
     the ticket of each slot if both ends are in one process. `unfinished` is for the reading side: what it keeps between two
-    parts of an answer, by slot; like tickets that were given back, that is for the next reader.
+    parts of an answer, by slot; like tickets that were given back, that is for the next reader. `run_now` is set by the device
+    side while it may run short models on the thread of the HTTP side; see `RunNow`.
     """
 
     def __init__(self, arena: Arena, event: int, kept: dict[int, Ticket] | None = None) -> None:
@@ -68,6 +74,7 @@ class Tickets:
         self._put_count = self._read_count = self._unread_count = 0
         self._returned: list[Ticket] = []
         self.unfinished: dict[int, Any] = {}
+        self.run_now: RunNow | None = None
         self._poller = select.poll()
 
     def __repr__(self) -> str:

@@ -16,7 +16,7 @@ from engines import Signature
 
 from ..protocol.classification import Labels
 from ..scheduling.batching import Batching
-from ..scheduling.lane import LaneStatistics
+from ..scheduling.lane_statistics import LaneStatistics
 from ..scheduling.queue_policy import QueueLimits, QueuePolicy
 from ..scheduling.slot_pool import SlotStatistics
 from ..tenants.catalog import IndexEntry, ServedModel

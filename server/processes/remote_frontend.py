@@ -16,7 +16,7 @@ from ..config.schema import TenantConfig
 from ..errors import Conflict, Unavailable
 from ..link import ring as links
 from ..link.ring import Descriptors, Link
-from ..scheduling.lane import LaneStatistics
+from ..scheduling.lane_statistics import LaneStatistics
 from ..scheduling.slot_pool import SlotStatistics
 from ..tenants.catalog import Catalog, IndexEntry, ServedModel
 from ..tenants.frontend import DeviceSide, Report, State, not_ended

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..config.tables import dotted
 from ..errors import DeadlineExceeded, QueueFull, Unavailable
@@ -19,27 +19,17 @@ from ..link.messages import Done, ModelKey, Ticket
 from ..link.ring import Link
 from ..link.slots import Slot
 from .batch_runs import BatchRuns
+from .batch_timer import BatchTimer
 from .batching import Batching
 from .deadlines import Deadlines
+from .lane_statistics import LaneStatistics
 from .part_runs import PartRuns, goes_on, has_begun
 from .pending import Canceller, OnDone, PendingBatch, PendingRequest, error_of
 from .queue_policy import QueueLimits, QueuePolicy
+from .run_now import run_or_put
 from .scheduler import Scheduler
 from .slot_pool import SlotPool
 from .waiters import Waiters
-
-
-class LaneStatistics(NamedTuple):
-    """Requests queued now, in flight, and running although their clients disconnected; and counted since the start: refused for
-    lack of room, timed out, and invalid.
-    """
-
-    waiting: int
-    in_flight: int
-    abandoned: int
-    rejected: int
-    expired: int = 0
-    invalid: int = 0
 
 
 class Lane:
@@ -68,7 +58,7 @@ class Lane:
             scheduler, self.slots, link.tickets, self._pending, self._serials, canceller.cancel, self._finish
         )
         self._parts = PartRuns(scheduler, link.tickets, self.deadlines, self._serials, self._expire)
-        self._batch_timer: asyncio.TimerHandle | None = None
+        self._batch_timer = BatchTimer(self._launch)
         self._waiters = Waiters()
         self._collected: list[Ticket] = []
         self._flush_scheduled = False
@@ -84,7 +74,7 @@ class Lane:
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stop receiving completions, and cancel all timers."""
-        self._set_batch_timer(None)
+        self._batch_timer.set(None)
         self.deadlines.close()
         if self._loop:
             self._loop.remove_reader(self._link.completions.event)
@@ -235,7 +225,7 @@ class Lane:
         if queues is not None and (limits := queues.limits_for(priority)).timeout:
             pending.queue_deadline = time.monotonic() + limits.timeout
             self.deadlines.add(pending.queue_deadline, -ticket.serial, partial(self._expire_in_queue, pending, limits))
-        self._launch()
+        self._launch(True)
 
     def proceed(self, slot: Slot) -> None:
         """Queue the next part of the answer in this slot, whose memory is written again; after Outgrown, the same part."""
@@ -304,7 +294,7 @@ class Lane:
         scheduler.on_host_cores = completions.on_host_cores()
         for done in ended:
             scheduler.finish(done.slot, None if done.failure else done.ended - done.began)
-        if scheduler.batchable:
+        if scheduler.batchable and self._link.tickets.run_now is None:
             self._launch()  # Before the answers are written, which takes a while; the next work can run meanwhile.
         for done in ended:
             self.deadlines.fire_due()
@@ -364,20 +354,35 @@ class Lane:
     def _all(self) -> list[PendingRequest | PendingBatch]:
         return [*self._pending.values(), *self._abandoned.values(), *self._batches.running.values()]
 
-    def _launch(self) -> None:
-        """Send what may run: at once if the worker is idle, else together with what else comes in this loop iteration."""
-        batchable = self._scheduler.batchable
-        if not self._scheduler.busy:
-            self._link.tickets.put(self._choose() if batchable else self._scheduler.take())
-        elif batchable or (tickets := self._scheduler.take()):
-            if not self._flush_scheduled:
-                self._flush_scheduled = True
-                asyncio.get_running_loop().call_soon(self._flush)
-            if not batchable:
-                self._collected += tickets
+    def _launch(self, new: bool = False) -> None:
+        """Send or run what may run: at once if the worker is idle, else together with what else comes in this loop iteration.
+
+        What may run on this thread waits for the iteration's other `new` requests: so each step of them is done for all in a
+        row, with its code in the processor's caches, and batches form.
+        """
+        while not self._scheduler.busy:
+            if new and self._link.tickets.run_now is not None:
+                self._flush_soon()
+                return
+            tickets = self._choose() if self._scheduler.batchable else self._scheduler.take()
+            if not tickets or run_or_put(self._link.tickets, tickets, self._scheduler, self._end):
+                return
+        if self._scheduler.batchable:
+            self._flush_soon()
+        elif tickets := self._scheduler.take():
+            self._collected += tickets
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         tickets, self._collected, self._flush_scheduled = self._collected, [], False
+        if not self._scheduler.busy:
+            self._launch()
+            return
         if self._scheduler.batchable:
             tickets += self._choose()
         self._link.tickets.put(tickets)
@@ -387,14 +392,5 @@ class Lane:
         tickets, now = [], time.monotonic()
         while (choice := self._scheduler.choose(now)).members:
             tickets.append(self._batches.launch(choice))
-        self._set_batch_timer(choice.due)
+        self._batch_timer.set(choice.due)
         return tickets
-
-    def _set_batch_timer(self, due: float | None) -> None:
-        """Call `_launch` at this time on the clock of `time.monotonic`, instead of any time that was set before."""
-        if self._batch_timer:
-            self._batch_timer.cancel()
-        self._batch_timer = None
-        if due is not None:  # Event loops count in whole milliseconds.
-            delay = math.ceil((due - time.monotonic()) * 1000) / 1000
-            self._batch_timer = asyncio.get_running_loop().call_later(delay, self._launch)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..link.ring import Link
-from ..scheduling.lane import LaneStatistics
+from ..scheduling.lane_statistics import LaneStatistics
 from ..scheduling.slot_pool import SlotStatistics
 from .catalog import IndexEntry, ServedModel
 from .statistics import ModelStatistics

@@ -120,6 +120,14 @@ class Session:
         """
         return self.loop is not None and not (self.deferred.ready or abandoned) and self.loop.takes_next(look)
 
+    def enqueue(self, executor: Any, ticket: Ticket) -> InFlight:
+        """Put the work of a ticket on the partition's stream. Raises what the executor raises."""
+        slot = self.link.arena.slot(ticket.slot)
+        slot.use_block(ticket.start, ticket.capacity)
+        inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
+        work = executor.enqueue(inputs, room) if not ticket.after else self.enqueue_part(ticket, executor, inputs)
+        return InFlight(ticket, work, room)
+
     def enqueue_part(self, ticket: Ticket, executor: Any, inputs: Sequence[Tensor]) -> Work:
         """Begin an answer in parts, or go on with one. Raises Unavailable if it was begun on another link.
 

@@ -3,7 +3,7 @@
 One thread waits for the oldest work in flight while the other listens for tickets and enqueues them, so the partition's stream
 is never empty while the HTTP side may launch more (see `server.workers.thread_roles`). On CPU partitions
 (`Partition.host_cores`) the thread that waits for a work also runs it, and there is no second thread, which would only take
-its time. No error of a model ends the threads.
+its time; where the event loop is the same tenant's, short models run there (`loop_runs`). No error of a model ends the threads.
 
 An answer in parts is a ticket for each part, so other tickets run between two parts, and the limit on execution time applies to
 each. What is kept between two parts belongs to the link: a worker on another partition goes on with it.
@@ -27,6 +27,7 @@ from .bundling import BUNDLE, longest_delay
 from .cancellations import EXPIRED, WITHDRAWN, Cancellations, failure_of
 from .deferred import MAX_RESUMED, error_of
 from .gil_priority import GilPriorities
+from .loop_runs import LoopRuns
 from .session import Endpoint, InFlight, Session
 
 log = logging.getLogger("greenlane.worker")
@@ -64,6 +65,7 @@ class Worker:
         self._priorities = priorities
         self._endpoint: Endpoint | None = None
         self._session: Session | None = None
+        self._loop_runs: LoopRuns | None = None
         self._threads: list[Thread] = []
         self._in_flight: dict[int, InFlight] = {}
         self._cancellations = Cancellations()
@@ -96,6 +98,11 @@ class Worker:
         loop = open_loop(endpoint.link, BUNDLE, EXPIRED, WITHDRAWN, self._cancellations.by_slot) if uses_loop else None
         session = Session(endpoint, self._priorities.join(endpoint.link.tickets.waiting), 1 if hosted else 2, loop)
         self._session = session
+        if hosted and endpoint.link.shares_interpreter:
+            self._loop_runs = LoopRuns(
+                session, self.partition, self.executors, self._in_flight, self._cancellations, self._prepares
+            )
+            self._loop_runs.open()
         if session.deferred.count or endpoint.link.tickets.waiting():
             endpoint.link.tickets.wake()  # The previous worker consumed the wake-ups for these tickets.
         names = [f"worker {self.partition!r}", f"worker {self.partition!r}, second"]
@@ -154,7 +161,9 @@ class Worker:
             session.roles.stop()
             for thread in self._threads:
                 thread.join()
-            self._threads, self._session = [], None
+            if self._loop_runs is not None:
+                self._loop_runs.close()
+            self._threads, self._session, self._loop_runs = [], None, None
             if session.loop:
                 session.loop.close()
             session.link.tickets.give_back(session.deferred.close())
@@ -309,11 +318,7 @@ class Worker:
             executor = self.executors[ticket.model]
             if self._prepares(executor) and self._defer(session, ticket, executor, again):
                 return
-            slot = session.link.arena.slot(ticket.slot)
-            slot.use_block(ticket.start, ticket.capacity)
-            inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
-            work = executor.enqueue(inputs, room) if not ticket.after else session.enqueue_part(ticket, executor, inputs)
-            flight = InFlight(ticket, work, room)
+            flight = session.enqueue(executor, ticket)
         except Exception as error:
             self._fail(session, ticket.slot, self._failure(error), time.monotonic_ns())
             return
@@ -359,8 +364,12 @@ class Worker:
             self._ring(session)  # Earlier completions must not wait for a long work.
             self._rung_at = began
         try:
+            if (loop_runs := self._loop_runs) is not None:
+                loop_runs.start_measuring()
             outputs = flight.work.wait()
             ended = time.monotonic_ns()
+            if loop_runs is not None:
+                loop_runs.learn(flight.ticket, ended - began)
             session.priority.start_completing()
             self._last_model, self._last_duration = model, ended - began
             extents = session.link.arena.slot(slot).store_outputs(outputs, flight.room)

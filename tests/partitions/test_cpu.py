@@ -147,6 +147,16 @@ def test_waiting_on_a_thread_that_is_not_attached_runs_pinned(device: CpuDevice,
     assert seen == [{device.cores[0]}]
 
 
+def test_a_partition_is_idle_while_nothing_runs_or_waits_on_its_stream(partition: CpuPartition) -> None:
+    seen: list[bool] = []
+    assert partition.idle
+    task = partition.stream.put(lambda: seen.append(partition.idle))
+    assert not partition.idle
+    partition.stream.wait(task)
+    assert partition.idle
+    assert seen == [False]
+
+
 def test_a_task_s_error_is_raised_by_its_own_wait_only(partition: CpuPartition) -> None:
     stream, ran = partition.stream, list[int]()
     bad = stream.put(lambda: _raise(ValueError("no")))

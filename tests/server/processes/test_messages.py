@@ -13,7 +13,7 @@ from server.processes import messages
 from server.processes.messages import Publish, ReportFields, decode_hook, encode_hook
 from server.protocol.classification import Labels
 from server.scheduling.batching import Batching
-from server.scheduling.lane import LaneStatistics
+from server.scheduling.lane_statistics import LaneStatistics
 from server.scheduling.queue_policy import QueueLimits, QueuePolicy
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.catalog import IndexEntry, ServedModel

@@ -32,7 +32,7 @@ from server.processes.messages import (
 )
 from server.processes.remote_frontend import RemoteFrontend, open_remote
 from server.processes.rpc import Channel
-from server.scheduling.lane import LaneStatistics
+from server.scheduling.lane_statistics import LaneStatistics
 from server.scheduling.slot_pool import SlotStatistics
 from server.tenants.catalog import IndexEntry
 from server.tenants.frontend import Report

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from server.errors import Failed, RequestError, Unavailable
 from server.link import ring as links
 from server.link.blocks import UNIT
-from server.link.messages import Done, Failure
+from server.link.messages import Done, Failure, Ticket
 from server.link.ring import Descriptors
 from server.link.slots import Slot
 from server.scheduling.lane import Lane
@@ -82,7 +82,11 @@ class LaneMachine(RuleBasedStateMachine):
 
     def _attach(self, descriptors: Descriptors) -> tuple[links.Link, Hand]:
         here, there = (links.attach(descriptors, self.memory) for _ in range(2))
+        self._open(here)
         return here, Hand(there)
+
+    def _open(self, here: links.Link) -> None:
+        """The lane is about to get this link."""
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self.loop.run_until_complete(work)
@@ -218,5 +222,36 @@ class LaneMachine(RuleBasedStateMachine):
         assert queue == sorted(queue)
 
 
+class RunNowMachine(LaneMachine):
+    """The same over a device side that runs some tickets at once, on the thread that submits them."""
+
+    def __init__(self) -> None:
+        self.willing = 0
+        self.ran: set[int] = set()
+        super().__init__()
+
+    def _open(self, here: links.Link) -> None:
+        here.tickets.run_now = partial(self._run_now, here)
+
+    def _run_now(self, link: links.Link, ticket: Ticket) -> Done | None:
+        assert link is self.lane._link
+        assert not self.dead or self.relinking
+        assert not self.lane._scheduler.held
+        assert ticket.serial not in self.ran
+        assert ticket not in self.hand.tickets
+        if not self.willing:
+            return None
+        self.willing -= 1
+        self.ran.add(ticket.serial)
+        return Done(ticket.slot, rows_out(ticket.shapes[0][0]) if ticket.model == "rows" else (), None, 1, 2)
+
+    @rule(count=st.integers(0, 5))
+    def run_now(self, count: int) -> None:
+        """So many tickets run at once from now on."""
+        self.willing = count
+
+
 TestLaneMachine = LaneMachine.TestCase
 TestLaneMachine.settings = settings(max_examples=60, stateful_step_count=30)
+TestRunNowMachine = RunNowMachine.TestCase
+TestRunNowMachine.settings = settings(max_examples=60, stateful_step_count=30)

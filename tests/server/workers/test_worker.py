@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count, cycle
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -147,13 +148,19 @@ class Bench:
         self.partition.stream.ran = 0
 
 
+B = TypeVar("B", bound=Bench)
+
+
 @contextmanager
 def benched(
-    priorities: GilPriorities | None = None, compute_parts: ComputeParts | None = None, lends: bool = False
-) -> Iterator[Bench]:
-    """A bench whose worker does not serve yet."""
+    priorities: GilPriorities | None = None,
+    compute_parts: ComputeParts | None = None,
+    lends: bool = False,
+    kind: type[B] = Bench,  # type: ignore[assignment]
+) -> Iterator[B]:
+    """A bench, of this class, whose worker does not serve yet."""
     descriptors, link, tickets = watched(SLOTS)
-    bench = Bench(link, tickets, priorities, compute_parts, lends)
+    bench = kind(link, tickets, priorities, compute_parts, lends)
     yield bench
     bench.worker.close()
     assert bench.partition.closed

@@ -1,0 +1,141 @@
+"""Runs short models at once, on the thread of the event loop, where it belongs to the same tenant and to its cores.
+
+An inference is then a function call. It goes the usual way, by a ticket to the worker's thread, whenever anything speaks
+against that: the model is not known to be short, something else is in flight, the worker is being halted, or the run fails.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engines import Executor
+from partitions import Partition
+
+from ..link.messages import Done, Extent, Ticket
+from .cancellations import Cancellations
+from .loop_guard import LoopGuard
+from .loop_time import BOUND, LoopTime
+from .session import InFlight, Session
+
+log = logging.getLogger("greenlane.worker")
+
+
+class LoopRuns:
+    """What one worker runs on the event loop while it serves a link: from `open` to `close`, `run` is the link's `run_now`.
+
+    `run` is for the event loop's thread, `start_measuring` and `learn` for the worker's. `executors`, `in_flight` and
+    `cancellations` are the worker's; what runs on the event loop is in flight there too. `prepares` is whether an executor is a
+    `Preparing`, and `cpu_time` returns the nanoseconds of CPU time that the calling thread has used.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        partition: Partition,
+        executors: Mapping[str, Executor],
+        in_flight: dict[int, InFlight],
+        cancellations: Cancellations,
+        prepares: Callable[[Executor], bool],
+        cpu_time: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
+        self._session = session
+        self._partition = partition
+        self._executors = executors
+        self._in_flight = in_flight
+        self._cancellations = cancellations
+        self._prepares = prepares
+        self._cpu_time = cpu_time
+        self._time = LoopTime()
+        self._guard = LoopGuard()
+        self._attached = False
+        self._began = 0
+
+    def __repr__(self) -> str:
+        return f"<LoopRuns on {self._partition!r}, {self._time!r}>"
+
+    def open(self) -> None:
+        """Let the HTTP side call `run`."""
+        self._session.link.tickets.run_now = self.run
+
+    def close(self) -> None:
+        """Run nothing more, and wait for what runs; the worker's threads have ended. Blocks as long as a short model takes."""
+        self._session.link.tickets.run_now = None
+        with self._session.enqueuing:
+            self._guard.close()
+
+    def run(self, ticket: Ticket) -> Done | None:
+        """Run this ticket now, and return its completion; None if it has to go the usual way.
+
+        Nothing else is in flight, and what was not launched yet is behind this ticket. An answer in parts always goes the
+        usual way.
+        """
+        began, key = time.monotonic_ns(), (ticket.model, ticket.shapes)
+        session = self._session
+        if ticket.after or not self._time.allows(key, began) or not session.enqueuing.acquire(False):
+            return None
+        try:
+            flight = self._enqueue(ticket)
+            if flight is None:
+                return None
+            cpu = self._cpu_time()
+            extents = self._wait(flight)
+            ended = time.monotonic_ns()
+            self._time.took(key, began, ended, self._duration(ended - began, cpu))
+            return None if extents is None else Done(ticket.slot, extents, None, began, ended)
+        finally:
+            session.enqueuing.release()
+
+    def start_measuring(self) -> None:
+        """The worker's thread begins to wait for a work, which it also runs."""
+        self._began = self._cpu_time()
+
+    def learn(self, ticket: Ticket, took: int) -> None:
+        """The work of this ticket has ended on the worker's thread after so many nanoseconds."""
+        self._time.learn((ticket.model, ticket.shapes), self._duration(took, self._began))
+
+    def _duration(self, took: int, cpu: int) -> int:
+        """How long a run took of itself: `took` may have waits for the GIL, and for the core while other programs had it.
+
+        Under load those are longer than short models are. CPU time since `cpu` has none of them; other threads that worked on
+        the run took no more of it than this one.
+        """
+        return took if took <= BOUND else min(took, (self._cpu_time() - cpu) * self._partition.size)
+
+    def _enqueue(self, ticket: Ticket) -> InFlight | None:
+        """Put it on the partition's stream; None if it could not run at once, or if that fails, for the worker to report."""
+        session = self._session
+        if session.roles.stopped or self._in_flight or session.deferred.count or self._cancellations.refusal(ticket):
+            return None
+        try:
+            if not self._attached:
+                self._attach()
+            executor: Any = self._executors[ticket.model]
+            if not self._partition.idle or (self._prepares(executor) and executor.preparing(ticket.shapes) is not None):
+                return None
+            return session.enqueue(executor, ticket)
+        except Exception:
+            return None
+
+    def _attach(self) -> None:
+        """Attach the event loop's thread, before its first run here. Raises what that raises, and is not tried again then."""
+        try:
+            self._partition.attach()
+        except Exception as error:
+            log.warning("the event loop runs no models of %r: %s", self._partition, error)
+            self._session.link.tickets.run_now = None
+            raise
+        self._attached = True
+
+    def _wait(self, flight: InFlight) -> tuple[Extent, ...] | None:
+        """Run a work; None if it fails or was cancelled: the worker runs it again, and reports what it fails with."""
+        slot = flight.ticket.slot
+        self._in_flight[slot] = flight
+        self._guard.begin(flight.work)
+        try:
+            return self._session.link.arena.slot(slot).store_outputs(flight.work.wait(), flight.room)
+        except Exception:
+            return None
+        finally:
+            self._guard.end()
+            self._in_flight.pop(slot, None)
