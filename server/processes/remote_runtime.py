@@ -16,17 +16,19 @@ from partitions.plan import Granules
 from ..control.descriptions import DeviceInfo, Execution
 from ..errors import RequestError, Unavailable
 from ..link.ring import Descriptors
+from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import State
 from . import device_messages as messages
 from .descriptors import DescriptorSender
 from .device_messages import DeviceInfoFields, ExecutionFields
 from .messages import Message
-from .remote_frontend import RemoteFrontend
+from .remote_frontend import REPORT_TIMEOUT, RemoteFrontend
 from .rpc import Channel
 
 log = logging.getLogger("greenlane.processes")
 
 Changes = dict[str, messages.LoadModel | messages.UnloadModel]
+_NOT_FOUND_AGAIN = "no longer in the repository when its device was started again"
 _Units = dict[str, frozenset[int]]
 _Cores = dict[str, frozenset[int] | None]
 
@@ -45,10 +47,16 @@ class RemoteRuntime:
         self._connected = asyncio.Event()
         self._leaving: dict[str, RemoteFrontend] = {}
         """Tenants that this process still serves, but no replacement of it: they are moving to another device."""
-        self._away = False
         self._started = False
+        self._away = False
+        """Whether the process has ended, and no other one has loaded the same models yet."""
+        self._reasons: dict[str, str] = {}
+        """Why the process itself has its tenants suspended."""
+        self._published: set[tuple[str, str]] = set()
         self._granules: dict[str, Granules] = {}
         self._moving: dict[str, Granules] = {}
+        self._mover: Channel | None = None
+        """The process that prepared the last move."""
         self._changes: dict[tuple[str, str], messages.LoadModel | messages.UnloadModel] = {}
         self._affinity: messages.SetDeviceAffinity | None = None
         self._resuming: asyncio.Task[None] | None = None
@@ -73,19 +81,23 @@ class RemoteRuntime:
 
     async def connect(self, channel: Channel, sender: DescriptorSender) -> None:
         """Use this process from now on; one that replaces another is started as that was. Raises as `open` and `start` do."""
-        self._channel, self._sender = channel, sender
+        self._channel = channel
         self._connected.set()
-        if self._started:
-            await self.open()
+        self._away = self._started
+        if self._away:
+            await channel.call(messages.OpenDevice(), DeviceInfoFields)
             if self._affinity:
                 channel.notify(self._affinity)
-            await self.start(self._granules)
-            self._resuming = asyncio.create_task(self._resume())
+            await channel.call(messages.StartTenants(dict(self._granules)), _Cores)
+            self._resuming = asyncio.create_task(self._resume(channel))
+        self._sender = sender  # Before its start the process has no worker that could change links.
 
     def disconnect(self, reason: str) -> None:
         """The process has ended: all requests of its tenants fail with this reason, and new ones, until there is another."""
         self._channel = self._sender = None
         self._away = True
+        self._reasons.clear()
+        self._published.clear()
         self._connected.clear()
         if self._resuming:
             self._resuming.cancel()
@@ -103,7 +115,10 @@ class RemoteRuntime:
         return found.info()
 
     async def start(self, granules: Mapping[str, Granules]) -> _Cores:
-        cores: _Cores = await self._call(messages.StartTenants(dict(granules)), _Cores)
+        try:
+            cores: _Cores = await self._call(messages.StartTenants(dict(granules)), _Cores)
+        except Unavailable as error:
+            raise DeviceUnavailable(f"{self.label} ended while it partitioned the device; the log says why") from error
         self._granules, self._started = dict(granules), True
         return cores
 
@@ -112,21 +127,25 @@ class RemoteRuntime:
             await self._call(messages.WaitUntilLoaded())
 
     async def prepare(self, granules: Mapping[str, Granules]) -> _Units:
-        self._moving = dict(granules)
+        self._moving, self._mover = dict(granules), self._channel
         found: _Units = await self._call(messages.PrepareMove(self._moving), _Units)
         return found
 
     async def halt(self) -> None:
-        await self._call(messages.HaltMove())
+        await self._call_mover(messages.HaltMove())
 
     async def commit(self) -> None:
         self._granules |= self._moving
-        with suppress(Unavailable):  # The process has ended; its replacement starts on the new granules.
-            await self._call(messages.CommitMove())
+        try:
+            await self._call_mover(messages.CommitMove())
+        except (RequestError, PartitionError) as error:
+            if self._channel:  # It has other granules than its tenants now, or is being started with other ones.
+                log.error("%s is started again, as its tenants have other granules now: %s", self.label, error)
+                self._channel.close()
 
     async def discard(self) -> None:
         with suppress(Unavailable):
-            await self._call(messages.DiscardMove())
+            await self._call_mover(messages.DiscardMove())
 
     async def load(self, tenant: str, name: str, override: str | None = None) -> None:
         await self._change(messages.LoadModel(tenant, name, override))
@@ -135,8 +154,9 @@ class RemoteRuntime:
         await self._change(messages.UnloadModel(tenant, name))
 
     async def executions(self) -> list[Execution]:
-        with suppress(Unavailable):
-            found: list[ExecutionFields] = await self._call(messages.GetExecutions(), list[ExecutionFields])
+        with suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(REPORT_TIMEOUT):
+                found: list[ExecutionFields] = await self._call(messages.GetExecutions(), list[ExecutionFields])
             return [each.execution() for each in found]
         return []
 
@@ -162,13 +182,18 @@ class RemoteRuntime:
     async def replace_link(self, tenant: str) -> None:
         """Have the process serve the new link of this tenant's frontend; returns when it does not use the old one any more.
 
-        Without a process there is nothing to do: the next one starts with the new link.
+        Without a process there is nothing to do: the next one starts with the new link. A process that cannot do so is
+        replaced.
         """
-        if self._sender:
+        if self._sender and (channel := self._channel):
             link = self.frontends[tenant].descriptors
-            with suppress(Unavailable):
+            try:
                 number = self._sender.send(link[:4])
-                await self._call(messages.ReplaceLink(tenant, number, link.slots, link.nbytes))
+                await channel.call(messages.ReplaceLink(tenant, number, link.slots, link.nbytes))
+            except RequestError as error:
+                if not channel.closed.is_set():
+                    log.error("%s cannot change the link of %s; starting another: %s", self.label, tenant, error)
+                    channel.close()
 
     async def close(self) -> None:
         if self._resuming:
@@ -225,6 +250,7 @@ class RemoteRuntime:
     async def release(self, tenant: str) -> None:
         """Free everything that the process has of a tenant that it does not serve any more."""
         self._leaving.pop(tenant, None)
+        self._reasons.pop(tenant, None)
         for key in [key for key in self._changes if key[0] == tenant]:
             del self._changes[key]
         with suppress(Unavailable):
@@ -242,6 +268,7 @@ class RemoteRuntime:
         if (frontend := self.frontends.get(message.tenant)) is None:  # It has moved to another device.
             return False
         served = [each.served() for each in message.served]
+        self._published.add((message.tenant, message.name))
         return await frontend.publish(message.name, served, message.problems)
 
     def _set_cores(self, message: messages.SetTenantCores) -> None:
@@ -249,24 +276,30 @@ class RemoteRuntime:
             frontend.set_cores(message.cores)
 
     def _suspend_tenant(self, message: messages.SuspendTenant) -> None:
-        if frontend := self.frontends.get(message.tenant) or self._leaving.get(message.tenant):
+        self._reasons[message.tenant] = message.reason
+        if not self._away and (frontend := self.frontends.get(message.tenant) or self._leaving.get(message.tenant)):
             frontend.suspend(message.reason)
 
     async def _change(self, message: messages.LoadModel | messages.UnloadModel) -> None:
         await self._call(message)
         self._changes[message.tenant, message.name] = message
 
-    async def _resume(self) -> None:
+    async def _resume(self, channel: Channel) -> None:
         """Serve the tenants of a process that replaces another once the same models are loaded."""
-        await self._call(messages.WaitUntilLoaded())
-        for change in self._changes.values():
+        for message in (messages.WaitUntilLoaded(), *self._changes.values()):
             try:
-                await self._call(change)
+                await channel.call(message)
             except (RequestError, EngineError, PartitionError) as error:
-                log.warning("model %s of %s is not as before: %s", change.name, change.tenant, error)
+                if channel.closed.is_set():  # It is replaced as well.
+                    return
+                log.warning("not as before in %s: %s", self.label, error)
+        for tenant, frontend in list(self.frontends.items()):
+            for name in {each.name for each in frontend.served() if (tenant, each.name) not in self._published}:
+                await frontend.publish(name, [], [IndexEntry(name, "", "UNAVAILABLE", _NOT_FOUND_AGAIN)])
         log.info("%s serves again: %s", self.label, ", ".join(self.frontends) or "no tenant")
         self._away = False
-        self._suspend("")
+        for tenant, frontend in self.frontends.items():
+            frontend.suspend(self._reasons.get(tenant, ""))
 
     def _suspend(self, reason: str) -> None:
         for frontend in self.frontends.values():
@@ -277,7 +310,18 @@ class RemoteRuntime:
             self._channel.notify(message)
 
     async def _call(self, message: Message, result: Any = None) -> Any:
-        """The answer. Raises Unavailable if there is no process, or it ends before it answers."""
-        if self._channel is None:
-            raise Unavailable(f"{self.label} has ended and is being started again")
-        return await self._channel.call(message, result)
+        """The answer. Raises Unavailable if there is no process, it does not serve yet, or it ends before it answers."""
+        channel = self._channel
+        if channel and not self._away:
+            try:
+                return await channel.call(message, result)
+            except Unavailable:
+                if not channel.closed.is_set():
+                    raise
+        raise Unavailable(f"{self.label} has ended and is being started again")
+
+    async def _call_mover(self, message: Message) -> None:
+        """Call the process that prepared the move. Raises Unavailable if it has ended, also if another one has replaced it."""
+        if self._mover is None or self._mover is not self._channel:
+            raise Unavailable(f"{self.label} has ended during a move, and is being started again")
+        await self._call(message)

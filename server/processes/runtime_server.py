@@ -54,8 +54,8 @@ class RuntimeServer:
             messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
             messages.GetExecutions: self._executions,
             messages.ProbePartitions: lambda _: self.opened.probe(),
-            messages.StopLoading: lambda _: self.opened.stop_loading(),
-            messages.Abandon: lambda message: self.opened.abandon(message.reason),
+            messages.StopLoading: self._stop_loading,
+            messages.Abandon: self._abandon,
             messages.CloseDevice: lambda _: self.opened.close(),
         }
 
@@ -72,6 +72,14 @@ class RuntimeServer:
 
     async def _executions(self, _: messages.GetExecutions) -> list[messages.ExecutionFields]:
         return [messages.ExecutionFields.of(each) for each in await self.opened.executions()]
+
+    def _stop_loading(self, _: messages.StopLoading) -> None:
+        if self.runtime:
+            self.runtime.stop_loading()
+
+    def _abandon(self, message: messages.Abandon) -> None:
+        if self.runtime:
+            self.runtime.abandon(message.reason)
 
     def _set_state(self, state: State) -> None:
         self._notify(messages.DeviceState(state))

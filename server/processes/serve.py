@@ -120,11 +120,13 @@ def _devices(
 
 async def _start(supervisor: Supervisor, controller: Controller) -> None:
     """Start processes and devices at the same time."""
-    starting = asyncio.create_task(supervisor.start())
-    try:
-        await controller.start()
-    finally:
-        await starting
+    starting, opening = asyncio.create_task(supervisor.start()), asyncio.create_task(controller.start())
+    await asyncio.wait({starting, opening}, return_when=asyncio.FIRST_EXCEPTION)
+    if starting.done() and starting.exception():
+        opening.cancel()  # It waits for processes, of which there may be none.
+    for found in await asyncio.gather(starting, opening, return_exceptions=True):
+        if found:
+            raise found
 
 
 def _set_affinity(

@@ -220,9 +220,19 @@ class Supervisor:
     async def _restart_device(self, each: SupervisedDevice) -> None:
         """Start a device process again, with new links: the old ones have what the process before was about to do."""
         each.disconnect()
-        for frontend in each.runtime.frontends.values():
-            (await frontend.relink())()
+        for name in list(each.runtime.frontends):
+            await self._relink(self._http[name])
         await self._start_device(each)
+
+    async def _relink(self, each: SupervisedProcess) -> None:
+        """Give an HTTP process a new link to its memory; one that cannot take it is killed: the next one starts with one."""
+        assert each.frontend
+        try:
+            (await each.frontend.relink())()
+        except RequestError as error:
+            log.error("%s cannot change its link; killing it: %s", each.label, error)
+            if each.process:
+                spawn.kill(each.process)
 
     async def _connect(self, runtime: RemoteRuntime, each: SupervisedProcess | SupervisedDevice) -> None:
         """Have a runtime use this process. Where it replaces another that was serving, that is done again first."""
@@ -281,9 +291,9 @@ class Supervisor:
             if each.hosted:
                 each.hosted.runtime.disconnect(f"{each.label} has ended and is being started again")
             await self._wait_for_end(each.process, each.label, each.backoff)
-            if each.frontend and not each.hosted:
+            if (frontend := each.frontend) and not each.hosted:
                 # The worker frees the old link before another process may write to the memory that it reads from.
-                await self._on_relinked(each.name, each.frontend.renew().close)
+                await self._retry(lambda: self._on_relinked(each.name, frontend.renew().close))
             await self._retry(lambda: self._start(each))
 
     async def _keep_dispatcher(self) -> None:

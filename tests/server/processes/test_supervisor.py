@@ -7,12 +7,15 @@ import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from server.config.schema import Config, ModelsConfig, TenantConfig
+from server.control.controller import Controller
+from server.errors import Failed
 from server.host.backoff import Backoff
+from server.processes import serve
 from server.processes.remote_frontend import open_remote
 from server.processes.supervisor import SupervisedProcess, Supervisor
 
@@ -111,3 +114,59 @@ def test_a_process_that_sent_the_dispatcher_a_malformed_handoff_is_killed(monkey
     supervisor._on_dispatcher(b"acme")
     assert killed == [process]
     supervisor.frontend.close()
+
+
+async def test_a_process_that_cannot_change_its_link_is_killed_and_the_device_is_started_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    supervisor = Staged(TenantConfig(name="acme", granules=1, models=("*",)))
+    killed: list[object] = []
+    monkeypatch.setattr("server.processes.spawn.kill", killed.append)
+
+    async def relink() -> None:
+        raise Failed("OSError: 0 descriptors came with number 1; expected 4 with 1")
+
+    monkeypatch.setattr(supervisor.frontend, "relink", relink)
+    process: Any = object()
+    supervisor._http["acme"].process = process
+    await supervisor._relink(supervisor._http["acme"])
+    assert killed == [process]
+    supervisor.frontend.close()
+
+
+class Short(Staged):
+    """There is no memory for a new link at first."""
+
+    async def _tell(self, name: str, free: Callable[[], None]) -> None:
+        if "failed" not in self.told:
+            self.told.append("failed")
+            free()
+            raise OSError("no memory")
+        await super()._tell(name, free)
+
+
+async def test_a_process_for_which_there_was_no_memory_is_started_later() -> None:
+    supervisor = Short(TenantConfig(name="acme", granules=1, models=("*",)))
+    supervisor._http["acme"].channel.closed.set()
+    await supervisor._keep(supervisor._http["acme"])
+    assert [each if isinstance(each, str) else each[0] for each in supervisor.told] == [
+        "buried",
+        "failed",
+        "reopened",
+        "started",
+    ]
+    supervisor.frontend.close()
+
+
+async def test_a_server_whose_processes_cannot_be_started_waits_for_none() -> None:
+    class Broken:
+        async def start(self) -> None:
+            raise OSError("no process ids are left")
+
+    class Waiting:
+        async def start(self) -> None:
+            await asyncio.Event().wait()
+
+    supervisor, controller = cast(Supervisor, Broken()), cast(Controller, Waiting())
+    with pytest.raises(OSError, match="no process ids are left"):
+        await asyncio.wait_for(serve._start(supervisor, controller), 10)

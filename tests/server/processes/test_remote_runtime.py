@@ -1,0 +1,339 @@
+"""A device side in another process, with the test at the other end of its channel: what happens when the process ends."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from engines import DATATYPES, Signature, TensorSpec
+from partitions import DeviceUnavailable
+from server.config.schema import TenantConfig
+from server.errors import Conflict, Failed, RequestError, Unavailable
+from server.processes import descriptors
+from server.processes import device_messages as messages
+from server.processes.device_messages import DeviceInfoFields
+from server.processes.messages import Message, ServedModelFields
+from server.processes.remote_frontend import RemoteFrontend, open_remote
+from server.processes.remote_runtime import RemoteRuntime
+from server.processes.rpc import Channel
+
+INFO = DeviceInfoFields("cpu", "cores", "core", (1, 1, 1))
+ANSWERS: dict[type[Message], Any] = {
+    messages.OpenDevice: INFO,
+    messages.StartTenants: {"acme": None},
+    messages.PrepareMove: {},
+    messages.ProbePartitions: {},
+    messages.GetExecutions: [],
+}
+CALLS = (
+    *ANSWERS,
+    messages.WaitUntilLoaded,
+    messages.HaltMove,
+    messages.CommitMove,
+    messages.DiscardMove,
+    messages.LoadModel,
+    messages.UnloadModel,
+    messages.ReplaceLink,
+    messages.StopLoading,
+    messages.CloseDevice,
+)
+FP32 = DATATYPES["FP32"]
+SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
+GONE = "the device process has ended and is being started again"
+
+
+class Process:
+    """A device process: keeps what it receives, and answers as `answers` says, after a gate of the message's type is open."""
+
+    def __init__(self, **gates: asyncio.Event) -> None:
+        self.heard: list[Any] = []
+        self.answers = dict(ANSWERS)
+        self.gates = gates
+        self.channel = Channel("the supervisor", dict.fromkeys(CALLS, self._answer))
+        self.supervisors: Channel
+        self._ends: list[Any] = []
+
+    async def _answer(self, message: Message) -> Any:
+        self.heard.append(message)
+        if gate := self.gates.get(type(message).__name__):
+            await gate.wait()
+        answer = self.answers.get(type(message))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def start(self, runtime: RemoteRuntime) -> None:
+        """As the supervisor does."""
+        ours, theirs = socket.socketpair()
+        self.supervisors = Channel("the device process", runtime.handlers())
+        await self.supervisors.open(ours)
+        await self.channel.open(theirs)
+        sender, end = descriptors.pair()
+        self._ends += [sender, end]
+        await runtime.connect(self.supervisors, sender)
+
+    async def end(self, runtime: RemoteRuntime) -> None:
+        """As the supervisor notices it."""
+        self.close()
+        await self.supervisors.closed.wait()
+        runtime.disconnect(GONE)
+
+    def close(self) -> None:
+        self.channel.close()
+        for end in self._ends:
+            end.close()
+        self._ends.clear()
+
+    def types(self) -> list[str]:
+        return [type(message).__name__ for message in self.heard]
+
+    async def hears(self, name: str) -> None:
+        while name not in self.types():
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def frontend() -> AsyncIterator[RemoteFrontend]:
+    frontend = open_remote(TenantConfig(name="acme", granules=1, models=("*",)))
+    yield frontend
+    frontend.close()
+
+
+@pytest.fixture
+async def runtime(frontend: RemoteFrontend) -> AsyncIterator[RemoteRuntime]:
+    """One that serves acme on granule 0."""
+    runtime = RemoteRuntime("the device process", {"acme": frontend}, lambda *_: None)
+    yield runtime
+    if runtime._channel:
+        runtime._channel.close()
+
+
+def model(name: str) -> ServedModelFields:
+    return ServedModelFields(name, "1", f"{name}/1#1", SIGNATURE, "onnx", {}, None, {}, None)
+
+
+def names(frontend: RemoteFrontend) -> set[str]:
+    return {each.name for each in frontend.served()}
+
+
+async def served(runtime: RemoteRuntime) -> Process:
+    process = Process()
+    await process.start(runtime)
+    await runtime.open()
+    await runtime.start({"acme": (0,)})
+    return process
+
+
+async def until_resumed(runtime: RemoteRuntime) -> None:
+    assert runtime._resuming
+    await asyncio.wait_for(runtime._resuming, 10)
+
+
+async def test_a_process_that_does_not_serve_yet_is_sent_nothing_but_its_start(
+    runtime: RemoteRuntime, frontend: RemoteFrontend
+) -> None:
+    """It has no runtime before it is opened, and no worker before it is started; its models are loaded after that."""
+    await (await served(runtime)).end(runtime)
+    gates = {name: asyncio.Event() for name in ("OpenDevice", "StartTenants", "WaitUntilLoaded")}
+    process = Process(**gates)
+    starting = asyncio.create_task(process.start(runtime))
+    for name, gate in gates.items():
+        await process.hears(name)
+        for call in (
+            runtime.load("acme", "m"),
+            runtime.unload("acme", "m"),
+            runtime.prepare({"acme": (1,)}),
+            runtime.halt(),
+            runtime.probe(),
+        ):
+            with pytest.raises(Unavailable, match="is being started again"):
+                await asyncio.wait_for(call, 10)
+        assert await runtime.executions() == [], "metrics are answered"
+        await runtime.loaded()
+        if name != "WaitUntilLoaded":
+            await runtime.replace_link("acme")
+        gate.set()
+    await starting
+    await until_resumed(runtime)
+    assert process.types() == list(gates)
+    await runtime.load("acme", "m")
+    process.close()
+
+
+async def test_a_process_that_ends_at_its_first_start_is_a_device_that_cannot_be_used(runtime: RemoteRuntime) -> None:
+    process = Process(StartTenants=asyncio.Event())
+    await process.start(runtime)
+    await runtime.open()
+    starting = asyncio.create_task(runtime.start({"acme": (0,)}))
+    await process.hears("StartTenants")
+    await process.end(runtime)
+    with pytest.raises(DeviceUnavailable, match="ended while it partitioned the device; the log says why"):
+        await starting
+
+
+async def test_a_load_is_answered_when_the_process_ends(runtime: RemoteRuntime) -> None:
+    process = await served(runtime)
+    process.gates["LoadModel"] = asyncio.Event()
+    loading = asyncio.create_task(runtime.load("acme", "m"))
+    await process.hears("LoadModel")
+    await process.end(runtime)
+    with pytest.raises(Unavailable, match=GONE):
+        await loading
+    process = Process()
+    await process.start(runtime)
+    await until_resumed(runtime)
+    assert "LoadModel" not in process.types(), "it may be what ended the process"
+    process.close()
+
+
+@pytest.mark.parametrize("ends", ["after prepare", "after halt"])
+async def test_a_move_is_never_continued_by_another_process(runtime: RemoteRuntime, ends: str) -> None:
+    """It has not prepared the new partitions, and would stay on the old granules while others get them."""
+    process = await served(runtime)
+    await runtime.prepare({"acme": (1, 2)})
+    if ends == "after halt":
+        await runtime.halt()
+    await process.end(runtime)
+    second = Process()
+    await second.start(runtime)
+    await until_resumed(runtime)
+    if ends == "after prepare":
+        with pytest.raises(Unavailable):
+            await runtime.halt()
+        await runtime.discard()
+        assert second.types() == ["OpenDevice", "StartTenants", "WaitUntilLoaded"]
+        second.close()
+        return
+    await runtime.commit()  # All others have halted as well, so the plan is carried out.
+    await asyncio.wait_for(second.supervisors.closed.wait(), 10)
+    await second.end(runtime)
+    third = Process()
+    await third.start(runtime)
+    assert third.heard[1] == messages.StartTenants({"acme": (1, 2)})
+    third.close()
+
+
+async def test_a_move_that_is_committed_while_the_replacement_starts_is_not_forgotten(runtime: RemoteRuntime) -> None:
+    process = await served(runtime)
+    await runtime.prepare({"acme": (1, 2)})
+    await runtime.halt()
+    await process.end(runtime)
+    second = Process(StartTenants=asyncio.Event())
+    starting = asyncio.create_task(second.start(runtime))
+    await second.hears("StartTenants")
+    await runtime.commit()
+    with pytest.raises(Unavailable):
+        await starting
+    await second.end(runtime)
+    third = Process()
+    await third.start(runtime)
+    assert third.heard[1] == messages.StartTenants({"acme": (1, 2)})
+    third.close()
+
+
+async def test_a_commit_that_fails_is_made_by_the_next_process(runtime: RemoteRuntime) -> None:
+    process = await served(runtime)
+    process.answers[messages.CommitMove] = Failed("a partition cannot be closed")
+    await runtime.prepare({"acme": (1,)})
+    await runtime.halt()
+    await runtime.commit()
+    await asyncio.wait_for(process.supervisors.closed.wait(), 10)
+    await process.end(runtime)
+    second = Process()
+    await second.start(runtime)
+    assert second.heard[1] == messages.StartTenants({"acme": (1,)})
+    second.close()
+
+
+async def test_a_tenant_that_the_new_process_suspends_stays_suspended(runtime: RemoteRuntime, frontend: RemoteFrontend) -> None:
+    await (await served(runtime)).end(runtime)
+    second = Process(WaitUntilLoaded=asyncio.Event())
+    await second.start(runtime)
+    await second.hears("WaitUntilLoaded")
+    second.channel.notify(messages.SuspendTenant("acme", "its worker failed"))
+    second.channel.notify(messages.SuspendTenant("acme", ""))
+    second.channel.notify(messages.SuspendTenant("acme", "its worker failed again"))
+    while runtime._reasons.get("acme") != "its worker failed again":
+        await asyncio.sleep(0)
+    assert frontend._suspended == GONE, "no request may name the models of before"
+    second.gates["WaitUntilLoaded"].set()
+    await until_resumed(runtime)
+    assert frontend._suspended == "its worker failed again"
+    await second.end(runtime)
+    third = Process()
+    await third.start(runtime)
+    await until_resumed(runtime)
+    assert frontend._suspended == "", "the process with that worker has ended"
+    third.close()
+
+
+@pytest.mark.parametrize("at", ["WaitUntilLoaded", "LoadModel"])
+async def test_a_process_that_ends_before_it_serves_again_is_replaced_without_an_answer(
+    runtime: RemoteRuntime, frontend: RemoteFrontend, at: str
+) -> None:
+    process = await served(runtime)
+    await runtime.load("acme", "m")
+    await process.end(runtime)
+    second = Process(**{at: asyncio.Event()})
+    await second.start(runtime)
+    await second.hears(at)
+    second.close()
+    await until_resumed(runtime)  # Before the supervisor notices: it may be waiting for something else of this process.
+    assert frontend._suspended == GONE
+    await second.end(runtime)
+    third = Process()
+    await third.start(runtime)
+    await until_resumed(runtime)
+    assert frontend._suspended == ""
+    third.close()
+
+
+@pytest.mark.parametrize("error", [Conflict("no"), Failed("KeyError: 'acme'")])
+async def test_tenants_are_served_again_though_not_all_is_as_before(
+    runtime: RemoteRuntime, frontend: RemoteFrontend, error: RequestError
+) -> None:
+    process = await served(runtime)
+    await runtime.load("acme", "m")
+    await process.end(runtime)
+    second = Process()
+    second.answers |= {messages.WaitUntilLoaded: error, messages.LoadModel: error}
+    await second.start(runtime)
+    await until_resumed(runtime)
+    assert frontend._suspended == ""
+    second.close()
+
+
+async def test_a_model_that_the_new_process_does_not_find_is_not_served(
+    runtime: RemoteRuntime, frontend: RemoteFrontend
+) -> None:
+    """Its requests would name a model of the process that has ended."""
+    process = await served(runtime)
+    for name in ("kept", "removed"):
+        await process.channel.call(messages.PublishModel("acme", name, [model(name)], []), bool)
+    assert names(frontend) == {"kept", "removed"}
+    await process.end(runtime)
+    second = Process(WaitUntilLoaded=asyncio.Event())
+    await second.start(runtime)
+    await second.channel.call(messages.PublishModel("acme", "kept", [model("kept")], []), bool)
+    second.gates["WaitUntilLoaded"].set()
+    await until_resumed(runtime)
+    assert names(frontend) == {"kept"}
+    second.close()
+
+
+async def test_a_process_that_cannot_change_a_link_is_replaced(runtime: RemoteRuntime) -> None:
+    process = await served(runtime)
+    process.answers[messages.ReplaceLink] = OSError("no descriptors")
+    await runtime.replace_link("acme")
+    await asyncio.wait_for(process.supervisors.closed.wait(), 10)
+    process.close()
+
+
+async def test_metrics_do_not_wait_for_a_process_that_hangs(runtime: RemoteRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.processes.remote_runtime.REPORT_TIMEOUT", 0.01)
+    process = await served(runtime)
+    process.gates["GetExecutions"] = asyncio.Event()
+    assert await asyncio.wait_for(runtime.executions(), 10) == []
+    process.close()
