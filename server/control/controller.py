@@ -10,7 +10,7 @@ from partitions.plan import Granules
 from partitions.probe import overlaps
 
 from ..config.schema import Config, TenantConfig
-from ..errors import BadRequest, NotFound
+from ..errors import BadRequest, NotFound, Unavailable
 from ..protocol.json_document import show
 from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
@@ -165,8 +165,8 @@ class Controller:
         """Move a tenant to another device while it is served, onto `count` granules there, by default as many as it has.
 
         Its models are loaded there first. Raises NotFound for an unknown tenant, BadRequest for an unknown device, DoesNotFit
-        with the arithmetic, Conflict if a model is not served there or the tenant's work takes longer than `max_pause`. After
-        an error it is served as before.
+        with the arithmetic, Unavailable while one of the devices does not serve, Conflict if a model is not served there or the
+        tenant's work takes longer than `max_pause`. After an error it is served as before.
         """
         if tenant not in self.config.tenants:
             raise NotFound(f"{tenant}: there is no such tenant; there are {', '.join(self.config.tenants)}")
@@ -183,6 +183,9 @@ class Controller:
                 return
             if target is source:
                 raise BadRequest(f"tenant {tenant} is on device {to} already; PUT /admin/partitions changes its granules")
+            for device in (source, target):
+                if (state := self.device_state(device)) not in ("serving", "incomplete"):
+                    raise Unavailable(f"device {device.name} is {state}; move tenant {tenant} when both devices serve")
             if self._transfer is None or source.process is None or target.process is None:
                 raise BadRequest(
                     f"tenant {tenant} cannot move while it is served: on cores each tenant's process has its own device side; "

@@ -217,7 +217,10 @@ class RemoteRuntime:
             raise Unavailable(f"{self.label} has ended and is being started again")
         number = self._sender.send(link[:4])
         message = messages.AdoptTenant(tenant, number, link.slots, link.nbytes, granules, list(changes.values()), beyond)
-        found: list[messages.PublishModel] = await self._call(message, list[messages.PublishModel])
+        try:
+            found: list[messages.PublishModel] = await self._call(message, list[messages.PublishModel])
+        except Unavailable as error:
+            raise Unavailable(f"{self.label} ended while it prepared tenant {tenant}, which is served as before") from error
         return found
 
     def join(self, tenant: str, frontend: RemoteFrontend, granules: Granules, changes: Changes) -> None:

@@ -23,7 +23,7 @@ from server.config.schema import Config, ConfigError, DeviceConfig, ModelsConfig
 from server.control.controller import Controller
 from server.device.runtime import Runtime
 from server.errors import BadRequest, Conflict, Failed, NotFound, Unavailable
-from server.link.messages import Done
+from server.link.messages import Done, load_of
 from server.repository.model_config import ModelConfig, from_json
 from server.tenants.frontend import State
 from server.tenants.service import LocalFrontend, Service, Tenant
@@ -955,3 +955,36 @@ async def test_draining_cancels_requests_after_drain_timeout(root: Path) -> None
         for each in asking:
             with pytest.raises(Unavailable, match="the server is draining"):
                 await each
+
+
+async def test_a_tenant_of_another_device_comes_is_served_and_goes_again(root: Path) -> None:
+    site = Site(root)
+    config, frontends = site.controller.config, site.frontends
+    frontends.pop("globex").close()
+    runtime = Runtime(config, site.device, frontends, lambda _: None, lambda _: None, site.read)
+    await runtime.start({"acme": (0, 1)})
+    await runtime.loaded()
+    stays = len(site.pins())
+    for granules in ((2, 3), (4,)):
+        late = frontends["globex"] = WatchedFrontend(config.tenants["globex"])
+        await runtime.adopt("globex", granules, beyond=70)
+        (served,) = late.tenant.catalog.served()
+        assert load_of(served.key) > 70, "no key of the other device means another model here"
+        assert granules_of(runtime) == {"acme": (0, 1), "globex": granules}
+        runtime.name_models("globex", {"b/1#7": served.key})
+        await late.infer("b/1#7")
+        await late.infer(served.key)
+        runtime.forget_keys("globex", ["b/1#7"])
+        assert list(runtime._workers["globex"].executors) == [served.key]
+        await runtime.release("globex")
+        del frontends["globex"]
+        await runtime.release("globex")  # It is not here.
+        assert granules_of(runtime) == {"acme": (0, 1)}
+        assert all(closed for _, _, closed in site.pins()[stays:])
+        assert [each.tenant for each in await runtime.executions()] == ["acme", "acme"]
+    assert not any(closed for _, _, closed in site.pins()[:stays])
+    await runtime.close()
+
+
+def granules_of(runtime: Runtime) -> dict[str, tuple[int, ...]]:
+    return {name: partition.granules for name, partition in runtime.manager.held.items()}

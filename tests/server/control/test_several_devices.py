@@ -1,0 +1,190 @@
+"""What is decided for several devices: all of them change or none, and a tenant moves only between devices that serve."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partitions import DoesNotFit, PartitionError
+from partitions.plan import Granules
+from server.config.schema import Config, DeviceConfig, ModelsConfig, TenantConfig
+from server.control.controller import Controller
+from server.control.descriptions import DeviceInfo
+from server.control.device_runtime import DeviceRuntime
+from server.errors import BadRequest, Conflict, NotFound, Unavailable
+
+UNITS = 4
+
+
+class FakeRuntime:
+    """Writes down what it is to do; `fails` is raised by the step of that name."""
+
+    def __init__(self, steps: list[str], name: str) -> None:
+        self.away = False
+        self.fails: dict[str, Exception] = {}
+        self._steps = steps
+        self._name = name
+
+    def _do(self, step: str) -> None:
+        self._steps.append(f"{step} {self._name}")
+        if error := self.fails.get(step):
+            raise error
+
+    async def open(self) -> DeviceInfo:
+        return DeviceInfo("fake", f"device {self._name}", "core", (1,) * UNITS)
+
+    async def start(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int] | None]:
+        return dict.fromkeys(granules)
+
+    async def prepare(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int]]:
+        self._do("prepare")
+        return {name: frozenset(each) for name, each in granules.items()}
+
+    async def halt(self) -> None:
+        self._do("halt")
+
+    async def commit(self) -> None:
+        self._do("commit")
+
+    async def discard(self) -> None:
+        self._do("discard")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not called here")
+
+
+class Site:
+    """Two devices of four granules: acme has two of device 0, globex one of device 1."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        tenants = [
+            TenantConfig(name="acme", device="0", granules=2, models=("*",)),
+            TenantConfig(name="globex", device="1", granules=1, models=("*",)),
+        ]
+        config = Config(
+            devices={"0": DeviceConfig(), "1": DeviceConfig()},
+            models=ModelsConfig(repository=Path()),
+            tenants={tenant.name: tenant for tenant in tenants},
+            source="test",
+        )
+        self.runtimes = {name: FakeRuntime(self.steps, name) for name in config.named_devices}
+        frontends: Any = dict.fromkeys(config.tenants)
+        self.controller = Controller(config, frontends, lambda _: None, self._transfer)
+        self.transfers: list[tuple[str, str, Granules]] = []
+        self.refuses: Exception | None = None
+        for name, runtime in self.runtimes.items():
+            self.controller.add(dict.fromkeys(config.tenants_on(name), runtime), name, runtime)
+
+    async def start(self, serving: Iterable[str] = ("acme", "globex")) -> "Site":
+        await self.controller.start()
+        self.controller._states |= dict.fromkeys(serving, "serving")
+        return self
+
+    async def _transfer(self, tenant: str, source: DeviceRuntime, target: DeviceRuntime, granules: Granules) -> None:
+        assert source is not target
+        if self.refuses:
+            raise self.refuses
+        self.transfers.append((tenant, next(name for name, each in self.runtimes.items() if each is target), granules))
+
+    @property
+    def held(self) -> dict[str, tuple[str, Granules]]:
+        return {
+            name: (device.name, partition.granules)
+            for device in self.controller.devices
+            for name, partition in device.held.items()
+        }
+
+
+BEFORE = {"acme": ("0", (0, 1)), "globex": ("1", (0,))}
+
+
+async def test_devices_that_are_not_concerned_are_not_asked() -> None:
+    site = await Site().start()
+    move = await site.controller.repartition({"globex": 3})
+    assert move.movers == ("globex",)
+    assert site.steps == ["prepare 1", "halt 1", "commit 1"]
+
+
+async def test_every_device_prepares_and_halts_before_one_commits() -> None:
+    site = await Site().start()
+    move = await site.controller.repartition({"acme": 1, "globex": 3})
+    assert move.movers == ("acme", "globex")
+    assert [step.split()[0] for step in site.steps] == ["prepare", "prepare", "halt", "halt", "commit", "commit"]
+    assert site.held == {"acme": ("0", (0,)), "globex": ("1", (0, 1, 2))}
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [("prepare", PartitionError("no")), ("prepare", Unavailable("it has ended")), ("halt", Conflict("tenant globex: slow"))],
+)
+async def test_if_one_device_refuses_none_commits_and_all_discard(step: str, error: Exception) -> None:
+    site = await Site().start()
+    site.runtimes["1"].fails[step] = error
+    with pytest.raises(type(error)):
+        await site.controller.repartition({"acme": 1, "globex": 3})
+    assert not any(each.startswith("commit") for each in site.steps)
+    assert site.steps[-2:] == ["discard 0", "discard 1"]
+    assert site.held == BEFORE
+
+
+async def test_what_does_not_fit_one_device_is_tried_on_none() -> None:
+    site = await Site().start()
+    with pytest.raises(DoesNotFit, match="globex 5 = 5 granules, but the device has 4: 1 too many"):
+        await site.controller.repartition({"acme": 1, "globex": 5})
+    assert (site.steps, site.held) == ([], BEFORE)
+
+
+async def test_the_same_granules_of_two_devices_are_no_overlap() -> None:
+    site = await Site().start()
+    await site.controller.repartition({"acme": 4, "globex": 4})
+    assert site.held == {"acme": ("0", (0, 1, 2, 3)), "globex": ("1", (0, 1, 2, 3))}
+
+
+async def test_a_tenant_moves_with_as_many_granules_as_it_has_or_is_given() -> None:
+    site = await Site().start()
+    await site.controller.transfer("acme", "1")
+    await site.controller.transfer("acme", "0", 4)
+    assert site.transfers == [("acme", "1", (1, 2)), ("acme", "0", (0, 1, 2, 3))]
+    assert site.held == {"acme": ("0", (0, 1, 2, 3)), "globex": ("1", (0,))}
+    assert [list(device.runtimes) for device in site.controller.devices] == [["acme"], ["globex"]]
+
+
+@pytest.mark.parametrize(
+    ("tenant", "to", "count", "error"),
+    [
+        ("acme", "1", 4, DoesNotFit),
+        ("acme", "2", None, BadRequest),
+        ("acme", "1", 0, BadRequest),
+        ("acme", "0", 1, BadRequest),
+        ("initech", "1", None, NotFound),
+    ],
+)
+async def test_a_move_that_cannot_be_is_not_begun(tenant: str, to: str, count: int | None, error: type[Exception]) -> None:
+    site = await Site().start()
+    with pytest.raises(error):
+        await site.controller.transfer(tenant, to, count)
+    assert (site.transfers, site.held) == ([], BEFORE)
+
+
+@pytest.mark.parametrize("away", ["0", "1"])
+async def test_no_tenant_moves_from_or_to_a_device_that_is_started_again(away: str) -> None:
+    site = await Site().start()
+    site.runtimes[away].away = True
+    with pytest.raises(Unavailable, match=f"device {away} is restarting; move tenant acme when both devices serve"):
+        await site.controller.transfer("acme", "1")
+
+
+async def test_no_tenant_moves_while_its_models_are_loaded() -> None:
+    site = await Site().start(serving=["globex"])
+    with pytest.raises(Unavailable, match="device 0 is starting"):
+        await site.controller.transfer("acme", "1")
+
+
+async def test_a_tenant_whose_move_fails_stays() -> None:
+    site = await Site().start()
+    site.refuses = Conflict("tenant acme: model a 1 cannot be served on that device")
+    with pytest.raises(Conflict):
+        await site.controller.transfer("acme", "1")
+    assert site.held == BEFORE

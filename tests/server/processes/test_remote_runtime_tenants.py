@@ -1,0 +1,100 @@
+"""What the supervisor keeps of a device process, to send it to the one that replaces it; the test is that process."""
+
+import asyncio
+import socket
+from typing import Any
+
+from server.config.schema import TenantConfig
+from server.processes import descriptors
+from server.processes import device_messages as messages
+from server.processes.descriptors import DescriptorSender
+from server.processes.remote_frontend import RemoteFrontend, open_remote
+from server.processes.remote_runtime import RemoteRuntime
+from server.processes.rpc import Channel
+
+INFO = messages.DeviceInfoFields("fake", "a device", "core", (1, 1))
+
+
+class Process:
+    """The other end of a runtime's channel: keeps what it was sent."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        answers: dict[Any, Any] = {messages.OpenDevice: INFO, messages.StartTenants: {"acme": None}}
+        kinds = (*answers, messages.WaitUntilLoaded, messages.ReleaseTenant, messages.LoadModel)
+        self.channel = Channel(
+            "the supervisor", {kind: lambda message, kind=kind: self._hear(message, answers) for kind in kinds}
+        )
+        self.loaded = asyncio.Event()
+
+    async def _hear(self, message: Any, answers: dict[Any, Any]) -> Any:
+        self.heard.append(message)
+        if isinstance(message, messages.WaitUntilLoaded):
+            await self.loaded.wait()
+        return answers.get(type(message))
+
+    async def connect(self, runtime: RemoteRuntime) -> None:
+        ours, theirs = socket.socketpair()
+        sender, self._descriptors = descriptors.pair()
+        self._sender: DescriptorSender = sender
+        self._runtime_end = Channel("the device process", runtime.handlers())
+        await self._runtime_end.open(ours)
+        await self.channel.open(theirs)
+        await runtime.connect(self._runtime_end, sender)
+
+    def close(self) -> None:
+        self.channel.close()
+        self._runtime_end.close()
+        self._sender.close()
+        self._descriptors.close()
+
+
+def frontend(name: str) -> RemoteFrontend:
+    return open_remote(TenantConfig(name=name, granules=1, models=("*",), memory=1 << 20), linked=False)
+
+
+async def test_a_process_that_replaces_another_is_away_until_its_models_are_loaded() -> None:
+    acme = frontend("acme")
+    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
+    await first.connect(runtime)
+    await runtime.open()
+    await runtime.start({"acme": (1,)})
+    assert not runtime.away
+    runtime.disconnect("it has ended")
+    assert runtime.away
+    first.close()
+    await second.connect(runtime)
+    assert runtime.away
+    assert second.heard == [messages.OpenDevice(), messages.StartTenants({"acme": (1,)})]
+    second.loaded.set()
+    assert runtime._resuming
+    await runtime._resuming
+    assert not runtime.away
+    second.close()
+    acme.close()
+
+
+async def test_a_replacement_has_the_tenants_that_came_and_not_those_that_left() -> None:
+    acme, globex = frontend("acme"), frontend("globex")
+    runtime, first, second = RemoteRuntime("the process", {"acme": acme}, lambda *_: None), Process(), Process()
+    await first.connect(runtime)
+    await runtime.open()
+    await runtime.start({"acme": (0,)})
+    change = messages.LoadModel("globex", "b", None)
+    runtime.join("globex", globex, (1,), {"b": change})
+    assert runtime.leave("acme") == ((0,), {})
+    runtime.stay("acme", (0,))
+    runtime.leave("acme")
+    await runtime.release("acme")
+    runtime.disconnect("it has ended")
+    first.close()
+    await second.connect(runtime)
+    assert second.heard == [messages.OpenDevice(), messages.StartTenants({"globex": (1,)})]
+    second.loaded.set()
+    assert runtime._resuming
+    await runtime._resuming
+    assert second.heard[-1] == change
+    assert list(runtime.frontends) == ["globex"]
+    second.close()
+    for each in (acme, globex):
+        each.close()
