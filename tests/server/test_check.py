@@ -11,7 +11,7 @@ from engines import Builds, Engine, RuntimeSettings, load_engine
 from partitions import Device, DeviceUnavailable, open_device
 from server.check import check, execution_line
 from server.config.file import load
-from server.config.schema import Config
+from server.config.schema import Config, DeviceConfig, ModelsConfig
 from tests.end_to_end import repository
 from tests.fakes import FakeDevice, Script
 
@@ -101,6 +101,36 @@ def test_what_would_be_served_is_printed_with_shares_and_tensors(checked: Checke
         "all of it can be served",
     ]
     assert checked.err == []
+
+
+def test_several_devices_are_checked_each_with_its_tenants(checked: Checked) -> None:
+    core = min(os.sched_getaffinity(0))
+    second = ("[device]", f'[devices.b]\nbackend = "cuda"\n[devices.0]\ncores = "{core}"')
+    tenant = '[tenants.globex]\ngranules = 8\ndevice = "b"\nmodels = ["rows"]'
+
+    def opener(config: Config) -> Device:
+        if config.device.backend == "cuda":
+            raise DeviceUnavailable("there is no GPU here")
+        return on_cpu(config)
+
+    assert checked.check(second, ("granules = 1", 'granules = 2\ndevice = "0"'), more=tenant, device=opener) == 2
+    assert [line for line in checked.out if not line.startswith("  ")] == [
+        "greenlane.toml: http://127.0.0.1:8000 on 2 devices",
+        "device b: no device, so no model is tried",
+        f"tenant globex: no granules, no keys: anyone may call it, {MEMORY}",
+        f"device 0: {on_cpu(config_of(core)).describe()}",
+        f"tenant acme: no granules, keys, {MEMORY}",
+    ]
+    assert checked.err[1:3] == [
+        "greenlane.toml: devices.b: there is no GPU here",
+        "greenlane.toml: tenants.acme.granules 2 = 2 cores, but the device has 1: lower it by 1",
+    ]
+
+
+def config_of(core: int) -> Config:
+    """A configuration with a device of one core."""
+    device = DeviceConfig(backend="cpu", cores=(core,))
+    return Config(device=device, models=ModelsConfig(repository=Path()), tenants={}, source="test")
 
 
 def test_a_model_without_inputs_or_batches_is_described_too(checked: Checked) -> None:
