@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
+from types import MappingProxyType
 
 from engines import Executor
 from partitions import Device, DeviceLost, Partition, PartitionManager
@@ -24,7 +25,7 @@ from .cache_paths import open_builds
 from .model_loader import Read, open_model_loader
 from .moves import PartitionMoves, close_all
 from .reclaim import free_engines
-from .tenant_models import TenantModels
+from .tenant_models import OnLoading, TenantModels
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -47,6 +48,7 @@ class Runtime:
         publish: Callable[[State], None],
         on_lost: Callable[[str], None],
         read: Read | None = None,
+        on_loading: OnLoading = lambda *_: None,
     ) -> None:
         self.device = device
         self.frontends = frontends
@@ -76,6 +78,7 @@ class Runtime:
             self._worker_control,
             self._changing,
             self._lifecycle,
+            on_loading,
         )
         self._freeing: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -91,13 +94,16 @@ class Runtime:
         device = self.device
         return DeviceInfo(device.kind, device.describe(), device.unit, tuple(device.granules))
 
-    async def start(self, granules: Mapping[str, Granules]) -> dict[str, frozenset[int] | None]:
+    async def start(
+        self, granules: Mapping[str, Granules], left_out: Mapping[str, Collection[str]] = MappingProxyType({})
+    ) -> dict[str, frozenset[int] | None]:
+        """As `DeviceRuntime.start`; models that are `left_out`, by tenant, are not loaded."""
         self._loop = asyncio.get_running_loop()
         for name, frontend in self.frontends.items():
             frontend.open(self)
             await self._worker_control.pin(self.device, name)
         await self._place(granules)
-        self._models.start()
+        self._models.start(left_out)
         self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._changing))
         self._supervision.start()
         return {name: partition.host_cores for name, partition in self.manager.held.items()}

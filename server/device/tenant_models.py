@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,12 @@ from .model_loader import LoadedModel, ModelLoader, PreparedModel
 log = logging.getLogger("greenlane.runtime")
 
 
+OnLoading = Callable[[str, str], None]
+"""Called with a tenant and a model when that begins to be loaded, and with "" when that has ended."""
+CRASHED = "its process ended each time it was loaded; load it again when its file is another"
+"""The reason of a model that is left out."""
+
+
 class TenantModels:
     """Changes the models of each tenant. Every method belongs to the event loop; blocking calls run on threads.
 
@@ -42,6 +49,7 @@ class TenantModels:
         worker_control: WorkerControl,
         changing: Mapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
+        on_loading: OnLoading,
     ) -> None:
         self._tenants = dict(tenants)
         self._frontends = frontends
@@ -50,6 +58,8 @@ class TenantModels:
         self._worker_control = worker_control
         self._changing = changing
         self._lifecycle = lifecycle
+        self._on_loading = on_loading
+        self._left_out: Mapping[str, Collection[str]] = {}
         self._served = LoadedModels(tenants, strict_readiness)
         self.ordering = {name: asyncio.Lock() for name in tenants}
         """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
@@ -60,8 +70,9 @@ class TenantModels:
     def __repr__(self) -> str:
         return f"<TenantModels {len(self._changes)} changes on their way, {self._served!r}>"
 
-    def start(self) -> None:
-        """Start loading all models of all tenants; each must have its partition."""
+    def start(self, left_out: Mapping[str, Collection[str]]) -> None:
+        """Start loading all models of all tenants but those that are left out; each tenant must have its partition."""
+        self._left_out = left_out
         self._loading = asyncio.create_task(self._load_all())
 
     def add(self, tenant: TenantConfig) -> None:
@@ -141,11 +152,12 @@ class TenantModels:
 
     async def _load_alone(self, tenant: str, name: str, override: str | None) -> LoadedModel:
         kept = self._served.serves(tenant, name)
-        prepared = await self._read_model(tenant, name, override)
-        async with self._changing[tenant]:
-            loaded = await self._bind(tenant, prepared, whole=True, kept=kept)
-            if loaded.served or not kept:
-                await self._put(tenant, loaded)
+        with self._loads(tenant, name):
+            prepared = await self._read_model(tenant, name, override)
+            async with self._changing[tenant]:
+                loaded = await self._bind(tenant, prepared, whole=True, kept=kept)
+                if loaded.served or not kept:
+                    await self._put(tenant, loaded)
         return loaded
 
     async def _renew_ensembles(self, tenant: str, changed: Collection[str], name: str) -> None:
@@ -155,9 +167,10 @@ class TenantModels:
         """
         for ensemble in self._served.ensembles(tenant, changed):
             if ensemble.name != name:
-                prepared = await self._read_model(tenant, ensemble.name, ensemble.override)
-                async with self._changing[tenant]:
-                    await self._put(tenant, await self._bind(tenant, prepared, whole=True))
+                with self._loads(tenant, ensemble.name):
+                    prepared = await self._read_model(tenant, ensemble.name, ensemble.override)
+                    async with self._changing[tenant]:
+                        await self._put(tenant, await self._bind(tenant, prepared, whole=True))
 
     async def _unload(self, tenant: str, name: str) -> None:
         async with self._changing[tenant]:
@@ -185,13 +198,27 @@ class TenantModels:
             if self._lifecycle.state not in ("starting", "serving", "incomplete"):
                 return
             async with self.ordering[tenant.name]:
-                prepared = await self._read_model(tenant.name, name, None)
-                async with self._changing[tenant.name]:
-                    await self._put(tenant.name, await self._bind(tenant.name, prepared))
+                if name in self._left_out.get(tenant.name, ()):
+                    problem = IndexEntry(name, "", "UNAVAILABLE", CRASHED)
+                    await self._put(tenant.name, LoadedModel(name, [], [problem], {}))
+                    continue
+                with self._loads(tenant.name, name):
+                    prepared = await self._read_model(tenant.name, name, None)
+                    async with self._changing[tenant.name]:
+                        await self._put(tenant.name, await self._bind(tenant.name, prepared))
         if not any(self._served.serves(tenant.name, name) for name in self._served.of(tenant.name)):
             log.warning(
                 "tenant %s has no loaded model: %s", tenant.name, "every model failed" if names else "it may call no model"
             )
+
+    @contextmanager
+    def _loads(self, tenant: str, name: str) -> Iterator[None]:
+        """Within the block this model is being loaded: what ends the process then may be the model."""
+        self._on_loading(tenant, name)
+        try:
+            yield
+        finally:
+            self._on_loading(tenant, "")
 
     async def _read_model(self, tenant: str, name: str, override: str | None) -> PreparedModel:
         """Read a model, which takes minutes if it has to be built: without a partition's lock, and on threads that are used for

@@ -5,6 +5,8 @@
 
 from typing import Any
 
+import msgspec
+
 from ..control.descriptions import DeviceInfo, Execution
 from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import State
@@ -51,9 +53,13 @@ class OpenDevice(Message):
 
 
 class StartTenants(Message):
-    """Partition the device and load models. Answered with the host's cores of each partition, by tenant."""
+    """Partition the device and load models, but not those that are left out, by tenant, because they ended processes before.
+
+    Answered with the host's cores of each partition, by tenant.
+    """
 
     granules: dict[str, tuple[int, ...]]
+    left_out: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
 class WaitUntilLoaded(Message):
@@ -194,6 +200,13 @@ class ReportDeviceLost(Message):
     """The device is lost, and the process will exit."""
 
     reason: str
+
+
+class LoadingModel(Message):
+    """This model of a tenant is being loaded from now on; with an empty name, none is any more."""
+
+    tenant: str
+    name: str
 
 
 class AnnounceModel(Message):

@@ -19,6 +19,7 @@ from ..link.ring import Descriptors
 from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import State
 from . import device_messages as messages
+from .crashes import LoadCrashes
 from .descriptors import DescriptorSender
 from .device_messages import DeviceInfoFields, ExecutionFields
 from .messages import Message
@@ -55,6 +56,7 @@ class RemoteRuntime:
         self._published: set[tuple[str, str]] = set()
         self._granules: dict[str, Granules] = {}
         self._moving: dict[str, Granules] = {}
+        self._crashes = LoadCrashes()
         self._mover: Channel | None = None
         """The process that prepared the last move."""
         self._changes: dict[tuple[str, str], messages.LoadModel | messages.UnloadModel] = {}
@@ -73,6 +75,7 @@ class RemoteRuntime:
         return {
             messages.DeviceState: lambda message: self._on_state(self.frontends, message.state),
             messages.ReportDeviceLost: lambda message: self._suspend(f"the device is lost: {message.reason}"),
+            messages.LoadingModel: lambda message: self._crashes.on_loading(message.tenant, message.name),
             messages.AnnounceModel: self._announce,
             messages.PublishModel: self._publish,
             messages.SetTenantCores: self._set_cores,
@@ -88,7 +91,7 @@ class RemoteRuntime:
             await channel.call(messages.OpenDevice(), DeviceInfoFields)
             if self._affinity:
                 channel.notify(self._affinity)
-            await channel.call(messages.StartTenants(dict(self._granules)), _Cores)
+            await channel.call(messages.StartTenants(dict(self._granules), dict(self._crashes.left_out())), _Cores)
             self._resuming = asyncio.create_task(self._resume(channel))
         self._sender = sender  # Before its start the process has no worker that could change links.
 
@@ -96,6 +99,7 @@ class RemoteRuntime:
         """The process has ended: all requests of its tenants fail with this reason, and new ones, until there is another."""
         self._channel = self._sender = None
         self._away = True
+        self._crashes.on_end(self.label)
         self._reasons.clear()
         self._published.clear()
         self._connected.clear()
@@ -289,7 +293,8 @@ class RemoteRuntime:
 
     async def _resume(self, channel: Channel) -> None:
         """Serve the tenants of a process that replaces another once the same models are loaded."""
-        for message in (messages.WaitUntilLoaded(), *self._changes.values()):
+        changes = [each for key, each in self._changes.items() if not self._crashes.crashes(*key)]
+        for message in (messages.WaitUntilLoaded(), *changes):
             try:
                 await channel.call(message)
             except (RequestError, EngineError, PartitionError) as error:

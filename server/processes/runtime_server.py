@@ -44,7 +44,7 @@ class RuntimeServer:
         """The handlers of the messages that a runtime answers."""
         return {
             messages.OpenDevice: self._open,
-            messages.StartTenants: lambda message: self.opened.start(message.granules),
+            messages.StartTenants: lambda message: self.opened.start(message.granules, message.left_out),
             messages.WaitUntilLoaded: lambda _: self.opened.loaded(),
             messages.PrepareMove: lambda message: self.opened.prepare(message.granules),
             messages.HaltMove: lambda _: self.opened.halt(),
@@ -67,7 +67,7 @@ class RuntimeServer:
 
     async def _open(self, _: messages.OpenDevice) -> messages.DeviceInfoFields:
         device = await asyncio.to_thread(self._opener, self._config)
-        self.runtime = Runtime(self._config, device, self._frontends, self._set_state, self._lose)
+        self.runtime = Runtime(self._config, device, self._frontends, self._set_state, self._lose, on_loading=self._on_loading)
         return messages.DeviceInfoFields.of(await self.runtime.open())
 
     async def _executions(self, _: messages.GetExecutions) -> list[messages.ExecutionFields]:
@@ -80,6 +80,9 @@ class RuntimeServer:
     def _abandon(self, message: messages.Abandon) -> None:
         if self.runtime:
             self.runtime.abandon(message.reason)
+
+    def _on_loading(self, tenant: str, name: str) -> None:
+        self._notify(messages.LoadingModel(tenant, name))
 
     def _set_state(self, state: State) -> None:
         self._notify(messages.DeviceState(state))

@@ -71,6 +71,13 @@ def running_devices(config: Path, *options: str) -> Iterator[Running]:
 
 
 @contextmanager
+def running_module(module: str, config: Path, *options: str) -> Iterator[Running]:
+    """The same by a module of the tests that changes something."""
+    with _started([sys.executable, "-m", module, "--config", str(config), *options]) as server:
+        yield server
+
+
+@contextmanager
 def running_plain(config: Path, *options: str) -> Iterator[Running]:
     """The same with `uvicorn server.app:app`."""
     words = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0", "--no-access-log", *options]

@@ -1,0 +1,40 @@
+"""`python -m server`, except that a model named `crash` ends the process that loads it, as a library that fails in C does."""
+
+import os
+import signal
+import sys
+
+from partitions import Device
+from server import __main__ as command
+from server.app import open_configured
+from server.config.schema import Config
+from server.device.model_loader import ModelLoader, PreparedModel
+
+_prepare = ModelLoader.prepare
+
+
+def _crash(self: ModelLoader, name: str, *rest: object) -> PreparedModel:
+    if name == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return _prepare(self, name, *rest)  # type: ignore[arg-type]
+
+
+def opener(config: Config) -> Device:
+    """Open the device of a configuration, in a process whose models may crash."""
+    ModelLoader.prepare = _crash  # type: ignore[method-assign, assignment]
+    return open_configured(config)
+
+
+def serve() -> int:
+    """Serve as the command line says."""
+    from tests.end_to_end import crashing_server
+
+    if "--device" in sys.argv:
+        sys.argv.remove("--device")
+        command.on_host_cores = lambda _: False
+    command.open_configured = crashing_server.opener  # By a name that the processes can import.
+    return command.main()
+
+
+if __name__ == "__main__":
+    sys.exit(serve())

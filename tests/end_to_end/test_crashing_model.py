@@ -1,0 +1,34 @@
+"""A model that ends its process whenever it is loaded is left out after some attempts: all other models are served."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from . import repository
+from .harness import cores
+from .processes import client, configure, running_module
+from .test_device_process import TENANTS, answered
+from .wire import SMALL, infer, until
+
+pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
+
+
+@pytest.mark.parametrize("options", [[], ["--device"]], ids=["tenant process", "device process"])
+def test_a_model_that_crashes_is_left_out(tmp_path: Path, options: list[str]) -> None:
+    for name in ("crash", "identity"):
+        repository.write(tmp_path / "models", name, repository.IDENTITY)
+    path = configure(tmp_path / "greenlane.toml", tmp_path / "models", TENANTS.replace(', "spin"', ""))
+    with (
+        running_module("tests.end_to_end.crashing_server", path, *options) as server,
+        client(server, **{"X-Tenant": "acme"}) as acme,
+    ):
+        until(lambda: answered(acme) == 200)
+        refused = infer(acme, "crash", SMALL)
+        assert refused.status_code == 503
+        assert "its process ended each time it was loaded" in refused.json()["error"]
+        until(lambda: acme.get("/v2/health/ready").status_code == 200)
+        with suppress(httpx.TransportError):  # In the tenant's own process it ends its connections as well.
+            assert acme.post("/v2/repository/models/crash/load").status_code == 503
+        until(lambda: answered(acme) == 200)
