@@ -92,6 +92,7 @@ class HttpConnection(asyncio.Protocol):
         self._active = True  # Something arrived since `_close_if_idle` looked last.
         self._eof = False  # The client half-closed, and still gets its answers.
         self._header_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<HttpConnection {_PHASES[self._phase]}, {len(self._buffer)} bytes buffered>"
@@ -100,12 +101,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport = transport
         self._writer.open(transport)
         self._connections.add(self)
-        self._loop.call_later(self._keep_alive, self._close_if_idle)
+        self._idle_timer = self._loop.call_later(self._keep_alive, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
         self._closing = True
-        self._cancel_header_timer()
+        self._cancel_timers()
         self._end_upload()
         if self._inference:
             self._inference.cancel(ClientGone("the client closed its connection"))
@@ -362,6 +363,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _close(self, unread: int) -> None:
         """Close after the last answer; linger if the client may still send `unread` bytes, so that it can read the answer."""
+        self._cancel_timers()
         if unread:
             self._connections.discard(self)
             self._reader = None  # Which refers to this object.
@@ -372,7 +374,7 @@ class HttpConnection(asyncio.Protocol):
     def _fall_back(self) -> None:
         """Pass this connection to uvicorn, with all bytes of the request that is not plain."""
         self._connections.discard(self)
-        self._cancel_header_timer()
+        self._cancel_timers()
         fallback, data, self._buffer = self._make_fallback(), bytes(self._buffer), bytearray()
         self._closing, self._reader = True, None
         fallback.connection_made(self._transport)
@@ -391,9 +393,15 @@ class HttpConnection(asyncio.Protocol):
             self._header_timer.cancel()
             self._header_timer = None
 
+    def _cancel_timers(self) -> None:
+        """They would keep this object, which is done with, until they fire: for `server.keep_alive`."""
+        self._cancel_header_timer()
+        if self._idle_timer:
+            self._idle_timer.cancel()
+
     def _close_if_idle(self) -> None:
         if self._phase in (READING_HEAD, DISCARDING) and not self._active and not self._closing:
             self._transport.close()
         elif not self._closing:
             self._active = False
-            self._loop.call_later(self._keep_alive, self._close_if_idle)
+            self._idle_timer = self._loop.call_later(self._keep_alive, self._close_if_idle)

@@ -453,3 +453,22 @@ async def test_http_1_0_keep_alive_is_confirmed() -> None:
     await bench.settle()
     assert bench.transport.written.count(b"connection: keep-alive\r\n") == 2
     assert bench.transport.protocol is None, "uvicorn's protocol does not have it"
+
+
+@pytest.mark.parametrize("leave", ["lost", "handed over", "closed"])
+async def test_a_connection_that_has_ended_is_not_kept_in_memory_as_long_as_an_idle_one(leave: str) -> None:
+    """Each would take some KB for `keep_alive`, 75 s: much, where refused clients connect again and again."""
+    bench = Bench()
+    if leave == "lost":
+        bench.connection.connection_lost(None)
+    elif leave == "handed over":
+        bench.connection.data_received(b"\n")
+        assert bench.transport.protocol is not None
+    else:
+        bench.connection.data_received(REQUEST.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+        bench.answers.let.set()
+        await bench.settle()
+        assert bench.transport.closed
+    timer = bench.connection._idle_timer
+    assert timer
+    assert timer.cancelled()
