@@ -12,7 +12,9 @@ replacement serves less than a second later. A healthy process works for up to a
 of short texts).
 """
 _MAX_STARTING = 30.0
-"""The same before the first answer, as starting takes longer."""
+"""The same before the first answer and while a tenant's process loads its models: importing a library from a slow disk holds
+the interpreter.
+"""
 _MAX_STEP = 0.5
 """The most seconds that count between two checks: where more have passed, it was this process that did not run."""
 _STATES = {"T": "it is stopped", "t": "a debugger stopped it", "S": "it waits for something", "R": "it is busy"}
@@ -68,15 +70,18 @@ class Heartbeat:
         self._limit, self.silent = MAX_SILENCE, 0.0
         self._sent_at = self._before = None
 
-    def hangs(self, now: float, activity: Activity) -> bool:
-        """Whether the process, which has not answered yet, has been silent for too long; `activity` is as of now."""
+    def hangs(self, now: float, activity: Activity, starting: bool = False) -> bool:
+        """Whether the process, which has not answered yet, has been silent for too long; `activity` is as of now.
+
+        `starting`: it is loading what it needs to serve.
+        """
         assert self._sent_at is not None
         step, self._sent_at = min(now - self._sent_at, _MAX_STEP), now
         before, self._before = self._before or activity, activity
         if activity.state == "D" or (activity.state == "R" and activity.ran <= before.ran):
             return False
         self.silent += max(0.0, step - (activity.waited - before.waited))
-        return self.silent >= self._limit
+        return self.silent >= (_MAX_STARTING if starting else self._limit)
 
 
 def observe(pid: int, proc: Path = Path("/proc")) -> Activity:

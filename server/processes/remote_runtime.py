@@ -59,6 +59,7 @@ class RemoteRuntime:
         self._crashes = LoadCrashes()
         self._mover: Channel | None = None
         """The process that prepared the last move."""
+        self._executions: list[Execution] = []
         self._changes: dict[tuple[str, str], messages.LoadModel | messages.UnloadModel] = {}
         self._affinity: messages.SetDeviceAffinity | None = None
         self._resuming: asyncio.Task[None] | None = None
@@ -94,6 +95,11 @@ class RemoteRuntime:
             await channel.call(messages.StartTenants(dict(self._granules), dict(self._crashes.left_out())), _Cores)
             self._resuming = asyncio.create_task(self._resume(channel))
         self._sender = sender  # Before its start the process has no worker that could change links.
+
+    async def resumed(self, limit: float) -> None:
+        """Wait until a process that replaces another serves as that did, or has ended, at most so many seconds."""
+        if self._resuming:
+            await asyncio.wait({self._resuming}, timeout=limit)
 
     def disconnect(self, reason: str) -> None:
         """The process has ended: all requests of its tenants fail with this reason, and new ones, until there is another."""
@@ -158,11 +164,12 @@ class RemoteRuntime:
         await self._change(messages.UnloadModel(tenant, name))
 
     async def executions(self) -> list[Execution]:
+        """The last ones that are known if the process does not answer within `REPORT_TIMEOUT`."""
         with suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(REPORT_TIMEOUT):
                 found: list[ExecutionFields] = await self._call(messages.GetExecutions(), list[ExecutionFields])
-            return [each.execution() for each in found]
-        return []
+            self._executions = [each.execution() for each in found]
+        return self._executions
 
     async def probe(self) -> _Units:
         found: _Units = await self._call(messages.ProbePartitions(), _Units)

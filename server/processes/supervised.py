@@ -47,6 +47,8 @@ class SupervisedProcess:
         self.channel = Channel(self.label, {})
         self.process: BaseProcess | None = None
         self.handoff: socket.socket | None = None
+        self.takes_connections = False
+        """Whether the dispatcher may hand it connections: not before it has its models."""
         self.descriptors: DescriptorSender | None = None
         self.backoff = Backoff()
         self.heartbeat = Heartbeat()
@@ -61,6 +63,7 @@ class SupervisedProcess:
 
     def disconnect(self) -> None:
         """Close the channel, and the sockets for connections and descriptors."""
+        self.takes_connections = False
         self.channel.close()
         if self.handoff:
             self.handoff.close()

@@ -35,6 +35,8 @@ log = logging.getLogger("greenlane.processes")
 EXIT_TIMEOUT = 5.0
 """Seconds that a process may take to end after it was asked to: more than `http.body.CLOSE_SECONDS`, which it gives
 clients that do not read their answers."""
+_MAX_HOLD = 20.0
+"""Seconds for which a tenant's connections wait at most until its replaced process has loaded its models."""
 _MAX_PAUSE = 10.0
 """Seconds between two attempts to start a process for which there may be no memory."""
 
@@ -186,10 +188,12 @@ class Supervisor:
             await each.frontend.connect(each.channel, each.descriptors)
             if hosted:
                 await self._connect(hosted.runtime, each)
+                await hosted.runtime.resumed(_MAX_HOLD)  # Connections wait meanwhile, which is better than a 503.
         else:
             self._restrict(each.process)
             each.channel.notify(messages.SetState(self._state))
-        self._announce(each)  # Only now that it knows its models: it would answer that there are none.
+        each.takes_connections = True  # Only now that it knows its models: it would answer that there are none.
+        self._announce(each)
         if self._closing.is_set():
             each.channel.notify(messages.Exit())
 
@@ -277,7 +281,7 @@ class Supervisor:
 
     def _announce(self, each: SupervisedProcess) -> None:
         """Send the dispatcher the socket over which this process takes connections. A new dispatcher is sent all of them."""
-        if self._control and each.handoff:
+        if self._control and each.handoff and each.takes_connections:
             with suppress(OSError):
                 socket.send_fds(self._control, [each.name.encode()], [each.handoff.fileno()])
 
@@ -326,7 +330,8 @@ class Supervisor:
             for each in self._http.values():
                 each.channel.notify(messages.Heartbeat())
                 if each.process and not each.channel.closed.is_set():
-                    self._check(each.label, each.process, each.heartbeat, now)
+                    loading = each.hosted is not None and (self._state == "starting" or each.hosted.runtime.away)
+                    self._check(each.label, each.process, each.heartbeat, now, loading)
             forkserver.check(now)
             if self._dispatcher:
                 if self._dispatcher_heartbeat.answered and self._control:
@@ -335,11 +340,11 @@ class Supervisor:
                 self._check("the dispatcher", self._dispatcher, self._dispatcher_heartbeat, now)
             await self._sleep(min(INTERVAL, interval(self._config.server.watchdog)))
 
-    def _check(self, label: str, process: BaseProcess, heartbeat: Heartbeat, now: float) -> None:
+    def _check(self, label: str, process: BaseProcess, heartbeat: Heartbeat, now: float, starting: bool = False) -> None:
         """Kill this process, which was just sent a heartbeat, if it has not answered for too long."""
         if heartbeat.answered:
             heartbeat.on_sent(now)
-        elif process.pid and heartbeat.hangs(now, activity := observe(process.pid)):
+        elif process.pid and heartbeat.hangs(now, activity := observe(process.pid), starting) and activity.state not in "XZ":
             log.error("%s has not answered for %.1f s: %s; killing it", label, heartbeat.silent, activity)
             spawn.kill(process)
 

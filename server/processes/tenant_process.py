@@ -17,6 +17,7 @@ from ..host.malloc import keep_large_blocks
 from ..link import ring as links
 from ..single_process import SWITCH_INTERVAL
 from ..tenants.service import LocalFrontend, Tenant, slots
+from . import spawn
 from .http_process import HttpProcess, ProcessArguments
 from .messages import Message
 from .process_setup import set_up
@@ -37,13 +38,16 @@ class HostedFrontend(LocalFrontend):
     """The only tenant of this process. Its event loop runs on the partition's cores, unless the configuration names others."""
 
     def __init__(self, config: TenantConfig) -> None:
-        descriptors = links.create(slots(config), config.memory)
-        super().__init__(config, descriptors, links.join(descriptors, shares_interpreter=True), only=True)
         self._has_cores = config.front_cores is not None
+        descriptors = links.create(slots(config), config.memory)
+        # An event loop on other cores than the partition's runs no models.
+        link = links.join(descriptors, shares_interpreter=not self._has_cores)
+        super().__init__(config, descriptors, link, only=True)
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
-        if not self._has_cores:
-            super().set_cores(cores)
+        """Move every thread of the process there: those of libraries, and of the models, too."""
+        if cores and not self._has_cores:
+            spawn.set_own_affinity(cores)
 
 
 class HostedDeviceSide:

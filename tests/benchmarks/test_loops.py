@@ -227,7 +227,7 @@ def test_churn_makes_a_connection_for_each_request(serve: Callable[[Answer], Ser
 
     tally = closed_loop(closed(server, "churn")).run(perf_counter())
 
-    assert tally.statuses[200] > 4
+    assert tally.statuses[200] > 1
     assert server.connections >= tally.statuses[200]
 
 

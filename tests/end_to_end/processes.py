@@ -43,9 +43,13 @@ class Running(ServerProcess):
         return self.popen.wait(seconds)
 
     def close(self) -> None:
-        """Kill it, and wait until every process of it has ended."""
+        """Kill it, and wait until every process of it has ended; one that is stopped would stay, and is killed too."""
         family = self.family()
         super().close()
+        for one in family:
+            if one.state == "T":
+                with suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGKILL)
         until(lambda: not alive(family))
 
 

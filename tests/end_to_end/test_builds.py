@@ -24,17 +24,26 @@ pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two c
 
 SERVER = """
 import sys
+from contextlib import ExitStack
 from engines.tensorrt.api import find_tensorrt
-from server.__main__ import main
+from server import __main__ as command
+from server.app import open_configured
 from tests.simulation import Gpu, installed
 from tests.simulation.building import building
 from tests.simulation.tensorrt import library
 
-if __name__ == "__main__":
+simulation = ExitStack()
+
+def opener(config):
     gpu = Gpu()
-    with installed(gpu, library(gpu, **building(gpu, find_tensorrt(["tensorrt_rtx"]).module))):
-        sys.exit(main(["--config", sys.argv[1]]))
+    simulation.enter_context(installed(gpu, library(gpu, **building(gpu, find_tensorrt(["tensorrt_rtx"]).module))))
+    return open_configured(config)
+
+if __name__ == "__main__":
+    command.open_configured = opener
+    sys.exit(command.main(["--config", sys.argv[1]]))
 """
+"""The device process has the simulation."""
 TENANTS = """
 [tenants.acme]
 granules = 1

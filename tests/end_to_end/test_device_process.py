@@ -11,7 +11,7 @@ import pytest
 
 from .harness import cores
 from .processes import Load, Running, client, configure, running_device
-from .wire import FOREVER, SMALL, infer, spin, until
+from .wire import FOREVER, SMALL, answered, infer, spin, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 
@@ -124,14 +124,6 @@ def tenant(server: Running, name: str) -> dict[str, int]:
     with client(server) as http:
         tenants = http.get("/admin/tenants").json()["tenants"]
     return next(each for each in tenants if each["name"] == name)
-
-
-def answered(http: httpx.Client) -> int:
-    """The status of one inference; 0 if the connection was lost."""
-    try:
-        return infer(http, "identity", SMALL).status_code
-    except httpx.TransportError:
-        return 0
 
 
 def _runs(pid: int) -> bool:

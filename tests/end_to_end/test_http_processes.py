@@ -253,8 +253,11 @@ def test_a_tenants_own_port_leads_to_its_process(server: Running, own_port: int)
         assert infer(http, "identity", SMALL).status_code == 401
 
 
-def test_front_cores_are_where_a_tenants_process_runs(server: Running) -> None:
-    assert threads(server.pid("globex")) == {frozenset(cores()[:1])}
+def test_front_cores_are_where_a_tenants_http_runs(server: Running, acme: httpx.Client) -> None:
+    """Its event loop; the threads that run its models are on its partition's cores."""
+    (granule,) = acme.get("/admin/partitions").json()["partitions"]["globex"]["granules"]
+    assert os.sched_getaffinity(server.pid("globex")) == {cores()[0]}
+    assert threads(server.pid("globex")) == {frozenset(cores()[:1]), frozenset({cores()[granule]})}
 
 
 def test_bodies_of_38_megabytes_are_received_and_sent(acme: httpx.Client) -> None:

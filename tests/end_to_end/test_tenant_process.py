@@ -10,8 +10,8 @@ import pytest
 
 from .harness import cores
 from .processes import Load, Running, client, configure, running, threads
-from .test_device_process import TENANTS, answered, others
-from .wire import SMALL, infer, until
+from .test_device_process import TENANTS, others
+from .wire import SMALL, answered, infer, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
 

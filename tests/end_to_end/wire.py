@@ -65,6 +65,14 @@ def infer(http: httpx.Client, model: str, document: Any, **options: Any) -> http
     return http.post(f"/v2/models/{model}/infer", content=content, **options)
 
 
+def answered(http: httpx.Client) -> int:
+    """The status of one inference; 0 if the connection was lost."""
+    try:
+        return infer(http, "identity", SMALL).status_code
+    except httpx.TransportError:
+        return 0
+
+
 def statistics(http: httpx.Client, model: str, version: str = "1") -> Document:
     """What the server counted for a model."""
     answer = http.get(f"/v2/models/{model}/versions/{version}/stats")

@@ -167,13 +167,13 @@ class Asking(threading.Thread):
         super().__init__(daemon=True)
         self.took: list[float] = []
         self.wrong: list[str] = []
-        self._port, self._tenant, self._stop = port, tenant, threading.Event()
+        self._port, self._tenant, self._stopping = port, tenant, threading.Event()
 
     def run(self) -> None:
         arrays = feed(mlp(), {"x": (1, 784)}, 7)
         wanted = expected(mlp())(arrays)
         client = Client(self._port)
-        while not self._stop.is_set():
+        while not self._stopping.is_set():
             began = time.perf_counter()
             try:
                 assert_close(list(client.infer("mlp", self._tenant, arrays).values()), wanted)
@@ -195,7 +195,7 @@ class Asking(threading.Thread):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
+        self._stopping.set()
         self.join()
 
 

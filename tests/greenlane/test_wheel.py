@@ -41,7 +41,7 @@ def scripts(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_all_files_of_the_packages_and_nothing_else(wheel: Path) -> None:
     ours = [path for package in ("greenlane", *PACKAGES) for path in (ROOT / package).rglob("*") if path.is_file()]
-    expected = {str(path.relative_to(ROOT)) for path in ours if path.suffix != ".pyc"}
+    expected = {str(path.relative_to(ROOT)) for path in ours if path.suffix not in (".pyc", ".c", ".h")}
     packed = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == expected
     assert {f"{package}/py.typed" for package in PACKAGES} < packed
@@ -49,16 +49,16 @@ def test_the_wheel_holds_all_files_of_the_packages_and_nothing_else(wheel: Path)
 
 @contextmanager
 def serving(command: Path, at: Path) -> Iterator[str]:
-    """The demo on a free port, started in this folder: its URL. Ended by SIGTERM, which has to leave status 0."""
+    """The demo on a free port, started in this folder and ready: its URL. Ended by SIGTERM, which has to leave status 0."""
     with subprocess.Popen([command, "--port", "0"], cwd=at, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         log: list[str] = []
         try:
-            while not log or "listening on " not in log[-1]:
+            while not log or "ready: " not in log[-1]:
                 line = process.stderr.readline()
                 assert line, "".join(log)
                 log.append(line)
-            yield log[-1].split("listening on ")[1].strip()
+            yield next(line for line in log if "listening on " in line).split("listening on ")[1].strip()
             process.send_signal(signal.SIGTERM)
             log.append(process.communicate(timeout=30)[1])
         finally:
