@@ -7,7 +7,6 @@ both read one clock. So an answer belongs to the change if any of its time does.
 import http.client
 import os
 import re
-import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from . import nets
+from . import nets, stalling
 from .asks import TOLERANCE, inference, wrong
 from .clients import apart
 from .crew import begun
@@ -27,6 +26,7 @@ from .goals import Felt, felt
 from .jobs import Ask, OpenLoop, Seen
 from .nets import NETS
 from .schedule import poisson
+from .server_process import family_of
 from .subjects import Array
 from .virtualcores import GRANULES
 
@@ -163,8 +163,9 @@ class Bench:
         return status, perf_counter() - began
 
     def stall(self) -> None:
-        """Have the server keep its interpreter for `stalling.STALL` seconds; returns at once."""
-        self._server.process.send_signal(signal.SIGUSR2)
+        """Have each process with a device keep its interpreter for `stalling.STALL` seconds; returns at once."""
+        for one in family_of(self._server.process.pid):
+            stalling.request(one.pid)
 
     def longest_work(self, tenant: str, count: int = 30) -> float:
         """Milliseconds that the slowest of some inferences of a tenant spends in its worker, when nothing else happens."""

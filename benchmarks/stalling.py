@@ -1,15 +1,21 @@
-"""`python -m benchmarks.stalling [--virtual]`: the server, except that SIGUSR2 has a thread keep the interpreter.
+"""`python -m benchmarks.stalling [--virtual]`: the server, except that processes with a device keep the interpreter on request.
 
 What holds up every tenant when something changes, on demand: for tests that have to see it. With `--virtual` it is the
-server of benchmarks.virtualcores.
+server of benchmarks.virtualcores. `request` asks a process for it, over a socket that is named after the process.
 """
 
 import ctypes
-import signal
+import os
+import socket
 import sys
+from contextlib import suppress
 from threading import Thread
+from unittest.mock import patch
 
-from server.__main__ import main
+from partitions import Device
+from server import __main__ as program
+from server.app import open_configured
+from server.config.schema import Config
 
 from . import virtualcores
 
@@ -22,13 +28,46 @@ def stall() -> None:
     ctypes.PyDLL(None).usleep(int(STALL * 1e6))
 
 
+def request(pid: int) -> None:
+    """Have this process stall, if it has a device."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking, suppress(ConnectionRefusedError):
+        asking.sendto(b".", _name(pid))
+
+
+def opener(config: Config) -> Device:
+    """Open the device in the process that has it, and stall there on request."""
+    Thread(target=_stall_on_request, name="stalling", daemon=True).start()
+    return open_configured(config)
+
+
+def virtual_opener(config: Config) -> Device:
+    """The same with `--virtual`."""
+    Thread(target=_stall_on_request, name="stalling", daemon=True).start()
+    return virtualcores.by_turns(config)
+
+
+def _stall_on_request() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
+        asked.bind(_name(os.getpid()))
+        while asked.recv(1):
+            stall()
+
+
+def _name(pid: int) -> str:
+    """A name without a file; see unix(7)."""
+    return f"\0greenlane-stalling-{pid}"
+
+
 def serve() -> int:
     """Serve as the command line says."""
-    signal.signal(signal.SIGUSR2, lambda *_: Thread(target=stall, name="stalling", daemon=True).start())
+    from benchmarks import stalling
+
+    chosen = stalling.opener
     if "--virtual" in sys.argv:
         sys.argv.remove("--virtual")
-        return virtualcores.main()
-    return main()
+        chosen = stalling.virtual_opener
+    with patch.object(program, "open_configured", chosen):
+        return program.main()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Sequence
 from unittest.mock import patch
 
+from partitions import Device
 from server import __main__ as program
+from server.config.schema import Config
 from tests.end_to_end.harness import cores
 from tests.end_to_end.virtual import VirtualDevice, VirtualPartition
 
@@ -24,13 +26,25 @@ class InOrder(VirtualDevice):
         return VirtualPartition(sorted(granules), sorted({there[g * len(there) // count] for g in granules}), self._attached)
 
 
+def by_turns(_: Config) -> Device:
+    """Open the device in a process of the server, which imports this by its name."""
+    return VirtualDevice(GRANULES)
+
+
+def in_order(_: Config) -> Device:
+    """The same with `--in-order`."""
+    return InOrder(GRANULES)
+
+
 def main() -> int:
     """Serve as the command line says."""
-    kind = VirtualDevice
+    from benchmarks import virtualcores
+
+    opener = virtualcores.by_turns
     if "--in-order" in sys.argv:
         sys.argv.remove("--in-order")
-        kind = InOrder
-    with patch.object(program, "open_configured", lambda _: kind(GRANULES)):
+        opener = virtualcores.in_order
+    with patch.object(program, "open_configured", opener):
         return program.main()
 
 
