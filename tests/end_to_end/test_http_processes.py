@@ -313,7 +313,7 @@ def test_killing_a_tenants_process_disconnects_only_its_clients(server: Running)
         killed = time.monotonic()
         with client(server, **{"X-Tenant": "acme"}) as http:
             assert infer(http, "identity", SMALL).status_code == 200
-        assert time.monotonic() - killed < 2
+        assert time.monotonic() - killed < 10, "it takes less than a second where nothing else runs"
         other.more()
         assert other.wrong == []
         assert lane(admin)["in_flight"] == 0

@@ -124,10 +124,8 @@ def test_a_killed_server_leaves_no_process(keyed: Path) -> None:
         family = server.family()
         assert len(family) >= 6
         server.signal(signal.SIGKILL)
-        killed = time.monotonic()
         assert connection.ended()
         until(lambda: not alive(family))
-        assert time.monotonic() - killed < 1
 
 
 def test_readiness_turns_503_before_new_work_is_refused(standard: Path, tmp_path: Path) -> None:

@@ -186,7 +186,8 @@ def test_a_repartition_behind_an_endless_inference_is_409_and_all_are_served(sta
 
 def test_a_tenant_is_served_while_its_repartition_waits_for_an_endless_inference(standard: Path) -> None:
     tenants = [TenantConfig(name=name, granules=2, models=("identity", "spin"), in_flight=1) for name in ("globex", "acme")]
-    config = configuration(standard, *tenants, max_pause=2.0)
+    max_pause = 4.0
+    config = configuration(standard, *tenants, max_pause=max_pause)
     with (
         serving(config, VirtualDevice(8)) as served,
         httpx.Client(base_url=served.url, timeout=30) as admin,
@@ -201,7 +202,7 @@ def test_a_tenant_is_served_while_its_repartition_waits_for_an_endless_inference
             took.append(time.monotonic() - begun)
         connection.close()
         assert moving.result().status_code == 409
-        assert max(took) < 1
+        assert max(took) < max_pause, "it waited for the repartition"
 
 
 def test_an_inference_over_max_execution_is_stopped_with_504(standard: Path, tmp_path: Path) -> None:
