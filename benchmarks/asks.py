@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from .jobs import Ask
+from greenlane.load.jobs import Ask
+from greenlane.load.wire import post
+
 from .subjects import SUBJECTS, Array, expected
-from .wire import post
 
 TOLERANCE = 2e-2
 """Of the largest value: a GPU multiplies FP32 as TF32."""

@@ -15,6 +15,11 @@ from time import perf_counter, sleep
 
 import onnx.parser
 
+from greenlane.load.jobs import Ask, OpenLoop, Seen, Tally
+from greenlane.load.processes import LoadProcess, begun
+from greenlane.load.schedule import poisson
+from greenlane.load.server_process import alive, family_of
+from greenlane.load.wire import post
 from server.tenants.auth import digest
 from tests.end_to_end.repository import HEADER, SPIN
 from tests.models import FUSSY
@@ -22,14 +27,9 @@ from tests.models import FUSSY
 from . import holding
 from .bench import SETTLE, TAIL, Caller
 from .clients import apart
-from .crew import Worker, begun
 from .deployment import Deployment, Server, Tenant, launched
 from .goals import Felt, felt
 from .hostile import ADMIN_KEY, ATTACKER, ATTACKER_KEY, MODELS, Crowd
-from .jobs import Ask, OpenLoop, Seen, Tally
-from .schedule import poisson
-from .server_process import alive, family_of
-from .wire import post
 
 VICTIM, VICTIM_KEY, KEPT, NEW = "victim", "key of the victim", "kept", "new"
 """The tenant that is timed, and what its connections are: kept, or new for each request."""
@@ -125,7 +125,7 @@ class Attacked:
             fresh=way == NEW,
         )
 
-    def _felt(self, workers: Sequence[Worker], change: tuple[float, float]) -> list[Felt]:
+    def _felt(self, workers: Sequence[LoadProcess], change: tuple[float, float]) -> list[Felt]:
         """End these watchers; what each felt, of which the quiet phase ended when the change began."""
         for worker in workers:
             worker.stop()

@@ -16,13 +16,14 @@ from pathlib import Path
 from . import needs  # noqa: F401
 
 # isort: split
+from greenlane.load.wire import ask
+from greenlane.options import count, positive, whole
+
 from .cases import Case
 from .client import client
 from .models import build, model_path
-from .options import count, positive, whole
 from .servers import Server, greenlane
 from .sidebyside import Comparison, SideBySide, heading
-from .wire import ask
 
 MODEL = "mlp"
 TF32 = 2e-2

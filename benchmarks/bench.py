@@ -17,16 +17,17 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from greenlane.load.jobs import Ask, OpenLoop, Seen
+from greenlane.load.processes import begun
+from greenlane.load.schedule import poisson
+from greenlane.load.server_process import family_of
+
 from . import nets, stalling
 from .asks import TOLERANCE, inference, wrong
 from .clients import apart
-from .crew import begun
 from .deployment import Deployment, Server, Tenant, ask, granules, launched
 from .goals import Felt, felt
-from .jobs import Ask, OpenLoop, Seen
 from .nets import NETS
-from .schedule import poisson
-from .server_process import family_of
 from .subjects import Array
 from .virtualcores import GRANULES
 

@@ -17,12 +17,14 @@ from os import sched_getaffinity
 from pathlib import Path
 from time import perf_counter
 
-from . import machine, nets
+from greenlane.load import machine
+from greenlane.options import count, named, positive
+
+from . import nets
 from .bench import Bench, opened, share_out
 from .changes import CHANGES
 from .cold import cold_starts
 from .goals import GOALS, MISSED, Row
-from .options import count, named, positive
 from .outcomes import Outcome, as_json, failed, judge_all, progress, table
 
 PHASES = (*CHANGES, "depth", "cold")

@@ -9,10 +9,11 @@ from itertools import cycle
 from statistics import median
 from time import perf_counter, sleep
 
+from greenlane.load.jobs import ClosedLoop, Tally
+from greenlane.load.processes import run
+
 from .bench import FRESH, MOVERS, WATCHER, Bench, Caller
-from .crew import run
 from .goals import Felt
-from .jobs import ClosedLoop, Tally
 from .nets import MANY_ROWS, write
 from .outcomes import Outcome
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import uvloop
 
+from greenlane.load.wire import post
+
 from .cases import Request
-from .wire import post
 
 
 @dataclass(frozen=True, slots=True)

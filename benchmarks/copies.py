@@ -21,11 +21,11 @@ from typing import Any
 from . import needs  # noqa: F401
 
 # isort: split
+from greenlane.options import count, positive
 from partitions import DeviceUnavailable, open_device
 from tests.engines.tensors import Memory
 
 from .engine import prefix
-from .options import count, positive
 
 SIZES = (3_136, 65_536, 602_112, 2_408_448, 8 << 20, 38_535_168, 128 << 20)
 """Bytes: a row of the MLP, an image of 224x224 and 4 and 64 of them, and what lies between and beyond."""

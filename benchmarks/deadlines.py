@@ -15,19 +15,20 @@ from statistics import median
 from . import needs  # noqa: F401
 
 # isort: split
+from greenlane.load.figures import Samples, percentile
+from greenlane.load.jobs import ClosedLoop, OpenLoop
+from greenlane.load.processes import run, together
+from greenlane.load.schedule import poisson
+from greenlane.options import count, positive
+
 from . import subjects
 from .arrangement import AGGRESSOR, SPLIT, VICTIM, Cores, Impossible, deployments
 from .asks import binary
 from .clients import Clients, apart, place
-from .crew import run, together
 from .deployment import NotServed, granules
-from .figures import Samples, percentile
 from .findings import milliseconds
-from .jobs import ClosedLoop, OpenLoop
 from .kinds import KINDS
-from .options import count, positive
 from .overhttp import running
-from .schedule import poisson
 
 TARGET = 5e3
 """Microseconds after its deadline by which 99 of 100 answers are to have come, under every load."""

@@ -10,8 +10,8 @@ from http.client import HTTPException
 from pathlib import Path
 from time import monotonic
 
-from . import wire
-from .server_process import free_port, terminate
+from greenlane.load import wire
+from greenlane.load.server_process import free_port, terminate
 
 PATIENCE = 300.0
 """Seconds after which a server that does not get ready is given up: a GPU's engines are compiled meanwhile."""

@@ -23,6 +23,7 @@ import numpy as np
 import uvloop
 
 from engines import Engine, RuntimeSettings, load_engine
+from greenlane.options import count, positive
 from partitions import Device, DeviceLost, Partition, open_device
 from server.config.schema import TenantConfig
 from server.errors import RequestError
@@ -40,7 +41,6 @@ from .cases import Request
 from .client import Load, drive
 from .inside import quiet
 from .nets import MOST_ROWS, NETS
-from .options import count, positive
 from .seat import Seat, all_at_once, back_to_back, open_seat
 from .servers import launch
 from .sidebyside import WARM_UP

@@ -31,11 +31,10 @@ from . import needs  # noqa: F401
 import numpy as np
 
 from engines import EngineError, Executor, RuntimeSettings, Tensor, Work, load_engine
+from greenlane.options import positive
 from partitions import Device, DeviceUnavailable, Partition, open_device
 from tests.engines.tensors import Memory
 from tests.gpu.networks import NETWORKS, Network, Shapes, feed, plan
-
-from .options import positive
 
 BATCHES = (1, 8)
 FEWEST = 7

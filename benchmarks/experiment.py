@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter, sleep
 
+from greenlane.load.jobs import ClosedLoop, OpenLoop, Tally
+from greenlane.load.processes import run, together
+from greenlane.load.schedule import arrivals, share
+from greenlane.load.verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
+
 from .arrangement import AGGRESSOR, EVERYONE, QUARTERS, SHARED, SPLIT, VICTIM
 from .asks import as_json, binary, truth, wrong
 from .clients import Clients
-from .crew import run, together
-from .jobs import ClosedLoop, OpenLoop, Tally
 from .kinds import KINDS, TRIO, TRIO_OF
-from .schedule import arrivals, share
-from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 
 SETTLE = 0.2
 """Seconds between phases, in which a server gets rid of what an aggressor left behind."""

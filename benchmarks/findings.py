@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .figures import Figures, figures
-from .verdicts import FEW, KINDS, Combination, Phase, Verdict
+from greenlane.load.figures import Figures, figures
+from greenlane.load.verdicts import FEW, KINDS, Combination, Phase, Verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .figures import Samples, percentile
+from greenlane.load.figures import Samples, percentile
 
 MET, MISSED, NOT_EXERCISED = "met", "missed", "not exercised"
 

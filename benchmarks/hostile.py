@@ -8,9 +8,10 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from greenlane.load.jobs import Ask, Behaviour, ClosedLoop
+from greenlane.load.wire import post
+
 from . import holding
-from .jobs import Ask, Behaviour, ClosedLoop
-from .wire import post
 
 ATTACKER, ATTACKER_KEY, ADMIN_KEY = "attacker", "key of the attacker", "key of the administrator"
 MODELS = ("open", "expand", "texts", "repeat", "heavy", "spin", "fussy")

@@ -19,16 +19,17 @@ from typing import Any
 import numpy as np
 
 from engines import Engine, load_engine
+from greenlane.load import machine
+from greenlane.load.verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 from partitions import Device, Partition, open_device
 from server.workers.gil_priority import GilPriorities
 
-from . import machine, subjects
+from . import subjects
 from .arrangement import Impossible, fourth, halves
 from .asks import TOLERANCE, tensor, truth
 from .findings import Findings, Throughput
 from .plain import open_plain
 from .seat import Seat, all_at_once, at_rate, back_to_back, open_seat
-from .verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase
 
 CASES = {
     "compute": ("conv",),

@@ -15,6 +15,7 @@ from time import perf_counter
 from . import needs  # noqa: F401
 
 # isort: split
+from greenlane.options import checked, cores, count, positive
 from partitions import DeviceUnavailable
 
 from .arrangement import Impossible
@@ -22,7 +23,6 @@ from .awake import awake
 from .clients import ANY, ENOUGH, TENANTS
 from .deployment import NotServed
 from .findings import Findings, document, table
-from .options import checked, cores, count, positive
 from .overhttp import WHAT, over_http
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from greenlane.load.jobs import Ask, Behaviour, ClosedLoop
+
 from .asks import as_json, binary, invalid, unauthenticated
-from .jobs import Ask, Behaviour, ClosedLoop
 from .subjects import ROWS
 
 

@@ -24,12 +24,12 @@ from typing import Any
 from engines import Builds, CacheFolder, Engine, RuntimeSettings, load_engine
 from engines.tensorrt.building.kernels import KernelsRequest
 from engines.tensorrt.thread_priority import lower_priority
+from greenlane.load.figures import percentile
+from greenlane.options import count
 from partitions import open_device
 
-from .figures import percentile
 from .inside import quiet
 from .nets import MOST_ROWS, NETS, write_all
-from .options import count
 from .seat import Seat, open_seat
 
 RATE = 500.0

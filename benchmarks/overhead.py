@@ -18,12 +18,13 @@ from statistics import median
 from . import needs  # noqa: F401
 
 # isort: split
+from greenlane.options import checked, cores, count, port, positive
+
 from .bare import session
 from .cases import CASES, Case, tensor
 from .client import client
 from .deployment import restricted
 from .models import build, model_path
-from .options import checked, cores, count, port, positive
 from .servers import PYTHON, Server, bare, greenlane
 from .sidebyside import Comparison, SideBySide, heading
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from . import machine, subjects
+from greenlane.load import machine
+
+from . import subjects
 from .arrangement import deployments, share_cores
 from .clients import apart, place
 from .deployment import Deployment, Server, granules, launched

@@ -6,8 +6,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from greenlane.load.verdicts import CONTROL, UNDER, Combination, Verdict
+
 from .findings import Findings, busiest, few, milliseconds, times
-from .verdicts import CONTROL, UNDER, Combination, Verdict
 
 _STYLE = Path(__file__).parent / "page.css"
 _TONES = {"isolated": "good", "proves nothing": "mute", "no control": "mute", "too noisy": "mute"}

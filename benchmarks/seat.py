@@ -13,11 +13,11 @@ import numpy as np
 
 from engines import Engine, Executor, Room, Tensor, Work
 from engines.signature import align
+from greenlane.load.figures import Samples
 from partitions import Device, Partition
 from server.workers.bundling import BUNDLE
 from server.workers.gil_priority import GilPriorities, GilPriority
 
-from .figures import Samples
 from .subjects import Array
 
 T = TypeVar("T")

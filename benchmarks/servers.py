@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from greenlane.load.server_process import READY, family_of, server_process
+from greenlane.load.wire import ask
+
 from .bare import REPOSITORY
 from .cases import Request
-from .server_process import READY, family_of, server_process
-from .wire import ask
 
 PYTHON = Path(".venv", "bin", "python")
 """Of a checkout, as `scripts/install` makes it."""

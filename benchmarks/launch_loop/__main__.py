@@ -16,9 +16,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from benchmarks import machine
 from benchmarks.inside import quiet
-from benchmarks.options import count, named, positive
+from greenlane.load import machine
+from greenlane.options import count, named, positive
 from server.workers import worker
 from server.workers.gil_priority import GilPriorities
 

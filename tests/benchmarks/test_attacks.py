@@ -12,8 +12,8 @@ from benchmarks.attacked import KEPT, NEW, build, opened
 from benchmarks.attacks import GOALS, PHASES, ROUNDS, STOPPED, judged, unreached
 from benchmarks.goals import MET, MISSED, Felt
 from benchmarks.hostile import ATTACKS, DOOR, MOVING, Crowd
-from benchmarks.jobs import Ask, Tally
 from benchmarks.outcomes import Outcome
+from greenlane.load.jobs import Ask, Tally
 
 needs_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core for each of two tenants")
 

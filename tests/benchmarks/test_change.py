@@ -12,10 +12,10 @@ import pytest
 from benchmarks import change, nets
 from benchmarks.asks import TOLERANCE
 from benchmarks.bench import WATCHER, Cores, deployment, opened, share_out
-from benchmarks.figures import Samples
 from benchmarks.goals import GOALS, MET, MISSED, NOT_EXERCISED, Felt, Goal, felt, judge
 from benchmarks.outcomes import Outcome, as_json, table
 from benchmarks.stalling import STALL
+from greenlane.load.figures import Samples
 
 OVER = Goal("p", "over", "slowest over quiet worst", 5)
 READY = Goal("p", "ready", "part that got ready", 1, "", least=True)

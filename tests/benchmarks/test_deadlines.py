@@ -5,7 +5,7 @@ import os
 import pytest
 
 from benchmarks.deadlines import EARLY, LOADS, TARGET, lateness, main, over, worst
-from benchmarks.figures import Samples
+from greenlane.load.figures import Samples
 
 
 def seen(*answers: tuple[float, int]) -> Samples:

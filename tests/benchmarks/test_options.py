@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import client
-from benchmarks.options import count, port, positive, whole
+from greenlane.options import count, port, positive, whole
 from partitions import DeviceUnavailable
 
 COMMANDS = ("batching", "copies", "deadlines", "engine", "isolation", "overhead")

@@ -25,14 +25,14 @@ from benchmarks.arrangement import (
 from benchmarks.asks import as_json, binary, invalid, tensor, truth, unauthenticated, wrong
 from benchmarks.clients import ANY, TENANTS, Clients, apart, place
 from benchmarks.experiment import BETWEEN, Settings
-from benchmarks.figures import Samples
 from benchmarks.findings import Findings, Throughput, busiest, document, few, milliseconds, table, times
 from benchmarks.isolation import main
-from benchmarks.machine import describe
 from benchmarks.notes import notes
 from benchmarks.page import render
 from benchmarks.plots import draw
-from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, FEW, KINDS, UNDER, Combination, Phase
+from greenlane.load.figures import Samples
+from greenlane.load.machine import describe
+from greenlane.load.verdicts import ALONE, CONTROL, CONTROL_ALONE, FEW, KINDS, UNDER, Combination, Phase
 from server.config.file import load
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.server_process import ServerProcess, alive
+from greenlane.load.server_process import ServerProcess, alive
 
 from .wire import Connection, infer, request, tensor, until
 

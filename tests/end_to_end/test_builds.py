@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.server_process import alive
 from engines.errors import ModelRefused
 from engines.tensorrt.api import find_tensorrt
+from greenlane.load.server_process import alive
 from tests.engines.small import ADD, model
 
 from .harness import cores

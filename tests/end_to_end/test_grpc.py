@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from benchmarks.server_process import free_port
+from greenlane.load.server_process import free_port
 from server.tenants.auth import digest
 
 from .harness import cores

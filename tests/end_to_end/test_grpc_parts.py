@@ -12,7 +12,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.server_process import free_port
+from greenlane.load.server_process import free_port
 from tests import models
 
 from .processes import configure, running, running_plain

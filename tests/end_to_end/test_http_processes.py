@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.server_process import alive, free_port
+from greenlane.load.server_process import alive, free_port
 from server.tenants.auth import digest
 
 from .harness import cores

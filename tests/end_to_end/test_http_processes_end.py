@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.server_process import alive
+from greenlane.load.server_process import alive
 from server.host.exit_codes import GAVE_UP
 from server.tenants.auth import digest
 

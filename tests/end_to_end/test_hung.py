@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.server_process import alive
+from greenlane.load.server_process import alive
 from server.config.schema import TenantConfig
 
 from .harness import configuration, cores, serving

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.server_process import ProcessStatus, alive
+from greenlane.load.server_process import ProcessStatus, alive
 from server.host.exit_codes import NEEDS_RESTART
 from server.host.watch import write_stacks
 

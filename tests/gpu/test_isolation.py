@@ -18,10 +18,10 @@ import pytest
 
 from benchmarks import subjects
 from benchmarks.asks import TOLERANCE, tensor, truth
-from benchmarks.figures import figures as summary
 from benchmarks.inside import quiet
 from benchmarks.seat import Seat, all_at_once, at_rate, back_to_back, open_seat
 from engines import load_engine
+from greenlane.load.figures import figures as summary
 from partitions import Device
 from server.workers.gil_priority import GilPriorities
 

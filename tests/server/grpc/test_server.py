@@ -14,8 +14,8 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from benchmarks.server_process import free_port
 from engines import DATATYPES, Signature, TensorSpec
+from greenlane.load.server_process import free_port
 from server.config.schema import Config, ConfigError, ModelsConfig, ServerConfig, TenantConfig
 from server.grpc import front
 from server.grpc.server import STOP_SECONDS, GrpcServer

@@ -19,7 +19,7 @@ class LoadProcessFailed(Exception):
     """A load process ended without a result; its own words say why."""
 
 
-class Worker:
+class LoadProcess:
     """One load process. `start`, `ready`, `go`, `result`, in this order; `close` whatever happened."""
 
     def __init__(self, job: OpenLoop | ClosedLoop) -> None:
@@ -28,7 +28,7 @@ class Worker:
 
     def start(self) -> None:
         """Start the process and give it its job."""
-        command = [sys.executable, "-m", f"{__package__}.worker"]
+        command = [sys.executable, "-m", f"{__package__}.process"]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
         assert self._process.stdin is not None
@@ -74,32 +74,32 @@ class Worker:
 
 def run(jobs: Sequence[OpenLoop | ClosedLoop]) -> tuple[float, list[Seen | Tally]]:
     """Do these jobs at the same time; return when they began and what each came to. Blocks. Raises LoadProcessFailed."""
-    with begun(jobs) as (start, workers):
-        return start, [worker.result() for worker in workers]
+    with begun(jobs) as (start, processes):
+        return start, [process.result() for process in processes]
 
 
 @contextmanager
-def begun(jobs: Sequence[OpenLoop | ClosedLoop]) -> Iterator[tuple[float, list[Worker]]]:
+def begun(jobs: Sequence[OpenLoop | ClosedLoop]) -> Iterator[tuple[float, list[LoadProcess]]]:
     """Begin these jobs at the same time; gives when that is, by `perf_counter`, and their processes, killed at the block's end.
 
     Blocks until all are about to begin. Raises LoadProcessFailed.
     """
-    started: list[Worker] = []
+    started: list[LoadProcess] = []
     try:
         for job in jobs:
-            worker = Worker(job)
-            worker.start()
-            started.append(worker)
-        for worker in started:
-            worker.ready()
+            process = LoadProcess(job)
+            process.start()
+            started.append(process)
+        for process in started:
+            process.ready()
         ahead = max((0.0, *(job.ahead for job in jobs if isinstance(job, ClosedLoop))))
         start = perf_counter() + ahead + _NOTICE
-        for worker in started:
-            worker.go(start)
+        for process in started:
+            process.go(start)
         yield start, started
     finally:
-        for worker in started:
-            worker.close()
+        for process in started:
+            process.close()
 
 
 def together(results: Sequence[Seen | Tally]) -> tuple[Samples, list[Tally], float, int, list[bytes]]:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.worker`: one load process. A pickled job comes on stdin, then the start; the result goes to stdout.
+"""`python -m greenlane.load.process`: one load process. A pickled job comes on stdin, then the start; the result on stdout.
 
 It imports nothing that it does not need, as dozens are started in an experiment.
 """

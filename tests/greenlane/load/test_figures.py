@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from benchmarks.figures import Figures, Samples, cumulative, figures, medians, merged, percentile, ratio
-from benchmarks.verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase, decide, judge
+from greenlane.load.figures import Figures, Samples, cumulative, figures, medians, merged, percentile, ratio
+from greenlane.load.verdicts import ALONE, CONTROL, CONTROL_ALONE, KINDS, UNDER, Combination, Phase, decide, judge
 
 
 def flat(p99: float, failed: int = 0) -> Figures:

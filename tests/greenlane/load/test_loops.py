@@ -8,11 +8,11 @@ from time import perf_counter
 
 import pytest
 
-from benchmarks.closedloop import closed_loop
-from benchmarks.crew import LoadProcessFailed, begun, run, together
-from benchmarks.jobs import Ask, Behaviour, ClosedLoop, OpenLoop, Seen, Tally
-from benchmarks.openloop import Generator
-from benchmarks.wire import Broken, Connection
+from greenlane.load.closedloop import closed_loop
+from greenlane.load.jobs import Ask, Behaviour, ClosedLoop, OpenLoop, Seen, Tally
+from greenlane.load.openloop import Generator
+from greenlane.load.processes import LoadProcessFailed, begun, run, together
+from greenlane.load.wire import Broken, Connection
 
 REQUEST = b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
