@@ -243,16 +243,16 @@ class Recipe(NamedTuple):
     failure: Callable[[int], Exception]
 
 
-class Lending(Executor, Protocol):
+class Launchable(Executor, Protocol):
     """An executor whose inferences can be launched without the interpreter. Others need not have the method."""
 
-    def lend(self, shapes: Sequence[Shape], recall: Callable[[], None]) -> Recipe | None:
+    def recipe(self, shapes: Sequence[Shape], revoke: Callable[[], None]) -> Recipe | None:
         """How to launch inferences of these shapes; None if they cannot be launched so, or not now.
 
-        The borrower keeps a reference to the executor, and has nothing in flight by a recipe while it calls `enqueue`. When a
-        recipe, or an answer None, is no longer right, the executor calls `recall`, on any thread and with locks held: that
+        The caller keeps a reference to the executor, and has nothing in flight by a recipe while it calls `enqueue`. When a
+        recipe, or an answer None, is no longer right, the executor calls `revoke`, on any thread and with locks held: that
         blocks until nothing is in flight by recipes of this executor and none will be used again. It may be called at any later
-        time, also several times. Any thread; one borrower at a time.
+        time, also several times. Any thread; one caller's recipes at a time.
         """
 
 

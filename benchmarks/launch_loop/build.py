@@ -5,7 +5,7 @@ compiler.
 """
 
 from server.launch_loop.library import compile_library
-from tests.lending import FAKE_CUDA, FLAGS
+from tests.launchable import FAKE_CUDA, FLAGS
 
 from .native import DRIVER
 

@@ -29,7 +29,7 @@ class CudaModel:
     @property
     def launched(self) -> int:
         """How many inferences its recipes have launched."""
-        return int(sum(int(count[0]) for count in self._executor._loans._launched.values()))
+        return int(sum(int(count[0]) for count in self._executor._recipes._launched.values()))
 
     def draw(self, seed: int) -> Bytes:
         """An input, as bytes."""

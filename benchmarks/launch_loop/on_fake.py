@@ -15,7 +15,7 @@ from engines.signature import Shape, TensorSpec
 from partitions import Device, Partition
 from server.launch_loop.structures import MOST_AHEAD, address
 from tests.fakes import FakeDevice
-from tests.lending import PENDING, address_of, open_fake_cuda
+from tests.launchable import PENDING, address_of, open_fake_cuda
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 SIZES = {"tiny": (256, 32, 20_000), "mob": (602_112, 4_000, 240_000), "enc": (262_144, 262_144, 400_000)}
@@ -87,7 +87,7 @@ class FakeModel:
     def describe(self) -> dict[str, object]:
         return {"graphs": "captured"}
 
-    def lend(self, shapes: Sequence[Shape], recall: Callable[[], None]) -> Recipe:
+    def recipe(self, shapes: Sequence[Shape], revoke: Callable[[], None]) -> Recipe:
         return Recipe(
             address_of(self._cuda.cuGraphLaunch),
             address_of(self._cuda.cuEventRecord),

@@ -31,9 +31,9 @@ from .address_cache import AddressCache, ResolvedAddresses
 from .copies import RING_LENGTH, Span
 from .graph_mode import Override, captures_under_override
 from .instance import Instance, Opener
-from .lending import Loans
 from .lifetime import Finalizer, InstancePool
 from .plan import LoadedPlan
+from .recipes import Recipes
 from .resources import ExecutorResources
 from .shapes import Fit, Prepared, ReadyShapes
 from .staging import Staging
@@ -92,8 +92,8 @@ class TensorRTExecutor:
         self._staging = Staging(self._loaded.log_staging, partition.device.index, instance.sizes, len(engine.signature.inputs))
         self._addresses = AddressCache(partition.device)
         self._lock = RLock()
-        self._loans = Loans(partition.stream, resources.events, instance.addresses, engine.path.name)
-        self._shapes = ReadyShapes(engine.loaded, partition, instance, resources.aux_streams, self._lock, self._loans)
+        self._recipes = Recipes(partition.stream, resources.events, instance.addresses, engine.path.name)
+        self._shapes = ReadyShapes(engine.loaded, partition, instance, resources.aux_streams, self._lock, self._recipes)
         # An inference with data-dependent outputs takes two tables of the ring.
         self._ring_size = RING_LENGTH // 2 if instance.data_dependent else RING_LENGTH
         self._runs = self._staged = self._padded = 0
@@ -135,19 +135,19 @@ class TensorRTExecutor:
             self._check_open()
             return self._shapes.preparing(tuple(shapes))
 
-    def lend(self, shapes: Sequence[Shape], recall: Callable[[], None]) -> Recipe | None:
-        """As `Lending.lend`. None without a graph that holds the copies, on an adopted stream, and while settings are
+    def recipe(self, shapes: Sequence[Shape], revoke: Callable[[], None]) -> Recipe | None:
+        """As `Launchable.recipe`. None without a graph that holds the copies, on an adopted stream, and while settings are
         overridden.
         """
         with self._lock:
             self._check_open()
-            self._loans.borrow(recall)
+            self._recipes.revoke_by(revoke)
             if self._adopted_handle is not None or self._overrides or self.instance.data_dependent:
                 return None
             if (fit := self._shapes.find(tuple(shapes))) is None:
                 return None
             prepared = fit.prepared
-            return self._loans.lend(tuple(shapes), prepared.shapes, fit.outputs, prepared.graph, prepared.copies)
+            return self._recipes.make(tuple(shapes), prepared.shapes, fit.outputs, prepared.graph, prepared.copies)
 
     def rebind(self, partition: Partition) -> "TensorRTExecutor":
         with self._lock:
@@ -188,8 +188,10 @@ class TensorRTExecutor:
             instance = self.instance
             capture = captures_under_override(settings, self._loaded.traits, instance.graph_mode, instance.data_dependent)
             override = Override(settings, capture)
-            self._loans.recall()
-            shapes = ReadyShapes(self._loaded, self._partition, instance, self._aux_streams, self._lock, self._loans, override)
+            self._recipes.revoke()
+            shapes = ReadyShapes(
+                self._loaded, self._partition, instance, self._aux_streams, self._lock, self._recipes, override
+            )
             shapes.warming = False
             before = (self._shapes, self._addresses)
             self._shapes, self._addresses = shapes, AddressCache(self._partition.device)
@@ -233,7 +235,7 @@ class TensorRTExecutor:
                 "captures": shapes.captures,
                 "compilations": shapes.compiled,
                 "fallbacks": shapes.fallbacks,
-                "padded": self._padded + self._loans.padded,
+                "padded": self._padded + self._recipes.padded,
                 "staged": self._staged,
             },
             "copies": settings.copies,

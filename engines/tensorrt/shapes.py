@@ -26,8 +26,8 @@ from .context import Context
 from .copies import Copies, Span, uses_sms
 from .graph_mode import Override, fall_back, refusal
 from .instance import Instance
-from .lending import Loans
 from .plan import LoadedPlan
+from .recipes import Recipes
 from .thread_priority import lower_priority
 from .work import failing
 
@@ -91,7 +91,7 @@ class ReadyShapes:
         instance: Instance,
         aux_streams: Sequence[SideStream],
         lock: RLock,
-        loans: Loans,
+        recipes: Recipes,
         override: Override | None = None,
     ) -> None:
         self._loaded = loaded
@@ -111,7 +111,7 @@ class ReadyShapes:
         self._closed = False
         self._captures = self._compiled = self._fallbacks = 0
         self._profile = best_profile(loaded.profiles, loaded.usable, partition.size)
-        self._loans = loans
+        self._recipes = recipes
         self.warming = True
         """The executor is being warmed up: compiling is expected and not counted, and nothing is padded."""
 
@@ -236,7 +236,7 @@ class ReadyShapes:
     def forget(self, prepared: Prepared) -> None:
         """Drop these shapes, so that the next inference of them prepares them again. Nothing of them may be in flight."""
         if self._ready.get(prepared.shapes) is prepared:
-            self._loans.recall()
+            self._recipes.revoke()
             del self._ready[prepared.shapes]
             self._fits.clear()
             prepared.context.compiled.discard(prepared.shapes)
@@ -252,7 +252,7 @@ class ReadyShapes:
 
     def close(self) -> None:
         """Destroy every graph, even if one fails; nothing may be in flight. Raises CUDAError."""
-        self._loans.recall()
+        self._recipes.revoke()
         self._fits.clear()
         with ExitStack() as closing_all:
             while self._ready:
@@ -330,8 +330,8 @@ class ReadyShapes:
 
     def _keep(self, prepared: Prepared) -> None:
         if len(self._ready) >= MAX_READY_SETS:
-            self._loans.recall()
-            for used in self._loans.used():
+            self._recipes.revoke()
+            for used in self._recipes.used():
                 if used in self._ready:
                     self._ready.move_to_end(used)
         self._ready[prepared.shapes] = prepared

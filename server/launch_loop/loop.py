@@ -64,7 +64,7 @@ class LaunchLoop:
         self._entries = (Entry * MOST_ENTRIES)()
         self._recipes: dict[bytes, Recipe] = {}
         self._declined: set[bytes] = set()
-        self._lends: dict[type, bool] = {}
+        self._launchable: dict[type, bool] = {}
         self._kept: list[Any] = []
         self._refusals = [encode_outcome((), failure) for failure in (expired, withdrawn)]
         self._cancelled = np.zeros(link.arena.count, np.uint64)
@@ -76,7 +76,7 @@ class LaunchLoop:
         self._turn = Lock()
         self._closing = Lock()
         self._running = self._closed = False
-        self._recalls = self._heeded_recalls = 0
+        self._revocations = self._heeded_revocations = 0
         self.left_one = False
         """The loop has left the next ticket to the worker, which sets this back when it takes it."""
 
@@ -103,7 +103,7 @@ class LaunchLoop:
     @property
     def knows_any(self) -> bool:
         """Whether there is any ticket that the loop would run."""
-        return bool(self._recipes) and self._recalls == self._heeded_recalls
+        return bool(self._recipes) and self._revocations == self._heeded_revocations
 
     def takes_next(self, look: bool) -> bool:
         """Whether the next ticket is one that the loop runs. `look` is as for `Tickets.poll`."""
@@ -116,22 +116,22 @@ class LaunchLoop:
         return body in self._recipes
 
     def learn(self, ticket: Ticket, executor: Any) -> None:
-        """Have the loop run tickets like this one from now on, if the executor lends what that takes.
+        """Have the loop run tickets like this one from now on, if the executor has a recipe for it.
 
         The ticket was enqueued, so its page still has what the HTTP side wrote.
         """
         kind = type(executor)
-        if kind not in self._lends:
-            self._lends[kind] = hasattr(executor, "lend")
-        if not self._lends[kind]:
+        if kind not in self._launchable:
+            self._launchable[kind] = hasattr(executor, "recipe")
+        if not self._launchable[kind]:
             return
         body = self._link.tickets.body(ticket.slot)
         if body in self._recipes or body in self._declined:
             return
-        recalls = self._recalls
-        recipe = executor.lend(ticket.shapes, self.recall)
+        revocations = self._revocations
+        recipe = executor.recipe(ticket.shapes, self.revoke)
         with self._turn:
-            if recalls != self._recalls:  # Lent perhaps before and perhaps after it was recalled; the next ticket asks again.
+            if revocations != self._revocations:  # The recipe may be of before that; the next ticket asks again.
                 return
             if recipe is None or not self._add(body, ticket, recipe, executor):
                 if len(self._declined) >= MOST_DECLINED:
@@ -147,7 +147,7 @@ class LaunchLoop:
         with self._turn:
             self._running = True
             try:
-                if not self.knows_any:  # Recalled meanwhile. Any later recall finds that it runs, and wakes it.
+                if not self.knows_any:  # Revoked meanwhile. Any later revocation finds that it runs, and wakes it.
                     return None
                 loop.seen, loop.entry_count = seen, len(self._recipes)
                 loop.read, loop.unread = tickets.hand_over()
@@ -169,10 +169,10 @@ class LaunchLoop:
         """Refuse this ticket if it was not launched yet."""
         self._cancelled[slot] = serial
 
-    def recall(self) -> None:
-        """Forget all that executors have lent. Blocks until nothing of it is in flight. Executors call it with locks held."""
+    def revoke(self) -> None:
+        """Forget all recipes. Blocks until nothing is in flight by them. Executors call it with locks held."""
         with self._closing:
-            self._recalls += 1
+            self._revocations += 1
             if self._running and not self._closed:
                 self.wake()
         with self._turn:
@@ -218,7 +218,7 @@ class LaunchLoop:
 
     def _forget(self) -> None:
         """With `_turn` held."""
-        self._heeded_recalls = self._recalls
+        self._heeded_revocations = self._revocations
         self._recipes.clear()
         self._declined.clear()
         self._kept.clear()

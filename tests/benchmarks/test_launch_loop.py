@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.launch_loop import __main__ as command
-from tests.lending import needs_a_compiler
+from tests.launchable import needs_a_compiler
 
 
 @needs_a_compiler

@@ -76,7 +76,7 @@ class Tenant:
 
     @property
     def launched(self) -> int:
-        return sum(int(each[0]) for each in self.executor._loans._launched.values())
+        return sum(int(each[0]) for each in self.executor._recipes._launched.values())
 
 
 @pytest.fixture(scope="module")

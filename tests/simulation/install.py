@@ -25,7 +25,7 @@ OURS += tuple(
         "context",
         "engine",
         "instance",
-        "lending",
+        "recipes",
         "lifetime",
         "outputs",
         "plan",

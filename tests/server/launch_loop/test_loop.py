@@ -1,4 +1,4 @@
-"""The launch loop over a fake driver: what it runs alone, what it leaves to the worker, and how it ends and is taken back."""
+"""The launch loop over a fake driver: what it runs alone, what it leaves to the worker, how it ends, and what is revoked."""
 
 import ctypes
 import marshal
@@ -17,7 +17,7 @@ from server.workers.bundling import BUNDLE
 from server.workers.cancellations import EXPIRED, WITHDRAWN
 from server.workers.session import Session
 from tests.contract import in_a_thread
-from tests.lending import LendingEngine, LendingExecutor, needs_a_compiler, open_fake_cuda
+from tests.launchable import LaunchableEngine, LaunchableExecutor, needs_a_compiler, open_fake_cuda
 from tests.server.workers.test_worker import PATIENCE, SLOTS, Bench, benched
 
 pytestmark = needs_a_compiler
@@ -26,7 +26,7 @@ pytestmark = needs_a_compiler
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     """A bench whose loop knows tickets of one number."""
-    with benched(lends=True) as bench:
+    with benched(launchable=True) as bench:
         bench.worker.serve(bench.endpoint)
         bench.teach()
         yield bench
@@ -35,8 +35,8 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     """The same, where an inference that is launched takes 20 ms and needs no interpreter."""
-    monkeypatch.setattr(LendingEngine, "duration", 20_000_000)
-    with benched(lends=True) as bench:
+    monkeypatch.setattr(LaunchableEngine, "duration", 20_000_000)
+    with benched(launchable=True) as bench:
         bench.worker.serve(bench.endpoint)
         bench.teach()
         yield bench
@@ -47,9 +47,9 @@ def readable(bench: Bench) -> bool:
     return bool(select.select([bench.link.tickets.event], [], [], 0)[0])
 
 
-def executor(bench: Bench) -> LendingExecutor:
+def executor(bench: Bench) -> LaunchableExecutor:
     found = bench.engine.executors[0]
-    assert isinstance(found, LendingExecutor)
+    assert isinstance(found, LaunchableExecutor)
     return found
 
 
@@ -71,8 +71,8 @@ def test_known_and_unknown_tickets_are_answered_in_order(bench: Bench) -> None:
     assert bench.script.reached["enqueue"] == 3
 
 
-def test_a_model_that_is_not_lent_is_run_by_the_worker_in_its_turn(bench: Bench) -> None:
-    executor(bench).lends = False
+def test_a_model_that_has_no_recipe_is_run_by_the_worker_in_its_turn(bench: Bench) -> None:
+    executor(bench).launchable = False
     for turn in range(30):
         counts = [1, 2, 2, 1, 2, 1, 1, 2]
         bench.put(*[bench.ticket(slot, *([turn] * count)) for slot, count in enumerate(counts)])
@@ -82,7 +82,7 @@ def test_a_model_that_is_not_lent_is_run_by_the_worker_in_its_turn(bench: Bench)
 
 def test_long_works_of_the_worker_are_pipelined_and_the_loop_takes_over_again(bench: Bench) -> None:
     """After a long work two threads serve; one must be parked before the other runs the loop."""
-    executor(bench).lends = False
+    executor(bench).launchable = False
     short, bench.script.reach = bench.script.reach, bench.tarry  # type: ignore[method-assign]
     for turn in range(20):
         bench.put(*[bench.ticket(slot, turn, turn) for slot in range(4)])
@@ -94,7 +94,7 @@ def test_long_works_of_the_worker_are_pipelined_and_the_loop_takes_over_again(be
 
 
 def test_more_works_than_the_ring_of_tables_has_are_launched_in_turn() -> None:
-    with benched(lends=True) as bench:
+    with benched(launchable=True) as bench:
         bench.worker.serve(bench.endpoint)
         for _ in range(30):
             bench.rush()
@@ -157,15 +157,15 @@ def test_halt_while_tickets_arrive_leaves_the_rest_to_the_next_worker(bench: Ben
         assert sorted(bench.next().slot for _ in range(SLOTS)) == list(range(SLOTS))
 
 
-def test_recalling_waits_for_what_is_in_flight_and_the_loop_learns_again(bench: Bench) -> None:
+def test_revoking_waits_for_what_is_in_flight_and_the_loop_learns_again(bench: Bench) -> None:
     gate = bench.script.hold("run")
     bench.put(bench.ticket(0, 0))
     gate.wait_for_arrival()
-    _, recalled = in_a_thread(executor(bench).recall)
+    _, revoked = in_a_thread(executor(bench).revoke)
     bench.tickets.wait_for_wake()
-    assert not recalled.done()
+    assert not revoked.done()
     gate.open()
-    recalled.result(PATIENCE)
+    revoked.result(PATIENCE)
     assert bench.answer(bench.next()) == [0]
     launched = executor(bench).launched
     bench.put(bench.ticket(0, 1))
@@ -176,26 +176,26 @@ def test_recalling_waits_for_what_is_in_flight_and_the_loop_learns_again(bench: 
     assert executor(bench).launched == launched + 1
 
 
-def test_recalling_at_any_moment_loses_no_ticket(bench: Bench) -> None:
+def test_revoking_at_any_moment_loses_no_ticket(bench: Bench) -> None:
     for turn in range(60):
         bench.put(*[bench.ticket(slot, turn) for slot in range(SLOTS)])
-        executor(bench).recall()
+        executor(bench).revoke()
         assert [bench.answer(bench.next()) for _ in range(SLOTS)] == [[turn]] * SLOTS
 
 
-def test_recalling_after_the_halt_writes_nothing_to_the_link(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revoking_after_the_halt_writes_nothing_to_the_link(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.worker.halt()
     monkeypatch.setattr("os.eventfd_write", lambda event, count: pytest.fail("its descriptors may be another file's"))
-    executor(bench).recall()
+    executor(bench).revoke()
 
 
-def test_a_declined_shape_is_lent_after_a_recall(bench: Bench) -> None:
-    executor(bench).lends = False
+def test_a_declined_shape_is_launchable_after_a_revocation(bench: Bench) -> None:
+    executor(bench).launchable = False
     for _ in range(2):
         bench.put(bench.ticket(0, 1, 2))
         bench.next()
-    executor(bench).lends = True
-    executor(bench).recall()
+    executor(bench).launchable = True
+    executor(bench).revoke()
     for _ in range(2):
         bench.put(bench.ticket(0, 1, 2))
         bench.next()
@@ -261,7 +261,7 @@ def test_the_switch_turns_the_loop_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "0")
     open_library.cache_clear()
     try:
-        with benched(lends=True) as bench:
+        with benched(launchable=True) as bench:
             bench.worker.serve(bench.endpoint)
             for _ in range(3):
                 bench.put(bench.ticket(0, 1))

@@ -23,7 +23,7 @@ from server.workers.session import Endpoint
 from server.workers.worker import Worker
 from tests.contract import in_a_thread
 from tests.fakes import ComputeParts, FakeDevice, FakeEngine, FakePartition, Script
-from tests.lending import LendingEngine, LendingExecutor, needs_a_compiler
+from tests.launchable import LaunchableEngine, LaunchableExecutor, needs_a_compiler
 from tests.memory import Watched, watched
 
 FP32 = DATATYPES["FP32"]
@@ -55,11 +55,11 @@ class Bench:
         tickets: Watched,
         priorities: GilPriorities | None = None,
         compute_parts: ComputeParts | None = None,
-        lends: bool = False,
+        launchable: bool = False,
     ) -> None:
         self.script = Interrupted()
         self.device = FakeDevice()
-        kind = LendingEngine if lends else FakeEngine
+        kind = LaunchableEngine if launchable else FakeEngine
         self.engine = kind(SIGNATURE, self.script, compute_parts=compute_parts)
         self.link = link
         self.tickets = tickets
@@ -127,7 +127,7 @@ class Bench:
             time.sleep(0)
 
     def enqueued(self) -> int:
-        launched = sum(each.launched for each in self.engine.executors if isinstance(each, LendingExecutor))
+        launched = sum(each.launched for each in self.engine.executors if isinstance(each, LaunchableExecutor))
         return self.script.reached["enqueue"] + launched - self._learnt
 
     def kind(self) -> str:
@@ -155,12 +155,12 @@ B = TypeVar("B", bound=Bench)
 def benched(
     priorities: GilPriorities | None = None,
     compute_parts: ComputeParts | None = None,
-    lends: bool = False,
+    launchable: bool = False,
     kind: type[B] = Bench,  # type: ignore[assignment]
 ) -> Iterator[B]:
     """A bench, of this class, whose worker does not serve yet."""
     descriptors, link, tickets = watched(SLOTS)
-    bench = kind(link, tickets, priorities, compute_parts, lends)
+    bench = kind(link, tickets, priorities, compute_parts, launchable)
     yield bench
     bench.worker.close()
     assert bench.partition.closed
@@ -177,7 +177,7 @@ def bench() -> Iterator[Bench]:
 @pytest.fixture(params=["python", pytest.param("loop", marks=needs_a_compiler)])
 def either(request: pytest.FixtureRequest) -> Iterator[Bench]:
     """A bench whose works are enqueued by the worker, and one whose works are launched by the launch loop."""
-    with benched(lends=request.param == "loop") as bench:
+    with benched(launchable=request.param == "loop") as bench:
         bench.worker.serve(bench.endpoint)
         if request.param == "loop":
             bench.teach()

@@ -1,4 +1,4 @@
-"""A fake engine whose executors lend: over tests/fake_cuda.c, a driver and a stream of their own, compiled when first needed.
+"""A fake engine whose executors are launchable: over tests/fake_cuda.c, a driver and a stream of their own.
 
 What is launched there goes through the engine's script as any other work does: it counts and stops at `run`, and fails there.
 """
@@ -46,16 +46,16 @@ def address_of(function: Any) -> int:
     return ctypes.cast(function, c_void_p).value or 0
 
 
-class LendingExecutor(FakeExecutor):
+class LaunchableExecutor(FakeExecutor):
     """An executor of a model with one input and one output of its shape. `duration`: nanoseconds that a launched inference
     takes in C alone, without the script; None to run by the script.
     """
 
-    def __init__(self, engine: "LendingEngine", partition: FakePartition, duration: int | None) -> None:
+    def __init__(self, engine: "LaunchableEngine", partition: FakePartition, duration: int | None) -> None:
         super().__init__(engine, partition)
-        self.recalls = 0
-        self.lends = True
-        self._lent: list[Callable[[], None]] = []
+        self.revocations = 0
+        self.launchable = True
+        self._revokers: list[Callable[[], None]] = []
         self._cuda = open_fake_cuda()
         self._script = engine.script
         self._duration = duration
@@ -80,10 +80,10 @@ class LendingExecutor(FakeExecutor):
         """How many inferences were launched by its recipes."""
         return int(self._counts[2])
 
-    def lend(self, shapes: Sequence[Shape], recall: Callable[[], None]) -> Recipe | None:
-        if recall not in self._lent:
-            self._lent.append(recall)
-        if not self.lends:
+    def recipe(self, shapes: Sequence[Shape], revoke: Callable[[], None]) -> Recipe | None:
+        if revoke not in self._revokers:
+            self._revokers.append(revoke)
+        if not self.launchable:
             return None
         return Recipe(
             address_of(self._cuda.cuGraphLaunch),
@@ -101,15 +101,15 @@ class LendingExecutor(FakeExecutor):
             self._failure,
         )
 
-    def recall(self) -> None:
+    def revoke(self) -> None:
         """As a change of settings does."""
-        self.recalls += 1
-        for recall in self._lent:
-            recall()
+        self.revocations += 1
+        for revoke in self._revokers:
+            revoke()
 
     def close(self) -> None:
         if not self.closed:
-            self.recall()
+            self.revoke()
             super().close()
             self._cuda.fake_stream_close(self._stream)
             self._cuda.fake_graph_close(self._graph)
@@ -130,14 +130,14 @@ class LendingExecutor(FakeExecutor):
         return error or (DeviceLost if result == LOST else ExecutionFailed)(f"the driver returned {result}")
 
 
-class LendingEngine(FakeEngine):
-    """An engine of `LendingExecutor`s, which have one input and one output."""
+class LaunchableEngine(FakeEngine):
+    """An engine of `LaunchableExecutor`s, which have one input and one output."""
 
     duration: int | None = None
 
-    def bind(self, partition: Partition) -> LendingExecutor:
+    def bind(self, partition: Partition) -> LaunchableExecutor:
         assert isinstance(partition, FakePartition)
-        executor = LendingExecutor(self, partition, self.duration)
+        executor = LaunchableExecutor(self, partition, self.duration)
         self.keep(executor)
         self._bound.append(lambda: executor)
         partition.executors.add(executor)

@@ -1,4 +1,4 @@
-"""What an executor lends so that its graphs can be launched without the interpreter, over a simulated GPU."""
+"""The recipes by which an executor's graphs can be launched without the interpreter, over a simulated GPU."""
 
 import ctypes
 import importlib
@@ -15,25 +15,25 @@ BATCHES = {"x": [(1, 3), (2, 3), (8, 3)]}
 TWO_ROWS = ((2, 3),)
 
 
-class Borrower:
-    """Counts how often it is asked to give back."""
+class Launcher:
+    """Counts how often its recipes were revoked."""
 
     def __init__(self) -> None:
-        self.recalls = 0
+        self.revocations = 0
 
-    def recall(self) -> None:
-        self.recalls += 1
+    def revoke(self) -> None:
+        self.revocations += 1
 
 
 @pytest.fixture
-def borrower() -> Borrower:
-    return Borrower()
+def launcher() -> Launcher:
+    return Launcher()
 
 
 @pytest.fixture(autouse=True)
-def lending(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Any:
+def recipes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module, with functions for a driver that has none; handles of the simulated GPU are objects and become numbers."""
-    module = importlib.import_module("engines.tensorrt.lending")
+    module = importlib.import_module("engines.tensorrt.recipes")
     monkeypatch.setattr(module, "driver_functions", lambda: (11, 12, 13))
     monkeypatch.setattr(module, "number", id)
     return module
@@ -51,8 +51,8 @@ def ready(executor: Any, count: int = 2) -> None:
     assert_right(executor, rows(count))
 
 
-def lent(executor: Any, borrower: Borrower, shapes: Any = TWO_ROWS) -> Recipe:
-    recipe = executor.lend(shapes, borrower.recall)
+def recipe_of(executor: Any, launcher: Launcher, shapes: Any = TWO_ROWS) -> Recipe:
+    recipe = executor.recipe(shapes, launcher.revoke)
     assert recipe is not None
     return recipe  # type: ignore[no-any-return]
 
@@ -61,10 +61,10 @@ def number_at(address: int) -> Any:
     return ctypes.c_uint64.from_address(address)
 
 
-def test_a_recipe_says_what_the_executor_itself_does(bench: Bench, executor: Any, borrower: Borrower) -> None:
+def test_a_recipe_says_what_the_executor_itself_does(bench: Bench, executor: Any, launcher: Launcher) -> None:
     (x,), room = bench.pinned(rows(2)), bench.room()
     executor.enqueue([x], room).wait()
-    recipe = lent(executor, borrower)
+    recipe = recipe_of(executor, launcher)
     counted, length = number_at(recipe.counted).value, len(recipe.events)
     tables = np.frombuffer((ctypes.c_char * (length * 2 * 24)).from_address(recipe.tables), np.uint64).reshape(length, 2, 3)
     place, answer = recipe.addresses
@@ -73,10 +73,10 @@ def test_a_recipe_says_what_the_executor_itself_does(bench: Bench, executor: Any
     assert recipe.outputs == TWO_ROWS
 
 
-def test_the_executor_goes_on_behind_what_was_launched_by_a_recipe(bench: Bench, executor: Any, borrower: Borrower) -> None:
+def test_the_executor_goes_on_behind_what_was_launched_by_a_recipe(bench: Bench, executor: Any, launcher: Launcher) -> None:
     """The device counts what is launched there too; sixteen later it is the same table's turn."""
     ready(executor)
-    recipe = lent(executor, borrower)
+    recipe = recipe_of(executor, launcher)
     number_at(recipe.counted).value += 16
     before = number_at(recipe.counted).value
     for seed in range(20):
@@ -84,69 +84,69 @@ def test_the_executor_goes_on_behind_what_was_launched_by_a_recipe(bench: Bench,
     assert number_at(recipe.counted).value == before + 20
 
 
-def test_shapes_that_are_not_ready_are_not_lent(executor: Any, borrower: Borrower) -> None:
-    assert executor.lend(((5, 3),), borrower.recall) is None
+def test_shapes_that_are_not_ready_have_no_recipe(executor: Any, launcher: Launcher) -> None:
+    assert executor.recipe(((5, 3),), launcher.revoke) is None
     ready(executor, 5)
-    assert executor.lend(((5, 3),), borrower.recall) is not None
+    assert executor.recipe(((5, 3),), launcher.revoke) is not None
 
 
-def test_nothing_is_lent_without_graphs_and_where_the_copy_engines_copy(bench: Bench, borrower: Borrower) -> None:
+def test_there_is_no_recipe_without_graphs_and_where_the_copy_engines_copy(bench: Bench, launcher: Launcher) -> None:
     executors = [never_captured(bench), bench.bind(AFFINE, BATCHES, copies="engine")]
     for executor in executors:
         ready(executor)
-        assert executor.lend(TWO_ROWS, borrower.recall) is None
+        assert executor.recipe(TWO_ROWS, launcher.revoke) is None
         executor.close()
 
 
-def test_nothing_is_lent_without_a_driver(
-    executor: Any, borrower: Borrower, lending: Any, monkeypatch: pytest.MonkeyPatch
+def test_there_is_no_recipe_without_a_driver(
+    executor: Any, launcher: Launcher, recipes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready(executor)
-    monkeypatch.setattr(lending, "driver_functions", lambda: None)
-    assert executor.lend(TWO_ROWS, borrower.recall) is None
+    monkeypatch.setattr(recipes, "driver_functions", lambda: None)
+    assert executor.recipe(TWO_ROWS, launcher.revoke) is None
 
 
-def test_what_is_lent_is_taken_back_before_an_override_and_at_its_end(executor: Any, borrower: Borrower) -> None:
+def test_recipes_are_revoked_before_an_override_and_at_its_end(executor: Any, launcher: Launcher) -> None:
     ready(executor)
-    lent(executor, borrower)
+    recipe_of(executor, launcher)
     with executor.overriding(graphs="off"):
-        assert borrower.recalls == 1
-        assert executor.lend(TWO_ROWS, borrower.recall) is None
-    assert borrower.recalls == 2
-    assert executor.lend(TWO_ROWS, borrower.recall) is not None
+        assert launcher.revocations == 1
+        assert executor.recipe(TWO_ROWS, launcher.revoke) is None
+    assert launcher.revocations == 2
+    assert executor.recipe(TWO_ROWS, launcher.revoke) is not None
 
 
-def test_what_is_lent_is_taken_back_before_graphs_are_destroyed(bench: Bench, borrower: Borrower) -> None:
+def test_recipes_are_revoked_before_graphs_are_destroyed(bench: Bench, launcher: Launcher) -> None:
     executor = bench.bind(AFFINE, BATCHES)
     ready(executor)
-    recipe = lent(executor, borrower)
+    recipe = recipe_of(executor, launcher)
     graph = executor._shapes.find(TWO_ROWS).prepared.graph
     there: list[bool] = []
-    executor._loans.borrow(lambda: there.append(graph.handle is not None))
+    executor._recipes.revoke_by(lambda: there.append(graph.handle is not None))
     executor.close()
     assert there == [True]
     assert recipe.outputs == TWO_ROWS
 
 
-def test_an_eviction_takes_back_what_is_lent_and_spares_what_was_launched(
-    bench: Bench, borrower: Borrower, monkeypatch: pytest.MonkeyPatch
+def test_an_eviction_revokes_recipes_and_spares_what_was_launched(
+    bench: Bench, launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.import_module("engines.tensorrt.shapes"), "MAX_READY_SETS", 3)
     executor = bench.bind(AFFINE, BATCHES, warm_up=(2,))
     ready(executor, 3)
-    recipe = lent(executor, borrower)
+    recipe = recipe_of(executor, launcher)
     number_at(recipe.launched).value += 1
-    before = borrower.recalls
+    before = launcher.revocations
     for count in (4, 5):
         ready(executor, count)
-    assert borrower.recalls > before
+    assert launcher.revocations > before
     assert {shapes[0][0] for shapes in executor._shapes.ready_sets()} == {2, 4, 5}
     executor.close()
 
 
-def test_padded_inferences_launched_by_a_recipe_are_counted(bench: Bench, borrower: Borrower) -> None:
+def test_padded_inferences_launched_by_a_recipe_are_counted(bench: Bench, launcher: Launcher) -> None:
     executor = bench.bind(AFFINE, BATCHES, batch_padding=True, warm_up="usual")
-    recipe = lent(executor, borrower, ((5, 3),))
+    recipe = recipe_of(executor, launcher, ((5, 3),))
     assert recipe.outputs == ((5, 3),)
     before = executor.describe()["counts"]["padded"]
     number_at(recipe.launched).value += 7
@@ -154,8 +154,8 @@ def test_padded_inferences_launched_by_a_recipe_are_counted(bench: Bench, borrow
     executor.close()
 
 
-def test_a_closed_executor_lends_nothing(bench: Bench, borrower: Borrower) -> None:
+def test_a_closed_executor_has_no_recipe(bench: Bench, launcher: Launcher) -> None:
     executor = bench.bind()
     executor.close()
     with pytest.raises(ExecutionFailed, match="takes nothing more"):
-        executor.lend(TWO_ROWS, borrower.recall)
+        executor.recipe(TWO_ROWS, launcher.revoke)

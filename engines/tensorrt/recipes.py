@@ -1,4 +1,4 @@
-"""What an executor has lent to be launched without the interpreter (`engines.base.Lending`), and how it takes that back."""
+"""An executor's recipes, by which its graphs are launched without the interpreter (`engines.base.Launchable`)."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _NOT_READY = 600
 Shapes = tuple[Shape, ...]
 
 
-class Loans:
+class Recipes:
     """The recipes of one executor. Hold the executor's lock to call a method, except `padded`."""
 
     def __init__(self, stream: Stream, events: Sequence[Event], addresses: Sequence[int], name: str) -> None:
@@ -31,20 +31,20 @@ class Loans:
         self._events = tuple(events)
         self._addresses = addresses
         self._name = name
-        self._recall: Callable[[], None] | None = None
+        self._revoke: Callable[[], None] | None = None
         self._launched: dict[tuple[Shapes, Shapes], Any] = {}
         self._seen: dict[tuple[Shapes, Shapes], int] = {}
         self._padded: list[Any] = []
 
     def __repr__(self) -> str:
-        return f"<Loans of {self._name}, {len(self._launched)} sets of shapes{', lent' if self._recall else ''}>"
+        return f"<Recipes of {self._name}, {len(self._launched)} sets of shapes{', in use' if self._revoke else ''}>"
 
     @property
     def padded(self) -> int:
         """How many inferences were launched with more rows than were asked for. Any thread."""
         return sum(int(count[0]) for count in list(self._padded))
 
-    def lend(self, shapes: Shapes, run: Shapes, outputs: Shapes, graph: Graph | None, copies: Copies) -> Recipe | None:
+    def make(self, shapes: Shapes, run: Shapes, outputs: Shapes, graph: Graph | None, copies: Copies) -> Recipe | None:
         """The recipe for `shapes`, which are run as `run`; None if launching takes more than the graph."""
         functions = driver_functions()
         if functions is None or graph is None or not isinstance(copies, SmCopies) or any(-1 in output for output in outputs):
@@ -71,15 +71,15 @@ class Loans:
             self._failure,
         )
 
-    def borrow(self, recall: Callable[[], None]) -> None:
-        """What is lent from now on is taken back by calling this."""
-        self._recall = recall
+    def revoke_by(self, revoke: Callable[[], None]) -> None:
+        """Recipes that are made from now on are revoked by calling this."""
+        self._revoke = revoke
 
-    def recall(self) -> None:
-        """Take back all that was lent. Blocks until nothing is in flight by it."""
-        recall, self._recall = self._recall, None
-        if recall:
-            recall()
+    def revoke(self) -> None:
+        """Revoke all recipes. Blocks until nothing is in flight by them."""
+        revoke, self._revoke = self._revoke, None
+        if revoke:
+            revoke()
 
     def used(self) -> list[Shapes]:
         """The sets of shapes, as they are run, that were launched by recipes since the last call."""
