@@ -84,6 +84,27 @@ class Heartbeat:
         return self.silent >= (_MAX_STARTING if starting else self._limit)
 
 
+class StoppedTime:
+    """For how many seconds in a row a process has been stopped. Time in which this process did not run is left out."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._before: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<StoppedTime {self._seconds:g} s>"
+
+    def after(self, now: float, activity: Activity) -> float:
+        """The seconds, now that the process is found so. Call it again and again."""
+        if not activity.stopped:
+            self._seconds, self._before = 0.0, None
+            return 0.0
+        if self._before is not None:
+            self._seconds += min(now - self._before, _MAX_STEP)
+        self._before = now
+        return self._seconds
+
+
 def observe(pid: int, proc: Path = Path("/proc")) -> Activity:
     """The activity of this process now; state X if it is gone. See proc(5).
 

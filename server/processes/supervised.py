@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..host.backoff import Backoff
 from ..link.ring import Descriptors
 from .descriptors import DescriptorSender
-from .heartbeat import Heartbeat
+from .heartbeat import Heartbeat, StoppedTime, observe
 from .http_process import ProcessArguments
 from .remote_frontend import RemoteFrontend
 from .remote_runtime import RemoteRuntime
@@ -95,6 +95,7 @@ class SupervisedDevice:
         self.process: BaseProcess | None = None
         self.descriptors: DescriptorSender | None = None
         self.backoff = Backoff()
+        self._stopped = StoppedTime()
 
     def __repr__(self) -> str:
         return f"<SupervisedDevice {self.name}, {self.process!r}>"
@@ -103,6 +104,10 @@ class SupervisedDevice:
     def label(self) -> str:
         """Its name in the log."""
         return self.runtime.label
+
+    def stopped_for(self, now: float) -> float:
+        """For how many seconds the process has been stopped, by SIGSTOP or a debugger; 0 if it runs. Call it regularly."""
+        return self._stopped.after(now, observe(self.process.pid)) if self.process and self.process.pid else 0.0
 
     def disconnect(self) -> None:
         """Close the channel and the socket for descriptors."""

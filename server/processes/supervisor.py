@@ -333,6 +333,10 @@ class Supervisor:
                     loading = each.hosted is not None and (self._state == "starting" or each.hosted.runtime.away)
                     self._check(each.label, each.process, each.heartbeat, now, loading)
             forkserver.check(now)
+            for device in self._devices:
+                if device.process and (seconds := device.stopped_for(now)) >= self._config.server.watchdog:
+                    log.error("%s has been stopped for %.1f s (SIGSTOP or a debugger); killing it", device.label, seconds)
+                    spawn.kill(device.process)
             if self._dispatcher:
                 if self._dispatcher_heartbeat.answered and self._control:
                     with suppress(OSError):

@@ -112,6 +112,19 @@ def test_the_device_process_and_an_http_process_are_killed_at_once(server: Runni
             until(lambda: answered(other) == 200)
 
 
+def test_a_device_process_that_stays_stopped_is_replaced(standard: Path, tmp_path: Path) -> None:
+    """Its own watchdog does not count the time for which it is stopped."""
+    with (
+        running_device(configure(tmp_path / "greenlane.toml", standard, TENANTS, watchdog='"2s"')) as server,
+        client(server, **{"X-Tenant": "acme"}) as http,
+    ):
+        os.kill(stopped := server.pid(DEVICE), signal.SIGSTOP)
+        assert ENDED in infer(http, "identity", SMALL).text, "it waits until the process is killed"
+        until(lambda: infer(http, "identity", SMALL).status_code == 200)
+        assert server.pid(DEVICE) != stopped
+        server.wait_for_log("the device process has been stopped for 2.0 s (SIGSTOP or a debugger); killing it")
+
+
 def test_a_killed_supervisor_takes_every_process_with_it(standard: Path, tmp_path: Path) -> None:
     with running_device(configure(tmp_path / "greenlane.toml", standard, TENANTS)) as server:
         pids = others(server) | {server.pid(DEVICE)}

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from server.processes.heartbeat import INTERVAL, MAX_SILENCE, Activity, Heartbeat, observe
+from server.processes.heartbeat import INTERVAL, MAX_SILENCE, Activity, Heartbeat, StoppedTime, observe
 
 
 def looks(heartbeat: Heartbeat, *activities: Activity, begin: float = 100.0, step: float = INTERVAL) -> int:
@@ -79,3 +79,16 @@ def test_without_scheduler_statistics_the_times_are_those_of_stat(tmp_path: Path
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_text("7 (some (odd) name) T 1 1 1 0 -1 0 0 0 0 0 150 25 0 0")
     assert observe(7, tmp_path) == Activity("T", 1.75, 0.0)
+
+
+def test_the_time_for_which_a_process_is_stopped_starts_again_when_it_runs() -> None:
+    time = StoppedTime()
+    assert [time.after(now, Activity("T", 1.0, 0.0)) for now in (10.0, 10.25, 10.5)] == [0.0, 0.25, 0.5]
+    assert time.after(10.75, Activity("S", 1.0, 0.0)) == 0.0
+    assert [time.after(now, Activity("t", 1.0, 0.0)) for now in (11.0, 11.25)] == [0.0, 0.25]
+
+
+def test_a_process_is_not_stopped_for_longer_than_the_asking_process_saw() -> None:
+    time = StoppedTime()
+    time.after(10.0, Activity("T", 1.0, 0.0))
+    assert time.after(1000.0, Activity("T", 1.0, 0.0)) == 0.5
