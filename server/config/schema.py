@@ -22,6 +22,7 @@ from .values import (
     Duration,
     Hosts,
     KeepAlive,
+    Latency,
     Location,
     Looped,
     Memory,
@@ -345,6 +346,19 @@ class TenantConfig(Section, frozen=True):
         examples=["0-1"],
         description="Cores of the tenant's HTTP process. Without it `server.front_cores` decides, and on a CPU it runs on the "
         "tenant's own cores. Cores of another tenant's partition delay that tenant: `check` and the log warn of it.",
+    )
+
+    target_p99: Latency | None = Field(
+        default=None,
+        examples=["5ms"],
+        description="The p99 latency that the tenant is to keep. `greenlane curve --all` finds the share that keeps it, and "
+        "GET /admin/advice compares it with what is measured. No request is refused for it.",
+    )
+    target_rate: int | None = Field(
+        default=None,
+        ge=1,
+        examples=[800],
+        description="Requests a second, all models together, at which `greenlane curve --all` measures `target_p99`.",
     )
 
     def may_call(self, model: str) -> bool:

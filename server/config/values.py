@@ -254,6 +254,11 @@ Duration = Annotated[
     BeforeValidator(_duration, json_schema_input_type=Annotated[str, Field(pattern=_DURATION)]),
     Form("duration", "a duration: a text such as '500us', '10ms', '1.5s' or '15min'", write_duration),
 ]
+Latency = Annotated[
+    Duration,
+    Field(gt=0),
+    Form("duration above 0s", "a duration above 0: a text such as '500us', '5ms' or '1.5s'", write_duration),
+]
 KeepAlive = Annotated[
     Duration,
     Field(ge=1),
