@@ -1,6 +1,6 @@
-"""Requests down to their bytes, and what both `python -m server` and `uvicorn server.app:app` answer to them.
+"""Requests down to their bytes, and what every form of the server answers to them (`test_golden.py`).
 
-A row is a name, the bytes that a client sends, and the answers, in their order. `test_golden.py` sends every row to both.
+A row is a name, the bytes that a client sends, and the answers, in their order.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Both forms of the server answer the same, byte by byte: the rows of `golden.py` over real sockets."""
+"""All forms of the server answer the same, byte by byte: the rows of `golden.py` over real sockets.
+
+The forms are `python -m server` on CPU cores, the same with a device process, and `uvicorn server.app:app`.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from .golden import APP, GOLDEN, OK, Answer, Row, infer
-from .processes import Running, configure, running, running_plain
+from .processes import Running, configure, running, running_device, running_plain
 from .wire import FOREVER, Connection, posted, spin
 
-FORMS = {"server": running, "uvicorn": running_plain}
+FORMS = {"server": running, "device": running_device, "uvicorn": running_plain}
 TENANTS = """
 [tenants.acme]
 granules = 1
@@ -46,7 +49,7 @@ def form(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("row", GOLDEN.values(), ids=GOLDEN)
-def test_both_forms_answer_a_request_the_same(start: Start, form: str, row: Row) -> None:
+def test_all_forms_answer_a_request_the_same(start: Start, form: str, row: Row) -> None:
     server = start(form, row.keys, row.pages)
     with Connection(server) as connection:
         first, *rest = row.sent

@@ -24,7 +24,7 @@ from greenlane.load.server_process import free_port
 from server.tenants.auth import digest
 
 from .harness import cores
-from .processes import Running, configure, running, running_plain, threads
+from .processes import Running, configure, running, running_device, running_plain, threads
 from .wire import FOREVER, until
 
 pytestmark = pytest.mark.skipif(len(cores()) < 2, reason="two tenants need two cores")
@@ -109,7 +109,7 @@ def same(asked: Asked, model: str, tensors: Tensors, *outputs: str, **options: A
     return over_grpc
 
 
-@pytest.fixture(scope="module", params=[running, running_plain], ids=["processes", "plain"])
+@pytest.fixture(scope="module", params=[running, running_device, running_plain], ids=["processes", "device", "plain"])
 def asked(standard: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Asked]:
     with serving(request.param, standard, tmp_path_factory.mktemp("grpc")) as asked:
         yield asked
