@@ -8,7 +8,7 @@ from typing import Any
 from partitions.installing import install_command
 from partitions.plan import ranges
 
-from .schema import ServerConfig, share_problem
+from .schema import SHARES, ServerConfig, below_share, share_problem
 from .tables import KeyPath, dotted, nearest
 from .values import core_numbers, shown
 
@@ -30,6 +30,8 @@ def problems_within(path: KeyPath, table: Mapping[str, Any]) -> Iterator[Problem
                 yield path, "not a tenant's name; it travels in headers: use letters, digits, '.', '_' and '-'"
             if problem := share_problem(table):
                 yield path, problem
+            else:
+                yield from _burst(path, table)
         case "devices", name if not _NAME.fullmatch(name):
             yield path, "not a device's name; use letters, digits, '.', '_' and '-'"
 
@@ -59,6 +61,13 @@ def _batches(path: KeyPath, model: Mapping[str, Any]) -> Iterator[Problem]:
         above = [size for size in sizes if type(size) is int and size > most] if type(sizes) is list else []
         if above:
             yield (*path, key), f"{above[0]} is above max_batch, which is {most}"
+
+
+def _burst(path: KeyPath, tenant: Mapping[str, Any]) -> Iterator[Problem]:
+    """A burst below the share that the tenant has."""
+    burst, (key, share) = tenant.get("burst"), next((key, tenant[key]) for key in SHARES if key in tenant)
+    if type(burst) is int and type(share) is int and 1 <= burst < share:
+        yield (*path, "burst"), below_share(burst, key, share)
 
 
 def _keys(server: Mapping[str, Any], tenants: Mapping[str, Any]) -> Iterator[Problem]:

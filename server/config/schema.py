@@ -23,6 +23,7 @@ from .values import (
     Hosts,
     KeepAlive,
     Latency,
+    Lent,
     Location,
     Looped,
     Memory,
@@ -302,6 +303,18 @@ class TenantConfig(Section, frozen=True):
     sms: int | None = Field(
         default=None, ge=1, examples=[16], description="Share of a GPU in SMs, a multiple of its granules'."
     )
+    burst: int | None = Field(
+        default=None,
+        ge=1,
+        examples=[16],
+        description="Most that the tenant may use while others that `lend` are idle, its share included, counted like it "
+        "in granules, cores or SMs. Without it the tenant never uses more than its share.",
+    )
+    lend: Lent = Field(
+        default=0.0,
+        description="Whether tenants with a `burst` may use this tenant's share while it has no request open, and for how long "
+        "at most by one inference: that is how late its next request may be. true: 1ms.",
+    )
     models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
     queue: int = Field(default=64, ge=1, description="Requests that may wait; more are refused with 429.")
     in_flight: int = Field(
@@ -371,11 +384,33 @@ class TenantConfig(Section, frozen=True):
         Raises ConfigError if the device counts in other units, or the share is no whole number of granules.
         """
         key, asked = self._asked()
-        if key == "granules":
-            return asked
-        if key != _SHARE_OF_UNIT.get(unit):
+        if key != "granules" and key != _SHARE_OF_UNIT.get(unit):
             instead = _SHARE_OF_UNIT.get(unit, "granules")
             raise self._problem(f"this device is shared out in {unit}s; use '{instead}' instead", key)
+        return self._granules(key, key, asked, sizes)
+
+    def most(self, unit: str, sizes: Sequence[int]) -> int:
+        """How many granules this tenant may use on such a device while others are idle: its share, if it has no `burst`.
+
+        Raises ConfigError as `share` does, and for a burst below the share or above the device.
+        """
+        share = self.share(unit, sizes)
+        if self.burst is None:
+            return share
+        key, asked = self._asked()
+        if self.burst < asked:
+            raise self._problem(below_share(self.burst, key, asked), "burst")
+        most = self._granules("burst", key, self.burst, sizes)
+        if most > len(sizes):
+            there = len(sizes) if key == "granules" else sum(sizes)
+            units = "granules" if key == "granules" else f"{unit}s"
+            raise self._problem(f"{self.burst} is above the device, which has {there} {units}", "burst")
+        return most
+
+    def _granules(self, key: str, unit: str, asked: int, sizes: Sequence[int]) -> int:
+        """The granules of what this key asks for in granules, cores or SMs. Raises ConfigError."""
+        if unit == "granules":
+            return asked
         if asked % sizes[0]:
             multiples = ", ".join(str(sizes[0] * count) for count in range(1, len(sizes) + 1))
             raise self._problem(f"{asked} is not in whole granules of {sizes[0]}; expected one of {multiples}", key)
@@ -441,6 +476,7 @@ class Config(Section, frozen=True):
         for name in self.tenants if tenants is None else tenants:
             try:
                 counts[name] = self.tenants[name].share(unit, sizes)
+                self.tenants[name].most(unit, sizes)
             except ConfigError as error:
                 problems += error.problems
         if sum(counts.values()) > len(sizes):
@@ -458,6 +494,11 @@ class Config(Section, frozen=True):
         of = f"{unit}s" if sizes[0] == 1 else f"granules of {sizes[0]} {unit}s"
         them = "them" if len(counts) > 1 else "it"
         return f"{terms} = {wanted} {of}, but the device has {there}: lower {them} by {wanted - there}"
+
+
+def below_share(burst: int, key: str, share: int) -> str:
+    """The problem with a burst that is below the share, which this key has."""
+    return f"{burst} is below {key}, which is {share}; it is the most that the tenant may use, its share included"
 
 
 def share_problem(given: Iterable[str]) -> str | None:

@@ -26,6 +26,9 @@ MOST_STEPS = 1_000_000
 MOST_INSTANCES = 16
 """Executors that a tenant may bind of one model: each has memory of its own on the device and on the host."""
 
+LEND = 0.001
+"""Seconds that `lend = true` stands for."""
+
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SECONDS = {"us": (1, 10**6), "ms": (1, 10**3), "s": (1, 1), "min": (60, 1)}  # As fractions, so that 500us is exactly 0.0005.
 _SIZE = r"^([0-9]{1,15})(B|[KMG]i?B)$"
@@ -111,6 +114,11 @@ def _duration(value: object, info: ValidationInfo) -> object:
         raise ValueError
     times, over = _SECONDS[found[2]]
     return float(found[1]) * times / over
+
+
+def _lent(value: object, info: ValidationInfo) -> object:
+    """Seconds for a duration; for true and false those that they stand for."""
+    return (LEND if value else 0.0) if isinstance(value, bool) else _duration(value, info)
 
 
 def _cores(value: object) -> object:
@@ -258,6 +266,16 @@ Latency = Annotated[
     Duration,
     Field(gt=0),
     Form("duration above 0s", "a duration above 0: a text such as '500us', '5ms' or '1.5s'", write_duration),
+]
+Lent = Annotated[
+    float,
+    Field(ge=0, le=1),
+    BeforeValidator(_lent, json_schema_input_type=bool | Annotated[str, Field(pattern=_DURATION)]),
+    Form(
+        "true, false or a duration",
+        f"true, which is '{1000 * LEND:g}ms', false, or a duration of at most 1 s: a text such as '500us' or '2ms'",
+        lambda seconds: write_duration(seconds) if seconds else False,
+    ),
 ]
 KeepAlive = Annotated[
     Duration,

@@ -824,3 +824,53 @@ def test_a_warm_up_batch_above_max_batch_is_refused(folder: Path) -> None:
         "models.a.warm_up: 16 is above max_batch, which is 8"
     ]
     assert load(write(folder, sections() + "[models.a]\nmax_batch = 0\nwarm_up = [16]")).models.options["a"].warm_up == (16,)
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("true", 0.001), ("false", 0.0), ('"500us"', 0.0005), ('"0s"', 0.0)])
+def test_lend_is_a_duration_or_says_whether(folder: Path, written: str, seconds: float) -> None:
+    config = load(write(folder, sections(tenants=f"{ACME}lend = {written}")))
+    assert config.tenants["acme"].lend == seconds
+
+
+@pytest.mark.parametrize("written", ["1", '"5"', '"2s"', '"-1ms"'])
+def test_a_lend_that_is_no_duration_of_at_most_a_second_is_refused(folder: Path, written: str) -> None:
+    (problem,) = problems(folder, sections(tenants=f"{ACME}lend = {written}"))
+    assert "tenants.acme.lend: " in problem
+    assert "is not true, which is '1ms', false, or a duration of at most 1 s" in problem
+
+
+@pytest.mark.parametrize(
+    ("given", "unit", "sizes", "granules"),
+    [
+        ({"granules": 2}, "SM", [8] * 16, 2),
+        ({"granules": 2, "burst": 16}, "SM", [8] * 16, 16),
+        ({"sms": 16, "burst": 64}, "SM", [8] * 16, 8),
+        ({"cores": 1, "burst": 1}, "core", [1] * 4, 1),
+    ],
+)
+def test_a_burst_is_counted_as_the_share_is(given: dict[str, int], unit: str, sizes: list[int], granules: int) -> None:
+    assert tenant(**given).most(unit, sizes) == granules
+
+
+@pytest.mark.parametrize(
+    ("given", "unit", "sizes", "problem"),
+    [
+        ({"granules": 4, "burst": 3}, "SM", [8] * 4, "3 is below granules, which is 4; it is the most that the tenant may use"),
+        ({"granules": 4, "burst": 17}, "SM", [8] * 16, "17 is above the device, which has 16 granules"),
+        ({"sms": 16, "burst": 256}, "SM", [8] * 16, "256 is above the device, which has 128 SMs"),
+        ({"sms": 16, "burst": 20}, "SM", [8] * 4, "20 is not in whole granules of 8; expected one of 8, 16, 24, 32"),
+        ({"cores": 1, "burst": 3}, "core", [1, 1], "3 is above the device, which has 2 cores"),
+    ],
+)
+def test_a_burst_that_does_not_fit_the_device_is_refused_with_the_numbers(
+    given: dict[str, int], unit: str, sizes: list[int], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        shared(acme=given).fit(unit, sizes)
+    (text,) = refused.value.problems
+    assert text.startswith(f"c.toml: tenants.acme.burst: {problem}")
+
+
+def test_a_burst_below_the_share_is_refused_before_a_device_is_opened(folder: Path) -> None:
+    (problem,) = problems(folder, sections(tenants=f"{ACME}burst = 5"))
+    assert "tenants.acme.burst: 5 is below granules, which is 6" in problem
