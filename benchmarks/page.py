@@ -1,16 +1,14 @@
 """The findings as one HTML page that needs nothing else: pictures inside, the table, the machine, how it was measured."""
 
-from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from greenlane.load.verdicts import CONTROL, UNDER, Combination, Verdict
+from greenlane.report.page import document, each, pairs, picture, tiles
 
 from .findings import Findings, busiest, few, milliseconds, times
 
-_STYLE = Path(__file__).parent / "page.css"
 _TONES = {"isolated": "good", "proves nothing": "mute", "no control": "mute", "too noisy": "mute"}
 _CAPTIONS = {
     "bars": "The victim's p99 by aggressor. Grey: alone.",
@@ -23,34 +21,25 @@ def render(findings: Findings, pictures: Mapping[str, bytes]) -> str:
     """The page; `pictures` are PNG files by the names that `plots.draw` gives them."""
     parts = [
         f"<header><h1>{escape(findings.title)}</h1>{_summary(findings.verdicts)}</header>",
-        _picture("bars", pictures),
+        picture(pictures["bars"], _CAPTIONS["bars"]),
         f"<section><h2>In numbers</h2>{_table(findings)}{_few(findings)}{_throughput(findings)}</section>",
-        *(_picture(name, pictures) for name in ("timeline", "distributions")),
+        *(picture(pictures[name], _CAPTIONS[name]) for name in ("timeline", "distributions")),
         f"<section><h2>Who disturbed</h2>{_aggressors(findings)}</section>",
-        f"<section><h2>How it was measured</h2><ul>{_each('li', findings.notes)}</ul>{_pairs(findings.settings)}</section>",
-        f"<section><h2>On what</h2>{_pairs(findings.machine)}</section>",
+        f"<section><h2>How it was measured</h2><ul>{each('li', findings.notes)}</ul>{pairs(findings.settings)}</section>",
+        f"<section><h2>On what</h2>{pairs(findings.machine)}</section>",
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(findings.title)}</title>'
-    body, style = "\n".join(parts), _STYLE.read_text(encoding="utf-8")
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{style}</style></head>\n<body>\n{body}\n</body></html>\n'
+    return document(findings.title, parts)
 
 
 def _summary(verdicts: list[Verdict]) -> str:
     proven = [one for one in verdicts if one.word == "isolated"]
     open_ = [one for one in verdicts if one.word not in _TONES]
-    tiles = [(f"{len(proven)} of {len(verdicts)}", "aggressors held off, where the control shows that they disturb")]
-    tiles.append((str(len(open_)), "leaks: the tail grew in the victim's own partition"))
-    tiles += [(f"{times(max(one.ratios['p99'] for one in verdicts))}&times;", "worst growth of the p99 in its own partition")]
+    shown = [(f"{len(proven)} of {len(verdicts)}", "aggressors held off, where the control shows that they disturb")]
+    shown.append((str(len(open_)), "leaks: the tail grew in the victim's own partition"))
+    shown += [(f"{times(max(one.ratios['p99'] for one in verdicts))}&times;", "worst growth of the p99 in its own partition")]
     controls = [one.control_ratio for one in verdicts if one.control]
-    tiles += [(f"{times(max(controls))}&times;", "worst growth on one partition for all")] if controls else []
-    cells = "".join(f"<div><b>{number}</b><span>{escape(what)}</span></div>" for number, what in tiles)
-    return f'<div class="tiles">{cells}</div>'
-
-
-def _picture(name: str, pictures: Mapping[str, bytes]) -> str:
-    data = b64encode(pictures[name]).decode()
-    caption = escape(_CAPTIONS[name])
-    return f'<figure><img alt="{caption}" src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+    shown += [(f"{times(max(controls))}&times;", "worst growth on one partition for all")] if controls else []
+    return tiles(shown)
 
 
 def _table(findings: Findings) -> str:
@@ -59,7 +48,7 @@ def _table(findings: Findings) -> str:
     names = ["victim", "aggressor", "alone", "loaded", "control", "alone", "loaded"]
     names += ["p50", "p99", "p99.9", "p99", "sent", "failed", ""]
     rows = "".join(_row(verdict) for verdict in findings.verdicts)
-    head = f'<tr class="groups">{top}</tr><tr>{_each("th", names)}</tr>'
+    head = f'<tr class="groups">{top}</tr><tr>{each("th", names)}</tr>'
     return f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
 
 
@@ -70,7 +59,7 @@ def _row(one: Verdict) -> str:
     cells += [times(one.control_ratio), str(one.under.count), str(one.under.failed)]
     tone = _TONES.get(one.word, "bad")
     chip = f'<td><span class="chip {tone}" title="{escape(one.why)}">{escape(one.word)}</span></td>'
-    return f"<tr>{_each('td', cells)}{chip}</tr>"
+    return f"<tr>{each('td', cells)}{chip}</tr>"
 
 
 def _few(findings: Findings) -> str:
@@ -82,28 +71,20 @@ def _throughput(findings: Findings) -> str:
         f"{one.name}: {one.partitions:,.0f} a second on partitions, {one.plain:,.0f} without, so {one.ratio:.2f} of it is left"
         for one in findings.throughput
     ]
-    return f"<h3>What it costs</h3><ul>{_each('li', lines)}</ul>" if lines else ""
+    return f"<h3>What it costs</h3><ul>{each('li', lines)}</ul>" if lines else ""
 
 
 def _aggressors(findings: Findings) -> str:
     rows = "".join(_aggressor(one, findings.aggressors) for one in findings.combinations)
     names = ["victim", "aggressor", "what it does", "answered in its partition", "answered without partitions"]
-    head = f"<tr>{_each('th', names)}</tr>"
+    head = f"<tr>{each('th', names)}</tr>"
     return f'<div class="wide"><table class="words"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
 
 
 def _aggressor(one: Combination, what: Mapping[str, str]) -> str:
     done = ["; ".join(f"{_load(row)}" for row in busiest(one, kind)) or "-" for kind in (UNDER, CONTROL)]
-    return f"<tr>{_each('td', [one.victim, one.aggressor, what.get(one.aggressor, ''), *done])}</tr>"
+    return f"<tr>{each('td', [one.victim, one.aggressor, what.get(one.aggressor, ''), *done])}</tr>"
 
 
 def _load(row: Mapping[str, Any]) -> str:
     return f"{row['name']} {row['rate']:,.0f}/s, {row['megabytes']:,.1f} MB/s"
-
-
-def _pairs(pairs: Mapping[str, Any]) -> str:
-    return f"<dl>{''.join(f'<dt>{escape(str(key))}</dt><dd>{escape(str(value))}</dd>' for key, value in pairs.items())}</dl>"
-
-
-def _each(tag: str, texts: Iterable[str]) -> str:
-    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)

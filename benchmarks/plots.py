@@ -1,27 +1,24 @@
 """The findings as pictures: p99 bars, the distribution of latencies, and what happened when. PNG, drawn without a display."""
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
 from greenlane.load.figures import cumulative
 from greenlane.load.verdicts import ALONE, CONTROL, CONTROL_ALONE, UNDER, Combination, Phase, Verdict
+from greenlane.report.pictures import INK, plain, png, tidy
 
 from .findings import Findings, times
 
 COLOURS = {ALONE: "#9aa5b1", UNDER: "#1a9c6b", CONTROL_ALONE: "#d9c2b4", CONTROL: "#d9622b"}
 LABELS = {ALONE: "alone", UNDER: "its own partition, under load", CONTROL: "one partition for all, under load"}
-INK, FAINT = "#1f2933", "#e4e7eb"
 
 
 def draw(findings: Findings) -> dict[str, bytes]:
     """Every picture by its name: `bars`, `distributions`, `timeline`."""
     pictures: dict[str, Callable[[Findings], Figure]] = {"bars": bars, "distributions": distributions, "timeline": timeline}
-    return {name: _png(picture(findings)) for name, picture in pictures.items()}
+    return {name: png(picture(findings)) for name, picture in pictures.items()}
 
 
 def bars(findings: Findings) -> Figure:
@@ -39,10 +36,10 @@ def bars(findings: Findings) -> Figure:
     axes.set_yticks(range(len(verdicts)), _names(verdicts), fontsize=11)
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(_plain)
+    axes.xaxis.set_major_formatter(plain)
     axes.margins(x=0.08)
     axes.set_xlabel("p99 of the victim, ms (logarithmic); the number is how many times its p99 alone on the same server")
-    _tidy(axes, "x")
+    tidy(axes, "x")
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=11)
     return figure
 
@@ -88,12 +85,12 @@ def _distribution(axes: Any, combination: Combination) -> None:
         if latencies:
             axes.step(*cumulative(latencies), where="post", color=COLOURS[kind], label=LABELS[kind], linewidth=1.8)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(_plain)
+    axes.xaxis.set_major_formatter(plain)
     axes.set_yscale("log")
     axes.set_yticks([1, 0.1, 0.01, 0.001], ["all", "10 %", "1 %", "0.1 %"])
     axes.axhline(0.01, color=INK, linewidth=0.6, linestyle=":")
     axes.set_title(f"{combination.victim} / {combination.aggressor}", loc="left", fontsize=10, color=INK)
-    _tidy(axes, "both")
+    tidy(axes, "both")
 
 
 def _strip(axes: Any, phases: Sequence[Phase], owners: dict[int, str]) -> None:
@@ -108,11 +105,11 @@ def _strip(axes: Any, phases: Sequence[Phase], owners: dict[int, str]) -> None:
             _label(axes, at, owners[id(phase)])
         at += width + 0.1
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(_plain)
+    axes.yaxis.set_major_formatter(plain)
     axes.margins(y=0.25)
     axes.set_ylabel("latency, ms")
     axes.margins(x=0.01)
-    _tidy(axes, "y")
+    tidy(axes, "y")
 
 
 def _label(axes: Any, at: float, text: str) -> None:
@@ -140,23 +137,3 @@ def _mark(axes: Any, y: float, value: float | None, ratio: float, colour: str) -
     if value is not None:
         text = f"{times(ratio)}\N{MULTIPLICATION SIGN}"
         axes.annotate(text, (value, y), (4, 0), textcoords="offset points", va="center", fontsize=9, color=colour)
-
-
-def _plain(value: float, _: float) -> str:
-    """100 and not 10 to the power of 2."""
-    return f"{value:g}"
-
-
-def _tidy(axes: Any, grid: str) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, which="both", color=FAINT)
-    axes.grid(axis=grid, color=FAINT)
-    axes.set_axisbelow(True)
-
-
-def _png(figure: Figure) -> bytes:
-    drawn, small = io.BytesIO(), io.BytesIO()
-    FigureCanvasAgg(figure).print_figure(drawn, dpi=120, facecolor="white")
-    Image.open(drawn).convert("RGB").quantize(64).save(small, "PNG", optimize=True)  # A third of the bytes, for repositories.
-    return small.getvalue()

@@ -1,0 +1,38 @@
+"""One HTML page that needs no other file: style and pictures are inside it."""
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+_STYLE = Path(__file__).parent / "style.css"
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """The whole page; `parts` are HTML, everything else here escapes what it is given."""
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    body, style = "\n".join(parts), _STYLE.read_text(encoding="utf-8")
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{style}</style></head>\n<body>\n{body}\n</body></html>\n'
+
+
+def tiles(numbers: Iterable[tuple[str, str]]) -> str:
+    """The few figures that matter most, each with what it is. The figures are HTML."""
+    cells = "".join(f"<div><b>{number}</b><span>{escape(what)}</span></div>" for number, what in numbers)
+    return f'<div class="tiles">{cells}</div>'
+
+
+def picture(png: bytes, caption: str) -> str:
+    """A picture with its caption."""
+    data, text = b64encode(png).decode(), escape(caption)
+    return f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
+
+
+def pairs(facts: Mapping[str, Any]) -> str:
+    """Facts by their headings."""
+    return f"<dl>{''.join(f'<dt>{escape(str(key))}</dt><dd>{escape(str(value))}</dd>' for key, value in facts.items())}</dl>"
+
+
+def each(tag: str, texts: Iterable[str]) -> str:
+    """An element for each text."""
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
