@@ -63,6 +63,14 @@ class ClosedLoop:
     cores: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """Closed loops one after another in one process, each at its time: they must not overlap. The result is a tally of each."""
+
+    jobs: tuple[ClosedLoop, ...]
+    cores: tuple[int, ...] | None = None
+
+
 @dataclass(slots=True)
 class Seen:
     """Result of an open loop. `late` is when each request was sent after it was due, in microseconds, by the client's own

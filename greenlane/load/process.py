@@ -10,8 +10,8 @@ import pickle
 import signal
 import sys
 
-from .closedloop import closed_loop
-from .jobs import OpenLoop
+from .closedloop import Load, closed_loop
+from .jobs import ClosedLoop, InTurn, OpenLoop, Tally
 from .openloop import Generator
 
 _PR_SET_TIMERSLACK = 29
@@ -25,6 +25,22 @@ def _urgent() -> None:
         return
 
 
+class _Turns:
+    """Closed loops one after another."""
+
+    def __init__(self, job: InTurn) -> None:
+        self._loops = [closed_loop(each) for each in job.jobs]
+
+    def run(self, start: float) -> list[Tally]:
+        return [loop.run(start) for loop in self._loops]
+
+
+def _loop(job: OpenLoop | ClosedLoop | InTurn) -> Generator | Load | _Turns:
+    if isinstance(job, OpenLoop):
+        return Generator(job)
+    return _Turns(job) if isinstance(job, InTurn) else closed_loop(job)
+
+
 def main() -> None:
     """Do one job."""
     job = pickle.load(sys.stdin.buffer)
@@ -33,7 +49,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # Sleep to the nanosecond and not to the next 50 us.
     if isinstance(job, OpenLoop) and not job.spin:
         _urgent()
-    loop = Generator(job) if isinstance(job, OpenLoop) else closed_loop(job)
+    loop = _loop(job)
     if isinstance(loop, Generator):
         signal.signal(signal.SIGUSR1, lambda *_: loop.stop())
         loop.open()

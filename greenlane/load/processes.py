@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 from .figures import Samples, merged, percentile
-from .jobs import ClosedLoop, OpenLoop, Seen, Tally
+from .jobs import ClosedLoop, InTurn, OpenLoop, Seen, Tally
 
+Job = OpenLoop | ClosedLoop | InTurn
 _NOTICE = 0.02
 """Seconds between the word and the start, besides what an aggressor begins ahead."""
 
@@ -22,7 +24,7 @@ class LoadProcessFailed(Exception):
 class LoadProcess:
     """One load process. `start`, `ready`, `go`, `result`, in this order; `close` whatever happened."""
 
-    def __init__(self, job: OpenLoop | ClosedLoop) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
         self._process: subprocess.Popen[bytes]
 
@@ -52,12 +54,12 @@ class LoadProcess:
         self._process.send_signal(signal.SIGUSR1)
 
     def result(self) -> Seen | Tally:
-        """Wait for the end, and return what it saw. Raises LoadProcessFailed."""
-        assert self._process.stdout is not None
-        try:
-            return pickle.load(self._process.stdout)  # type: ignore[no-any-return]
-        except EOFError:
-            raise self._failure() from None
+        """Wait for the end, and return what it saw; not for closed loops in turn. Raises LoadProcessFailed."""
+        return self._result()  # type: ignore[no-any-return]
+
+    def results(self) -> list[Tally]:
+        """The same for closed loops in turn."""
+        return self._result()  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """End the process if it has not ended."""
@@ -67,19 +69,26 @@ class LoadProcess:
             if pipe:
                 pipe.close()
 
+    def _result(self) -> Any:
+        assert self._process.stdout is not None
+        try:
+            return pickle.load(self._process.stdout)
+        except EOFError:
+            raise self._failure() from None
+
     def _failure(self) -> LoadProcessFailed:
         assert self._process.stderr is not None
         return LoadProcessFailed(self._process.stderr.read().decode().strip() or "it said nothing")
 
 
-def run(jobs: Sequence[OpenLoop | ClosedLoop]) -> tuple[float, list[Seen | Tally]]:
+def run(jobs: Sequence[Job]) -> tuple[float, list[Seen | Tally]]:
     """Do these jobs at the same time; return when they began and what each came to. Blocks. Raises LoadProcessFailed."""
     with begun(jobs) as (start, processes):
         return start, [process.result() for process in processes]
 
 
 @contextmanager
-def begun(jobs: Sequence[OpenLoop | ClosedLoop]) -> Iterator[tuple[float, list[LoadProcess]]]:
+def begun(jobs: Sequence[Job]) -> Iterator[tuple[float, list[LoadProcess]]]:
     """Begin these jobs at the same time; gives when that is, by `perf_counter`, and their processes, killed at the block's end.
 
     Blocks until all are about to begin. Raises LoadProcessFailed.

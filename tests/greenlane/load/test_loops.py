@@ -9,7 +9,7 @@ from time import perf_counter
 import pytest
 
 from greenlane.load.closedloop import closed_loop
-from greenlane.load.jobs import Ask, Behaviour, ClosedLoop, OpenLoop, Seen, Tally
+from greenlane.load.jobs import Ask, Behaviour, ClosedLoop, InTurn, OpenLoop, Seen, Tally
 from greenlane.load.openloop import Generator
 from greenlane.load.processes import LoadProcessFailed, begun, run, together
 from greenlane.load.wire import Broken, Connection
@@ -368,3 +368,18 @@ def test_the_first_requests_that_fail_are_described_with_what_the_server_said(se
     assert "503" in found.failures[0]
     assert '{"error":"no"}' in found.failures[0]
     assert "closed the connection" in found.failures[1]
+
+
+def test_closed_loops_in_turn_share_a_process_and_each_has_a_tally() -> None:
+    server = Server(lambda _: OK)
+    try:
+        one = ClosedLoop(
+            name="a", port=server.port, asks=(Ask(REQUEST),), connections=1, behaviour="flood", seconds=0.05, ahead=0.0
+        )
+        two = replace(one, name="b", ahead=-0.1, seconds=0.15)
+        with begun([InTurn((one, two))]) as (_, (process,)):
+            found = process.results()
+    finally:
+        server.close()
+    assert [each.name for each in found] == ["a", "b"]
+    assert all(each.answers for each in found)

@@ -1,0 +1,134 @@
+"""Whether one tenant's load was felt by another: a verdict from how much latency grew, and how sure that is. Pure.
+
+Why each rule is as it is:
+
+- **leaks** needs a growth over the bound, and an interval that lies above SURE. The bound alone would call chance a leak; the
+  interval alone would call a growth of 1 % one, given requests enough. SURE is more than 1 because the interval is narrower
+  than it should be where a few stalls decide the tail: of 900 simulated runs without a leak, 2 were called one with 1.
+- **isolated** needs an interval that ends below the bound: not "no leak was seen", but "a leak of that size would have been".
+- **isolated** also needs a control that leaks by the same rule: the same load in the victim's own partition. Where that is not
+  felt either, the load or the client was too weak, and the result would have been the same without partitions.
+- **not exercised** is also what it is called where the aggressor did little of what it does when it is not disturbed.
+- **too noisy** is the rest: the interval contains both answers. More time narrows it; a busy machine may never.
+- The median counts as well as the tail, and the worse of both decides. A p99 of some hundred requests is decided by five of
+  them, so that a leak that all requests feel shows in the median first.
+- A request of the victim's that fails beside the aggressor is a leak whatever the latencies are; one that fails alone says that
+  nothing here can be compared.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .figures import Samples
+from .intervals import UNKNOWN, Interval, growth
+
+Word = Literal["isolated", "leaks", "not exercised", "too noisy"]
+WORDS: tuple[Word, ...] = ("leaks", "not exercised", "too noisy", "isolated")
+"""The worst first: the verdict of several together is the first that any of them has."""
+BOUND = 1.3
+"""Times by which latency may grow: the target of docs/isolation."""
+ENOUGH = 150
+"""Requests in a phase's total from which a p99 is taken: with fewer it is one of the two slowest."""
+SOME = 40
+"""Requests from which a p90 is taken in its place; with fewer nothing is judged."""
+BUSY = 0.5
+"""The part of the time in which an aggressor has to keep its own partition or process busy."""
+SURE = 1.1
+"""Times by which latency surely grew, where it is called a leak."""
+MEDIAN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How many times the victim's median and tail grew; `quantile` is that of the tail."""
+
+    quantile: float
+    median: Interval
+    tail: Interval
+
+    def leaks(self, bound: float) -> bool:
+        """Whether one of them grew over the bound, and surely grew."""
+        return any(each.value > bound and each.low > SURE for each in (self.median, self.tail))
+
+    def holds(self, bound: float) -> bool:
+        """Whether both are surely within the bound."""
+        return all(each.high <= bound for each in (self.median, self.tail))
+
+    @property
+    def worst(self) -> Interval:
+        """The larger of both estimates."""
+        return max(self.median, self.tail, key=lambda each: each.value)
+
+
+NO_GROWTH = Growth(0.99, UNKNOWN, UNKNOWN)
+"""What is not known: neither leaks nor holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """A verdict and a sentence that says why."""
+
+    word: Word
+    why: str
+
+
+def quantile_for(count: int) -> float | None:
+    """The tail that so many requests can show; None if they are too few for any."""
+    return 0.99 if count >= ENOUGH else 0.9 if count >= SOME else None
+
+
+def grown(before: Sequence[Samples], after: Sequence[Samples], quantile: float) -> Growth:
+    """By how much latency grew, in phases of the same rounds."""
+    return Growth(quantile, growth(before, after, MEDIAN), growth(before, after, quantile))
+
+
+def failures(rounds: Sequence[Samples]) -> int:
+    """Requests that were not answered with 200."""
+    return sum(status != 200 for samples in rounds for status in samples.status)
+
+
+def compare(alone: Sequence[Samples], beside: Sequence[Samples], control: Sequence[Samples]) -> tuple[Growth, Growth]:
+    """How latency grew beside the aggressor, and in the control, by the tail that the fewest requests of the three can show."""
+    fewest = min(sum(map(len, rounds)) for rounds in (alone, beside, control))
+    quantile = quantile_for(fewest)
+    if quantile is None:
+        return NO_GROWTH, NO_GROWTH
+    return grown(alone, beside, quantile), grown(alone, control, quantile)
+
+
+def rule(
+    alone: Sequence[Samples], beside: Sequence[Samples], control: Sequence[Samples], busy: float, bound: float = BOUND
+) -> tuple[Ruling, Growth, Growth]:
+    """The verdict on three sets of phases; `busy` is the part of the time in which the aggressor was, beside the victim.
+
+    Also returns how latency grew beside the aggressor and in the control.
+    """
+    held, shared = compare(alone, beside, control)
+    return decide(held, shared, [failures(alone), failures(beside), failures(control)], busy, bound), held, shared
+
+
+def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, bound: float) -> Ruling:
+    """The verdict; `failed` are the requests that failed alone, beside the aggressor and in the control."""
+    alone, beside, control = failed
+    if alone:
+        return Ruling("not exercised", f"{alone} requests of the victim failed without any aggressor")
+    if beside:
+        return Ruling("leaks", f"{beside} requests of the victim failed beside the aggressor, and none alone")
+    if held is NO_GROWTH:
+        return Ruling("too noisy", f"fewer than {SOME} requests in one of the three: too few to judge, so give it more seconds")
+    if held.leaks(bound):
+        return Ruling("leaks", f"latency grew {held.worst} times beside the aggressor; at most {bound:g} is allowed")
+    if busy < BUSY:
+        return Ruling("not exercised", f"the aggressor was busy for {busy:.0%} of the time; at least {BUSY:.0%} is needed")
+    if not (control or shared.leaks(bound)):
+        return Ruling("not exercised", f"in one partition with the aggressor latency grew only {shared.worst} times")
+    if not held.holds(bound):
+        return Ruling("too noisy", f"latency grew {held.worst} times, which may be more than {bound:g} or not")
+    by = f"{control} requests failed" if control else f"it grew {shared.worst} times"
+    return Ruling("isolated", f"latency grew {held.worst} times beside the aggressor; in one partition with it {by}")
+
+
+def worst(words: Sequence[Word]) -> Word:
+    """The verdict of several together; nothing at all is not exercised."""
+    return min(words, key=WORDS.index) if words else "not exercised"
