@@ -117,6 +117,12 @@ def _mismatch(signature: Signature, inputs: Sequence[object]) -> TensorMismatch:
     return signature.miscounted(len(inputs), "tensor")
 
 
+MEMORY = ("weights", "contexts", "buffers", "file", "session")
+"""The kinds of memory that engines and executors take of the device. On a GPU: the weights of a plan, the scratch memory of its
+execution contexts (activations), and the tensors of inputs and outputs. On a CPU, whose memory is the host's: the copy of
+the file that an engine keeps, and an ONNX Runtime session, with its own copy of the weights and its arena.
+"""
+
 COUNTS = ("captures", "compilations", "padded", "staged", "fallbacks")
 """The counters of executors: graphs captured, kernels compiled while serving, inferences padded to a larger batch, inferences
 that were staged through pinned memory, and fallbacks from captured graphs.
@@ -178,6 +184,14 @@ class Executor(Protocol):
         - `notes`: a list of texts for the operator: settings that have no effect, fallbacks.
         - `counts`: numbers since it was bound, which only grow, by names of COUNTS; those that cannot occur are left out.
         - anything else that explains how it runs, such as `copies`, `profiles`, `shapes`, `kernels` and `threads`.
+        """
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of the device's memory that it takes, beside its engine, by names of MEMORY. Any thread; calls no library.
+
+        What two executors share counts at both: one that `rebind` made, and the one before. Small things do not count: streams,
+        events, CUDA graphs, and compiled kernels.
         """
 
     def close(self) -> None:
@@ -277,6 +291,14 @@ class Engine(Protocol):
     @property
     def platform(self) -> str:
         """`<project>_<format>` as in the Open Inference Protocol."""
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of the device's memory that it takes itself, by names of MEMORY, until it is closed. Any thread."""
+
+    @property
+    def executor_memory(self) -> Mapping[str, int]:
+        """What an executor is expected to take, before there is one; `Executor.memory` is what it takes. Any thread."""
 
     def bind(self, partition: Partition) -> Executor:
         """Bind it to a partition and run it there once, so that the first request does not wait. Blocks, perhaps for seconds.

@@ -12,6 +12,7 @@ from partitions import Partition
 from .base import NO_ROOM, Engine, Executor, Room, Tensor, check_tensors
 from .errors import ExecutionFailed, ModelRefused
 from .in_turn import BoundTogether, WorkInTurn, bound, placed
+from .memory import added
 from .settings import RuntimeSettings
 from .signature import Signature
 from .warmup import blank, shape_sets
@@ -54,6 +55,15 @@ class SequenceEngine:
     @property
     def signature(self) -> Signature:
         return self.wiring.signature
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Nothing: the engines belong to the caller."""
+        return {}
+
+    @property
+    def executor_memory(self) -> Mapping[str, int]:
+        return added(engine.executor_memory for engine in self.wiring.engines)
 
     def bind(self, partition: Partition) -> "SequenceExecutor":
         """Bind all steps or none. Raises ModelRefused."""

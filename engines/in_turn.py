@@ -13,6 +13,7 @@ from partitions import Partition
 
 from .base import Executor, Room, Tensor, Work
 from .errors import Cancelled
+from .memory import added
 from .settings import RuntimeSettings, overridden
 from .signature import Shape, align
 
@@ -112,6 +113,11 @@ class BoundTogether:
 
     def preparing(self, shapes: Sequence[Shape]) -> None:
         """None: the shapes between the models are not known beforehand."""
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """That of every executor."""
+        return added(executor.memory for executor in self.executors)
 
     def trim(self, after: float, idle: bool) -> None:
         """Trim every executor."""

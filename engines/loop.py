@@ -3,7 +3,7 @@
 That is how text is generated token by token, a series forecast step by step, or an image refined.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from .base import Engine
 from .errors import ModelRefused, did_you_mean
@@ -23,6 +23,11 @@ class LoopEngine(StepwiseEngine):
         super().__init__(_model(loop), _signature(engine.signature, loop), {_MODEL: engine})
         self.platform = engine.platform
         self._engine = engine
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """That of the engine, which is its own."""
+        return self._engine.memory
 
     def close(self) -> None:
         self._engine.close()

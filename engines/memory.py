@@ -1,6 +1,8 @@
 """Views and copies host memory by its address."""
 
 import ctypes
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 SMALL = 1 << 18
 """Up to this many bytes a copy holds the GIL: it takes some 50 us, while retaking the GIL may take a switch interval."""
@@ -23,3 +25,11 @@ def copy(to: int, source: int, nbytes: int) -> None:
         ctypes.memmove(to, source, nbytes)  # Called through CDLL, which releases the GIL.
     elif nbytes:
         view(to, nbytes)[:] = view(source, nbytes)
+
+
+def added(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sum of numbers of bytes, by kind."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total)

@@ -25,7 +25,7 @@ from partitions import Partition
 from .base import NO_ROOM, Engine, Executor, Room, Streaming, Tensor, Work, check_tensors
 from .errors import Cancelled, ExecutionFailed
 from .in_turn import BoundTogether, WorkInTurn, bound, placed
-from .memory import view
+from .memory import added, view
 from .signature import Shape, Signature, TensorSpec
 
 Tensors = Mapping[str, Tensor]
@@ -76,6 +76,15 @@ class StepwiseEngine:
 
     def __repr__(self) -> str:
         return f"<StepwiseEngine {getattr(self.model, '__name__', self.model)} of {list(self.engines)}>"
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Nothing: the engines belong to the caller."""
+        return {}
+
+    @property
+    def executor_memory(self) -> Mapping[str, int]:
+        return added(engine.executor_memory for engine in self.engines.values())
 
     def bind(self, partition: Partition) -> "StepwiseExecutor":
         """Bind all engines or none. The model itself is not run before the first request. Raises ModelRefused."""

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from engines import Cancelled, Engine, ExecutionFailed, Executor, Room, Tensor, TensorMismatch, Work, parts
-from engines.base import COUNTS
+from engines.base import COUNTS, MEMORY
 from engines.signature import ALIGNMENT
 from partitions import Device, Partition, probe
 from tests.engines.tensors import UNTOUCHED, Memory, array, run
@@ -140,6 +140,19 @@ class Contract:
         works[0].wait()
         stall.work.wait()
         assert memory.bytes[: OTHER.nbytes].view(np.float32).tolist() == OTHER.ravel().tolist()
+
+    def test_memory_is_said_by_kind_as_long_as_it_is_taken(self, subject: Subject, partition: Partition) -> None:
+        engine = subject.identity
+        expected = dict(engine.executor_memory)
+        executor = engine.bind(partition)
+        taken = dict(executor.memory)
+        for memory in (engine.memory, expected, taken):
+            assert memory
+            assert set(memory) <= set(MEMORY)
+            assert all(isinstance(nbytes, int) and nbytes >= 0 for nbytes in memory.values())
+        assert set(taken) == set(expected)
+        executor.close()
+        assert not executor.memory
 
     def test_an_inference_in_one_line_gives_the_right_numbers(self, subject: Subject, partition: Partition) -> None:
         engine = subject.identity

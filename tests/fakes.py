@@ -394,6 +394,11 @@ class FakeExecutor:
         """`FakeEngine.description`."""
         return self.engine.description
 
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """`FakeEngine.executor_memory`."""
+        return {} if self.closed else self.engine.executor_memory
+
     def close(self) -> None:
         """Raises RuntimeError with work in flight: the interface calls that a bug."""
         if any(work.executor is self for work in self.partition.stream.works):
@@ -428,6 +433,9 @@ class FakeEngine:
         self.compiling: dict[tuple[tuple[int, ...], ...], Future[None]] = {}
         self.description: Mapping[str, object] = {"graphs": "none"}
         """What every executor says of itself."""
+        self.memory: Mapping[str, int] = {"weights": 0}
+        self.executor_memory: Mapping[str, int] = {"contexts": 0}
+        """What every executor takes."""
         self.closed = False
         self.compute: Compute = compute or self._repeat
         self._compute_parts = compute_parts

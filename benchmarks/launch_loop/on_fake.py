@@ -1,7 +1,7 @@
 """Executors over the fake libcuda of tests/fake_cuda.c, to try everything without a GPU. Their figures mean nothing."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from ctypes import c_void_p
 from typing import Any
@@ -40,6 +40,8 @@ class FakeModel:
     """An engine of one input and one output, and its own executor: the output is the input's bytes plus 1, repeated."""
 
     platform = "fake"
+    memory: Mapping[str, int] = {}
+    executor_memory: Mapping[str, int] = {}
 
     def __init__(self, cuda: Any, name: str, partition: Partition) -> None:
         size, answer, duration = SIZES[name]

@@ -31,6 +31,7 @@ from ..signature import Shape, Signature, TensorSpec
 from ..warmup import blank, shape_sets
 from .defaults import with_default
 from .errors import clean_message, is_wrong_shape
+from .heap import heap_bytes
 from .model_copy import ModelCopy, copy_model
 from .outputs import Outputs, to_tensor
 from .texts import FEW, of_array, to_array, to_value
@@ -70,6 +71,7 @@ class OnnxEngine:
         self.warm_up = tuple(map(tuple, warm_up))
         """Sets of input shapes to run before an executor is bound."""
         self._model = model
+        self._session_bytes: int | None = None
         self._warned = False
 
     def __repr__(self) -> str:
@@ -78,10 +80,26 @@ class OnnxEngine:
     def bind(self, partition: Partition) -> "OnnxExecutor":
         if not isinstance(partition, CpuPartition):
             raise ModelRefused(f"{self.path}: ONNX Runtime serves partitions of CPU cores, not {partition!r}")
+        before = heap_bytes()
         session = partition.run(lambda: _session(self._model, self.path, _options(self.settings, partition.size)))
         executor = OnnxExecutor(self, session, partition)
         self._warm_up(executor)
+        self._measure(heap_bytes() - before)
         return executor
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        return {"file": self._model.nbytes}
+
+    @property
+    def executor_memory(self) -> Mapping[str, int]:
+        """By how much the process's heap grew while a session was made and warmed up, the least of all times, as other threads
+        may allocate meanwhile; at least the file's size. A request that is larger than all of the warm-up takes more.
+        """
+        return {"session": max(self._model.nbytes, self._session_bytes or 0)}
+
+    def _measure(self, grown: int) -> None:
+        self._session_bytes = grown if self._session_bytes is None else min(self._session_bytes, grown)
 
     def close(self) -> None:
         """Free the copy of the file; executors do not need it."""
@@ -193,6 +211,10 @@ class OnnxExecutor:
             with suppress(ExecutionFailed):  # A model may refuse zeros; the memory is freed nevertheless.
                 OnnxWork(self._stream, min(candidates, key=_nbytes), NO_ROOM, self._run).wait()
             self._large = math.inf
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        return {} if self._closed else self.engine.executor_memory
 
     def close(self) -> None:
         if not self._closed:

@@ -15,6 +15,7 @@ from cuda.core import Stream
 from partitions.cuda.device import SideStream
 
 from ..errors import ModelRefused
+from ..memory import added
 from ..model_files.profiles import Profile, Range
 from ..settings import RuntimeSettings
 from ..signature import Shape, TensorSpec
@@ -43,6 +44,10 @@ class ChainedPlan(LoadedPlan):
         self.wiring = wiring
         self.names = [label or part.path.name for label, part in zip(wiring.labels, plans, strict=True)]
         """The names of the steps in errors."""
+
+    @property
+    def executor_memory(self) -> dict[str, int]:
+        return added(part.executor_memory for part in self.plans)
 
     def warm_up_shapes(self, profile: int) -> list[tuple[Shape, ...]]:
         """As for any plan. Only `opt` where a dimension has no name: a later step may then allow less than is known here."""
@@ -207,6 +212,11 @@ class ChainedInstance(Instance):
         self.background = ChainedBackgroundContexts(loaded, instances)
         self.prepares = all(each.prepares for each in instances)
         self._steps = tuple(instances)
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """The sum over all steps."""
+        return added(each.memory for each in self._steps)
 
     def kernels(self) -> CacheStatistics:
         """The sums over all steps."""

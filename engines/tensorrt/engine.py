@@ -1,7 +1,7 @@
 """A TensorRT plan as an engine: bound to partitions through instances that outlive their executors."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from partitions.cuda.device import CudaPartition
 from partitions.cuda.driver import translated
 
 from ..errors import ExecutionFailed, ModelRefused
+from ..memory import added
 from ..settings import RuntimeSettings
 from ..signature import Signature
 from ..wiring import Wiring
@@ -50,6 +51,15 @@ class TensorRTEngine:
     @property
     def signature(self) -> Signature:
         return self.loaded.signature
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Idle instances, kept for the next executor, count here."""
+        return added([{"weights": self.loaded.weights}, *self.pool.memory()]) if self.plan is not None else {}
+
+    @property
+    def executor_memory(self) -> Mapping[str, int]:
+        return self.loaded.executor_memory
 
     @property
     def plan(self) -> Any:

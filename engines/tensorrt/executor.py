@@ -244,6 +244,10 @@ class TensorRTExecutor:
             "kernels": {"found": kernels.found, "saved": kernels.saved, "refused": kernels.refused},
         }
 
+    @property
+    def memory(self) -> Mapping[str, int]:
+        return {} if self._finalizer.closed else self.instance.memory
+
     def _check_open(self) -> None:
         if self._finalizer.closed:
             raise ExecutionFailed(f"{self!r} takes nothing more; bind the engine again")

@@ -67,6 +67,12 @@ class Instance:
     def __repr__(self) -> str:
         return f"<Instance of {self._loaded.path.name}, {len(self.contexts)} contexts, used by {self._users}>"
 
+    @property
+    def memory(self) -> dict[str, int]:
+        """See `Executor.memory`. Contexts that compile new shapes in the background count once there are any."""
+        contexts = len(self.contexts) + self.background.count
+        return {"contexts": contexts * self._loaded.context_bytes, "buffers": sum(self.sizes)}
+
     def kernels(self) -> CacheStatistics:
         """Statistics of the kernel cache."""
         return self._kernels.statistics() if self._kernels else CacheStatistics(0, 0, refused=False)
@@ -145,6 +151,11 @@ class BackgroundContexts:
 
     def __repr__(self) -> str:
         return f"<BackgroundContexts of {self._loaded.path.name}, {len(self.contexts)} contexts>"
+
+    @property
+    def count(self) -> int:
+        """How many contexts were opened so far. Any thread."""
+        return len(self._compilers) + len(self.contexts)
 
     def compile(
         self, shapes: tuple[Shape, ...], profile: int, stream: Stream, aux_streams: Sequence[SideStream]

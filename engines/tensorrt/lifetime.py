@@ -39,6 +39,10 @@ class InstancePool:
         executors, postponed = len(self._finalizers), len(self._postponed)
         return f"<InstancePool of {len(self._idle)} idle instances, {executors} executors, {postponed} to be released>"
 
+    def memory(self) -> list[dict[str, int]]:
+        """What the idle instances take."""
+        return [instance.memory for instance in list(self._idle)]
+
     def take(self) -> Instance | None:
         """An idle instance, if there is one."""
         try:

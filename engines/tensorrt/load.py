@@ -112,7 +112,8 @@ def _engine(
     usable = profiles if chosen is None else profiles[chosen : chosen + 1]
     dynamic = any(-1 in spec.shape for spec in signature.inputs)
     traits = EngineTraits(dynamic, streaming, native="cuda_graph_strategy" in api.features)
-    loaded = LoadedPlan(path, device, api, plan, _limited(signature, usable), profiles, settings, traits, key, builds)
+    limited, weights = _limited(signature, usable), _weights(plan, file)
+    loaded = LoadedPlan(path, device, api, plan, limited, profiles, settings, traits, key, builds, weights)
     return TensorRTEngine(loaded)
 
 
@@ -149,6 +150,14 @@ def _stream_weights(path: Path, plan: Any, api: TensorRT, settings: RuntimeSetti
     asked, automatic = settings.weight_streaming_budget, plan.get_weight_streaming_automatic_budget
     plan.weight_streaming_budget_v2 = streaming_budget(asked, baked, streamable, automatic)
     return bool(plan.weight_streaming_budget_v2 < streamable)
+
+
+def _weights(plan: Any, file: PlanFile) -> int:
+    """Bytes of weights on the GPU; the plan's size where the library does not say. Of streamed ones, those that stay there."""
+    if not hasattr(plan, "get_engine_stat"):
+        return len(file.plan)
+    total, streamable = int(plan.get_engine_stat()), int(plan.streamable_weights_size)
+    return max(0, total - streamable + int(plan.weight_streaming_budget_v2)) if streamable else total
 
 
 def _signature(plan: Any, api: TensorRT) -> Signature:

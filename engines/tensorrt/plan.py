@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -11,7 +12,7 @@ from cuda.core import Device, Kernel
 from partitions.cuda.current_context import restored
 from partitions.cuda.device import CudaDevice, CudaPartition
 
-from ..errors import ExecutionFailed, ModelRefused
+from ..errors import ExecutionFailed, ModelRefused, TensorMismatch
 from ..model_files.profiles import Profile, choose, usual
 from ..settings import RuntimeSettings
 from ..signature import Shape, Signature, TensorSpec
@@ -43,6 +44,7 @@ class LoadedPlan:
         traits: EngineTraits,
         key: CacheKey,
         builds: Builds | None = None,
+        weights: int = 0,
     ) -> None:
         self.path = path
         self.device = device
@@ -52,6 +54,10 @@ class LoadedPlan:
         self.profiles = tuple(profiles)
         self.settings = settings
         self.traits = traits
+        self.weights = weights
+        """Bytes of weights on the GPU, until it is closed."""
+        self.context_bytes = int(getattr(plan, "device_memory_size_v2", 0))
+        """Bytes of the GPU's memory that each context takes."""
         self._key = key
         self._builds = builds
         self._copy_kernels: tuple[Kernel, Kernel] | None = None
@@ -75,6 +81,16 @@ class LoadedPlan:
     def context_memory(self) -> tuple[int, ...]:
         """The size in bytes of the device memory to give each context; empty where the library allocates it."""
         return (max(1, self.plan.device_memory_size_v2),) if self.settings.allocation_strategy == "user_managed" else ()
+
+    @property
+    def executor_memory(self) -> dict[str, int]:
+        """See `Engine.executor_memory`: a context for each usable profile, and tensors of the largest shapes."""
+        largest = [self.shapes(profile, "max") for profile in self.usable]
+        inputs = [max(spec.nbytes(each[place]) for each in largest) for place, spec in enumerate(self.signature.inputs)]
+        outputs = 0
+        with suppress(TensorMismatch):  # The largest sizes of several inputs need not go together.
+            outputs = max(self.signature.output_bytes(self.signature.check(each)) for each in largest)
+        return {"contexts": len(largest) * self.context_bytes, "buffers": sum(inputs) + outputs}
 
     def shapes(self, profile: int, which: str) -> tuple[Shape, ...]:
         """The `min`, `opt` or `max` shape of each input in a profile."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from engines import Engine, Executor, Room, Tensor, Work
 from engines.base import NO_ROOM
+from engines.memory import added
 from engines.signature import Shape
 from partitions import Partition
 
@@ -65,6 +66,11 @@ class RoundRobinExecutor:
             for name, count in found.items() if isinstance(found, dict) else ():
                 counts[name] = counts.get(name, 0) + count
         return {**each[0], "instances": len(each), **({"counts": counts} if counts else {})}
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """The sum over all executors."""
+        return added(executor.memory for executor in self._executors)
 
     def trim(self, after: float, idle: bool) -> None:
         """Trim each."""

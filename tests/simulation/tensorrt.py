@@ -118,6 +118,7 @@ class ICudaEngine:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._gpu = gpu
         self._logger = logger
+        self._onnx = onnx
         self._session = ort.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
         self._data_dependent_tensors = _data_dependent_tensors(onnx)
         self._inputs = {value.name: value for value in self._session.get_inputs()}
@@ -156,6 +157,9 @@ class ICudaEngine:
     @property
     def device_memory_size_v2(self) -> int:
         return 4096
+
+    def get_engine_stat(self, stat: int = 0) -> int:
+        return len(self._onnx)
 
     @property
     def streamable_weights_size(self) -> int:

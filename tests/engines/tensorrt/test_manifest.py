@@ -52,6 +52,7 @@ GUARDED = {
     "cuda_graph_strategy",
     "dynamic_shapes_kernel_specialization_strategy",
     "get_aliased_input_tensor",
+    "get_engine_stat",
     "get_engine_validity",
     "num_compute_capabilities",
     "profile_stream",
