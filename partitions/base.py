@@ -18,11 +18,19 @@ class Closing(Protocol):
 
 
 class Partition(Protocol):
-    """Granules that are reserved for one holder. Any thread may call any method unless it says otherwise."""
+    """Granules that one holder may use. Any thread may call any method unless it says otherwise.
+
+    A home partition has its holder's own granules only. A wide partition also has some that other holders lend: work there
+    makes way for theirs.
+    """
 
     @property
     def granules(self) -> tuple[int, ...]:
         """The indices of the granules in this partition, ascending."""
+
+    @property
+    def lent(self) -> tuple[int, ...]:
+        """Those of the granules that belong to other holders, ascending; () for a home partition."""
 
     @property
     def size(self) -> int:
@@ -30,7 +38,7 @@ class Partition(Protocol):
 
     @property
     def host_cores(self) -> frozenset[int] | None:
-        """The host's cores that are reserved for the holder, by number; None if the device reserves none."""
+        """The host's cores that are the holder's own, by number; None if the device reserves none."""
 
     def attach(self) -> None:
         """Attach the calling thread to this partition, and to no other, until it is attached to another. Does not block.
@@ -73,10 +81,13 @@ class Device(Protocol):
     def describe(self) -> str:
         """One line of text: what the device is and how it is divided."""
 
-    def carve(self, granules: Sequence[int]) -> Partition:
+    def carve(self, granules: Sequence[int], lent: Sequence[int] = ()) -> Partition:
         """Make a partition of the granules with these indices, each named once. The manager keeps account of who has which.
 
-        Raises PartitionError, and TypeError for something other than a list of numbers.
+        `lent` names those of them that belong to other holders; at least one does not. What runs in a partition with such
+        granules has a lower priority than the owners' work: streams of the lowest priority on a GPU, and on CPU cores threads
+        that run there while the owner's threads sleep. Raises PartitionError, and TypeError for something other than lists of
+        numbers.
         """
 
     def pin(self, address: int, nbytes: int) -> Closing:

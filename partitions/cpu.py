@@ -1,24 +1,38 @@
 """Partitions of CPU cores: a granule is one core that this process may use, and a partition's threads have affinity to its
 cores.
 
+A wide partition also has cores that other holders lend. Its attached threads run on the home cores only; helper threads, such
+as those of a library's pool, run on the lent ones with the policy SCHED_IDLE, so a thread of the owner that wakes there takes
+the core at once. A thread never gets that policy for a time: without privileges it could not leave it (sched(7)).
+
 A partition's stream is a queue of functions that run in order, each on the first attached thread that waits for it. So an
 inference crosses one thread boundary instead of two, and an idle partition needs no thread.
 """
 
 import ctypes
+import logging
 import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
 from .errors import DeviceUnavailable, PartitionError
-from .plan import choose, ranges
+from .plan import choose, choose_lent, ranges
 
 T = TypeVar("T")
+
+log = logging.getLogger("greenlane.partitions")
+
+_SET_NAME = 15  # PR_SET_NAME (include/uapi/linux/prctl.h)
+_libc = ctypes.CDLL(None)
+_names = count(1)
 
 
 class CpuTask:
@@ -101,15 +115,23 @@ class CpuStream:
 class CpuPartition:
     """Cores reserved for one holder; see `partitions.base.Partition` for the contract."""
 
-    def __init__(self, granules: Sequence[int], cores: Sequence[int], attached: threading.local) -> None:
+    def __init__(
+        self, granules: Sequence[int], cores: Sequence[int], attached: threading.local, lent: Mapping[int, int] | None = None
+    ) -> None:
+        """`lent` has the cores of granules that are lent."""
+        lent = lent or {}
         self.granules = tuple(granules)
+        self.lent = tuple(lent)
         self.cores = tuple(cores)
+        self.lent_cores = tuple(lent.values())
+        self.home_cores = frozenset(self.cores) - set(self.lent_cores)
         self.stream = CpuStream(self)
         self._attached = attached
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<CpuPartition cores {ranges(self.cores)}{', closed' if self._closed else ''}>"
+        lent = f", {ranges(self.lent_cores)} lent" if self.lent else ""
+        return f"<CpuPartition cores {ranges(self.cores)}{lent}{', closed' if self._closed else ''}>"
 
     @property
     def size(self) -> int:
@@ -117,12 +139,12 @@ class CpuPartition:
 
     @property
     def host_cores(self) -> frozenset[int] | None:
-        return frozenset(self.cores)
+        return self.home_cores
 
     @property
     def attached(self) -> bool:
-        """Whether the calling thread is attached to this partition."""
-        return getattr(self._attached, "partition", None) is self
+        """Whether the calling thread is attached to this partition, or to another one with the same home cores."""
+        return getattr(self._attached, "cores", None) == self.home_cores
 
     @property
     def idle(self) -> bool:
@@ -131,8 +153,8 @@ class CpuPartition:
     def attach(self) -> None:
         if self._closed:
             raise PartitionError(f"{self!r} cannot take another thread")
-        os.sched_setaffinity(0, self.cores)
-        self._attached.partition = self
+        os.sched_setaffinity(0, self.home_cores)
+        self._attached.cores = self.home_cores
 
     def run(self, function: Callable[[], T]) -> T:
         result: Future[T] = Future()
@@ -149,10 +171,36 @@ class CpuPartition:
         thread.join()
         return result.result()
 
+    def run_with_helpers(self, function: Callable[[], T]) -> T:
+        """As `run`, for a function that starts threads which stay, such as a library's pool, and which keep the name of their
+        creator: they and the calling thread are spread over the partition's cores, those on lent cores at SCHED_IDLE.
+
+        The first ones stay on the home cores, as many as there are less one for the attached thread that works beside them.
+        """
+        if not self.lent:
+            return self.run(function)
+        name = f"wide {next(_names)}".encode()
+
+        def body() -> T:
+            _libc.prctl(_SET_NAME, name, 0, 0, 0)
+            result = function()
+            _libc.prctl(_SET_NAME, b"placed", 0, 0, 0)
+            for number, thread in enumerate(_threads_named(name), 1):
+                if (place := number % self.size - len(self.home_cores)) >= 0:
+                    move_to_lent_core(thread, self.lent_cores[place])
+            return result
+
+        return self.run(body)
+
     def locate(self) -> frozenset[int]:
-        """The cores that the kernel allows an attached thread, and the one it ran on."""
-        getcpu = ctypes.CDLL(None).sched_getcpu
-        return self.run(lambda: frozenset({*os.sched_getaffinity(0), getcpu()}))
+        """The cores that the kernel allows attached threads and those on lent cores, and the ones they ran on."""
+
+        def look(core: int | None = None) -> frozenset[int]:
+            if core is not None:
+                move_to_lent_core(threading.get_native_id(), core)
+            return frozenset({*os.sched_getaffinity(0), _libc.sched_getcpu()})
+
+        return self.run(look).union(*[self.run(partial(look, core)) for core in self.lent_cores])
 
     def close(self) -> None:
         if not self._closed:
@@ -181,9 +229,11 @@ class CpuDevice:
         count = len(self.cores)
         return f"CPU, {count} core{'s' * (count != 1)} ({ranges(self.cores)}), one a granule"
 
-    def carve(self, granules: Sequence[int]) -> CpuPartition:
+    def carve(self, granules: Sequence[int], lent: Sequence[int] = ()) -> CpuPartition:
         chosen = choose(granules, len(self.cores))
-        return CpuPartition(chosen, [self.cores[granule] for granule in chosen], self._attached)
+        cores = [self.cores[granule] for granule in chosen]
+        borrowed = {granule: self.cores[granule] for granule in choose_lent(lent, chosen)}
+        return CpuPartition(chosen, cores, self._attached, borrowed)
 
     def pin(self, address: int, nbytes: int) -> "CpuDevice":
         """Do nothing, and return something to close: cores reach all memory."""
@@ -191,6 +241,35 @@ class CpuDevice:
 
     def close(self) -> None:
         """Do nothing: the cores are not released."""
+
+
+def move_to_lent_core(thread: int, core: int) -> None:
+    """Let a thread of this process run on this core only, and only while nothing else wants it. Any thread.
+
+    That cannot be undone without privileges. Where the kernel refuses it (a container's seccomp filter), the thread shares the
+    core with the owner's, and the log says so once.
+    """
+    with suppress(ProcessLookupError):  # It has ended.
+        os.sched_setaffinity(thread, {core})
+        try:
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        except PermissionError as error:
+            _warn_of_refusal(str(error))
+
+
+@cache
+def _warn_of_refusal(why: str) -> None:
+    log.warning("threads on lent cores have the usual priority and delay the owner's, as SCHED_IDLE was refused: %s", why)
+
+
+def _threads_named(name: bytes) -> list[int]:
+    """The threads of this process with this name, in the order of their numbers."""
+    found = []
+    for folder in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # It has ended.
+            if (folder / "comm").read_bytes().strip() == name:
+                found.append(int(folder.name))
+    return sorted(found)
 
 
 def open_cpu(cores: Iterable[int] | None = None, root: Path = Path("/")) -> CpuDevice:

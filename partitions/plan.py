@@ -7,7 +7,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import SupportsIndex
 
 from .errors import DoesNotFit, PartitionError
@@ -56,6 +56,24 @@ def choose(granules: Iterable[int], total: int) -> list[int]:
     if twice := [each for each, times in Counter(chosen).items() if times > 1]:
         raise PartitionError(f"{_subject(twice, named)} named more than once; expected each once")
     return chosen
+
+
+def choose_lent(lent: Iterable[int], chosen: Sequence[int]) -> tuple[int, ...]:
+    """Check which of the chosen granules of a partition are lent by others, and return them in ascending order.
+
+    Raises PartitionError for one that is not among them, for duplicates, and if all are; TypeError for something other than
+    numbers.
+    """
+    if not isinstance(lent, Sequence) or not all(isinstance(each, SupportsIndex) for each in lent):
+        raise TypeError(f"lent granules are named by a list of their numbers, such as [2, 3]; got {lent!r}")
+    named = [each.__index__() for each in lent]
+    if missing := [each for each in named if each not in chosen]:
+        raise PartitionError(f"lent {_subject(missing, named)} not in the partition, which has {list(chosen)}")
+    if twice := [each for each, times in Counter(named).items() if times > 1]:
+        raise PartitionError(f"lent {_subject(twice, named)} named more than once; expected each once")
+    if len(named) == len(chosen):
+        raise PartitionError(f"all granules of {list(chosen)} are lent; expected at least one that is the holder's own")
+    return tuple(sorted(named))
 
 
 def _subject(some: list[int], named: list[int]) -> str:

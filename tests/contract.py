@@ -19,7 +19,7 @@ import pytest
 from engines import Cancelled, Engine, ExecutionFailed, Executor, Room, Tensor, TensorMismatch, Work, parts
 from engines.base import COUNTS, MEMORY
 from engines.signature import ALIGNMENT
-from partitions import Device, Partition, probe
+from partitions import Device, Partition, PartitionError, probe
 from tests.engines.tensors import UNTOUCHED, Memory, array, run
 
 T = TypeVar("T")
@@ -87,6 +87,14 @@ class Contract:
     def partition(self, subject: Subject) -> Iterator[Partition]:
         with closing(subject.device.carve([0])) as partition:
             yield partition
+
+    @pytest.fixture
+    def wide(self, subject: Subject) -> Iterator[Partition]:
+        """Granule 0 is its holder's own, and all others are lent."""
+        if (count := len(subject.device.granules)) == 1:
+            pytest.skip("a device of one granule has none to lend")
+        with closing(subject.device.carve(range(count), range(1, count))) as wide:
+            yield wide
 
     @pytest.fixture
     def executor(self, subject: Subject, partition: Partition) -> Iterator[Executor]:
@@ -355,6 +363,20 @@ class Contract:
         with closing(subject.device.carve(list(reversed(every)))) as partition:
             assert partition.granules == tuple(every)
             assert 1 <= len(partition.locate()) <= partition.size == sum(subject.device.granules)
+
+    def test_a_wide_partition_says_what_is_lent_and_runs_on_all_its_units(self, subject: Subject, wide: Partition) -> None:
+        granules = tuple(range(len(subject.device.granules)))
+        assert (wide.granules, wide.lent) == (granules, granules[1:])
+        assert wide.size == sum(subject.device.granules)
+        with closing(subject.device.carve([0])) as home:
+            assert home.lent == ()
+            assert home.host_cores == wide.host_cores
+            assert home.locate() < wide.locate()
+
+    @pytest.mark.parametrize("lent", [[0], [1], [0, 0], ["0"], 0], ids=str)
+    def test_lent_granules_are_some_of_the_partition_s_and_not_all(self, subject: Subject, lent: Any) -> None:
+        with pytest.raises((PartitionError, TypeError)):
+            subject.device.carve([0], lent)
 
     def test_the_host_s_cores_of_a_partition_are_where_its_threads_run(self, partition: Partition) -> None:
         cores = partition.host_cores

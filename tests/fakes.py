@@ -19,7 +19,7 @@ out of `wait`).
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -159,9 +159,10 @@ class FakeStream:
 class FakePartition:
     """Granules that exist only here; see `partitions.base.Partition`. Remembers the threads that were attached to it."""
 
-    def __init__(self, device: "FakeDevice", granules: Sequence[int]) -> None:
+    def __init__(self, device: "FakeDevice", granules: Sequence[int], lent: Sequence[int] = ()) -> None:
         self.device = device
         self.granules = tuple(granules)
+        self.lent = tuple(lent)
         self.stream = FakeStream()
         self.threads: list[Thread] = []
         self.executors: WeakSet[FakeExecutor] = WeakSet()
@@ -169,7 +170,8 @@ class FakePartition:
         self.closed = False
 
     def __repr__(self) -> str:
-        return f"<FakePartition {list(self.granules)}{', closed' if self.closed else ''}>"
+        lent = f", {list(self.lent)} lent" if self.lent else ""
+        return f"<FakePartition {list(self.granules)}{lent}{', closed' if self.closed else ''}>"
 
     @property
     def size(self) -> int:
@@ -177,13 +179,16 @@ class FakePartition:
 
     @property
     def host_cores(self) -> frozenset[int] | None:
-        return self.units if self.device.on_host_cores else None
+        return self._units(set(self.granules) - set(self.lent)) if self.device.on_host_cores else None
 
     @property
     def units(self) -> frozenset[int]:
         """The units that the granules hold."""
+        return self._units(self.granules)
+
+    def _units(self, granules: Iterable[int]) -> frozenset[int]:
         ends = [0, *accumulate(self.device.granules)]
-        return frozenset(unit for granule in self.granules for unit in range(ends[granule], ends[granule + 1]))
+        return frozenset(unit for granule in granules for unit in range(ends[granule], ends[granule + 1]))
 
     @property
     def idle(self) -> bool:
@@ -267,12 +272,14 @@ class FakeDevice:
     def describe(self) -> str:
         return f"a fake, {len(self.granules)} granules"
 
-    def carve(self, granules: Sequence[int]) -> FakePartition:
+    def carve(self, granules: Sequence[int], lent: Sequence[int] = ()) -> FakePartition:
         self.script.reach("carve")
         known = all(0 <= granule < len(self.granules) for granule in granules)
         if self.closed or not granules or not known or len(set(granules)) != len(granules):
             raise PartitionError(f"cannot carve granules {list(granules)} from {self!r}")
-        self.partitions.append(FakePartition(self, sorted(granules)))
+        if not set(lent) < set(granules) or len(set(lent)) != len(lent):
+            raise PartitionError(f"cannot carve granules {list(granules)} from {self!r} with {list(lent)} lent")
+        self.partitions.append(FakePartition(self, sorted(granules), sorted(lent)))
         return self.partitions[-1]
 
     def pin(self, address: int, nbytes: int) -> "FakePin":

@@ -20,7 +20,7 @@ from cuda.bindings import driver
 from cuda.core import Device, Stream
 
 from ..errors import DeviceUnavailable, PartitionError
-from ..plan import choose
+from ..plan import choose, choose_lent
 from ..streams import stream_handle
 from .current_context import restored
 from .driver import CUDAError, handle_return, translated
@@ -37,22 +37,27 @@ NEEDED = "green contexts need a driver of CUDA 12.4 and a GPU of compute capabil
 
 
 class CudaPartition:
-    """SMs reserved for one holder; see `partitions.base.Partition` for the contract.
+    """SMs that one holder may use; see `partitions.base.Partition` for the contract.
+
+    The streams of a home partition have the device's highest priority, those of a wide one its lowest: where both have blocks
+    to start on an SM, those of the home partition start first. A block that runs is not stopped.
 
     Work may be submitted to `stream` from one thread at a time. Executors, graphs and events that use it must be closed before
     the partition.
     """
 
-    def __init__(self, device: "CudaDevice", granules: Sequence[int], green: Green) -> None:
+    def __init__(self, device: "CudaDevice", granules: Sequence[int], green: Green, lent: Sequence[int] = ()) -> None:
         self.device = device
         self.granules = tuple(granules)
+        self.lent = tuple(lent)
         self.size = green.sms
         self.stream: Stream = green.stream
         self._green = green
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<CudaPartition granules {list(self.granules)}, {self.size} SMs{', closed' if self._closed else ''}>"
+        lent = f", {list(self.lent)} lent" if self.lent else ""
+        return f"<CudaPartition granules {list(self.granules)}{lent}, {self.size} SMs{', closed' if self._closed else ''}>"
 
     @property
     def host_cores(self) -> frozenset[int] | None:
@@ -82,13 +87,13 @@ class CudaPartition:
             return thread.submit(body).result()
 
     def make_stream(self) -> "SideStream":
-        """Another stream on this partition's SMs. The caller closes it before the partition.
+        """Another stream on this partition's SMs, with the same priority. The caller closes it before the partition.
 
         Call it on an attached thread; takes some 20 microseconds. Raises PartitionError, DeviceLost.
         """
         with translated(f"making a stream on {self!r}"):
             context = handle_return(driver.cuStreamGetGreenCtx(self.stream.handle))
-            return SideStream(int(handle_return(driver.cuGreenCtxStreamCreate(context, NONBLOCKING, 0))))
+            return SideStream(int(handle_return(driver.cuGreenCtxStreamCreate(context, NONBLOCKING, self._green.priority))))
 
     def locate(self) -> frozenset[int]:
         """The SMs that a kernel on this partition's stream ran on. Waits for the work before it.
@@ -179,22 +184,23 @@ class Pinned:
 class CudaDevice:
     """A GPU, split into groups of SMs once. Any thread may call any method.
 
-    Unused green contexts are kept, by their granules: the driver takes 4 MiB of device memory for each and does not free it
-    when one is destroyed (seen with raw driver calls on an H100, driver 580.159, 2026-11-21).
+    Unused green contexts are kept, by their granules and priority: the driver takes 4 MiB of device memory for each and does
+    not free it when one is destroyed (seen with raw driver calls on an H100, driver 580.159, 2026-11-21).
     """
 
     kind = "cuda"
     unit = "SM"
 
-    def __init__(self, index: int, name: str, groups: Split, clusters: bool = True) -> None:
+    def __init__(self, index: int, name: str, groups: Split, priorities: tuple[int, int], clusters: bool = True) -> None:
         self.index = index
         self.name = name
+        self._lowest, self._highest = priorities
         self.granules = groups.sizes
         self._groups = groups
         self._clusters = clusters
         self._probe: SmProbe | None = None
         self._lock = Lock()
-        self._idle: dict[tuple[int, ...], list[Green]] = {}
+        self._idle: dict[tuple[tuple[int, ...], int], list[Green]] = {}
         self._pinned: tuple[tuple[int, ...], tuple[int, ...]] = (), ()  # The start addresses, ascending, and the ends.
         self.unpin_count = 0
         """How often memory was unpinned. If it has changed, a result of `is_pinned` that was kept is no longer valid."""
@@ -225,18 +231,19 @@ class CudaDevice:
         with restored():
             yield self.make_current()
 
-    def carve(self, granules: Sequence[int]) -> CudaPartition:
+    def carve(self, granules: Sequence[int], lent: Sequence[int] = ()) -> CudaPartition:
         """See `Device.carve`. Unless these granules were a partition before, it blocks for a millisecond and takes some MiB of
         device memory.
         """
         wanted = choose(granules, len(self.granules))
+        borrowed = choose_lent(lent, wanted)
         with translated(f"carving granules {wanted} from {self!r}"):
-            green = self._green_context(tuple(wanted))
+            green = self._green_context(tuple(wanted), self._lowest if borrowed else self._highest)
             if green.sms != (granted := sum(self.granules[granule] for granule in wanted)):
                 with self.current():
                     green.release()
                 raise PartitionError(f"the driver gave {green.sms} SMs for granules {wanted}, which hold {granted}")
-            return CudaPartition(self, wanted, green)
+            return CudaPartition(self, wanted, green, borrowed)
 
     def adopt(self, stream: object) -> AdoptedPartition:
         """A partition over a stream that the caller made, for `Engine.bind`: what is bound to it runs on that stream.
@@ -273,14 +280,14 @@ class CudaDevice:
     def keep_context(self, granules: tuple[int, ...], green: Green) -> None:
         """Keep an idle green context for the next partition; `CudaPartition.close` calls it."""
         with self._lock:
-            self._idle.setdefault(granules, []).append(green)
+            self._idle.setdefault((granules, green.priority), []).append(green)
 
-    def _green_context(self, granules: tuple[int, ...]) -> Green:
+    def _green_context(self, granules: tuple[int, ...], priority: int) -> Green:
         with self._lock:
-            if idle := self._idle.get(granules):
+            if idle := self._idle.get((granules, priority)):
                 return idle.pop()
         with self.current() as device:
-            return self._groups.create(device, granules)
+            return self._groups.create(device, granules, priority)
 
     def locate(self, partition: CudaPartition) -> frozenset[int]:
         """The SMs that a kernel on the partition's stream runs on. Call it on a thread attached to the partition. Blocks."""
@@ -367,7 +374,8 @@ def open_cuda(index: int = 0, granule_sms: int | None = None) -> CudaDevice:
             device.set_current()
             smallest = device.resources.sm.min_partition_size
             clusters = granule_sms is None or granule_sms >= smallest
-            return CudaDevice(index, device.name, split(device, granule_sms), clusters)
+            priorities = handle_return(driver.cuCtxGetStreamPriorityRange())  # The lowest, then the highest.
+            return CudaDevice(index, device.name, split(device, granule_sms), priorities, clusters)
     except (CUDAError, RuntimeError, ValueError) as error:  # RuntimeError: no libcuda, or a driver without green contexts
         raise DeviceUnavailable(f"CUDA device {index} cannot be carved: {error} ({NEEDED})") from error
 

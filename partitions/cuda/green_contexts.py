@@ -52,6 +52,8 @@ class Green:
     stream: Stream
     release: Callable[[], None]
     """Destroys the stream, then the context. Call it once, with nothing in flight."""
+    priority: int = 0
+    """The stream's; a lower number comes first."""
 
 
 class Split(Protocol):
@@ -65,8 +67,8 @@ class Split(Protocol):
     def balanced(self) -> bool:
         """Whether the next context asks for work queues of its own; otherwise all share the device's."""
 
-    def create(self, device: Device, groups: Sequence[int]) -> Green:
-        """Make a green context of the groups with these indices. Raises CUDAError."""
+    def create(self, device: Device, groups: Sequence[int], priority: int) -> Green:
+        """Make a green context of the groups with these indices, with a stream of this priority. Raises CUDAError."""
 
 
 class CoreSplit:
@@ -80,14 +82,14 @@ class CoreSplit:
     def sizes(self) -> tuple[int, ...]:
         return tuple(resource.sm_count for resource in self._resources)
 
-    def create(self, device: Device, groups: Sequence[int]) -> Green:
+    def create(self, device: Device, groups: Sequence[int], priority: int) -> Green:
         sms = [self._resources[group] for group in groups]
         if not self.balanced:
-            return _create(device, sms)
+            return _create(device, sms, priority)
         try:
-            return _create(device, [*sms, _balanced_queues(device)])
+            return _create(device, [*sms, _balanced_queues(device)], priority)
         except CUDAError as error:
-            green = _create(device, sms)  # Raises if the queues were not the reason.
+            green = _create(device, sms, priority)  # Raises if the queues were not the reason.
             if self.balanced:
                 self.balanced = False
                 _log_shared_queues(error)
@@ -107,15 +109,15 @@ class CountSplit:
     def sizes(self) -> tuple[int, ...]:
         return tuple(resource.sm.smCount for resource in self._resources)
 
-    def create(self, device: Device, groups: Sequence[int]) -> Green:
+    def create(self, device: Device, groups: Sequence[int], priority: int) -> Green:
         descriptor = self._descriptor(tuple(groups))
         with ExitStack() as made:
             context = handle_return(driver.cuGreenCtxCreate(descriptor, device.device_id, DEFAULT_STREAM))
             made.callback(lambda: handle_return(driver.cuGreenCtxDestroy(context)))
-            stream = handle_return(driver.cuGreenCtxStreamCreate(context, NONBLOCKING, 0))
+            stream = handle_return(driver.cuGreenCtxStreamCreate(context, NONBLOCKING, priority))
             made.callback(lambda: handle_return(driver.cuStreamDestroy(stream)))
             sms = handle_return(driver.cuGreenCtxGetDevResource(context, SM)).sm.smCount
-            return Green(sms, Stream.from_handle(int(stream)), made.pop_all().close)
+            return Green(sms, Stream.from_handle(int(stream)), made.pop_all().close, priority)
 
     def _descriptor(self, groups: tuple[int, ...]) -> Any:
         if groups not in self._descriptors:
@@ -149,13 +151,13 @@ class IncompatibleGroups(Exception):
     """Groups of one split that the driver would not allow in one context."""
 
 
-def _create(device: Device, resources: Sequence[SMResource | WorkqueueResource]) -> Green:
+def _create(device: Device, resources: Sequence[SMResource | WorkqueueResource], priority: int) -> Green:
     with ExitStack() as made:
         context = device.create_context(ContextOptions(resources=resources))
         made.callback(context.close)
-        stream = context.create_stream(StreamOptions(nonblocking=True))
+        stream = context.create_stream(StreamOptions(nonblocking=True, priority=priority))
         made.callback(stream.close)
-        return Green(context.resources.sm.sm_count, stream, made.pop_all().close)
+        return Green(context.resources.sm.sm_count, stream, made.pop_all().close, priority)
 
 
 def _balanced_queues(device: Device) -> WorkqueueResource:

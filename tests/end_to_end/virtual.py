@@ -41,11 +41,14 @@ class VirtualDevice:
     def describe(self) -> str:
         return f"{len(self.granules)} granules on cores {cores()}"
 
-    def carve(self, granules: Sequence[int]) -> VirtualPartition:
+    def carve(self, granules: Sequence[int], lent: Sequence[int] = ()) -> VirtualPartition:
         self._calls += 1
         if self._calls in self._failures:
             raise PartitionError(f"carve number {self._calls} was scripted to fail")
         self.carved.append(partition := self._make(granules))
+        if lent:
+            partition.lent, partition.lent_cores = tuple(sorted(lent)), self._make(lent).cores
+            partition.home_cores = self._make(sorted({*granules} - {*lent})).home_cores
         return partition
 
     def _make(self, granules: Sequence[int]) -> VirtualPartition:

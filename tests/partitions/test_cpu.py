@@ -1,15 +1,16 @@
 import os
 import random
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from threading import get_ident
+from threading import Barrier, Event, get_ident, get_native_id
 from typing import TypeVar
 
 import pytest
 
 from partitions import DeviceUnavailable, PartitionError
-from partitions.cpu import CpuDevice, CpuPartition, CpuStream, CpuTask, open_cpu
+from partitions.cpu import CpuDevice, CpuPartition, CpuStream, CpuTask, _warn_of_refusal, open_cpu
 from tests.contract import PATIENCE, in_a_thread
 
 T = TypeVar("T")
@@ -95,6 +96,78 @@ def test_a_device_says_how_it_divides() -> None:
     assert CpuDevice([0, 1, 2]).describe() == "CPU, 3 cores (0-2), one a granule"
     assert CpuDevice([5]).describe() == "CPU, 1 core (5), one a granule"
     assert CpuDevice([2, 7]).granules == (1, 1)
+
+
+# Lent cores
+
+
+@pytest.fixture
+def wide(device: CpuDevice) -> CpuPartition:
+    if len(device.cores) == 1:
+        pytest.skip("a device of one core has none to lend")
+    return device.carve(range(len(device.cores)), range(1, len(device.cores)))
+
+
+def _helpers(count: int, leave: Event) -> list[int]:
+    """The numbers of threads that stay until `leave` is set. Threads of `threading` would have names of their own."""
+    started: list[int] = []
+    there = Barrier(count + 1)
+
+    def stay() -> None:
+        started.append(get_native_id())
+        there.wait(PATIENCE)
+        leave.wait(PATIENCE)
+
+    for _ in range(count):
+        start_new_thread(stay, ())
+    there.wait(PATIENCE)
+    return sorted(started)
+
+
+def test_helper_threads_run_on_lent_cores_at_idle_priority_and_attached_ones_on_home_cores(wide: CpuPartition) -> None:
+    leave, lent = Event(), wide.lent_cores
+    helpers = wide.run_with_helpers(lambda: _helpers(len(lent), leave))
+    found = [(os.sched_getaffinity(helper), os.sched_getscheduler(helper)) for helper in helpers]
+    leave.set()
+    assert sorted(found, key=str) == [({core}, os.SCHED_IDLE) for core in lent]
+    here = wide.run(lambda: (os.sched_getaffinity(0), os.sched_getscheduler(0)))
+    assert here == (wide.home_cores, os.SCHED_OTHER)
+
+
+def test_a_home_partition_leaves_helper_threads_where_their_creator_is(device: CpuDevice, partition: CpuPartition) -> None:
+    leave = Event()
+    (helper,) = partition.run_with_helpers(lambda: _helpers(1, leave))
+    assert (os.sched_getaffinity(helper), os.sched_getscheduler(helper)) == ({device.cores[0]}, os.SCHED_OTHER)
+    leave.set()
+
+
+def test_a_kernel_that_refuses_idle_threads_is_logged_once_and_they_run(
+    wide: CpuPartition, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    _warn_of_refusal.cache_clear()
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    leave = Event()
+    for _ in range(2):
+        helpers = wide.run_with_helpers(lambda: _helpers(1, leave))
+        assert [os.sched_getaffinity(helper) for helper in helpers] == [{wide.lent_cores[0]}]
+    leave.set()
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "threads on lent cores have the usual priority and delay the owner's, as SCHED_IDLE was refused"
+    ]
+
+
+def test_a_thread_attached_to_the_home_partition_works_for_the_wide_one(partition: CpuPartition, wide: CpuPartition) -> None:
+    def wait() -> tuple[int, list[int]]:
+        seen: list[int] = []
+        partition.attach()
+        wide.stream.wait(wide.stream.put(lambda: seen.append(get_ident())))
+        return get_ident(), seen
+
+    thread, seen = _aside(wait)
+    assert seen == [thread]
 
 
 # Streams

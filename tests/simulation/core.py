@@ -160,6 +160,7 @@ class ContextOptions:
 @dataclass
 class StreamOptions:
     nonblocking: bool = True
+    priority: int | None = None
 
 
 class Context:
@@ -175,7 +176,10 @@ class Context:
         self._gpu.enter("Context.create_stream")
         if not options.nonblocking:
             raise Misuse("a stream that waits for the NULL stream waits for all streams")
-        return Stream._of(self._gpu, self._gpu.create_stream(self._context), owned=True)
+        least, greatest = self._gpu.priorities
+        if options.priority is not None and not greatest <= options.priority <= least:
+            raise ValueError(f"{options.priority=} is out of range [{greatest}, {least}]")
+        return Stream._of(self._gpu, self._gpu.create_stream(self._context, options.priority or 0), owned=True)
 
     def close(self) -> None:
         self._gpu.log.append("Context.close")

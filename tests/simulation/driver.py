@@ -119,7 +119,7 @@ class Driver:
     def cuGreenCtxStreamCreate(self, greenCtx: hardware.Context | int, flags: int, priority: int) -> tuple[Any, ...]:
         """Takes the context as it was created, or the handle by which a stream refers to it."""
         (context,) = [each for each in self._gpu.contexts if greenCtx in (each, each.handle)]
-        return self._call("cuGreenCtxStreamCreate", lambda: self._gpu.create_stream(context).handle)
+        return self._call("cuGreenCtxStreamCreate", lambda: self._gpu.create_stream(context, priority).handle)
 
     def cuStreamDestroy(self, hStream: int) -> tuple[Any, ...]:
         return self._call("cuStreamDestroy", lambda: self._gpu.destroy_stream(self._gpu.find_stream(hStream)))
@@ -149,6 +149,9 @@ class Driver:
 
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:
         return self._call("cuCtxGetCurrent", self._gpu.current, gives=True)
+
+    def cuCtxGetStreamPriorityRange(self) -> tuple[Any, ...]:
+        return self._call("cuCtxGetStreamPriorityRange", lambda: self._gpu.priorities, current=True)
 
     def cuCtxSetCurrent(self, ctx: int) -> tuple[Any, ...]:
         return self._call("cuCtxSetCurrent", lambda: self._gpu.set_current(int(ctx)))

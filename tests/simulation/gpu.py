@@ -74,6 +74,8 @@ class Gpu:
         """How many SMs of a remainder are scheduled together, where that differs from the groups of its split."""
         self.takes_queues = True
         """Whether contexts are made that have work queues of their own."""
+        self.priorities = 0, -5
+        """The lowest of streams, and the highest."""
         self.splits = 0
         self.log: list[str] = []
         self.lost = ""
@@ -204,10 +206,10 @@ class Gpu:
         self.contexts.append(context)
         return context
 
-    def create_stream(self, context: Context) -> Stream:
+    def create_stream(self, context: Context, priority: int = 0) -> Stream:
         if context.closed:
             raise Misuse("a stream of a destroyed context")
-        context.streams.append(Stream(context, next(self._handles)))
+        context.streams.append(Stream(context, next(self._handles), priority=priority))
         return context.streams[-1]
 
     def find_stream(self, handle: int) -> Stream:

@@ -62,6 +62,7 @@ class Stream:
 
     context: Any
     handle: int
+    priority: int = 0
     pending: deque[Callable[[], None]] = field(default_factory=deque)
     closed: bool = False
     capture: Capture | None = None

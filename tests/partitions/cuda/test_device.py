@@ -159,6 +159,18 @@ def test_the_same_granules_are_the_same_context_again(device: Any, gpu: Gpu) -> 
     assert len(gpu.contexts) == 3
 
 
+@pytest.mark.parametrize("size", [None, 2])
+def test_home_streams_have_the_highest_priority_and_those_with_lent_granules_the_lowest(cuda: Any, size: int | None) -> None:
+    with closing(cuda.open_cuda(granule_sms=size)) as device:
+        with closing(device.carve([0, 1])) as home, closing(device.carve([0, 1], [1])) as wide:
+            with closing(home.make_stream()) as side, closing(wide.make_stream()) as low:
+                streams = home.stream, side.stream, wide.stream, low.stream
+                assert [stream._stream.priority for stream in streams] == [-5, -5, 0, 0]
+            assert repr(wide) == f"<CudaPartition granules [0, 1], [1] lent, {wide.size} SMs>"
+        with closing(device.carve([0, 1])) as home, closing(device.carve([0, 1], [1])) as wide:
+            assert [each.stream._stream.priority for each in (home, wide)] == [-5, 0]
+
+
 def test_the_simulation_objects_to_a_context_destroyed_before_its_stream(device: Any) -> None:
     partition = device.carve([0])
     with pytest.raises(Misuse, match="before its streams"):
@@ -384,7 +396,7 @@ class Repartitioning(RuleBasedStateMachine):
     )
     def repartition_in_vain(self, counts: dict[str, int], call: str, nth: int) -> None:
         move = self.manager.plan(counts)
-        new = [name for name in move.movers if not self.device._idle.get(move.after[name])]
+        new = [name for name in move.movers if not self.device._idle.get((move.after[name], -5))]
         if len(new) >= nth:
             before = self.manager.held
             self.gpu.fail(call, nth)
