@@ -1,0 +1,134 @@
+"""The account of one server: what tenants were granted by the plans of partitions, and used as their processes report.
+
+Pure: the caller says what time it is, in nanoseconds on a clock that does not go back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from .energy import IdlePower, divide
+from .usage import DeviceTotals, ModelTotals, Report, TenantTotals, Totals
+
+Row = tuple[str, str]
+"""A tenant and one of its models."""
+Counts = tuple[int, int, Mapping[str, int]]
+"""Works, what they used, and what they borrowed, by owner."""
+
+
+class Account:
+    """Devices by name, and what each process that serves tenants of one has reported, by the name of that process."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, _Device] = {}
+        self._sources: dict[str, _Source] = {}
+
+    def __repr__(self) -> str:
+        return f"<Account of {', '.join(self._devices) or 'no device'}>"
+
+    def hold(self, device: str, unit: str, units: int, shares: Mapping[str, int], now: int) -> None:
+        """From now on these tenants have so many units of a device each, and no other tenant has any."""
+        if device not in self._devices:
+            self._devices[device] = _Device(unit, units, now)
+        self._devices[device].hold(shares, now)
+
+    def report(self, source: str, device: str, report: Report) -> None:
+        """A process that serves tenants of this device has counted this much since it began.
+
+        What a process that it has replaced had reported stays. Does nothing for a device that holds nothing yet, or for a
+        report of a process that was replaced.
+        """
+        if there := self._devices.get(device):
+            there.add(self._sources.setdefault(source, _Source()).advance(report))
+
+    def measure(self, device: str, energy: int, now: int) -> None:
+        """The device's energy meter shows so many microjoules: divide what it took since the last call by what was used."""
+        if there := self._devices.get(device):
+            there.measure(energy, now)
+
+    def totals(self, now: int, wall: int) -> Totals:
+        """Everything so far; `wall` is the same time in nanoseconds since 1970."""
+        return Totals(now, wall, {name: device.totals(now) for name, device in self._devices.items()})
+
+
+class _Source:
+    """What one process, or those that it has replaced, has reported."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._last: dict[Row, Counts] = {}
+
+    def advance(self, report: Report) -> dict[Row, Counts]:
+        """What was added since the last report. Nothing is ever taken away."""
+        if report.epoch < self._epoch:
+            return {}
+        if report.epoch > self._epoch:
+            self._epoch, self._last = report.epoch, {}
+        added: dict[Row, Counts] = {}
+        for tenant, usages in report.tenants:
+            for model, works, used, borrowed in usages:
+                before: Counts = self._last.get((tenant, model), (0, 0, {}))
+                owners = {*before[2], *borrowed}
+                by_owner = {owner: max(borrowed.get(owner, 0), before[2].get(owner, 0)) for owner in owners}
+                self._last[tenant, model] = now = max(works, before[0]), max(used, before[1]), by_owner
+                gained = {owner: amount - before[2].get(owner, 0) for owner, amount in by_owner.items()}
+                added[tenant, model] = now[0] - before[0], now[1] - before[1], gained
+        return added
+
+
+class _Device:
+    def __init__(self, unit: str, units: int, began: int) -> None:
+        self._unit = unit
+        self._units = units
+        self._began = self._held_at = self._measured_at = began
+        self._shares: Mapping[str, int] = {}
+        self._granted: dict[str, int] = {}
+        self._lent: dict[str, int] = {}
+        self._models: dict[Row, ModelTotals] = {}
+        self._unmeasured: dict[Row, int] = {}
+        """What was used since the last time that the energy was measured."""
+        self._meter: int | None = None
+        self._energy = self._idle_energy = 0
+        self._idle_power = IdlePower()
+
+    def hold(self, shares: Mapping[str, int], now: int) -> None:
+        self._granted = self._granted_at(now)
+        self._held_at, self._shares = now, dict(shares)
+        for tenant in shares:
+            self._granted.setdefault(tenant, 0)
+
+    def add(self, added: Mapping[Row, Counts]) -> None:
+        for row, (works, used, borrowed) in added.items():
+            before, amount = self._models.get(row, ModelTotals()), sum(borrowed.values())
+            self._models[row] = ModelTotals(before.works + works, before.used + used, before.borrowed + amount, before.energy)
+            self._unmeasured[row] = self._unmeasured.get(row, 0) + used + amount
+            for owner, lent in borrowed.items():
+                self._lent[owner] = self._lent.get(owner, 0) + lent
+
+    def measure(self, meter: int, now: int) -> None:
+        before, since = self._meter, now - self._measured_at
+        self._meter, self._measured_at = meter, now
+        weights, self._unmeasured = self._unmeasured, {}
+        if before is None or meter < before:  # It begins to count now, as after the end of what counts.
+            return
+        energy, used = meter - before, sum(weights.values()) > 0
+        idle = self._idle_power.part(energy, since, used)
+        self._energy += energy
+        self._idle_energy += idle
+        if used:
+            for row, part in divide(energy - idle, weights).items():
+                self._models[row] = replace(self._models[row], energy=self._models[row].energy + part)
+
+    def totals(self, now: int) -> DeviceTotals:
+        granted, energy = self._granted_at(now), None if self._meter is None else self._energy
+        models: dict[str, dict[str, ModelTotals]] = {name: {} for name in (*granted, *self._lent)}
+        for (tenant, model), each in self._models.items():
+            models.setdefault(tenant, {})[model] = each
+        tenants = {
+            name: TenantTotals(granted.get(name, 0), self._lent.get(name, 0), self._shares.get(name, 0), theirs)
+            for name, theirs in models.items()
+        }
+        return DeviceTotals(self._unit, self._units, now - self._began, tenants, energy, self._idle_energy)
+
+    def _granted_at(self, now: int) -> dict[str, int]:
+        elapsed = now - self._held_at
+        return {name: granted + self._shares.get(name, 0) * elapsed for name, granted in self._granted.items()}

@@ -1,0 +1,146 @@
+"""What is counted. Times are nanoseconds; what is granted, used, lent and borrowed is unit-nanoseconds: a unit (a core, an SM)
+for a nanosecond. All are integers, so that sums are exact.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+NS = 10**9
+
+
+class Usage(NamedTuple):
+    """What a tenant's works of one model (`name/version`) have used since its process began.
+
+    `used` is of the tenant's own units, `borrowed` of those of others, by owner.
+    """
+
+    model: str
+    works: int
+    used: int
+    borrowed: Mapping[str, int]
+
+
+class TenantUsages(NamedTuple):
+    """What a process has counted for one tenant, model by model."""
+
+    tenant: str
+    usages: Sequence[Usage]
+
+
+class Report(NamedTuple):
+    """What one process has counted since it began, for tenants that it has or has had. `epoch` is larger in its replacement.
+
+    `energy` is the count of the device's energy meter in microjoules, None if there is none; `memory` is bytes of the device's
+    memory by tenant.
+    """
+
+    epoch: int
+    tenants: Sequence[TenantUsages]
+    energy: int | None = None
+    memory: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTotals:
+    """A tenant's model on a device. `energy` is microjoules."""
+
+    works: int = 0
+    used: int = 0
+    borrowed: int = 0
+    energy: int = 0
+
+    def less(self, earlier: "ModelTotals") -> "ModelTotals":
+        """What was added since."""
+        return ModelTotals(
+            self.works - earlier.works, self.used - earlier.used, self.borrowed - earlier.borrowed, self.energy - earlier.energy
+        )
+
+
+_NO_MODEL = ModelTotals()
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTotals:
+    """A tenant on a device: `granted` is its share over time, `lent` what others ran on it, `share` the units it has now."""
+
+    granted: int = 0
+    lent: int = 0
+    share: int = 0
+    models: Mapping[str, ModelTotals] = field(default_factory=dict)
+
+    @property
+    def used(self) -> int:
+        """What its works ran on its own units."""
+        return sum(each.used for each in self.models.values())
+
+    @property
+    def borrowed(self) -> int:
+        """What its works ran on the units of others."""
+        return sum(each.borrowed for each in self.models.values())
+
+    @property
+    def idle(self) -> int:
+        """What nothing ran on. Less than 0 while the tenant and a borrower run on the same units at the same time."""
+        return self.granted - self.used - self.lent
+
+    @property
+    def energy(self) -> int:
+        """Its share of the device's energy in microjoules."""
+        return sum(each.energy for each in self.models.values())
+
+    def less(self, earlier: "TenantTotals") -> "TenantTotals":
+        """What was added since; the share is that of now."""
+        models = {name: each.less(earlier.models.get(name, _NO_MODEL)) for name, each in self.models.items()}
+        return TenantTotals(self.granted - earlier.granted, self.lent - earlier.lent, self.share, models)
+
+
+_NO_TENANT = TenantTotals()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTotals:
+    """A device of so many units over `elapsed` nanoseconds. Energies are microjoules, None without a meter.
+
+    `idle_energy` is what the device would have taken without any work.
+    """
+
+    unit: str
+    units: int
+    elapsed: int
+    tenants: Mapping[str, TenantTotals]
+    energy: int | None = None
+    idle_energy: int = 0
+
+    @property
+    def total(self) -> int:
+        """All that there was: units times time."""
+        return self.units * self.elapsed
+
+    @property
+    def free(self) -> int:
+        """What no tenant was granted."""
+        return self.total - sum(each.granted for each in self.tenants.values())
+
+    def less(self, earlier: "DeviceTotals | None") -> "DeviceTotals":
+        """What was added since."""
+        if earlier is None:
+            return self
+        tenants = {name: each.less(earlier.tenants.get(name, _NO_TENANT)) for name, each in self.tenants.items()}
+        energy = None if self.energy is None else self.energy - (earlier.energy or 0)
+        elapsed, idle_energy = self.elapsed - earlier.elapsed, self.idle_energy - earlier.idle_energy
+        return DeviceTotals(self.unit, self.units, elapsed, tenants, energy, idle_energy)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """All devices by name, at a time on the clock of `time.monotonic_ns`, which was `wall` nanoseconds since 1970."""
+
+    at: int
+    wall: int
+    devices: Mapping[str, DeviceTotals]
+
+    def less(self, earlier: "Totals") -> "Totals":
+        """What was added since; a device that was not there then is as it is."""
+        devices = {name: each.less(earlier.devices.get(name)) for name, each in self.devices.items()}
+        return Totals(self.at, self.wall, devices)

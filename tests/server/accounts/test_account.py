@@ -1,0 +1,188 @@
+"""The account adds up, in integers, whatever moves, runs, ends and is replaced."""
+
+from collections import defaultdict
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from server.accounts.account import Account
+from server.accounts.energy import IdlePower, divide
+from server.accounts.history import History
+from server.accounts.meter import Meter, Place
+from server.accounts.usage import NS, Report, TenantUsages, Totals
+
+UNITS = 16
+TENANTS = ("acme", "globex", "initech")
+MODELS = ("mob/1", "enc/2")
+amounts = st.integers(1, 10**12)
+
+
+class Server(RuleBasedStateMachine):
+    """A device, a process for each tenant, and a model of what is true: plain sums of what was done."""
+
+    @initialize()
+    def open(self) -> None:
+        self.now, self.account = 1000, Account()
+        self.shares = dict.fromkeys(TENANTS, 2)
+        self.account.hold("0", "SM", UNITS, self.shares, self.now)
+        self.meters = {name: Meter() for name in TENANTS}
+        self.epochs = dict.fromkeys(TENANTS, 1)
+        self.granted: dict[str, int] = defaultdict(int)
+        self.reported: dict[str, int] = defaultdict(int)
+        self.pending: dict[str, int] = defaultdict(int)
+        self.lent: dict[str, int] = defaultdict(int)
+        self.pending_lent: dict[tuple[str, str], int] = defaultdict(int)
+        self.before = self.account.totals(self.now, 0)
+        self.began = self.now
+
+    @rule(ns=amounts)
+    def pass_time(self, ns: int) -> None:
+        self.now += ns
+        for name, share in self.shares.items():
+            self.granted[name] += share * ns
+
+    @rule(shares=st.lists(st.integers(0, 5), min_size=3, max_size=3))
+    def repartition(self, shares: list[int]) -> None:
+        self.shares = {name: share for name, share in zip(TENANTS, shares, strict=True) if share}
+        self.account.hold("0", "SM", UNITS, self.shares, self.now)
+
+    @rule(tenant=st.sampled_from(TENANTS), model=st.sampled_from(MODELS), home=st.integers(1, 8), ns=amounts)
+    def run(self, tenant: str, model: str, home: int, ns: int) -> None:
+        self.meters[tenant].counter(f"{model}#7", Place(home)).add(ns)
+        self.pending[tenant] += home * ns
+
+    @rule(tenant=st.sampled_from(TENANTS), home=st.integers(1, 8), lent=st.integers(1, 8), ns=amounts)
+    def run_wide(self, tenant: str, home: int, lent: int, ns: int) -> None:
+        owners = tuple((other, lent + i) for i, other in enumerate(TENANTS) if other != tenant)
+        self.meters[tenant].counter("mob/1#7", Place(home, owners)).add(ns)
+        self.pending[tenant] += home * ns
+        for owner, units in owners:
+            self.pending_lent[tenant, owner] += units * ns
+
+    @rule(tenant=st.sampled_from(TENANTS))
+    def report(self, tenant: str) -> None:
+        usages = self.meters[tenant].usages(self.now)
+        self.account.report(tenant, "0", Report(self.epochs[tenant], [TenantUsages(tenant, usages)]))
+        self.reported[tenant] += self.pending.pop(tenant, 0)
+        for (borrower, owner), amount in list(self.pending_lent.items()):
+            if borrower == tenant:
+                self.lent[owner] += amount
+                del self.pending_lent[borrower, owner]
+
+    @rule(tenant=st.sampled_from(TENANTS))
+    def crash(self, tenant: str) -> None:
+        """What it had not reported is lost; nothing else is. A late report of it changes nothing."""
+        late = Report(self.epochs[tenant], [TenantUsages(tenant, self.meters[tenant].usages(self.now))])
+        self.meters[tenant], self.epochs[tenant] = Meter(), self.epochs[tenant] + 1
+        self.pending.pop(tenant, None)
+        for key in [key for key in self.pending_lent if key[0] == tenant]:
+            del self.pending_lent[key]
+        self.report(tenant)
+        self.account.report(tenant, "0", late)
+
+    @invariant()
+    def it_adds_up(self) -> None:
+        totals = self.account.totals(self.now, 0)
+        device = totals.devices["0"]
+        assert device.total == UNITS * (self.now - self.began)
+        assert sum(each.granted for each in device.tenants.values()) + device.free == device.total
+        assert sum(each.lent for each in device.tenants.values()) == sum(each.borrowed for each in device.tenants.values())
+        for name, tenant in device.tenants.items():
+            assert tenant.granted == tenant.used + tenant.idle + tenant.lent
+            assert (tenant.granted, tenant.used, tenant.lent) == (self.granted[name], self.reported[name], self.lent[name])
+
+    @invariant()
+    def nothing_goes_backwards(self) -> None:
+        totals = self.account.totals(self.now, 0)
+        added = totals.less(self.before).devices["0"]
+        for tenant in added.tenants.values():
+            assert min(tenant.granted, tenant.used, tenant.lent, tenant.borrowed) >= 0
+        self.before = totals
+
+
+TestServer = Server.TestCase
+TestServer.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_running_work_is_counted_as_it_goes_and_never_twice() -> None:
+    meter = Meter()
+    counter = meter.counter("mob/1#1", Place(4))
+    meter.running = counter, 1000
+    assert [(each.used, each.works) for each in meter.usages(1500)] == [(2000, 0)]
+    meter.running = None
+    counter.add(700)
+    assert [(each.used, each.works) for each in meter.usages(9000)] == [(2800, 1)]
+
+
+def test_reloads_of_a_model_are_one_row_and_its_versions_are_several() -> None:
+    meter = Meter()
+    for key in ("mob/1#1", "mob/1#2", "mob/2#3"):
+        meter.counter(key, Place(2)).add(10)
+    assert [(each.model, each.used) for each in meter.usages(0)] == [("mob/1", 40), ("mob/2", 20)]
+
+
+def test_what_the_launch_loop_adds_counts_too() -> None:
+    import ctypes
+
+    counter = Meter().counter("mob/1#1", Place(2))
+    (ctypes.c_uint64 * 2).from_address(counter.address)[:] = [5, 1]
+    counter.add(3)
+    assert (counter.ns, counter.works) == (8, 2)
+
+
+def test_a_shrunk_estimate_of_a_running_work_takes_nothing_back() -> None:
+    """A device's own time may be less than the host thought while the work ran."""
+    account, meter = Account(), Meter()
+    account.hold("0", "SM", 4, {"acme": 4}, 0)
+    counter = meter.counter("mob/1#1", Place(4))
+    meter.running = counter, 0
+    account.report("p", "0", Report(1, [TenantUsages("acme", meter.usages(100))]))
+    meter.running = None
+    counter.add(90)
+    account.report("p", "0", Report(1, [TenantUsages("acme", meter.usages(100))]))
+    assert account.totals(100, 0).devices["0"].tenants["acme"].used == 400
+    counter.add(20)
+    account.report("p", "0", Report(1, [TenantUsages("acme", meter.usages(200))]))
+    assert account.totals(200, 0).devices["0"].tenants["acme"].used == 440
+
+
+def test_energy_is_divided_by_use_and_idle_power_is_separate() -> None:
+    account, acme, globex = Account(), Meter(), Meter()
+    account.hold("0", "SM", 4, {"acme": 2, "globex": 2}, 0)
+    account.measure("0", 500, 0)
+    account.measure("0", 500 + 60_000_000, NS)  # A second in which nothing ran: 60 W.
+    acme.counter("mob/1#1", Place(2)).add(NS // 2)
+    globex.counter("enc/1#1", Place(2)).add(NS // 4)
+    account.report("p", "0", Report(1, [TenantUsages("acme", acme.usages(0)), TenantUsages("globex", globex.usages(0))]))
+    account.measure("0", 500 + 60_000_000 + 90_000_001, 2 * NS)
+    found = account.totals(2 * NS, 0).devices["0"]
+    assert (found.energy, found.idle_energy) == (150_000_001, 120_000_000)
+    assert [found.tenants[name].energy for name in ("acme", "globex")] == [20_000_001, 10_000_000]
+
+
+def test_a_device_without_a_meter_has_no_energy() -> None:
+    account = Account()
+    account.hold("0", "core", 4, {"acme": 2}, 0)
+    assert account.totals(5, 0).devices["0"].energy is None
+
+
+def test_idle_power_is_unknown_until_nothing_runs() -> None:
+    idle = IdlePower()
+    assert idle.part(100, NS, True) == 0
+    assert idle.part(50, NS, False) == 50
+    assert idle.part(100, NS, True) == 50
+    assert idle.part(20, NS, True) == 20
+
+
+def test_parts_make_the_whole() -> None:
+    assert divide(10, {"a": 1, "b": 1, "c": 1}) == {"a": 4, "b": 3, "c": 3}
+
+
+def test_history_keeps_seconds_of_late_and_minutes_of_long_ago() -> None:
+    history = History(fine=10 * NS, step=60 * NS, coarse=600 * NS)
+    assert history.before(0) is None
+    for second in range(1000):
+        history.add(Totals(second * NS, (5000 + second) * NS, {}))
+    found = {since: (history.before((5000 + since) * NS) or Totals(0, 0, {})).at // NS for since in (0, 700, 995, 2000)}
+    assert found == {0: 420, 700: 660, 995: 995, 2000: 999}
