@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOLDERS = ("server/http", "server/inference", "server/link", "server/protocol", "server/scheduling", "server/workers")
 """The hot path. Each folder is compiled as a whole, so that calls between its modules are C calls."""
 
-ALSO = ("server/tenants/statistics.py", "server/tenants/uploads.py")
+ALSO = ("server/tenants/relay.py", "server/tenants/statistics.py", "server/tenants/uploads.py")
 """Modules of the hot path in other folders: counters, and the bytes of request bodies."""
 
 INTERPRETED = {

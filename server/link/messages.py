@@ -24,7 +24,8 @@ class Ticket(NamedTuple):
 
     A model that answers in parts gives one part a ticket: `after` is the ticket's own serial for the first part, and that of
     the ticket before for each later part. The answer ends with a completion without outputs. A ticket whose deadline has passed
-    frees what the device side keeps of the answer. `after` is 0 for models that answer as a whole.
+    frees what the device side keeps of the answer. `after` is 0 for models that answer as a whole. `priority` is set on the way
+    from a helper to its lead only (see `tenants.relay`).
     """
 
     slot: int
@@ -35,6 +36,7 @@ class Ticket(NamedTuple):
     capacity: int
     start: int = 0
     after: int = 0
+    priority: int = 0
 
 
 class Extent(NamedTuple):
@@ -51,17 +53,18 @@ class Failure(NamedTuple):
     - `raised`: the model raised an error; `cancelled`: its request was released; `expired`: its deadline passed before it began
     - `lost`: the device is lost; `overrun`: it ran for too long; `stopped`: the server stopped it, for the reason in `text`
     - `outgrown`: the outputs do not fit into the slot; `text` is the number of bytes that it needs, inputs included
+    - `full`: the tenant's queue has no room for it; only from a lead to its helper
     """
 
-    kind: Literal["raised", "cancelled", "expired", "lost", "outgrown", "overrun", "stopped"]
+    kind: Literal["raised", "cancelled", "expired", "lost", "outgrown", "overrun", "stopped", "full"]
     text: str
 
 
 class Done(NamedTuple):
     """An inference that has ended, or one part of its answer (see `Ticket`).
 
-    `began` and `ended` are in nanoseconds on the clock of `time.monotonic_ns`. `rows` is set on the HTTP side only, for
-    requests that ran in a batch: the rows of the whole batch.
+    `began` and `ended` are in nanoseconds on the clock of `time.monotonic_ns`. `rows` is set on the HTTP side only (also from
+    a lead to its helper), for requests that ran in a batch: the rows of the whole batch.
     """
 
     slot: int

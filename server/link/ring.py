@@ -85,8 +85,9 @@ class Tickets:
         if self._kept is not None:
             self._kept[ticket.slot] = ticket
             return
-        slot, serial, model, shapes, deadline, capacity, start, after = ticket
-        data, page = self._serializer.encode((model, shapes)), self._arena.slot(slot).ticket
+        slot, serial, model, shapes, deadline, capacity, start, after, priority = ticket
+        said = (model, shapes, priority) if priority else (model, shapes)
+        data, page = self._serializer.encode(said), self._arena.slot(slot).ticket
         if len(data) > _MAX_BODY:
             raise BadRequest(f"inputs: {len(shapes)} tensors have shapes too long to send, {len(data)} bytes")
         _TICKET.pack_into(page, 0, serial, deadline, capacity, start, after, len(data))
@@ -176,8 +177,9 @@ class Tickets:
             return self._kept[slot]
         page = self._arena.slot(slot).ticket
         serial, deadline, capacity, start, after, length = _TICKET.unpack_from(page)
-        model, shapes = self._serializer.decode(bytes(page[_TICKET.size : _TICKET.size + length]))
-        return Ticket(slot, serial, model, shapes, deadline, capacity, start, after)
+        said = self._serializer.decode(bytes(page[_TICKET.size : _TICKET.size + length]))
+        priority = said[2] if len(said) > 2 else 0
+        return Ticket(slot, serial, said[0], said[1], deadline, capacity, start, after, priority)
 
 
 class Completions:
@@ -254,8 +256,9 @@ class Completions:
         return self._decode(slot) if self._kept is None else self._kept[slot]
 
     def _write(self, done: Done) -> None:
-        slot, outputs, failure, began, ended, _ = done
-        data = self._serializer.encode((outputs, failure and failure._replace(text=failure.text[:_MAX_TEXT])))
+        slot, outputs, failure, began, ended, rows = done
+        outcome = outputs, failure and failure._replace(text=failure.text[:_MAX_TEXT])
+        data = self._serializer.encode((*outcome, rows) if rows else outcome)
         if len(data) > _MAX_BODY:
             text = f"{len(outputs)} outputs have shapes too long to send, {len(data)} bytes"
             data = self._serializer.encode(((), Failure("raised", text)))
@@ -266,8 +269,8 @@ class Completions:
     def _decode(self, slot: int) -> Done:
         page = self._arena.slot(slot).completion
         began, ended, length = _DONE.unpack_from(page)
-        outputs, failure = self._serializer.decode(bytes(page[_DONE.size : _DONE.size + length]))
-        return Done(slot, outputs, failure, began, ended)
+        outputs, failure, rows = self._serializer.decode(bytes(page[_DONE.size : _DONE.size + length]))
+        return Done(slot, outputs, failure, began, ended, rows)
 
 
 def encode_outcome(outputs: tuple[Any, ...], failure: Failure | None) -> bytes:
@@ -305,9 +308,9 @@ def _plain(said: Any) -> Any:
     return tuple([_plain(part) for part in said]) if isinstance(said, tuple) else said
 
 
-def _plain_to_done(said: Any) -> tuple[tuple[Extent, ...], Failure | None]:
-    outputs, failure = said
-    return tuple([Extent._make(extent) for extent in outputs]), failure and Failure._make(failure)
+def _plain_to_done(said: Any) -> tuple[tuple[Extent, ...], Failure | None, int]:
+    outputs, failure, *rows = said
+    return tuple([Extent._make(extent) for extent in outputs]), failure and Failure._make(failure), rows[0] if rows else 0
 
 
 class Link(NamedTuple):

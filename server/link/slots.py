@@ -6,7 +6,7 @@ shape, is preceded by 64 bytes that begin with its size as a little-endian uint6
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engines import Room, Signature, Tensor
 from engines.memory import copy
@@ -41,6 +41,7 @@ class Slot:
         self._memory = memory
         self._base = base
         self._layout: tuple[object, tuple[list[Tensor], Room]] | None = None
+        self._on_free: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Slot {self.index}, {self.capacity} bytes>"
@@ -72,9 +73,17 @@ class Slot:
         self.view = self._memory[start : start + capacity]
         self.address = self._base + start
 
+    def borrow_block(self, start: int, capacity: int, on_free: Callable[[], None]) -> None:
+        """Use this block, which another process holds, until `free_block`: that calls `on_free` instead. Raises ValueError."""
+        self.use_block(start, capacity)
+        self._on_free = on_free
+
     def free_block(self) -> None:
         """Free the block; nothing may read or write it any more."""
-        if self.blocks is not None and self.capacity:
+        if self._on_free is not None:
+            on_free, self._on_free, self.capacity = self._on_free, None, 0
+            on_free()
+        elif self.blocks is not None and self.capacity:
             self.blocks.free(self.start, self.capacity)
         self.capacity = 0
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..config.tables import dotted
 from ..errors import DeadlineExceeded, QueueFull, Unavailable
+from ..link.blocks import BlockAllocator
 from ..link.messages import Done, ModelKey, Ticket
 from ..link.ring import Link
 from ..link.slots import Slot
@@ -38,15 +39,27 @@ class Lane:
     A request passes `admit` when its headers are known, `take_slot` when its body is complete, `submit` when its inputs are in
     the slot, and `release` at its end; an answer in parts also `proceed`, after each. `refusing` is the reason why new
     requests are refused, "" if they are not; `suspended` is the part of it that is temporary.
+
+    `blocks` allocates the tensor memory, if other processes do so too. The lane of a `helper` has no queue of its own: it sends
+    requests on to the lead's (see `tenants.relay`), with their priorities.
     """
 
-    def __init__(self, name: str, scheduler: Scheduler, link: Link, canceller: Canceller) -> None:
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        link: Link,
+        canceller: Canceller,
+        blocks: BlockAllocator | None = None,
+        helper: bool = False,
+    ) -> None:
         self.name = name
-        self.slots = SlotPool(link.arena, dotted(("tenants", name, "memory")))
+        self.slots = SlotPool(link.arena, dotted(("tenants", name, "memory")), blocks)
         self.deadlines = Deadlines()
         self.refusing = self.suspended = ""
         self._scheduler = scheduler
         self._link = link
+        self._helper = helper
         self._loop: Any = None  # Compiled code would check that `remove_reader` returns a bool; uvloop's does not.
         self._relinking = asyncio.Lock()
         self._cut_off = False
@@ -116,6 +129,11 @@ class Lane:
         """A slot to decode an admitted request into; `submit` it before the event loop goes on. Raises as `check_room` does."""
         self.check_room()
         return self.slots.acquire()
+
+    @property
+    def full(self) -> bool:
+        """Whether the queue has no room for one more request."""
+        return self._scheduler.full
 
     def suspend(self, reason: str) -> None:
         """Refuse new requests for this reason, and fail those that are queued or run; with "" accept requests again.
@@ -198,8 +216,11 @@ class Lane:
         batching: Batching | None = None,
         queues: QueuePolicy | None = None,
         in_parts: bool = False,
+        deadline: float = math.inf,
     ) -> None:
         """Queue a decoded request; `timeout` is in seconds from now, and with `batching` it may run in a batch.
+
+        A `deadline` in place of a `timeout` is watched by the caller; the worker does not begin the request after it.
 
         Outputs of a batched request, whose completion has `rows`, are in the slot that the completion names. A request that
         ended with Outgrown may be submitted again in the same slot with a larger block; whether there is room in the queue is
@@ -209,9 +230,11 @@ class Lane:
         """
         if queues is not None:
             priority = self._check_queue(model, queues.priority(priority), queues)
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        if timeout is not None:
+            deadline = time.monotonic() + timeout
         serial = next(self._serials)
-        ticket = Ticket(slot.index, serial, model, shapes, deadline, slot.capacity, slot.start, serial if in_parts else 0)
+        after, passed_on = serial if in_parts else 0, priority if self._helper else 0
+        ticket = Ticket(slot.index, serial, model, shapes, deadline, slot.capacity, slot.start, after, passed_on)
         self._link.tickets.write(ticket)
         batch = None
         if batching and not self._scheduler.idle and model not in self._batches.unbatchable:  # Launched at once if idle.

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..errors import DeadlineExceeded, Failed, Outgrown, RequestError, Unavailable
+from ..errors import DeadlineExceeded, Failed, Outgrown, QueueFull, RequestError, Unavailable
 from ..link.messages import Done, Failure, Ticket
 from ..link.slots import Slot
 from .batching import Batching, Queued
 
+_RAISED = "the model raised: "
 OnDone = Callable[[Done | RequestError], None]
 """Called once with the end of a request: its completion, Failed, Unavailable, or DeadlineExceeded once that has passed.
 
@@ -72,4 +73,19 @@ def error_of(failure: Failure) -> RequestError:
         return DeadlineExceeded(failure.text)
     if failure.kind == "outgrown":
         return Outgrown(int(failure.text))
-    return Failed(f"the model raised: {failure.text}")
+    if failure.kind == "full":
+        return QueueFull(failure.text)
+    return Failed(f"{_RAISED}{failure.text}")
+
+
+def failure_of(error: Exception) -> Failure:
+    """The failure of which `error_of` makes this error again; of one that is unexpected, Unavailable."""
+    if isinstance(error, Outgrown):
+        return Failure("outgrown", str(error.nbytes))
+    if isinstance(error, DeadlineExceeded):
+        return Failure("overrun", str(error))
+    if isinstance(error, QueueFull):
+        return Failure("full", str(error))
+    if isinstance(error, Failed):
+        return Failure("raised", str(error).removeprefix(_RAISED))
+    return Failure("stopped", str(error))

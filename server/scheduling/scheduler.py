@@ -83,6 +83,11 @@ class Scheduler:
         """Whether nothing is in flight and nothing is queued."""
         return not self._in_flight and not self._waiting
 
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for one more request."""
+        return self._queued >= self.limit and not self._may_launch
+
     def check(self) -> None:
         """Raise QueueFull if there is no room for one more request."""
         if self._queued >= self.limit and not self._may_launch:

@@ -1,6 +1,7 @@
 """A tenant's free slots, and the tenant's memory that is allocated to slots. Only the HTTP side hands out either."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from ..errors import QueueFull
@@ -10,7 +11,10 @@ from ..link.slots import Slot
 
 
 class SlotStatistics(NamedTuple):
-    """Slots in use, slots used at least once so far, and the bytes of the tenant's memory that slots hold."""
+    """Slots in use, slots used at least once so far, and the bytes of the tenant's memory that slots hold.
+
+    Those in use are without those that relay a request of another process, which counts it.
+    """
 
     used: int
     slots: int
@@ -19,24 +23,27 @@ class SlotStatistics(NamedTuple):
 
 class SlotPool:
     """Hands out slots, the last released first. Not thread-safe. `setting` is the memory's configuration key, for errors.
+    `blocks` allocates the memory, if other processes do so too.
 
     Slots that no complete request needs are lent to bodies that are still arriving. When slots or memory run out, these bodies
     have to leave, the oldest first: a slow or endless upload never takes the place of a request that could run.
     """
 
-    def __init__(self, arena: Arena, setting: str = "memory") -> None:
-        self.blocks = BlockAllocator(arena.memory.nbytes, setting)
+    def __init__(self, arena: Arena, setting: str = "memory", blocks: BlockAllocator | None = None) -> None:
+        self.blocks = blocks or BlockAllocator(arena.memory.nbytes, setting)
         self._arena = arena
         self._slots: list[Slot] = []
         self._free: list[Slot] = []
         self._lent: dict[int, Callable[[], None]] = {}
+        self._borrowed = 0
         self.blocks.evict = self.evict
 
     def __repr__(self) -> str:
         return f"<SlotPool {len(self._slots) - len(self._free)} of {len(self._slots)} in use, {self.blocks!r}>"
 
     def statistics(self) -> SlotStatistics:
-        return SlotStatistics(len(self._slots) - len(self._free), len(self._slots), self.blocks.used)
+        used = len(self._slots) - len(self._free) - self._borrowed
+        return SlotStatistics(used, len(self._slots), self.blocks.used)
 
     @property
     def memory(self) -> TensorMemory:
@@ -67,6 +74,20 @@ class SlotPool:
         self._slots.append(slot)
         return slot
 
+    def borrow(self, start: int, capacity: int, on_free: Callable[[], None]) -> Slot:
+        """A slot with a block that another process holds; `on_free` is called once nothing uses that here any more.
+
+        Raises QueueFull if all slots are in use, and ValueError if that is no block of the tenant's memory.
+        """
+        slot = self.acquire()
+        try:
+            slot.borrow_block(start, capacity, partial(self._on_returned, on_free))
+        except ValueError:
+            self._free.append(slot)
+            raise
+        self._borrowed += 1
+        return slot
+
     def lend(self, leave: Callable[[], None]) -> Slot | None:
         """Take a slot for a body that is still arriving, if one is free. `leave` is called if it has to be released at once."""
         if not self._free and len(self._slots) == self._arena.count:
@@ -85,6 +106,10 @@ class SlotPool:
             leave()  # Releases the slot.
             return True
         return False
+
+    def _on_returned(self, on_free: Callable[[], None]) -> None:
+        self._borrowed -= 1
+        on_free()
 
     def at(self, index: int) -> Slot:
         """The slot with this number, which must be in use."""

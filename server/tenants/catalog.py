@@ -55,6 +55,7 @@ class Catalog:
 
     def __init__(self) -> None:
         self._served: dict[str, dict[str, ServedModel]] = {}
+        self._by_key: dict[ModelKey, ServedModel] = {}
         self._entries: dict[str, list[IndexEntry]] = {}
 
     def __repr__(self) -> str:
@@ -67,6 +68,10 @@ class Catalog:
             return versions[version] if version else next(iter(versions.values()))
         except KeyError:
             raise self._missing(name, version) from None
+
+    def with_key(self, key: ModelKey) -> ServedModel | None:
+        """The version with this key; None if it is not served, or not any more."""
+        return self._by_key.get(key)
 
     def versions(self, name: str) -> list[str]:
         """The versions served of a model, the highest first."""
@@ -104,7 +109,10 @@ class Catalog:
     def put(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> None:
         """Serve exactly these versions of a model; each keeps the counters of the same version before."""
         before = self._served.pop(name, {})
+        for item in before.values():
+            del self._by_key[item.key]
         kept = [_continue(item, before.get(item.version)) for item in served]
+        self._by_key.update({item.key: item for item in kept})
         if kept:
             self._served[name] = {item.version: item for item in sorted(kept, key=lambda i: int(i.version), reverse=True)}
         ready = [IndexEntry(name, item.version, "READY") for item in self._served.get(name, {}).values()]

@@ -14,8 +14,10 @@ from ..config.schema import Config, TenantConfig
 from ..config.tables import dotted
 from ..errors import Conflict, Misdirected
 from ..link import ring as links
+from ..link.occupancy import LEAD, Occupancy, SharedBlocks
 from ..link.ring import Descriptors, Link
 from ..protocol.request import Limits
+from ..scheduling.helper_scheduler import HelperScheduler
 from ..scheduling.lane import Lane
 from ..scheduling.pending import Canceller
 from ..scheduling.scheduler import Scheduler
@@ -133,12 +135,19 @@ class Service:
         raise Misdirected(text)
 
 
-def open_tenant(config: TenantConfig, link: Link, control: Canceller) -> Tenant:
-    """A tenant without models yet."""
-    scheduler = Scheduler(config.queue, config.in_flight, HORIZON, dotted(("tenants", config.name, "queue")))
-    lane = Lane(config.name, scheduler, link, control)
-    memory = dotted(("tenants", config.name, "memory"))
-    return Tenant(config, Catalog(), lane, Uploads(config.memory, lambda text: lane.reject(f"{text} ({memory})")))
+def open_tenant(config: TenantConfig, link: Link, control: Canceller, occupancy: Occupancy | None = None) -> Tenant:
+    """A tenant without models yet. `occupancy` is set if it has several HTTP processes, and says which this is."""
+    queue, memory = (dotted(("tenants", config.name, key)) for key in ("queue", "memory"))
+    blocks = SharedBlocks(config.memory, memory, occupancy) if occupancy else None
+    helper = occupancy is not None and occupancy.number != LEAD
+    scheduler = (
+        HelperScheduler(slots(config), config.queue, queue, occupancy)
+        if occupancy and helper
+        else Scheduler(config.queue, config.in_flight, HORIZON, queue)
+    )
+    lane = Lane(config.name, scheduler, link, control, blocks, helper)
+    uploads = Uploads(config.memory, lambda text: lane.reject(f"{text} ({memory})"), occupancy=occupancy)
+    return Tenant(config, Catalog(), lane, uploads)
 
 
 def slots(config: TenantConfig) -> int:

@@ -116,14 +116,23 @@ class ModelStatistics:
     def _share(self, arrived: int, decoded: int, done: Done, encoded: int, rows: int) -> Size:
         """Count a batch with its first request; batches are distinguished by when they began."""
         self.joined_rows += rows
-        if done.began != self.last_run:
-            self.last_run = done.began
-            run = self.runs.setdefault(done.rows, Size())
-            run.count += 1
+        if run := self.count_run(done):
             run.compute_input += decoded - arrived
-            run.compute_infer += done.ended - done.began
             run.compute_output += encoded - done.ended
         return self.joined
+
+    def count_run(self, done: Done) -> Size | None:
+        """Count a batch, unless it was counted; where its phases are to be added, None if it was.
+
+        The lead also calls it for the requests of its helpers, whose own counts of batches are not used.
+        """
+        if done.began == self.last_run:
+            return None
+        self.last_run = done.began
+        run = self.runs.setdefault(done.rows, Size())
+        run.count += 1
+        run.compute_infer += done.ended - done.began
+        return run
 
     def failed(self, ns: int, reason: str) -> None:
         """Count a failed request."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ..errors import RequestError, TooSlow, Unavailable
+from ..link.occupancy import Occupancy
 
 GRACE = 30.0
 """Seconds that any body may take to arrive; each `MIN_RATE` bytes that arrived give it one more."""
@@ -33,18 +34,23 @@ class Uploads:
     """The request bodies that are arriving for one tenant, or for none. Belongs to the event loop.
 
     `limit` is in bytes, for all of them together: announced lengths, or else received bytes, and what compressed bodies
-    decompress to. A single body may be larger. `full` makes the error for a body that does not fit beside the others. `counted`
-    is the sum of all bodies so far.
+    decompress to; with an `occupancy` also for those of the tenant's other processes. A single body may be larger. `full` makes
+    the error for a body that does not fit beside the others. `counted` is the sum of all bodies so far.
     """
 
     def __init__(
-        self, limit: int, full: Callable[[str], RequestError] = Unavailable, clock: Callable[[], float] = time.monotonic
+        self,
+        limit: int,
+        full: Callable[[str], RequestError] = Unavailable,
+        clock: Callable[[], float] = time.monotonic,
+        occupancy: Occupancy | None = None,
     ) -> None:
         self._limit = limit
         self._full = full
         self._clock = clock
         self._waiting: dict[Upload, tuple[float, int]] = {}
         self._reserved = 0
+        self._occupancy = occupancy
         self.counted = 0
         self._checking = False
 
@@ -57,15 +63,21 @@ class Uploads:
         Raises what `full` makes.
         """
         others = self._reserved - own
-        if others and self._reserved + nbytes > self._limit:
+        if self._occupancy is not None:
+            others += self._occupancy.arriving_elsewhere()
+        if others and others + own + nbytes > self._limit:
             text = f"a body of {own + nbytes} bytes while {others} bytes of others are on their way"
             raise self._full(f"{text}; together they may have {self._limit}")
         self._reserved += nbytes
         self.counted += nbytes
+        if self._occupancy is not None:
+            self._occupancy.set_arriving(self._reserved)
 
     def release(self, nbytes: int) -> None:
         """Free reserved bytes."""
         self._reserved -= nbytes
+        if self._occupancy is not None:
+            self._occupancy.set_arriving(self._reserved)
 
     def add(self, upload: Upload, nbytes: int) -> None:
         """Add an upload with a body of so many bytes. Raises as `reserve` does."""

@@ -1,0 +1,164 @@
+"""What the HTTP processes of one tenant occupy of what they share, in a page of shared memory that each of them maps.
+
+It says which process holds which piece of the tenant's tensor memory, how many bytes of arriving bodies each of them has, and
+whether the tenant's queue is full. Only a tenant with several HTTP processes has one.
+
+A piece is taken under a lock of the kernel (fcntl), which a process that ends gives up, and given back without it: each unit of
+memory has a byte, which is the number of the process that holds it, 0 for none. So what a process held when it ended can be
+freed without asking it.
+"""
+
+import fcntl
+import mmap
+import os
+
+from ..errors import MemoryFull
+from .blocks import LARGE, UNIT, BlockAllocator
+
+_HEAD = mmap.PAGESIZE
+"""Bytes before the units' bytes: cells of 64 bits, the first says whether the queue is full, then one for each process."""
+LEAD = 1
+"""The number of the lead, the process whose lane has the tenant's queue."""
+MOST_PROCESSES = 64
+"""HTTP processes of one tenant, at most: more would help no machine that there is, and their numbers fit into a byte."""
+_ATTEMPTS = 200
+"""Attempts to take the lock, about 0.1 ms. It is held for a few microseconds, longer only by a process that was stopped."""
+_ARRIVING_FRACTION = 2
+"""Bodies that are still arriving are given memory while less than one part in so many is in use."""
+
+
+class Occupancy:
+    """One process's view. `number` is that of the process, from 1, which is the lead's. Not thread-safe.
+
+    The descriptor, made by `create`, belongs to this object.
+    """
+
+    def __init__(self, descriptor: int, number: int) -> None:
+        if not 1 <= number <= MOST_PROCESSES:
+            raise ValueError(f"process {number}; expected 1 to {MOST_PROCESSES}")
+        self.number = number
+        self._descriptor = descriptor
+        self._map = mmap.mmap(descriptor, 0)
+        self._cells = memoryview(self._map)[: (1 + MOST_PROCESSES) * 8].cast("Q")
+
+    def __repr__(self) -> str:
+        return f"<Occupancy of process {self.number}, {self.used()} bytes in use>"
+
+    @property
+    def queue_is_full(self) -> bool:
+        """Whether the tenant's queue had no room when the lead looked last."""
+        return self._cells[0] != 0
+
+    def set_queue_is_full(self, full: bool) -> None:
+        """For the lead."""
+        self._cells[0] = full
+
+    def set_arriving(self, nbytes: int) -> None:
+        """Set how many bytes of arriving bodies this process has."""
+        self._cells[self.number] = nbytes
+
+    def arriving_elsewhere(self) -> int:
+        """How many bytes of arriving bodies all other processes have."""
+        return sum(self._cells[1:].tolist()) - self._cells[self.number]
+
+    def used(self) -> int:
+        """Bytes of tensor memory that all processes hold."""
+        units = self._map[_HEAD:]
+        return (len(units) - units.count(0)) * UNIT
+
+    def take(self, size: int, low: int, high: int, last: bool, hint: int) -> int:
+        """Take so many bytes, a multiple of UNIT, from `low` to `high`, that no process holds; where they begin, -1 if none.
+
+        Those at `hint` if they are free (-1 for no hint), else the first, or with `last` the last.
+        """
+        count = size // UNIT
+        begin, end = _HEAD + low // UNIT, _HEAD + high // UNIT
+        free = bytes(count)
+        if not self._lock():
+            return -1
+        try:
+            found = _HEAD + hint // UNIT if hint >= 0 else -1
+            if found < 0 or self._map[found : found + count] != free:
+                found = self._map.rfind(free, begin, end) if last else self._map.find(free, begin, end)
+            if found < 0:
+                return -1
+            self._map[found : found + count] = bytes([self.number]) * count
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+        return (found - _HEAD) * UNIT
+
+    def give_back(self, start: int, size: int) -> None:
+        """Free what `take` returned."""
+        first, count = _HEAD + start // UNIT, size // UNIT
+        self._map[first : first + count] = bytes(count)
+
+    def free_all_of(self, number: int) -> None:
+        """A process has ended and nothing works on its memory any more: free all that it held. For the lead."""
+        units, held = self._map[_HEAD:], bytes([number])
+        at = units.find(held)
+        while at >= 0:
+            end = at
+            while units[end : end + 1] == held:
+                end += 1
+            self._map[_HEAD + at : _HEAD + end] = bytes(end - at)
+            at = units.find(held, end)
+        self._cells[number] = 0
+
+    def longest_free(self, low: int, high: int) -> int:
+        """The largest piece that is free between these offsets, in bytes."""
+        units = self._map[_HEAD + low // UNIT : _HEAD + high // UNIT]
+        return max(map(len, units.translate(_HELD).split(b"\1"))) * UNIT
+
+    def _lock(self) -> bool:
+        """Take the lock; False if another process holds it for very long."""
+        for _ in range(_ATTEMPTS):
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.sched_yield()
+            else:
+                return True
+        return False
+
+
+_HELD = bytes([0] + [1] * 255)
+
+
+class SharedBlocks(BlockAllocator):
+    """As `BlockAllocator`, of a memory that several processes allocate; `used` are the bytes that this one holds.
+
+    What other processes lent to bodies that are still arriving cannot be evicted from here. So at most half of the memory is
+    given to such bodies.
+    """
+
+    def __init__(self, nbytes: int, setting: str, occupancy: Occupancy) -> None:
+        super().__init__(nbytes, setting)
+        self._occupancy = occupancy
+        self._end = nbytes // UNIT * UNIT
+        self._freed: dict[int, int] = {}  # Where the last block of each size was: recently used memory.
+
+    def allocate(self, nbytes: int, spare: int = 0, evict: bool = True) -> tuple[int, int]:
+        if not evict and self._occupancy.used() * _ARRIVING_FRACTION > self.nbytes:
+            raise MemoryFull(f"no memory for a body of {nbytes} bytes before it is complete")
+        return super().allocate(nbytes, spare, evict)
+
+    def free(self, start: int, size: int) -> None:
+        self.used -= size
+        self._freed[size] = start
+        self._occupancy.give_back(start, size)
+
+    def _find(self, size: int) -> int:
+        large = size > LARGE
+        return self._occupancy.take(size, self._common if large else 0, self._end, large, self._freed.pop(size, -1))
+
+    def _largest(self) -> int:
+        small = min(self._occupancy.longest_free(0, self._end), LARGE)
+        large = self._occupancy.longest_free(self._common, self._end)
+        return large if large > LARGE else small
+
+
+def create(nbytes: int) -> int:
+    """The descriptor of new shared memory for this, of so many bytes of tensor memory. The caller closes it."""
+    descriptor = os.memfd_create("greenlane occupancy")
+    os.truncate(descriptor, _HEAD + max(1, nbytes // UNIT))
+    return descriptor
