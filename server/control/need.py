@@ -1,0 +1,144 @@
+"""What a tenant needs of its partition, measured between two reports of its HTTP side. Pure.
+
+The counters of a report only grow, until a model is loaded again: then its own begin at 0. So differences are taken for each
+model, and a model whose counters have shrunk counts from 0.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..tenants.frontend import ModelReport, Report
+from ..tenants.statistics import BOUNDS
+
+_EDGES: tuple[int, ...] = (0, *BOUNDS, 2 * BOUNDS[-1])
+"""Where buckets begin and end, in nanoseconds. The last one has no end: this stands for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A tenant's requests of `seconds` seconds. Times are seconds; a rate or share of time is 0 where nothing came."""
+
+    seconds: float
+    busy: float
+    """Share of the time in which its partition ran an inference, from 0 to 1."""
+    queue: float
+    """Mean time from decoded inputs to the beginning of the run."""
+    buckets: tuple[int, ...] = ()
+    """The requests answered, by their time from the complete body to the encoded answer: up to each of `BOUNDS`, and others."""
+    turned_away: int = 0
+    """Requests refused for a full queue or memory, and those whose timeout passed."""
+
+    @property
+    def requests(self) -> int:
+        """Requests answered."""
+        return sum(self.buckets)
+
+    @property
+    def rate(self) -> float:
+        """Requests answered a second."""
+        return self.requests / self.seconds
+
+    @property
+    def p99(self) -> float | None:
+        """Interpolated in its bucket; None without a request."""
+        return quantile(self.buckets, 0.99)
+
+    def misses(self, target: float) -> bool:
+        """Whether more than 1 % of the requests took longer than this, by more than chance makes of few requests."""
+        late, few = self.requests - below(self.buckets, target), 0.01 * self.requests
+        return late > few + 2 * math.sqrt(few) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The counters of a tenant at a moment, by model and version."""
+
+    at: float
+    models: Mapping[tuple[str, str], tuple[int, ...]]
+    turned_away: int
+
+
+def counted(report: Report, at: float) -> Counted:
+    """The counters in a report that was made at this time, in seconds on any clock."""
+    models = {(each.name, each.version): _counters(each) for each in report.served}
+    return Counted(at, models, report.lane.rejected + report.lane.expired)
+
+
+def need(before: Counted, after: Counted) -> Need:
+    """What was needed between two moments."""
+    grown = [_grown(before.models.get(key, ()), counters) for key, counters in after.models.items()]
+    requests, queue, busy, *buckets = [sum(each) for each in zip(*grown, strict=True)] or [0] * (3 + len(BOUNDS) + 1)
+    seconds = max(after.at - before.at, 1e-9)
+    turned_away = after.turned_away - before.turned_away
+    return Need(
+        seconds,
+        min(1.0, busy / 1e9 / seconds),
+        queue / 1e9 / requests if requests else 0.0,
+        tuple(buckets),
+        turned_away if turned_away >= 0 else after.turned_away,
+    )
+
+
+class History:
+    """The last counters of each tenant: enough for what was needed in the last `window` seconds."""
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._counted: dict[str, deque[Counted]] = {}
+
+    def __repr__(self) -> str:
+        return f"<History of {self._window:g} s: {', '.join(self._counted) or 'nothing yet'}>"
+
+    def add(self, tenant: str, counted: Counted) -> None:
+        """The tenant's counters, which are newer than all before."""
+        kept = self._counted.setdefault(tenant, deque())
+        kept.append(counted)
+        while len(kept) > 2 and counted.at - kept[1].at >= self._window:
+            kept.popleft()
+
+    def forget(self, tenant: str | None = None) -> None:
+        """What was needed before now is of no interest, as the shares have changed; of one tenant, or of all."""
+        if tenant is None:
+            self._counted.clear()
+        else:
+            self._counted.pop(tenant, None)
+
+    def needs(self) -> dict[str, Need]:
+        """What each tenant needed in the window, without those that were not measured for so long."""
+        ends = {name: (kept[0], kept[-1]) for name, kept in self._counted.items()}
+        return {name: need(old, new) for name, (old, new) in ends.items() if new.at - old.at >= 0.9 * self._window}
+
+
+def quantile(buckets: Sequence[int], share: float) -> float | None:
+    """The time below which this share of the requests was answered, in seconds; linear within a bucket, as in Prometheus."""
+    rank, before = share * sum(buckets), 0
+    if not rank:
+        return None
+    for index, count in enumerate(buckets):
+        if count and before + count >= rank:
+            low, high = _EDGES[index], _EDGES[index + 1]
+            return (low + (high - low) * (rank - before) / count) / 1e9
+        before += count
+    return _EDGES[-1] / 1e9
+
+
+def below(buckets: Sequence[int], seconds: float) -> float:
+    """How many requests took at most so long; linear within a bucket."""
+    spans = zip(buckets, pairwise(_EDGES), strict=False)
+    return sum(count * min(max((seconds * 1e9 - low) / (high - low), 0.0), 1.0) for count, (low, high) in spans)
+
+
+def _counters(report: ModelReport) -> tuple[int, ...]:
+    """Requests, nanoseconds queued, nanoseconds that the partition ran it, and the histogram."""
+    found = report.statistics
+    ran = sum(size.compute_infer for sizes in (found.sizes, found.runs) for size in sizes.values())
+    return found.success.count, found.queue.ns, ran, *found.buckets
+
+
+def _grown(before: Sequence[int], after: Sequence[int]) -> Sequence[int]:
+    if not before or any(now < then for then, now in zip(before, after, strict=True)):
+        return after
+    return [now - then for then, now in zip(before, after, strict=True)]
