@@ -102,19 +102,20 @@ async def accepted(http: aiohttp.ClientSession, count: int) -> None:
             held = tenant["waiting"] + tenant["in_flight"]
 
 
-async def status_of(http: aiohttp.ClientSession, turns: int) -> int:
+async def outcome_of(http: aiohttp.ClientSession, turns: int) -> int | tuple[int, str]:
+    """The status, and of an error the text too."""
     async with http.post("/v2/models/spin/infer", json=spin(turns)) as answer:
-        await answer.read()
-        return answer.status
+        text = await answer.text()
+        return answer.status if answer.status == 200 else (answer.status, text)
 
 
 @pytest.mark.parametrize(("command", "status"), [(OURS, 0), (PLAIN, -signal.SIGTERM)])
 def test_sigterm_under_load_loses_no_accepted_request(config: Path, command: list[str], status: int) -> None:
-    async def terminate_under_load(process: Process) -> list[int]:
+    async def terminate_under_load(process: Process) -> list[int | tuple[int, str]]:
         async with aiohttp.ClientSession(process.url) as http:
-            endless = asyncio.ensure_future(status_of(http, FOREVER))  # Until its client goes, nothing else is done.
+            endless = asyncio.ensure_future(outcome_of(http, FOREVER))  # Until its client goes, nothing else is done.
             await accepted(http, 1)
-            asking = [asyncio.ensure_future(status_of(http, 500)) for _ in range(20)]
+            asking = [asyncio.ensure_future(outcome_of(http, 500)) for _ in range(20)]
             await accepted(http, 21)
             process.popen.send_signal(signal.SIGTERM)
             await asyncio.to_thread(process.read_until, "draining")
