@@ -4,7 +4,7 @@ Works of one stream do not overlap: a work begins at the later of its launch and
 """
 
 from ctypes import Array, addressof, c_uint64
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .usage import Usage
 
@@ -16,38 +16,57 @@ class Place(NamedTuple):
     lent: tuple[tuple[str, int], ...] = ()
 
 
+class DeviceTime(Protocol):
+    """What the device itself has measured of one executor's works; see `engines.base.DeviceTime`."""
+
+    @property
+    def ns(self) -> int:
+        """Nanoseconds that they ran."""
+
+    @property
+    def works(self) -> int:
+        """How many they were."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the executor was closed, so that this changes no more."""
+
+
 class Counter:
     """The works of one model on one partition: the nanoseconds that they took together, and how many they were.
 
-    The worker calls `add`. The launch loop adds to `loop`, two numbers in memory of their own, without the interpreter.
+    Each work is counted in one of three places. The worker calls `add`. The launch loop adds to two numbers in memory of their
+    own, without the interpreter. Where the device measures its works itself, neither does, and `device_times` has them.
     """
 
     def __init__(self, model: str, place: Place) -> None:
         self.model = model
         self.place = place
-        self.loop: Array[c_uint64] = (c_uint64 * 2)()
-        self._ns = self._works = 0
+        self.device_times: list[DeviceTime] = []
+        self._loop: Array[c_uint64] = (c_uint64 * 2)()
+        self._ns = self._works = self._closed_ns = self._closed_works = 0
 
     def __repr__(self) -> str:
-        return f"<Counter {self.model} on {self.place}: {self.works} works, {self.ns} ns>"
-
-    @property
-    def ns(self) -> int:
-        return self._ns + self.loop[0]
-
-    @property
-    def works(self) -> int:
-        return self._works + self.loop[1]
+        return f"<Counter {self.model} on {self.place}>"
 
     @property
     def address(self) -> int:
         """Where the launch loop's numbers are: nanoseconds, then works, each a uint64."""
-        return addressof(self.loop)
+        return addressof(self._loop)
 
     def add(self, ns: int) -> None:
         """A work has ended that took so many nanoseconds, whatever it ended with. The worker's thread that waited for it."""
         self._ns += ns
         self._works += 1
+
+    def read(self) -> tuple[int, int]:
+        """Nanoseconds and works so far. One thread at a time."""
+        for each in [each for each in self.device_times if each.closed]:
+            self.device_times.remove(each)
+            self._closed_ns, self._closed_works = self._closed_ns + each.ns, self._closed_works + each.works
+        times = list(self.device_times)
+        ns = self._ns + self._loop[0] + self._closed_ns + sum(each.ns for each in times)
+        return ns, self._works + self._loop[1] + self._closed_works + sum(each.works for each in times)
 
 
 class Meter:
@@ -72,11 +91,11 @@ class Meter:
         return found
 
     def usages(self, now: int) -> list[Usage]:
-        """What was used so far, by model, with what the running work has used until `now`. Any thread.
+        """What was used so far, by model, with what the running work has used until `now`. One thread at a time.
 
         The worker removes a work from `running` before it adds it, so that none is counted twice.
         """
-        taken = [(each, each.ns, each.works) for each in list(self._counters.values())]
+        taken = [(each, *each.read()) for each in list(self._counters.values())]
         running = self.running
         used: dict[str, Usage] = {}
         for counter, ns, works in taken:

@@ -41,6 +41,7 @@ typedef struct {
     uint64_t offset[MOST_TENSORS], address[MOST_TENSORS], nbytes[MOST_TENSORS]; /* inputs, then outputs; offsets in the slot */
     uint64_t needed;  /* bytes of a slot that the outputs end at */
     int64_t expected; /* nanoseconds that a work takes, as of late */
+    volatile uint64_t *used; /* nanoseconds and works so far, for the account; NULL if the device counts them */
 } Entry;
 
 typedef struct {
@@ -183,6 +184,10 @@ static void finish(Loop *l) {
     /* Rather too short than too long, so that a sleep ends before the work does. */
     if (!entry->expected) entry->expected = l->last_took;
     entry->expected += (l->last_took - entry->expected) / (l->last_took < entry->expected ? 2 : 16);
+    if (entry->used) {
+        entry->used[0] += (uint64_t)l->last_took;
+        entry->used[1]++;
+    }
     l->finished++;
     publish_oldest(l);
     complete(l, flight->slot, entry->done, entry->done_length, since, now);

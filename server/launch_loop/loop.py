@@ -17,6 +17,7 @@ import numpy as np
 from engines import Recipe
 from engines.signature import Signature, align
 
+from ..accounts.meter import Counter
 from ..link.arena import MESSAGE
 from ..link.messages import Failure, Ticket
 from ..link.ring import Link, encode_outcome
@@ -115,10 +116,10 @@ class LaunchLoop:
             return False
         return body in self._recipes
 
-    def learn(self, ticket: Ticket, executor: Any) -> None:
+    def learn(self, ticket: Ticket, executor: Any, counter: Counter | None) -> None:
         """Have the loop run tickets like this one from now on, if the executor has a recipe for it.
 
-        The ticket was enqueued, so its page still has what the HTTP side wrote.
+        The ticket was enqueued, so its page still has what the HTTP side wrote. What such tickets take is added to `counter`.
         """
         kind = type(executor)
         if kind not in self._launchable:
@@ -133,7 +134,7 @@ class LaunchLoop:
         with self._turn:
             if revocations != self._revocations:  # The recipe may be of before that; the next ticket asks again.
                 return
-            if recipe is None or not self._add(body, ticket, recipe, executor):
+            if recipe is None or not self._add(body, ticket, recipe, executor, counter):
                 if len(self._declined) >= MOST_DECLINED:
                     self._declined.clear()
                 self._declined.add(body)
@@ -185,7 +186,7 @@ class LaunchLoop:
         with self._turn:
             self._forget()
 
-    def _add(self, body: bytes, ticket: Ticket, recipe: Recipe, executor: Any) -> bool:
+    def _add(self, body: bytes, ticket: Ticket, recipe: Recipe, executor: Any, counter: Counter | None) -> bool:
         """Fill in the next entry; False if there are too many tensors, or too large shapes. With `_turn` held."""
         place, extents, count = 0, [], len(ticket.shapes)
         signature: Signature = executor.engine.signature
@@ -212,7 +213,8 @@ class LaunchLoop:
         entry.body, entry.body_length, entry.hash = _pointer(body), len(body), self._library.launch_loop_hash(body, len(body))
         entry.done, entry.done_length = _pointer(done), len(done)
         entry.length, entry.rows, entry.inputs, entry.expected = len(recipe.events), len(sizes), count, 0
-        self._kept.append((body, done, events, executor))
+        entry.used = counter.address if counter else None
+        self._kept.append((body, done, events, executor, counter))
         self._recipes[body] = recipe
         return True
 

@@ -55,6 +55,7 @@ class Entry(ctypes.Structure):
         ("nbytes", c_uint64 * MOST_TENSORS),
         ("needed", c_uint64),
         ("expected", c_int64),
+        ("used", c_void_p),
     )
 
 

@@ -16,6 +16,7 @@ from ..link.messages import Done, Extent, Ticket
 from .cancellations import Cancellations
 from .loop_guard import LoopGuard
 from .loop_time import BOUND, LoopTime
+from .metering import Metering
 from .session import InFlight, Session
 
 log = logging.getLogger("greenlane.worker")
@@ -24,9 +25,10 @@ log = logging.getLogger("greenlane.worker")
 class LoopRuns:
     """What one worker runs on the event loop while it serves a link: from `open` to `close`, `run` is the link's `run_now`.
 
-    `run` is for the event loop's thread, `start_measuring` and `learn` for the worker's. `executors`, `in_flight` and
-    `cancellations` are the worker's; what runs on the event loop is in flight there too. `prepares` is whether an executor is a
-    `Preparing`, and `cpu_time` returns the nanoseconds of CPU time that the calling thread has used.
+    `run` is for the event loop's thread, `start_measuring`, `duration` and `learn` for the worker's. `executors`, `in_flight`
+    and `cancellations` are the worker's; what runs on the event loop is in flight there too. `prepares` is whether an executor
+    is a `Preparing`, `metering` counts what runs take, and `cpu_time` returns the nanoseconds of CPU time that the calling
+    thread has used.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class LoopRuns:
         in_flight: dict[int, InFlight],
         cancellations: Cancellations,
         prepares: Callable[[Executor], bool],
+        metering: Metering,
         cpu_time: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._session = session
@@ -45,6 +48,7 @@ class LoopRuns:
         self._in_flight = in_flight
         self._cancellations = cancellations
         self._prepares = prepares
+        self._metering = metering
         self._cpu_time = cpu_time
         self._time = LoopTime()
         self._guard = LoopGuard()
@@ -81,7 +85,10 @@ class LoopRuns:
             cpu = self._cpu_time()
             extents = self._wait(flight)
             ended = time.monotonic_ns()
-            self._time.took(key, began, ended, self._duration(ended - began, cpu))
+            duration = self._duration(ended - began, cpu)
+            self._time.took(key, began, ended, duration)
+            if (counter := flight.counter) is not None:
+                counter.add(min(duration, ended - flight.launched))
             return None if extents is None else Done(ticket.slot, extents, None, began, ended)
         finally:
             session.enqueuing.release()
@@ -90,9 +97,13 @@ class LoopRuns:
         """The worker's thread begins to wait for a work, which it also runs."""
         self._began = self._cpu_time()
 
-    def learn(self, ticket: Ticket, took: int) -> None:
-        """The work of this ticket has ended on the worker's thread after so many nanoseconds."""
-        self._time.learn((ticket.model, ticket.shapes), self._duration(took, self._began))
+    def duration(self, took: int) -> int:
+        """How long that work ran of itself, which took so many nanoseconds; see `_duration`."""
+        return self._duration(took, self._began)
+
+    def learn(self, ticket: Ticket, duration: int) -> None:
+        """The work of this ticket has ended on the worker's thread, and ran so many nanoseconds of itself."""
+        self._time.learn((ticket.model, ticket.shapes), duration)
 
     def _duration(self, took: int, cpu: int) -> int:
         """How long a run took of itself: `took` may have waits for the GIL, and for the core while other programs had it.
@@ -113,7 +124,9 @@ class LoopRuns:
             executor: Any = self._executors[ticket.model]
             if not self._partition.idle or (self._prepares(executor) and executor.preparing(ticket.shapes) is not None):
                 return None
-            return session.enqueue(executor, ticket)
+            flight = session.enqueue(executor, ticket)
+            flight.counter = self._metering.counter(executor, ticket.model)
+            return flight
         except Exception:
             return None
 

@@ -1,5 +1,6 @@
 """What a worker's threads share while they serve one link."""
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 from engines import Room, Tensor, Work
 from partitions.base import Closing
 
+from ..accounts.meter import Counter
 from ..errors import Unavailable
 from ..launch_loop.loop import Broken, LaunchLoop
 from ..link.messages import Ticket
@@ -39,11 +41,16 @@ class Unfinished(NamedTuple):
 
 @dataclass(slots=True)
 class InFlight:
-    """A ticket whose work was enqueued and has not ended."""
+    """A ticket whose work was enqueued and has not ended.
+
+    `launched` is when it was enqueued, in nanoseconds. `counter` is what its time is added to, None if the device adds it up.
+    """
 
     ticket: Ticket
     work: Work
     room: Room
+    launched: int = 0
+    counter: Counter | None = None
 
 
 class Session:
@@ -126,7 +133,7 @@ class Session:
         slot.use_block(ticket.start, ticket.capacity)
         inputs, room = slot.inputs(executor.engine.signature, ticket.shapes, ticket.capacity)
         work = executor.enqueue(inputs, room) if not ticket.after else self.enqueue_part(ticket, executor, inputs)
-        return InFlight(ticket, work, room)
+        return InFlight(ticket, work, room, time.monotonic_ns())
 
     def enqueue_part(self, ticket: Ticket, executor: Any, inputs: Sequence[Tensor]) -> Work:
         """Begin an answer in parts, or go on with one. Raises Unavailable if it was begun on another link.

@@ -20,6 +20,7 @@ from typing import Any
 from engines import Executor
 from partitions import DeviceLost, Partition
 
+from ..accounts.meter import Meter, Place
 from ..errors import Outgrown
 from ..launch_loop.loop import open_loop
 from ..link.messages import Done, Extent, Failure, ModelKey, Ticket
@@ -28,6 +29,7 @@ from .cancellations import EXPIRED, WITHDRAWN, Cancellations, failure_of
 from .deferred import MAX_RESUMED, error_of
 from .gil_priority import GilPriorities
 from .loop_runs import LoopRuns
+from .metering import Metering
 from .session import Endpoint, InFlight, Session
 
 log = logging.getLogger("greenlane.worker")
@@ -45,7 +47,8 @@ class Worker:
 
     A ticket is only overtaken while its executor prepares itself for its shapes, by tickets of other models and shapes.
     Both callbacks run on a thread of the worker: `on_lost` when the device is lost, `on_error` when a thread ends with another
-    error; then the worker stops, and may `serve` again. `priorities` are shared by all workers of the process.
+    error; then the worker stops, and may `serve` again. `priorities` are shared by all workers of the process, and
+    `meter` by all workers of the tenant.
     """
 
     def __init__(
@@ -56,10 +59,12 @@ class Worker:
         priorities: GilPriorities,
         on_error: Callable[[Exception], None] = _ignore,
         launch_loop: bool = True,
+        meter: Meter | None = None,
     ) -> None:
         self.partition = partition
         self.executors = dict(executors)
         self._uses_loop = launch_loop
+        self.metering = Metering(meter or Meter(), Place(partition.size), partition.host_cores is not None)
         self._on_lost = on_lost
         self._on_error = on_error
         self._priorities = priorities
@@ -100,7 +105,13 @@ class Worker:
         self._session = session
         if hosted and endpoint.link.shares_interpreter:
             self._loop_runs = LoopRuns(
-                session, self.partition, self.executors, self._in_flight, self._cancellations, self._prepares
+                session,
+                self.partition,
+                self.executors,
+                self._in_flight,
+                self._cancellations,
+                self._prepares,
+                self.metering,
             )
             self._loop_runs.open()
         if session.deferred.count or endpoint.link.tickets.waiting():
@@ -323,9 +334,10 @@ class Worker:
             self._fail(session, ticket.slot, self._failure(error), time.monotonic_ns())
             return
         self._in_flight[ticket.slot] = flight
+        counter = flight.counter = self.metering.counter(executor, ticket.model)
         session.flights.append(flight)
         if session.loop and not ticket.after:
-            session.loop.learn(ticket, executor)
+            session.loop.learn(ticket, executor, counter)
         if self._cancellations.covers(ticket):  # Cancelled since `_refusal`, when the work could not be found yet.
             flight.work.cancel()
 
@@ -363,13 +375,20 @@ class Worker:
         if took > self._ring_before or began - self._rung_at > self._max_delay:
             self._ring(session)  # Earlier completions must not wait for a long work.
             self._rung_at = began
+        self.metering.begin(flight, began)
+        loop_runs, ended, own = self._loop_runs, 0, -1
         try:
-            if (loop_runs := self._loop_runs) is not None:
-                loop_runs.start_measuring()
-            outputs = flight.work.wait()
-            ended = time.monotonic_ns()
             if loop_runs is not None:
-                loop_runs.learn(flight.ticket, ended - began)
+                loop_runs.start_measuring()
+            try:
+                outputs = flight.work.wait()
+            finally:
+                ended = time.monotonic_ns()
+                if loop_runs is not None:
+                    own = loop_runs.duration(ended - began)
+                self.metering.end(flight, ended, own)
+            if loop_runs is not None:
+                loop_runs.learn(flight.ticket, own)
             session.priority.start_completing()
             self._last_model, self._last_duration = model, ended - began
             extents = session.link.arena.slot(slot).store_outputs(outputs, flight.room)

@@ -1,6 +1,8 @@
 """The account adds up, in integers, whatever moves, runs, ends and is replaced."""
 
+import ctypes
 from collections import defaultdict
+from types import SimpleNamespace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -123,12 +125,20 @@ def test_reloads_of_a_model_are_one_row_and_its_versions_are_several() -> None:
 
 
 def test_what_the_launch_loop_adds_counts_too() -> None:
-    import ctypes
-
     counter = Meter().counter("mob/1#1", Place(2))
     (ctypes.c_uint64 * 2).from_address(counter.address)[:] = [5, 1]
     counter.add(3)
-    assert (counter.ns, counter.works) == (8, 2)
+    assert counter.read() == (8, 2)
+
+
+def test_what_the_device_measured_stays_when_an_executor_is_closed() -> None:
+    first, second = SimpleNamespace(ns=5, works=1, closed=False), SimpleNamespace(ns=7, works=2, closed=False)
+    counter = Meter().counter("mob/1#1", Place(2))
+    counter.device_times += [first, second]
+    assert counter.read() == (12, 3)
+    first.closed = True
+    assert counter.read() == counter.read() == (12, 3)
+    assert counter.device_times == [second]
 
 
 def test_a_shrunk_estimate_of_a_running_work_takes_nothing_back() -> None:

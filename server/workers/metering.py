@@ -1,0 +1,58 @@
+"""Counts what a worker's works take, in its tenant's meter."""
+
+from typing import Any
+
+from ..accounts.meter import Counter, Meter, Place
+from ..link.messages import ModelKey
+from .session import InFlight
+
+
+class Metering:
+    """Of one worker, on a partition of its own; the threads that enqueue and wait for works call it, in turn.
+
+    `hosted`: a work begins when a thread waits for it; otherwise when it is launched, or when the work before it ends.
+    `wide` is the place of flights that run on the worker's wide partition, if it has one.
+    """
+
+    def __init__(self, meter: Meter, home: Place, hosted: bool) -> None:
+        self.wide = home
+        self._meter = meter
+        self._home = home
+        self._hosted = hosted
+        self._counters: dict[tuple[ModelKey, Place], tuple[Any, Counter | None]] = {}
+        self._since = self._last_end = 0
+
+    def __repr__(self) -> str:
+        return f"<Metering of {self._meter!r}>"
+
+    def counter(self, executor: Any, model: ModelKey, wide: bool = False) -> Counter | None:
+        """Where the works of an executor are counted; None if the device adds up what they take."""
+        place = self.wide if wide else self._home
+        found = self._counters.get((model, place))
+        if found is None or found[0] is not executor:
+            found = self._counters[model, place] = executor, self._find(executor, model, place)
+        return found[1]
+
+    def begin(self, flight: InFlight, now: int) -> None:
+        """A thread begins to wait for the oldest work."""
+        since = now if self._hosted else max(flight.launched, self._last_end)
+        self._since = since
+        if flight.counter is not None:
+            self._meter.running = flight.counter, since
+
+    def end(self, flight: InFlight, ended: int, most: int) -> None:
+        """That work has ended, or failed. It has run for at most so many nanoseconds, if that is known, else less than 0."""
+        self._last_end = ended
+        if flight.counter is not None:
+            took = ended - self._since
+            self._meter.running = None
+            flight.counter.add(took if most < 0 or took < most else most)
+
+    def _find(self, executor: Any, model: ModelKey, place: Place) -> Counter | None:
+        counter = self._meter.counter(model, place)
+        time = getattr(executor, "device_time", None)
+        if time is None:
+            return counter
+        if time not in counter.device_times:
+            counter.device_times.append(time)
+        return None

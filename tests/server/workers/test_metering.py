@@ -1,0 +1,144 @@
+"""What works take is counted once each, whatever they end with, and works that queue on a stream do not overlap."""
+
+import time
+
+import pytest
+
+from engines import Room
+from server.accounts.meter import Counter, Meter, Place
+from server.link.messages import Ticket
+from server.workers.metering import Metering
+from server.workers.session import InFlight
+from tests.launchable import LaunchableEngine, needs_a_compiler
+from tests.server.workers.test_worker import NEVER, Bench, benched
+
+from .test_loop_runs import LoopBench
+
+HOME, WIDE = Place(4), Place(4, (("globex", 8),))
+
+
+class Timed:
+    """An executor, or a fake of what it has."""
+
+
+def flight(launched: int, counter: Counter | None) -> InFlight:
+    return InFlight(Ticket(0, 1, "m/1#1", (), NEVER, 0), None, Room(), launched, counter)  # type: ignore[arg-type]
+
+
+def used(meter: Meter, now: int = 0) -> list[tuple[int, int, dict[str, int]]]:
+    return [(each.works, each.used, dict(each.borrowed)) for each in meter.usages(now)]
+
+
+def test_works_on_a_stream_begin_at_their_launch_or_at_the_end_of_the_one_before() -> None:
+    meter = Meter()
+    metering = Metering(meter, HOME, hosted=False)
+    counter = metering.counter(Timed(), "m/1#1")
+    for launched, waited, ended in ((100, 110, 200), (150, 201, 300), (900, 901, 1000)):
+        each = flight(launched, counter)
+        metering.begin(each, waited)
+        metering.end(each, ended, -1)
+    assert used(meter) == [(3, 4 * (100 + 100 + 100), {})]
+
+
+def test_works_on_cores_begin_when_a_thread_runs_them_and_take_no_more_than_it_ran() -> None:
+    meter = Meter()
+    metering = Metering(meter, HOME, hosted=True)
+    counter = metering.counter(Timed(), "m/1#1")
+    for launched, waited, ended, most in ((100, 150, 200, -1), (100, 200, 300, 70), (300, 300, 400, 500)):
+        each = flight(launched, counter)
+        metering.begin(each, waited)
+        metering.end(each, ended, most)
+    assert used(meter) == [(3, 4 * (50 + 70 + 100), {})]
+
+
+def test_a_running_work_counts_before_it_ends() -> None:
+    meter = Meter()
+    metering = Metering(meter, HOME, hosted=True)
+    each = flight(0, metering.counter(Timed(), "m/1#1"))
+    metering.begin(each, 100)
+    assert used(meter, 150) == [(0, 4 * 50, {})]
+    metering.end(each, 160, -1)
+    assert used(meter, 999) == [(1, 4 * 60, {})]
+
+
+def test_wide_works_borrow() -> None:
+    meter = Meter()
+    metering = Metering(meter, HOME, hosted=False)
+    metering.wide = WIDE
+    for wide in (False, True):
+        each = flight(0, metering.counter(Timed(), "m/1#1", wide))
+        metering.begin(each, 0)
+        metering.end(each, 10 if not wide else 15, -1)
+    assert used(meter) == [(2, 4 * 15, {"globex": 8 * 5})]
+
+
+def test_executors_whose_device_measures_are_not_measured_here() -> None:
+    class OnDevice:
+        ns, works, closed = 70, 2, False
+
+    meter, executor = Meter(), Timed()
+    executor.device_time = OnDevice()  # type: ignore[attr-defined]
+    metering = Metering(meter, HOME, hosted=False)
+    assert metering.counter(executor, "m/1#1") is None
+    assert metering.counter(executor, "m/1#9") is None  # The same one, by another key.
+    each = flight(0, None)
+    metering.begin(each, 0)
+    metering.end(each, 10, -1)
+    assert used(meter) == [(2, 4 * 70, {})]
+
+
+def counted(bench: Bench) -> tuple[int, int]:
+    """Works and unit-nanoseconds of the bench's worker."""
+    found = bench.worker.metering._meter.usages(time.monotonic_ns())
+    return sum(each.works for each in found), sum(each.used for each in found)
+
+
+def test_the_worker_counts_works_that_fail_and_not_those_that_do_not_run() -> None:
+    with benched() as bench:
+        bench.worker.serve(bench.endpoint)
+        bench.script.reach = bench.tarry  # type: ignore[method-assign]
+        bench.put(bench.ticket(0, 1))
+        bench.next()
+        ran = counted(bench)
+        assert ran[0] == 1
+        assert ran[1] > 0
+        bench.put(bench.ticket(1, 1, deadline=time.monotonic() - 1), bench.ticket(2, 1, model="none"))
+        bench.next(), bench.next()
+        assert counted(bench) == ran
+
+
+def test_a_work_that_fails_counts_for_what_it_ran() -> None:
+    with benched() as bench:
+        bench.worker.serve(bench.endpoint)
+        bench.script.fail("run")
+        bench.put(bench.ticket(3, 1))
+        assert bench.kind() == "raised"
+        assert counted(bench)[0] == 1
+        assert counted(bench)[1] > 0
+
+
+def test_runs_on_the_event_loop_count() -> None:
+    with benched(kind=LoopBench) as bench:
+        bench.serve()
+        bench.prove(1)
+        before = counted(bench)
+        assert bench.run(2)
+        after = counted(bench)
+        assert after[0] == before[0] + 1
+        assert after[1] > before[1]
+
+
+@needs_a_compiler
+def test_the_launch_loop_counts_its_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LaunchableEngine, "duration", 5_000_000)
+    with benched(launchable=True) as bench:
+        bench.worker.serve(bench.endpoint)
+        bench.teach()
+        works, before = counted(bench)
+        began = time.monotonic_ns()
+        bench.put(*[bench.ticket(slot, slot) for slot in range(8)])
+        assert [bench.next().failure for _ in range(8)] == [None] * 8
+        elapsed = time.monotonic_ns() - began
+        after, now = counted(bench)
+        assert after == works + 8
+        assert 8 * 4_900_000 <= (now - before) // bench.partition.size <= elapsed
