@@ -1,13 +1,19 @@
-"""Requests to a lane whose end a test or a benchmark awaits."""
+"""Requests to a lane whose end a test or a benchmark awaits, and a tenant whose lane is open."""
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import Protocol, TypeVar
 
+from server.config.schema import TenantConfig
 from server.errors import RequestError
+from server.link import ring as links
 from server.link.messages import Done, ModelKey
 from server.link.slots import Slot
 from server.scheduling.batching import Batching
 from server.scheduling.lane import Lane
+from server.tenants.service import Tenant, slots
 
 
 def submit(
@@ -32,3 +38,25 @@ def _resolve(future: "asyncio.Future[Done]", end: Done | RequestError) -> None:
         future.set_result(end)
     else:
         future.set_exception(end)
+
+
+class HasTenant(Protocol):
+    """What a test of one tenant's requests works with."""
+
+    @property
+    def tenant(self) -> Tenant: ...
+
+
+Bench = TypeVar("Bench", bound=HasTenant)
+
+
+@contextmanager
+def opened_tenant(make: Callable[[TenantConfig, links.Descriptors], Bench]) -> Iterator[Bench]:
+    """What `make` makes of a tenant with one request in flight and room for one to wait; its lane is open. On an event loop."""
+    config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
+    descriptors = links.create(slots(config), config.memory)
+    bench = make(config, descriptors)
+    bench.tenant.lane.open(asyncio.get_running_loop())
+    yield bench
+    bench.tenant.lane.close(asyncio.get_running_loop())
+    descriptors.close()

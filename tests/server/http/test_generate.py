@@ -19,7 +19,8 @@ from server.link import ring as links
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.protocol.request import Limits
 from server.tenants.catalog import ServedModel
-from server.tenants.service import Tenant, open_tenant, slots
+from server.tenants.service import Tenant, open_tenant
+from tests.lanes import opened_tenant
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, (1,)),), (TensorSpec("y", FP32, (1,)),), in_parts=True)
@@ -101,13 +102,8 @@ async def settle() -> None:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
-    descriptors = links.create(slots(config), config.memory)
-    bench = Bench(config, descriptors)
-    bench.tenant.lane.open(asyncio.get_running_loop())
-    yield bench
-    bench.tenant.lane.close(asyncio.get_running_loop())
-    descriptors.close()
+    with opened_tenant(Bench) as bench:
+        yield bench
 
 
 def document(y: float) -> bytes:

@@ -27,7 +27,8 @@ from server.link import ring as links
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.protocol.request import Limits
 from server.tenants.catalog import ServedModel
-from server.tenants.service import Tenant, open_tenant, slots
+from server.tenants.service import Tenant, open_tenant
+from tests.lanes import opened_tenant
 
 COUNT = 40_000
 FP32 = DATATYPES["FP32"]
@@ -92,13 +93,8 @@ class Bench:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
-    descriptors = links.create(slots(config), config.memory)
-    bench = Bench(config, descriptors)
-    bench.tenant.lane.open(asyncio.get_running_loop())
-    yield bench
-    bench.tenant.lane.close(asyncio.get_running_loop())
-    descriptors.close()
+    with opened_tenant(Bench) as bench:
+        yield bench
 
 
 def body(data: Any = VALUES, **parameters: Any) -> bytes:

@@ -15,7 +15,8 @@ from server.inference.inference import Inference
 from server.link import ring as links
 from server.link.messages import Done, Extent, Failure, Ticket
 from server.tenants.catalog import ServedModel
-from server.tenants.service import Tenant, open_tenant, slots
+from server.tenants.service import Tenant, open_tenant
+from tests.lanes import opened_tenant
 
 FP32 = DATATYPES["FP32"]
 SIGNATURE = Signature((TensorSpec("x", FP32, ("n",)),), (TensorSpec("y", FP32, ("n",)),))
@@ -82,13 +83,8 @@ class Bench:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    config = TenantConfig(name="t", granules=1, models=("*",), queue=1, in_flight=1)
-    descriptors = links.create(slots(config), config.memory)
-    bench = Bench(config, descriptors)
-    bench.tenant.lane.open(asyncio.get_running_loop())
-    yield bench
-    bench.tenant.lane.close(asyncio.get_running_loop())
-    descriptors.close()
+    with opened_tenant(Bench) as bench:
+        yield bench
 
 
 async def test_completion_is_reported_and_counted_when_the_front_has_encoded_it(bench: Bench) -> None:

@@ -14,7 +14,7 @@ from server.scheduling.queue_policy import QueueLimits, QueuePolicy
 from server.scheduling.scheduler import Scheduler
 from tests.memory import linked
 
-from .test_lane import BATCHING, ROWS, SHAPES, Hand
+from .test_lane import BATCHING, ROWS, SHAPES, Hand, opened
 
 KEY = "dynamic_batching.default_queue_policy"
 FULL = f"Exceeds maximum queue size: 1 may wait for this model, and as many do ({KEY}.max_queue_size)"
@@ -38,10 +38,8 @@ def hand(link: Link) -> Hand:
 @pytest.fixture
 async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
     """One in flight, many may wait."""
-    lane = Lane("acme", Scheduler(8, 1), link, hand)
-    lane.open(asyncio.get_running_loop())
-    yield lane
-    lane.close(asyncio.get_running_loop())
+    with opened(link, hand, Scheduler(8, 1)) as lane:
+        yield lane
 
 
 class Asked:

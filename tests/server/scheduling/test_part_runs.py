@@ -19,7 +19,7 @@ from server.scheduling.scheduler import Scheduler
 from tests.lanes import submit
 from tests.memory import linked
 
-from .test_lane import SHAPES, Hand, settle
+from .test_lane import SHAPES, Hand, opened, settle
 from .test_lane_queues import SHORT, SOON
 
 SLOTS = 12
@@ -41,10 +41,8 @@ def hand(link: Link) -> Hand:
 @pytest.fixture
 async def lane(link: Link, hand: Hand) -> AsyncIterator[Lane]:
     """With an in-flight limit of one and room for two to wait."""
-    lane = Lane("acme", Scheduler(2, 1), link, hand)
-    lane.open(asyncio.get_running_loop())
-    yield lane
-    lane.close(asyncio.get_running_loop())
+    with opened(link, hand, Scheduler(2, 1)) as lane:
+        yield lane
 
 
 class Asked:
