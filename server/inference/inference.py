@@ -17,6 +17,7 @@ from ..errors import (
 )
 from ..link.messages import Done, Shape
 from ..link.slots import Slot
+from ..scheduling.lender import ENDED
 from ..tenants.service import Tenant
 
 OnEnd = Callable[[Done | Exception], None]
@@ -41,8 +42,8 @@ class Inference:
     `time.monotonic_ns`.
     """
 
-    __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_timeout", "_version", "arrived",
-                 "served")  # fmt: skip
+    __slots__ = ("_decoded", "_name", "_on_end", "_priority", "_shapes", "_slot", "_tenant", "_timeout", "_version", "_visit",
+                 "arrived", "served")  # fmt: skip
 
     def __init__(self, tenant: Tenant, name: str, version: str | None) -> None:
         self._tenant = tenant
@@ -52,8 +53,9 @@ class Inference:
         self.served = tenant.catalog.find(name, version)
         self._slot: Slot | None = None
         self._on_end: OnEnd | None = None
+        self._visit = ENDED
         try:
-            tenant.lane.admit()
+            self._visit = tenant.lane.admit()
         except RequestError as error:
             self.count(error)
             raise
@@ -130,8 +132,9 @@ class Inference:
 
     def count_success(self, done: Done) -> tuple[float, float]:
         """As `succeed`, for outputs that are written from the slot: call `return_slot` after that."""
-        served, decoded = self.served, self._decoded
-        served.statistics.succeeded(self.arrived, decoded, done, time.monotonic_ns(), served.signature.rows(self._shapes))
+        served, decoded, now = self.served, self._decoded, time.monotonic_ns()
+        served.statistics.succeeded(self.arrived, decoded, done, now, served.signature.rows(self._shapes))
+        self._leave(now - self.arrived)
         return (done.began - decoded) / 1e6, (done.ended - done.began) / 1e6
 
     def fail(self, error: Exception) -> Exception:
@@ -145,9 +148,16 @@ class Inference:
         """End it: `on_end` will not be called any more. Counts `error` as the reason, and releases the slot."""
         self._on_end = None
         self.count(error)
+        self._leave(0)
         slot, self._slot = self._slot, None
         if slot:
             self._tenant.lane.release(slot)
+
+    def _leave(self, latency: int) -> None:
+        """It is open no more; `latency` is from its arrival to its answer, 0 without one."""
+        lender, visit, self._visit = self._tenant.lane.lender, self._visit, ENDED
+        if lender is not None and visit != ENDED:
+            lender.end(visit, self.served.key, latency)
 
     def count(self, error: BaseException) -> None:
         """Count this refusal or failure in the model's or the tenant's statistics."""

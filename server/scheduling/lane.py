@@ -24,6 +24,7 @@ from .batch_timer import BatchTimer
 from .batching import Batching
 from .deadlines import Deadlines
 from .lane_statistics import LaneStatistics
+from .lender import Lender
 from .part_runs import PartRuns, goes_on, has_begun
 from .pending import Canceller, OnDone, PendingBatch, PendingRequest, error_of
 from .queue_policy import QueueLimits, QueuePolicy
@@ -38,7 +39,8 @@ class Lane:
 
     A request passes `admit` when its headers are known, `take_slot` when its body is complete, `submit` when its inputs are in
     the slot, and `release` at its end; an answer in parts also `proceed`, after each. `refusing` is the reason why new
-    requests are refused, "" if they are not; `suspended` is the part of it that is temporary.
+    requests are refused, "" if they are not; `suspended` is the part of it that is temporary. `lender` is set if the tenant
+    lends: a request that is admitted is open there until its `lender.end`.
 
     `blocks` allocates the tensor memory, if other processes do so too. The lane of a `helper` has no queue of its own: it sends
     requests on to the lead's (see `tenants.relay`), with their priorities.
@@ -57,6 +59,7 @@ class Lane:
         self.slots = SlotPool(link.arena, dotted(("tenants", name, "memory")), blocks)
         self.deadlines = Deadlines()
         self.refusing = self.suspended = ""
+        self.lender: Lender | None = None
         self._scheduler = scheduler
         self._link = link
         self._helper = helper
@@ -89,6 +92,8 @@ class Lane:
         """Stop receiving completions, and cancel all timers."""
         self._batch_timer.set(None)
         self.deadlines.close()
+        if self.lender is not None:
+            self.lender.close()
         if self._loop:
             self._loop.remove_reader(self._link.completions.event)
         self._loop = None
@@ -104,12 +109,14 @@ class Lane:
         waiting = [p for p in self._pending.values() if not (p.ended or p.batch or p.paused or p.slot.index in begun)]
         return Counter(pending.ticket.model for pending in waiting)
 
-    def admit(self) -> None:
+    def admit(self) -> int:
         """Admit a request, before its body is read: called exactly once for each, so a rate or quota is charged here only.
 
-        Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Raises as `check_room` does.
+        Reserves nothing: the queue can fill up while the body arrives, which `take_slot` checks. Returns what `lender.end` has
+        to be called with, if there is a lender. Raises as `check_room` does.
         """
         self.check_room()
+        return self.lender.begin() if self.lender is not None else 0
 
     def check_room(self) -> None:
         """Raise Unavailable while the lane refuses requests, or QueueFull if there is no room for one more; charges nothing.

@@ -24,6 +24,7 @@ from ..accounts.meter import Meter, Place
 from ..errors import Outgrown
 from ..launch_loop.loop import open_loop
 from ..link.messages import Done, Extent, Failure, ModelKey, Ticket
+from .borrowing import Borrowing
 from .bundling import BUNDLE, longest_delay
 from .cancellations import EXPIRED, WITHDRAWN, Cancellations, failure_of
 from .deferred import MAX_RESUMED, error_of
@@ -63,6 +64,8 @@ class Worker:
     ) -> None:
         self.partition = partition
         self.executors = dict(executors)
+        self.borrowing: Borrowing | None = None
+        """Set, or replaced once nothing is in flight on its wide partition, from the event loop."""
         self._uses_loop = launch_loop
         self.metering = Metering(meter or Meter(), Place(partition.size), partition.host_cores is not None)
         self._on_lost = on_lost
@@ -193,6 +196,8 @@ class Worker:
     def close(self) -> None:
         """Halt, then close executors and partition. Blocks."""
         self.halt()
+        if self.borrowing:
+            self.borrowing.close()
         for executor in self.executors.values():
             executor.close()
         self.partition.close()
@@ -281,21 +286,25 @@ class Worker:
         flights, deferred, roles, priority = session.flights, session.deferred, session.roles, session.priority
         priority.start_completing()
         while flights:
-            self._finish(session, flights.popleft())
-            if deferred.count or flights:
+            flight = flights.popleft()
+            self._finish(session, flight)
+            if deferred.count or flights or flight.wide:
                 now = time.monotonic_ns()
                 priority.yield_gil(now)
-                if deferred.ready or (roles.alone and now > self._next_look):
+                if deferred.ready or flight.wide or (roles.alone and now > self._next_look):
                     with session.enqueuing:
                         self._start_all(session, now)
         priority.start_waiting(False)
 
     def _start_all(self, session: Session, now: int) -> None:
-        """Start all tickets that have arrived. If no other thread listens, also poll, once per LOOK_INTERVAL."""
+        """Start all tickets that have arrived. If no other thread listens, also poll, once per LOOK_INTERVAL.
+
+        A work on the wide partition is alone in flight: the thread that waits for it starts the others after it.
+        """
         priority, roles, tickets, flights = session.priority, session.roles, session.link.tickets, session.flights
         if session.deferred.count:
             self._start_deferred(session)
-        while not roles.stopped:
+        while not roles.stopped and not (self.borrowing is not None and self.borrowing.wide):
             if look := roles.alone and now > self._next_look and bool(flights):
                 self._next_look = now + LOOK_INTERVAL
             if session.loop and session.is_left_to_loop(look, self._cancellations.abandoned is not None):
@@ -314,9 +323,11 @@ class Worker:
         deferred = session.deferred
         for ticket, error in deferred.collect():
             self._fail(session, ticket.slot, self._failure(error), time.monotonic_ns())
-        for ticket in deferred.drop(self._cancellations.is_refused):
+        for ticket in deferred.drop(self._cancellations.is_refused):  # None is enqueued, whatever is in flight.
             self._start(session, ticket)
         while deferred.ready and len(self._in_flight) < MAX_RESUMED and not session.roles.stopped:
+            if self.borrowing is not None and self.borrowing.wide:
+                break
             self._start(session, deferred.take(), again=True)
 
     def _start(self, session: Session, ticket: Ticket, again: bool = False) -> None:
@@ -329,7 +340,10 @@ class Worker:
             executor = self.executors[ticket.model]
             if self._prepares(executor) and self._defer(session, ticket, executor, again):
                 return
-            flight = session.enqueue(executor, ticket)
+            if (borrowing := self.borrowing) is None:
+                flight = session.enqueue(executor, ticket)
+            else:
+                flight = borrowing.enqueue(session, executor, ticket, self._in_flight)
         except Exception as error:
             self._fail(session, ticket.slot, self._failure(error), time.monotonic_ns())
             return
@@ -412,7 +426,9 @@ class Worker:
         self._end(session, Done(slot, _NOTHING, failure, began, time.monotonic_ns()))
 
     def _end(self, session: Session, done: Done) -> None:
-        self._in_flight.pop(done.slot, None)
+        flight = self._in_flight.pop(done.slot, None)
+        if flight is not None and self.borrowing is not None:
+            self.borrowing.end(flight, done)
         session.reporting.acquire()
         try:
             session.link.completions.put(done)

@@ -1,6 +1,7 @@
 """Inference as any front uses it: no HTTP, no JSON. The test is the front, and plays the worker."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -12,8 +13,12 @@ from engines import DATATYPES, Signature, TensorSpec
 from server.config.schema import TenantConfig
 from server.errors import BadRequest, ClientGone, DeadlineExceeded, Failed, NotFound, QueueFull, TooLarge, Unavailable
 from server.inference.inference import Inference
+from server.link import activity
 from server.link import ring as links
+from server.link.activity import LENDS
 from server.link.messages import Done, Extent, Failure, Ticket
+from server.scheduling.guard import ENOUGH, Guard
+from server.scheduling.lender import ALONE, MET, Lender
 from server.tenants.catalog import ServedModel
 from server.tenants.service import Tenant, open_tenant
 from tests.lanes import opened_tenant
@@ -138,7 +143,7 @@ async def test_outgrown_inference_is_admitted_once_and_ends_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float | None
 ) -> None:
     admitted, admit = [], bench.tenant.lane.admit
-    monkeypatch.setattr(bench.tenant.lane, "admit", lambda: admitted.append(admit()))
+    monkeypatch.setattr(bench.tenant.lane, "admit", lambda: admitted.append(admit()) or 0)
     inference = bench.submit(seconds)
     again = await bench.outgrow(bench.ticket(), 3 << 20)
     assert again.capacity == 3 << 20
@@ -146,7 +151,7 @@ async def test_outgrown_inference_is_admitted_once_and_ends_once(
     assert isinstance(done, Done)
     assert bytes(inference.slot_of(done).view[:8]) == VALUES.tobytes(), "its inputs moved with it"
     inference.succeed(done)
-    assert (admitted, bench.ends, bench.slots_used) == ([None], [], 0)
+    assert (admitted, bench.ends, bench.slots_used) == ([0], [], 0)
 
 
 async def test_outgrown_inference_runs_again_only_before_its_deadline(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,3 +228,67 @@ async def test_invalid_request_is_no_failure_of_the_model(bench: Bench) -> None:
     inference.take_slot()
     assert isinstance(inference.fail(BadRequest("inputs: missing")), BadRequest)
     assert (bench.served.statistics.failures, bench.tenant.lane.statistics().invalid, bench.slots_used) == ({}, 1, 0)
+
+
+@pytest.fixture
+def lender(bench: Bench) -> Lender:
+    """What makes the bench's tenant one that lends."""
+    descriptor = activity.create(1)
+    bench.tenant.lane.lender = Lender("acme", activity.attach(descriptor), 0.001)
+    os.close(descriptor)
+    return bench.tenant.lane.lender
+
+
+async def test_a_request_is_open_from_its_head_to_its_answer(bench: Bench, lender: Lender) -> None:
+    inference, other = bench.submit(), Inference(bench.tenant, "m", None)
+    assert lender.activity.open == 2
+    done = await bench.answer(bench.ticket())
+    assert isinstance(done, Done)
+    assert lender.activity.open == 2
+    inference.count_success(done)
+    assert lender.activity.open == 1
+    inference.return_slot()
+    inference.cancel(ClientGone("while it read the answer"))
+    other.cancel(ClientGone("before its body came"))
+    other.cancel(ClientGone("twice"))
+    assert lender.activity.open == 0
+
+
+async def test_a_request_that_is_refused_or_fails_is_open_no_more(bench: Bench, lender: Lender) -> None:
+    bench.tenant.lane.refusing = "why"
+    with pytest.raises(Unavailable):
+        Inference(bench.tenant, "m", None)
+    bench.tenant.lane.refusing = ""
+    bench.submit()
+    assert lender.activity.open == 1
+    await bench.answer(bench.ticket(), Failure("raised", "no"))
+    assert lender.activity.open == 0
+
+
+async def test_answers_of_requests_that_found_no_other_one_are_compared(bench: Bench, lender: Lender) -> None:
+    """One that met a borrower, and one that did not; a third, beside the second, waits for it anyway."""
+    lender.activity.expect([0])
+    met: list[bool] = []
+    lender.guard.learn = lambda model, latency, is_met, now: met.append(is_met)  # type: ignore[method-assign]
+    for word, count in ((1, 1), (0, 2)):
+        lender.activity._borrowers[0] = word
+        for inference in [bench.submit() for _ in range(count)]:
+            done = await bench.answer(bench.ticket())
+            assert isinstance(done, Done)
+            inference.succeed(done)
+    assert met == [True, False]
+
+
+async def test_a_tenant_whose_guard_has_stopped_lends_again_by_itself(bench: Bench, lender: Lender) -> None:
+    lender.guard = Guard(1)
+    for kind, latency in ((ALONE, 1), (MET, 1000)):
+        for _ in range(ENOUGH):
+            lender.activity.begin()
+            lender.end(kind, "m/1#1", latency)
+    assert not lender.activity._page[LENDS]
+    assert lender.guard.stops == 1
+    lender.guard.until = 1
+    lender._look()
+    assert lender.activity._page[LENDS]
+    bench.tenant.lane.close(asyncio.get_running_loop())
+    assert not lender.activity._page[LENDS]

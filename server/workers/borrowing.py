@@ -1,0 +1,172 @@
+"""A tenant's worker that borrows: its wide partition, the executors there, and which work goes where. See `stretching`."""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from engines import Executor
+from partitions import Partition
+
+from ..link.activity import ENDED, LENDS, OPEN, LenderPage
+from ..link.messages import Done, ModelKey, Shape, Ticket
+from .session import InFlight, Session
+from .stretching import Times, goes_wide
+
+_MOST_TIMES = 512
+"""Models and shapes whose times are remembered; beyond that all are forgotten."""
+
+
+class BorrowingStatistics:
+    """Of one borrower since its start: works launched wide, and those of them during which an owner came back."""
+
+    def __init__(self) -> None:
+        self.launches = self.returns = 0
+
+    def __repr__(self) -> str:
+        return f"<BorrowingStatistics {self.launches} wide launches, {self.returns} returns>"
+
+
+class Borrowing:
+    """Belongs to one worker, whose threads call `enqueue` and `end`; the rest is for the event loop.
+
+    `executors` are those on the wide partition, by model; a model that has none stays at home. `limit` is the nanoseconds that
+    the owners allow a work, and `pages` are theirs. While `suspended`, which it is at first, everything stays at home.
+    """
+
+    def __init__(
+        self,
+        home: Partition,
+        partition: Partition,
+        executors: dict[ModelKey, Executor],
+        pages: Sequence[LenderPage],
+        limit: int,
+        statistics: BorrowingStatistics,
+    ) -> None:
+        self.partition = partition
+        self.executors = executors
+        self.pages = tuple(pages)
+        self.limit = limit
+        self.statistics = statistics
+        self.suspended = True
+        self.wide = False
+        """Whether a work is in flight on the wide partition."""
+        self.sizes = home.size, partition.size
+        self._times: dict[tuple[ModelKey, tuple[Shape, ...]], Times] = {}
+        self._flight: InFlight | None = None
+        self._began = self._ended_before = 0
+        self._on_home: Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "suspended" if self.suspended else "a work in flight" if self.wide else "ready"
+        return f"<Borrowing on {self.partition!r}, {len(self.executors)} models, {state}>"
+
+    def enqueue(self, session: Session, home: Executor, ticket: Ticket, in_flight: Mapping[int, InFlight]) -> InFlight:
+        """Put the work of a ticket on the stream of the one partition or the other. Raises what the executor raises."""
+        executor: Any = self.executors.get(ticket.model)
+        if executor is None or self.suspended or not self._goes_wide(ticket, bool(in_flight)):
+            return session.enqueue(home, ticket)
+        self.wide = True
+        if self.suspended or not self._is_ready(executor, ticket):  # `narrow` may not have seen that a work would go wide.
+            self._leave()
+            return session.enqueue(home, ticket)
+        for page in self.pages:
+            page.own[0] = 1
+        self.statistics.launches += 1
+        self._began, self._ended_before = time.monotonic_ns(), self._ends()
+        try:
+            self._flight = session.enqueue(executor, ticket)
+        except BaseException:
+            self._leave()
+            raise
+        self._flight.wide = True
+        return self._flight
+
+    def end(self, flight: InFlight, done: Done) -> None:
+        """A work has ended, or failed."""
+        key = flight.ticket.model, flight.ticket.shapes
+        if not flight.wide:
+            if done.failure is None and not flight.ticket.after and flight.ticket.model in self.executors:
+                self._of(key).learn_home(done.ended - done.began)
+            return
+        if rested_since(self.pages) < 0 or self._ends() != self._ended_before:
+            self.statistics.returns += 1
+        elif done.failure is None:
+            now = time.monotonic_ns()
+            self._of(key).learn_wide(now - self._began, self.limit, now)
+        self._leave()
+
+    def narrow(self) -> "Future[None]":
+        """Let nothing go wide any more; the future is done when nothing is in flight there."""
+        self.suspended = True
+        on_home = self._on_home = Future()
+        if not self.wide:
+            self._release()
+        return on_home
+
+    def widen(self) -> None:
+        """Let works go wide from now on."""
+        self.suspended = False
+
+    def close(self) -> None:
+        """Close the executors and the partition; nothing is in flight there. Blocks."""
+        self.suspended = True
+        executors, self.executors = list(self.executors.values()), {}
+        for executor in executors:
+            executor.close()
+        self.partition.close()
+
+    def _goes_wide(self, ticket: Ticket, in_flight: bool) -> bool:
+        since = rested_since(self.pages)
+        if in_flight or since < 0 or ticket.after:
+            return False
+        home, wide = self.sizes
+        times = self._of((ticket.model, ticket.shapes))
+        return goes_wide(times, time.monotonic_ns(), self.limit, home, wide, in_flight, since)
+
+    def _is_ready(self, executor: Any, ticket: Ticket) -> bool:
+        """Whether the executor need not prepare itself for the shapes, which it begins to do otherwise."""
+        prepare = getattr(executor, "preparing", None)
+        return prepare is None or prepare(ticket.shapes) is None
+
+    def _of(self, key: tuple[ModelKey, tuple[Shape, ...]]) -> Times:
+        found = self._times.get(key)
+        if found is None:
+            if len(self._times) >= _MOST_TIMES:
+                self._times.clear()
+            found = self._times[key] = Times()
+        return found
+
+    def _ends(self) -> int:
+        """Changes when an owner has had a request and rests again."""
+        total = 0
+        for page in self.pages:
+            total += page.words[ENDED]
+        return total
+
+    def _leave(self) -> None:
+        for page in self.pages:
+            page.own[0] = 0
+        self._flight = None
+        self.wide = False
+        if self.suspended:
+            self._release()
+
+    def _release(self) -> None:
+        on_home, self._on_home = self._on_home, None
+        if on_home is not None:
+            with suppress(Exception):  # Both threads may be here.
+                on_home.set_result(None)
+
+
+def rested_since(pages: Sequence[LenderPage]) -> int:
+    """When the last of these owners began to rest; -1 if one of them does not rest, or does not lend."""
+    since = 0
+    for page in pages:
+        words = page.words
+        if words[OPEN] or not words[LENDS]:
+            return -1
+        if words[ENDED] > since:
+            since = words[ENDED]
+    return since

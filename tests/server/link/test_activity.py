@@ -1,0 +1,71 @@
+"""Pages of a tenant that lends: what each side writes, the other reads, and nobody else can write."""
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from server.link import activity
+from server.link.activity import ENDED, LENDS, OPEN, Activity, LenderPage
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    made = activity.create(1000)
+    yield made
+    os.close(made)
+
+
+def test_a_borrower_sees_what_the_owner_writes(descriptor: int) -> None:
+    owner: Activity = activity.attach(descriptor)
+    page = LenderPage(descriptor, 3)
+    assert not page.rests()
+    owner.set_lends(True)
+    assert page.rests()
+    owner.begin()
+    owner.begin()
+    assert (page.words[OPEN], page.words[ENDED]) == (2, 0)
+    owner.end()
+    assert not page.rests()
+    assert page.words[ENDED] == 0
+    owner.end()
+    assert page.rests()
+    assert page.words[ENDED] > 0
+    owner.set_lends(False)
+    assert not page.rests()
+
+
+def test_the_owner_sees_those_who_may_borrow_from_it(descriptor: int) -> None:
+    owner = activity.attach(descriptor)
+    pages = [LenderPage(descriptor, number) for number in (0, 999)]
+    owner.expect([999])
+    pages[0].own[0] = 1
+    assert not owner.is_met()
+    pages[1].own[0] = 1
+    assert owner.is_met()
+    LenderPage(descriptor, 999)  # That of a process that replaces another.
+    assert not owner.is_met()
+
+
+def test_borrowers_cannot_write_the_owners_words(descriptor: int) -> None:
+    page = LenderPage(descriptor, 0)
+    with pytest.raises(TypeError, match="read-only"):
+        page.words[LENDS] = 1
+
+
+def test_the_words_are_at_their_addresses(descriptor: int) -> None:
+    owner, page = activity.attach(descriptor), LenderPage(descriptor, 7)
+    owner.begin()
+    theirs, own = (ctypes.c_uint64.from_address(address) for address in page.addresses)
+    own.value = 1
+    assert (theirs.value, page.own[0]) == (1, 1)
+
+
+def test_pages_whose_process_has_ended_are_at_rest_again(descriptor: int) -> None:
+    owner, page = activity.attach(descriptor), LenderPage(descriptor, 0)
+    owner.begin()
+    activity.reset(descriptor)
+    assert page.rests()
+    activity.attach(descriptor).begin()
+    assert page.words[OPEN] == 1

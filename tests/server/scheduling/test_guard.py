@@ -1,0 +1,114 @@
+"""When a tenant stops lending, and when it goes on. Time passes as the tests say."""
+
+import pytest
+
+from server.scheduling.guard import ENOUGH, FIRST_PAUSE, LONGEST_PAUSE, MEASURING, STALE, Guard
+
+MS = 1_000_000
+LIMIT = 1 * MS
+
+
+class Owner:
+    """A tenant whose requests come one at a time, a millisecond apart."""
+
+    def __init__(self) -> None:
+        self.guard = Guard(LIMIT)
+        self.now = 0
+
+    def answer(self, count: int, latency: int, met: bool, model: str = "m/1#1") -> None:
+        for _ in range(count):
+            self.now += MS
+            self.guard.learn(model, latency, met, self.now)
+
+    def sleep(self, ns: int) -> None:
+        self.now += ns
+        self.guard.look(self.now)
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+def test_it_lends_until_there_is_something_to_compare(owner: Owner) -> None:
+    assert owner.guard.lends
+    owner.answer(ENOUGH - 1, 100 * MS, met=True)
+    assert owner.guard.lends
+
+
+def test_it_measures_what_it_does_not_know_and_lends_again(owner: Owner) -> None:
+    owner.answer(ENOUGH, 5 * MS, met=True)
+    assert not owner.guard.lends
+    owner.answer(ENOUGH, 4 * MS, met=False)
+    assert owner.guard.lends
+    assert owner.guard.stops == 0
+
+
+def test_measuring_ends_also_if_nothing_comes(owner: Owner) -> None:
+    owner.answer(ENOUGH, 5 * MS, met=True)
+    owner.sleep(MEASURING - 1)
+    assert not owner.guard.lends
+    owner.sleep(1)
+    assert owner.guard.lends
+
+
+@pytest.mark.parametrize(
+    ("alone", "met", "lends"),
+    [
+        (4 * MS, 5 * MS, True),  # The limit later.
+        (4 * MS, 5 * MS + 1, False),
+        (20 * MS, 23 * MS, True),  # 15 % later.
+        (20 * MS, 23 * MS + 1, False),
+        (4 * MS, 3 * MS, True),
+    ],
+)
+def test_it_stops_where_requests_that_met_a_borrower_miss_the_others(owner: Owner, alone: int, met: int, lends: bool) -> None:
+    owner.answer(ENOUGH, alone, met=False)
+    owner.answer(ENOUGH, met, met=True)
+    assert (owner.guard.lends, owner.guard.stops) == (lends, 0 if lends else 1)
+
+
+def test_what_it_says_when_it_stops(owner: Owner) -> None:
+    owner.answer(ENOUGH, 4 * MS, met=False)
+    owner.answer(ENOUGH, 9 * MS, met=True)
+    assert owner.guard.reason == (
+        "requests of m/1 that met a borrower took 9.00 ms, and others 4.00 ms (medians); nothing is lent for 1 s"
+    )
+
+
+def test_each_further_stop_lasts_twice_as_long_up_to_a_limit_and_a_good_phase_forgets_that(owner: Owner) -> None:
+    pause = FIRST_PAUSE
+    for _ in range(12):
+        owner.answer(ENOUGH, 4 * MS, met=False)
+        owner.answer(ENOUGH, 9 * MS, met=True)
+        assert not owner.guard.lends
+        owner.sleep(pause - 1)
+        assert not owner.guard.lends
+        owner.sleep(1)
+        assert owner.guard.lends
+        pause = min(2 * pause, LONGEST_PAUSE)
+    assert pause == LONGEST_PAUSE
+    owner.sleep(LONGEST_PAUSE + 1)
+    owner.answer(ENOUGH, 4 * MS, met=False)
+    owner.answer(ENOUGH, 4 * MS, met=True)
+    owner.answer(ENOUGH, 9 * MS, met=True)
+    stopped = owner.now
+    assert owner.guard.until == stopped + FIRST_PAUSE
+
+
+def test_models_are_compared_with_themselves(owner: Owner) -> None:
+    owner.answer(ENOUGH, 1 * MS, met=False, model="fast/1#1")
+    owner.answer(ENOUGH, 50 * MS, met=False, model="slow/1#2")
+    owner.answer(ENOUGH, 51 * MS, met=True, model="slow/1#2")
+    owner.answer(ENOUGH, 1 * MS, met=True, model="fast/1#1")
+    assert (owner.guard.lends, owner.guard.stops) == (True, 0)
+
+
+def test_what_is_long_ago_is_measured_again(owner: Owner) -> None:
+    owner.answer(ENOUGH, 4 * MS, met=False)
+    owner.sleep(STALE)
+    owner.answer(ENOUGH, 9 * MS, met=True)
+    assert (owner.guard.lends, owner.guard.stops) == (False, 0)
+    owner.answer(ENOUGH, 9 * MS, met=False)
+    owner.answer(ENOUGH, 9 * MS, met=True)
+    assert (owner.guard.lends, owner.guard.stops) == (True, 0)

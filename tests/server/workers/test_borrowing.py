@@ -1,0 +1,225 @@
+"""A worker that borrows, over fakes: what goes to the wide partition, what waits for it, and how it is taken back."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from partitions import DeviceLost
+from server.link import activity
+from server.link.activity import Activity, LenderPage
+from server.link.messages import Failure
+from server.workers.borrowing import Borrowing, BorrowingStatistics
+from tests.server.workers.test_worker import NEVER, PATIENCE, Bench, benched
+
+LONG = 10**12
+
+
+class Owner:
+    """A tenant that lends: its activity, and the page as the borrower has it."""
+
+    def __init__(self) -> None:
+        descriptor = activity.create(4)
+        self.activity: Activity = activity.attach(descriptor)
+        self.activity.set_lends(True)
+        self.activity.expect([1])
+        self.page = LenderPage(descriptor, 1)
+        os.close(descriptor)
+
+
+class Borrower(Bench):
+    """A bench whose worker has a wide partition too."""
+
+    def stretch(self, limit: int = LONG, owners: int = 1) -> Borrowing:
+        self.owners = [Owner() for _ in range(owners)]
+        self.wide = self.device.carve([0, 1])
+        executors = {"m/1#1": self.engine.bind(self.wide)}
+        pages = [owner.page for owner in self.owners]
+        made = Borrowing(self.partition, self.wide, executors, pages, limit, BorrowingStatistics())
+        self.worker.borrowing = made
+        made.widen()
+        return made
+
+    def run(self, number: int, slot: int = 0) -> None:
+        self.put(self.ticket(slot, number))
+        assert self.answer(self.next()) == [number]
+
+    def run_at_home(self, number: int = 1) -> None:
+        """Run one while an owner has a request open."""
+        self.owners[0].activity.begin()
+        self.run(number)
+        self.owners[0].activity.end()
+        self.slow_down()
+
+    def slow_down(self) -> None:
+        """Works took a second at home, so that they are faster wide, whatever this machine does meanwhile."""
+        assert self.worker.borrowing
+        for times in self.worker.borrowing._times.values():
+            times.home = 10**9
+
+
+@contextmanager
+def borrower(limit: int = LONG, owners: int = 1, hosted: bool = False) -> Iterator[tuple[Borrower, Borrowing]]:
+    with benched(kind=Borrower) as bench:
+        bench.device.on_host_cores = hosted
+        borrowing = bench.stretch(limit, owners)
+        bench.worker.serve(bench.endpoint)
+        yield bench, borrowing
+        bench.worker.halt()
+        assert not borrowing.wide
+        assert all(owner.page.own[0] == 0 for owner in bench.owners)
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_works_go_wide_once_their_time_at_home_is_known_and_while_the_owners_rest(hosted: bool) -> None:
+    with borrower(owners=2, hosted=hosted) as (bench, borrowing):
+        bench.run(0)
+        assert bench.wide.stream.ran == 0
+        bench.slow_down()
+        for number in range(5):
+            bench.run(number)
+        assert (bench.partition.stream.ran, bench.wide.stream.ran) == (1, 5)
+        bench.owners[1].activity.begin()
+        bench.run(7)
+        assert (bench.partition.stream.ran, bench.wide.stream.ran) == (2, 5)
+        bench.owners[1].activity.end()
+        bench.owners[0].activity.set_lends(False)
+        bench.run(8)
+        assert (bench.partition.stream.ran, bench.wide.stream.ran) == (3, 5)
+        assert (borrowing.statistics.launches, borrowing.statistics.returns) == (5, 0)
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_a_wide_work_is_alone_in_flight_and_the_others_follow_it(hosted: bool) -> None:
+    with borrower(hosted=hosted) as (bench, borrowing):
+        bench.run_at_home()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0))
+        gate.wait_for_arrival()
+        assert bench.owners[0].activity.is_met()
+        bench.put(*[bench.ticket(slot, slot) for slot in range(1, 4)])
+        enqueued = bench.script.reached["enqueue"]
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(4)] == [[0], [1], [2], [3]]
+        assert enqueued == 2, "another was enqueued beside it"
+        assert borrowing.statistics.launches >= 1
+
+
+def test_a_ticket_beside_works_at_home_stays_there() -> None:
+    with borrower() as (bench, borrowing):
+        bench.owners[0].activity.begin()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0))
+        gate.wait_for_arrival()
+        bench.owners[0].activity.end()
+        bench.put(bench.ticket(1, 1))
+        bench.wait_for_enqueued(2)
+        gate.open()
+        assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
+        assert borrowing.statistics.launches == 0
+
+
+def test_a_work_that_an_owner_comes_back_to_is_counted_and_not_learnt_from() -> None:
+    with borrower() as (bench, borrowing):
+        bench.run_at_home()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0))
+        gate.wait_for_arrival()
+        bench.owners[0].activity.begin()
+        bench.owners[0].activity.end()
+        gate.open()
+        bench.next()
+        bench.worker.halt()
+        assert (borrowing.statistics.launches, borrowing.statistics.returns) == (1, 1)
+        (times,) = borrowing._times.values()
+        assert times.wide == 0
+
+
+def test_what_takes_longer_than_the_owners_allow_stays_home() -> None:
+    with borrower(limit=1) as (bench, borrowing):
+        for number in range(4):
+            bench.run(number)
+        assert borrowing.statistics.launches == 0
+
+
+def test_narrowing_waits_for_the_wide_work_and_the_tenant_goes_on_at_home() -> None:
+    with borrower() as (bench, borrowing):
+        bench.run_at_home()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0))
+        gate.wait_for_arrival()
+        at_home = borrowing.narrow()
+        assert not at_home.done()
+        gate.open()
+        at_home.result(PATIENCE)
+        assert bench.answer(bench.next()) == [0]
+        before = bench.wide.stream.ran
+        bench.run(1)
+        assert bench.wide.stream.ran == before
+        bench.slow_down()
+        assert borrowing.narrow().done()
+        borrowing.widen()
+        bench.run(2)
+        assert bench.wide.stream.ran == before + 1
+
+
+def test_halting_waits_for_a_wide_work_and_the_next_worker_starts_what_is_left() -> None:
+    with borrower() as (bench, borrowing):
+        bench.run_at_home()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
+        gate.wait_for_arrival()
+        halting = bench.worker.stop()
+        assert not halting.done()
+        gate.open()
+        halting.result(PATIENCE)
+        assert not borrowing.wide
+        bench.worker.halt()
+        bench.worker.serve(bench.endpoint)
+        assert [bench.answer(bench.next()) for _ in range(2)] == [[0], [1]]
+
+
+def test_a_wide_work_is_cancelled_and_a_ticket_behind_it_that_is_too_late_is_refused() -> None:
+    with borrower() as (bench, borrowing):
+        bench.run_at_home()
+        gate = bench.script.hold("run")
+        wide = bench.ticket(0, 0)
+        bench.put(wide, bench.ticket(1, 1, deadline=0), bench.ticket(2, 2, deadline=NEVER))
+        gate.wait_for_arrival()
+        bench.worker.cancel(0, wide.serial)
+        assert [bench.kind(), bench.kind()] == ["cancelled", "expired"]
+        gate.open()
+        assert bench.answer(bench.next()) == [2]
+        assert not borrowing.wide
+
+
+def test_a_work_that_cannot_be_enqueued_wide_fails_and_the_next_go_on() -> None:
+    with borrower() as (bench, borrowing):
+        bench.run_at_home()
+        bench.script.fail("enqueue")
+        bench.put(bench.ticket(0, 0))
+        assert bench.kind() == "raised"
+        assert not borrowing.wide
+        bench.run(1)
+
+
+def test_a_device_that_is_lost_during_a_wide_work_is_reported() -> None:
+    with borrower() as (bench, borrowing):
+        bench.run_at_home()
+        bench.script.fail("run", error=DeviceLost("gone"))
+        bench.put(bench.ticket(0, 0))
+        assert bench.kind() == "lost"
+        assert bench.lost
+        assert not borrowing.wide
+
+
+def test_abandoning_ends_a_wide_work() -> None:
+    with borrower() as (bench, borrowing):
+        bench.run_at_home()
+        gate = bench.script.hold("run")
+        bench.put(bench.ticket(0, 0), bench.ticket(1, 1))
+        gate.wait_for_arrival()
+        bench.worker.abandon(Failure("stopped", "why"))
+        assert [bench.next().failure for _ in range(2)] == [("stopped", "why")] * 2
+        assert not borrowing.wide
