@@ -165,6 +165,17 @@ class Executor(Protocol):
         usable. Raises ModelRefused.
         """
 
+    def alternate(self, partition: Partition) -> "Executor":
+        """An executor of the same engine on another partition of the same holder, with the same shapes ready. Blocks; this one
+        may serve meanwhile.
+
+        Both stay usable and take turns: either takes inferences while the other has none in flight, so it costs this one
+        nothing while it is not used. There may be several, also alternates of alternates, and all of them take turns; each can
+        be closed at any time, and `rebind` of one gives an executor that takes its place. An answer in parts goes on in any of
+        them. Shapes that become ready in one of them later become ready in another when they are first asked for there, which
+        compiles nothing on a GPU unless the engine has a profile for each of the two sizes. Raises ModelRefused.
+        """
+
     def overriding(self, **changes: Any) -> AbstractContextManager[None]:
         """A context manager that changes settings of this executor, such as for debugging: `graphs`, `copies`, `batch_padding`.
 
@@ -182,6 +193,7 @@ class Executor(Protocol):
         library's own graphs hold the engine alone, "none" without graphs. There may be:
         - `why`: why nothing is captured though that was asked for.
         - `notes`: a list of texts for the operator: settings that have no effect, fallbacks.
+        - `adds`: of an alternate, what `memory` counts of it and not of the executor that it was made of: {} if all is shared.
         - `counts`: numbers since it was bound, which only grow, by names of COUNTS; those that cannot occur are left out.
         - anything else that explains how it runs, such as `copies`, `profiles`, `shapes`, `kernels` and `threads`.
         """

@@ -5,13 +5,13 @@ one after another on the host.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from partitions import Partition
 
 from .base import NO_ROOM, Engine, Executor, Room, Tensor, check_tensors
 from .errors import ExecutionFailed, ModelRefused
-from .in_turn import BoundTogether, WorkInTurn, bound, placed
+from .in_turn import Bind, BoundTogether, WorkInTurn, bound, placed
 from .memory import added
 from .settings import RuntimeSettings
 from .signature import Signature
@@ -103,8 +103,14 @@ class SequenceExecutor(BoundTogether):
         return work
 
     def rebind(self, partition: Partition) -> "SequenceExecutor":
-        with bound([executor.rebind for executor in self.executors], partition) as moved:
-            whole = SequenceExecutor(self.engine, moved)
+        return self._bound([executor.rebind for executor in self.executors], partition)
+
+    def alternate(self, partition: Partition) -> "SequenceExecutor":
+        return self._bound([executor.alternate for executor in self.executors], partition)
+
+    def _bound(self, binds: Iterable[Bind], partition: Partition) -> "SequenceExecutor":
+        with bound(binds, partition) as executors:
+            whole = SequenceExecutor(self.engine, executors)
             self.engine.make_ready(whole)
         return whole
 
@@ -114,7 +120,7 @@ class SequenceExecutor(BoundTogether):
             "graphs": "none",
             "why": "its models run in turn",
             "shapes": warm,
-            "steps": [dict(each.describe()) for each in self.executors],
+            **self.describe_steps(),
         }
 
 

@@ -3,7 +3,7 @@ moved and closed together.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from ctypes import memmove
 from threading import RLock
@@ -119,6 +119,11 @@ class BoundTogether:
         """That of every executor."""
         return added(executor.memory for executor in self.executors)
 
+    def describe_steps(self) -> Mapping[str, object]:
+        """What each executor says of itself, and what all together add if they are alternates."""
+        steps = [dict(executor.describe()) for executor in self.executors]
+        return {"steps": steps, **sum_of_adds(steps)}
+
     def trim(self, after: float, idle: bool) -> None:
         """Trim every executor."""
         for executor in self.executors:
@@ -133,8 +138,11 @@ class BoundTogether:
                     closing.callback(executor.close)
 
 
+Bind = Callable[[Partition], Executor]
+
+
 @contextmanager
-def bound(binds: Iterable[Callable[[Partition], Executor]], partition: Partition) -> Iterator[list[Executor]]:
+def bound(binds: Iterable[Bind], partition: Partition) -> Iterator[list[Executor]]:
     """The executors that these calls bind to the partition, all or none: they are closed if one or the block raises. Blocks."""
     with ExitStack() as failed:
         executors: list[Executor] = []
@@ -143,6 +151,12 @@ def bound(binds: Iterable[Callable[[Partition], Executor]], partition: Partition
             failed.callback(executors[-1].close)
         yield executors
         failed.pop_all()
+
+
+def sum_of_adds(descriptions: Iterable[Mapping[str, object]]) -> Mapping[str, object]:
+    """`adds` of several executors that serve as one; {} if none of them is an alternate."""
+    found = [adds for each in descriptions if isinstance(adds := each.get("adds"), dict)]
+    return {"adds": added(found)} if found else {}
 
 
 def placed(tensors: Sequence[Tensor], known: Sequence[Shape | None], room: Room) -> Iterator[Tensor]:

@@ -122,9 +122,12 @@ class StepwiseExecutor(BoundTogether):
         with bound([executor.rebind for executor in self.executors], partition) as moved:
             return StepwiseExecutor(self.engine, moved)
 
+    def alternate(self, partition: Partition) -> "StepwiseExecutor":
+        with bound([executor.alternate for executor in self.executors], partition) as others:
+            return StepwiseExecutor(self.engine, others)
+
     def describe(self) -> Mapping[str, object]:
-        steps = [dict(each.describe()) for each in self.executors]
-        return {"graphs": "none", "why": "a Python model runs it step by step", "steps": steps}
+        return {"graphs": "none", "why": "a Python model runs it step by step", **self.describe_steps()}
 
     def _add(self, work: "StepwiseWork") -> "StepwiseWork":
         self.turns.add(work)

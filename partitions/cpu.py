@@ -185,8 +185,9 @@ class CpuPartition:
             _libc.prctl(_SET_NAME, name, 0, 0, 0)
             result = function()
             _libc.prctl(_SET_NAME, b"placed", 0, 0, 0)
+            home = len(self.cores) - len(self.lent_cores)
             for number, thread in enumerate(_threads_named(name), 1):
-                if (place := number % self.size - len(self.home_cores)) >= 0:
+                if (place := number % len(self.cores) - home) >= 0:
                     move_to_lent_core(thread, self.lent_cores[place])
             return result
 

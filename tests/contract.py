@@ -6,10 +6,12 @@ A subject brings four models and a stall: work that does not end before it is re
 import gc
 import json
 import os
+import random
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
+from itertools import permutations
 from threading import Thread
 from typing import Any, Protocol, TypeVar
 
@@ -166,6 +168,65 @@ class Contract:
         engine = subject.identity
         for data in (ONE, OTHER):
             assert array(engine.bind(partition).enqueue([Tensor.of(data)]).wait()[0]).tolist() == data.tolist()
+
+    @pytest.fixture
+    def narrow(self, subject: Subject) -> Iterator[Partition]:
+        """Granules of their holder's own, others than those of `partition` where there are any."""
+        with closing(subject.device.carve([len(subject.device.granules) - 1])) as narrow:
+            yield narrow
+
+    @pytest.fixture
+    def several(self, executor: Executor, wide: Partition, narrow: Partition) -> Iterator[list[Executor]]:
+        """A home executor and two alternates, in turns."""
+        with closing(executor.alternate(wide)) as first, closing(executor.alternate(narrow)) as second:
+            yield [executor, first, second]
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_alternates_give_the_same_numbers_in_any_order(self, several: list[Executor], seed: int) -> None:
+        """Several works in flight on one, then on another; some of shapes that are new to all."""
+        chance, memories = random.Random(seed), [Memory(4096) for _ in range(3)]
+        for _ in range(20):
+            executor, rows = chance.choice(several), chance.choice([2, 2, 2, chance.randrange(1, 9)])
+            inputs = [np.full((rows, 3), chance.random(), np.float32) for _ in memories[: chance.randrange(1, 4)]]
+            works = [executor.enqueue([Tensor.of(data)], memory.room) for data, memory in zip(inputs, memories, strict=False)]
+            assert [array(work.wait()[0]).tolist() for work in reversed(works)] == [data.tolist() for data in inputs[::-1]]
+
+    @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+    def test_alternates_are_closed_in_any_order(self, several: list[Executor], order: tuple[int, ...]) -> None:
+        for number in order:
+            several[number].close()
+            for left in order[order.index(number) + 1 :]:
+                assert run(several[left], ONE)[0].tolist() == ONE.tolist()
+
+    def test_an_alternate_s_works_end_in_order_and_it_works_for_a_thread_of_its_home(
+        self, partition: Partition, several: list[Executor]
+    ) -> None:
+        def work() -> list[object]:
+            partition.attach()
+            works = [several[1].enqueue([Tensor.of(data)]) for data in (ONE, OTHER)]
+            return [array(each.wait()[0]).tolist() for each in reversed(works)]
+
+        assert in_a_thread(work)[1].result(PATIENCE) == [OTHER.tolist(), ONE.tolist()]
+
+    def test_alternates_outlive_a_move_of_their_home(
+        self, subject: Subject, several: list[Executor], narrow: Partition
+    ) -> None:
+        home, *others = several
+        with closing(home.rebind(narrow)) as moved:
+            home.close()
+            for executor in (moved, *others, moved):
+                assert run(executor, OTHER)[0].tolist() == OTHER.tolist()
+            with closing(moved.alternate(narrow)) as another:
+                for executor in (another, *others, moved):
+                    assert run(executor, ONE)[0].tolist() == ONE.tolist()
+
+    def test_alternates_say_what_they_add(self, several: list[Executor]) -> None:
+        described = [executor.describe().get("adds") for executor in several]
+        assert described[0] is None
+        for executor, adds in zip(several[1:], described[1:], strict=True):
+            assert isinstance(adds, dict)
+            assert adds in ({}, executor.memory)
+            assert executor.engine is several[0].engine
 
     def test_a_work_in_flight_keeps_its_executor(self, subject: Subject, partition: Partition) -> None:
         engine = subject.identity
@@ -487,6 +548,16 @@ class StreamingContract:
             part = moved.proceed(part)
             assert number(part) == 2
             assert number(moved.proceed(part)) == 1
+
+    def test_an_answer_goes_on_in_an_alternate_and_back(self, executor: Any, elsewhere: Partition) -> None:
+        with closing(executor.alternate(elsewhere)) as other:
+            part = executor.enqueue([start(4)])
+            part.wait()
+            found = []
+            for each in (other, executor, other):
+                part = each.proceed(part)
+                found.append(number(part))
+            assert found == [3, 2, 1]
 
     def test_an_answer_that_is_not_gone_on_with_is_freed_without_the_garbage_collector(self, executor: Any) -> None:
         gc.disable()

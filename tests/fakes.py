@@ -351,12 +351,18 @@ class FakeWork:
 
 
 class FakeExecutor:
-    """An engine on a partition; see `engines.base.Executor`. Works in flight hold it; collected, it counts as closed."""
+    """An engine on a partition; see `engines.base.Executor`. Works in flight hold it; collected, it counts as closed.
+
+    It raises RuntimeError for an inference while another executor that it takes turns with has one in flight.
+    """
 
     def __init__(self, engine: "FakeEngine", partition: FakePartition) -> None:
         self.engine = engine
         self.partition = partition
         self.closed = False
+        self.alternates: WeakSet[FakeExecutor] = WeakSet([self])
+        """Those that take turns, itself included."""
+        self._is_alternate = False
 
     def __repr__(self) -> str:
         return f"<FakeExecutor of {self.engine!r} on {self.partition!r}{', closed' if self.closed else ''}>"
@@ -384,12 +390,30 @@ class FakeExecutor:
         self.engine.script.reach("proceed")
         return self._put(FakeWork(self, (), room, part.take_parts()))
 
+    @property
+    def works(self) -> list[FakeWork]:
+        """Those in flight."""
+        return [work for work in self.partition.stream.works if work.executor is self]
+
     def _put(self, work: FakeWork) -> FakeWork:
+        if busy := [each for each in self.alternates if each is not self and each.works]:
+            raise RuntimeError(f"{self!r} was asked to work out of its turn, while {busy} had work in flight")
         self.partition.stream.works.append(work)
         return work
 
     def rebind(self, partition: Partition) -> "FakeExecutor":
-        return self.engine.bind(partition)
+        executor = self.engine.bind(partition)
+        return self._take_turns(executor) if len(self.alternates) > 1 else executor
+
+    def alternate(self, partition: Partition) -> "FakeExecutor":
+        executor = self._take_turns(self.engine.bind(partition))
+        executor._is_alternate = True
+        return executor
+
+    def _take_turns(self, other: "FakeExecutor") -> "FakeExecutor":
+        self.alternates.add(other)
+        other.alternates = self.alternates
+        return other
 
     def overriding(self, **changes: Any) -> AbstractContextManager[None]:
         """Nothing depends on settings."""
@@ -399,7 +423,7 @@ class FakeExecutor:
 
     def describe(self) -> Mapping[str, object]:
         """`FakeEngine.description`."""
-        return self.engine.description
+        return {**self.engine.description, **({"adds": {}} if self._is_alternate else {})}
 
     @property
     def memory(self) -> Mapping[str, int]:
@@ -408,7 +432,7 @@ class FakeExecutor:
 
     def close(self) -> None:
         """Raises RuntimeError with work in flight: the interface calls that a bug."""
-        if any(work.executor is self for work in self.partition.stream.works):
+        if self.works:
             raise RuntimeError(f"{self!r} was closed with work in flight")
         self.closed = True
         self.engine.keep(self)

@@ -103,6 +103,18 @@ def test_closing_with_work_in_flight_raises(engine: FakeEngine, partition: FakeP
         closes.close()
 
 
+def test_an_inference_out_of_turn_raises(engine: FakeEngine, partition: FakePartition) -> None:
+    home = engine.bind(partition)
+    other = home.alternate(partition.device.carve([1]))
+    moved = other.rebind(partition.device.carve([2]))
+    work = home.enqueue([Tensor.of(np.zeros(1, np.float32))])
+    for executor in (other, moved):
+        with pytest.raises(RuntimeError, match="out of its turn"):
+            executor.enqueue([Tensor.of(np.zeros(1, np.float32))])
+    work.wait()
+    moved.enqueue([Tensor.of(np.zeros(1, np.float32))]).wait()
+
+
 def test_closing_a_partition_before_its_executors_raises(engine: FakeEngine, partition: FakePartition) -> None:
     executor = engine.bind(partition)
     with pytest.raises(RuntimeError, match=r"was closed before \[<FakeExecutor"):

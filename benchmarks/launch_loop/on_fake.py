@@ -83,6 +83,9 @@ class FakeModel:
     def bind(self, partition: Partition) -> "FakeModel":
         return self.rebind(partition)
 
+    def alternate(self, partition: Partition) -> "FakeModel":
+        return self.rebind(partition)
+
     def overriding(self, **changes: Any) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -1,7 +1,8 @@
 """ONNX models on ONNX Runtime: one session a partition, with its threads on that partition's cores.
 
 A session's threads inherit the cores of the thread that creates it, so sessions are created on an attached thread. They do not
-spin while idle, which would cost other programs on the machine.
+spin while idle, which would cost other programs on the machine. Those for cores that other holders lend are moved there
+(`CpuPartition.run_with_helpers`).
 """
 
 import logging
@@ -81,7 +82,8 @@ class OnnxEngine:
         if not isinstance(partition, CpuPartition):
             raise ModelRefused(f"{self.path}: ONNX Runtime serves partitions of CPU cores, not {partition!r}")
         before = heap_bytes()
-        session = partition.run(lambda: _session(self._model, self.path, _options(self.settings, partition.size)))
+        options = _options(self.settings, partition.size)
+        session = partition.run_with_helpers(lambda: _session(self._model, self.path, options))
         executor = OnnxExecutor(self, session, partition)
         self._warm_up(executor)
         self._measure(heap_bytes() - before)
@@ -165,6 +167,7 @@ class OnnxExecutor:
         self._runs = 0
         self._large = math.inf
         self._shrinks = False
+        self._alternate = False
         self._closed = False
 
     def __repr__(self) -> str:
@@ -182,6 +185,12 @@ class OnnxExecutor:
         """A new session, with its threads on the new partition's cores."""
         return self.engine.bind(partition)
 
+    def alternate(self, partition: Partition) -> "OnnxExecutor":
+        """A new session, as for `rebind`. It has weights of its own: the library's bindings for Python share no packed ones."""
+        executor = self.engine.bind(partition)
+        executor._alternate = True
+        return executor
+
     @contextmanager
     def overriding(self, **changes: Any) -> Iterator[None]:
         """See `Executor.overriding`; none of these settings has an effect here."""
@@ -196,7 +205,8 @@ class OnnxExecutor:
         warm = [[list(shape) for shape in shapes] for shapes in self.engine.warm_up]
         within, parallel_operators = self.engine.settings.threads(self._size)
         parallel = {"parallel": parallel_operators} if self.engine.settings.execution_mode == "parallel" else {}
-        return {"graphs": "none", "threads": within, **parallel, "shapes": warm}
+        adds = {"adds": dict(self.memory)} if self._alternate else {}
+        return {"graphs": "none", "threads": within, **parallel, "shapes": warm, **adds}
 
     def trim(self, after: float, idle: bool) -> None:
         """See `Trimming.trim`. The session frees memory at the end of the next run, or of a run with zeros if it is idle.

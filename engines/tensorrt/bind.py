@@ -27,6 +27,7 @@ def open_executor(engine: BoundEngine, partition: CudaPartition) -> TensorRTExec
         mode = _graph_mode(loaded)
         loaded.compile_kernels_in_child(partition)
         instance = engine.open_instance(loaded, mode, (profile, *others), partition.stream)
+    instance.add_user()
     executor = _executor(instance, engine, partition)
     with ExitStack() as failed:
         failed.callback(executor.close)
@@ -43,7 +44,7 @@ def move_executor(engine: BoundEngine, old: TensorRTExecutor, partition: CudaPar
     An instance with native graphs is not moved, as these keep the SMs of the partition they were made on: another instance
     is opened.
     """
-    if old.instance.graph_mode.native:
+    if not old.instance.share():
         return open_executor(engine, partition)
     executor = _executor(old.instance, engine, partition)
     with ExitStack() as failed:
@@ -53,8 +54,15 @@ def move_executor(engine: BoundEngine, old: TensorRTExecutor, partition: CudaPar
     return executor
 
 
+def add_executor(engine: BoundEngine, home: TensorRTExecutor, partition: CudaPartition) -> TensorRTExecutor:
+    """An executor that takes turns with `home`; see `Executor.alternate`. It is made as if `home` were moved."""
+    executor = move_executor(engine, home, partition)
+    executor.alternate_of = home.instance
+    return executor
+
+
 def _executor(instance: Instance, engine: BoundEngine, partition: CudaPartition) -> TensorRTExecutor:
-    instance.add_user()
+    """An executor of an instance that counts it already."""
     with ExitStack() as made:
         made.callback(engine.pool.give_back, instance)
         resources = open_resources(partition, engine.loaded.plan.num_aux_streams, made)

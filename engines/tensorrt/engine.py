@@ -15,7 +15,7 @@ from ..memory import added
 from ..settings import RuntimeSettings
 from ..signature import Signature
 from ..wiring import Wiring
-from .bind import move_executor, open_executor
+from .bind import add_executor, move_executor, open_executor
 from .chain import ChainedPlan, open_chain
 from .executor import TensorRTExecutor
 from .instance import Opener, open_instance
@@ -89,6 +89,14 @@ class TensorRTEngine:
         self.pool.release_postponed()
         with refusing(f"moving {self.path} to {partition!r}"):
             return checked.run(lambda: move_executor(self, executor, checked))
+
+    @releasing()
+    def alternate(self, executor: TensorRTExecutor, partition: Partition) -> TensorRTExecutor:
+        """See `Executor.alternate`."""
+        checked = self._checked(partition)
+        self.pool.release_postponed()
+        with refusing(f"adding {self.path} to {partition!r}"):
+            return checked.run(lambda: add_executor(self, executor, checked))
 
     def close(self) -> None:
         """Free the weights and the idle instances; its executors must be closed before.

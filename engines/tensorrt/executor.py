@@ -64,6 +64,9 @@ class BoundEngine(Engine, Protocol):
     def rebind(self, executor: "TensorRTExecutor", partition: Partition) -> "TensorRTExecutor":
         """See `Executor.rebind`."""
 
+    def alternate(self, executor: "TensorRTExecutor", partition: Partition) -> "TensorRTExecutor":
+        """See `Executor.alternate`."""
+
 
 class TensorRTExecutor:
     """An instance on a partition; see `engines.base.Executor` for the contract. Threads that enqueue wait for each other.
@@ -99,6 +102,8 @@ class TensorRTExecutor:
         self._runs = self._staged = self._padded = 0
         self._overrides: list[tuple[ReadyShapes, AddressCache]] = []
         self._completed = CompletedCount()
+        self.alternate_of: Instance | None = None
+        """The instance of the executor that it was made an alternate of."""
         owned = (resources.order, *resources.events, *resources.aux_streams, self._staging)
         name = f"<TensorRTExecutor {engine.path.name}>"
         self._finalizer = Finalizer(name, engine.pool, instance, partition, owned, self._shapes)
@@ -150,18 +155,24 @@ class TensorRTExecutor:
             return self._recipes.make(tuple(shapes), prepared.shapes, fit.outputs, prepared.graph, prepared.copies)
 
     def rebind(self, partition: Partition) -> "TensorRTExecutor":
-        with self._lock:
-            self._check_open()
-            if self._overrides:
-                raise ExecutionFailed(f"{self!r} does not move while its settings are overridden; end that first")
+        self._check_settled()
         return self.engine.rebind(self, partition)
+
+    def alternate(self, partition: Partition) -> "TensorRTExecutor":
+        """An executor of the same instance, with its own graphs, events and streams.
+
+        It takes graphs and a little host memory beside this one, unless the library has graphs of its own: then it has an
+        instance of its own.
+        """
+        self._check_settled()
+        return self.engine.alternate(self, partition)
 
     def recapture(self, other: "TensorRTExecutor") -> None:
         """Capture here a graph for every set of shapes that the other executor, of the same instance, has captured.
 
         Call it on an attached thread. Blocks for some 10 ms a graph. Raises ExecutionFailed, DeviceLost.
         """
-        with failing(f"moving {other!r}"):
+        with failing(f"capturing graphs of {other!r} on {self._partition!r}"):
             self._shapes.recapture(other._shapes)
             self._shapes.warming = False
 
@@ -242,11 +253,18 @@ class TensorRTExecutor:
             "shapes": [[list(shape) for shape in shapes] for shapes in self._shapes.ready_sets()],
             "profiles": len(self.instance.contexts),
             "kernels": {"found": kernels.found, "saved": kernels.saved, "refused": kernels.refused},
+            **({"adds": {} if self.alternate_of is self.instance else dict(self.memory)} if self.alternate_of else {}),
         }
 
     @property
     def memory(self) -> Mapping[str, int]:
         return {} if self._finalizer.closed else self.instance.memory
+
+    def _check_settled(self) -> None:
+        with self._lock:
+            self._check_open()
+            if self._overrides:
+                raise ExecutionFailed(f"{self!r} does not move while its settings are overridden; end that first")
 
     def _check_open(self) -> None:
         if self._finalizer.closed:

@@ -8,6 +8,7 @@ which no tenant of the process is served.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from threading import Lock, RLock
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..errors import EngineError, ModelRefused
 from ..signature import Shape
 from .context import Context, Contexts
 from .copies import Copies, EngineCopies, open_sm_copies
-from .graph_mode import GraphMode, without_capture
+from .graph_mode import GraphMode, fall_back, without_capture
 from .kernel_cache import CacheStatistics, RuntimeCache
 from .outputs import DataDependentOutputs
 from .plan import LoadedPlan
@@ -29,7 +30,7 @@ from .work import failing
 class Instance:
     """One set of contexts, of which at most one inference runs at a time.
 
-    Executors of several partitions may have graphs of an instance, but only one of them may launch; `add_user` and
+    Executors of several partitions may have graphs of an instance, and take turns to launch; `add_user`, `share` and
     `remove_user` count them. `contexts` are by profile, `buffers` on the device for inputs, then outputs, `copies` by whether
     the SMs do them. `stream` is used to free memory and has to live as long as the device, as a partition's stream does.
     """
@@ -58,6 +59,8 @@ class Instance:
         self._kernels = kernels
         self._release = close
         self._users = 0
+        self.compiled: dict[tuple[int, tuple[Shape, ...]], Context] = {}
+        """The contexts that graphs were captured from, by profile and input shapes: another executor compiles nothing there."""
         self._lock = RLock()  # Reentrant, as the garbage collector may give it back during a call.
         self.background = BackgroundContexts(loaded, stream)
         """Compiles new shapes while this instance serves."""
@@ -82,6 +85,13 @@ class Instance:
         with self._lock:
             self._users += 1
 
+    def share(self) -> bool:
+        """Count one more executor, on another partition. False if there cannot be one, as native graphs stay on their SMs."""
+        with self._lock:
+            if not self.graph_mode.native:
+                self._users += 1
+            return not self.graph_mode.native
+
     def remove_user(self) -> bool:
         """Count one executor less. Returns whether it was the last."""
         with self._lock:
@@ -98,18 +108,23 @@ class Instance:
         if self._kernels:
             self._kernels.save()
 
-    def change_graph_mode(self, graph_mode: GraphMode, stream: Stream) -> None:
-        """Use another graph mode. A native one opens new contexts and frees the old ones, except where opening fails.
-
-        Nothing may be in flight.
+    def stop_capturing(self, why: str) -> GraphMode:
+        """Capture nothing from now on, for this reason. Returns the mode instead, which is native only for a single executor:
+        others may have graphs of the contexts, which keep working.
         """
-        self.graph_mode = graph_mode
-        if graph_mode.native:
-            for profile, old in self.contexts.items():
-                if fresh := self._open_native_context(profile, stream):
-                    fresh.set_addresses(self.addresses)
-                    self.contexts[profile] = fresh
-                    old.close()
+        with self._lock:
+            traits = self._loaded.traits
+            self.graph_mode = fall_back(traits if self._users == 1 else replace(traits, native=False), why)
+            return self.graph_mode
+
+    def open_native_contexts(self, stream: Stream) -> None:
+        """In native mode: open new contexts and free the old ones, except where opening fails. Nothing may be in flight."""
+        self.compiled.clear()
+        for profile, old in self.contexts.items():
+            if fresh := self._open_native_context(profile, stream):
+                fresh.set_addresses(self.addresses)
+                self.contexts[profile] = fresh
+                old.close()
 
     def _open_native_context(self, profile: int, stream: Stream) -> Context | None:
         try:

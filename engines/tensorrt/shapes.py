@@ -3,7 +3,8 @@
 Shapes become ready in one of three ways:
 - `prepare` compiles and captures them while the caller waits.
 - `preparing` does so on a thread and with contexts reserved for it, while other shapes are served.
-- `recapture` captures what another executor of the same instance has captured, which compiles nothing.
+- `recapture` captures what another executor of the same instance has captured, which compiles nothing. So do the others for
+  shapes of which an executor of the instance has a graph.
 """
 
 import logging
@@ -24,7 +25,7 @@ from ..signature import Shape
 from .capture import Graph, capture, holding_execution_lock, joining_capture
 from .context import Context
 from .copies import Copies, Span, uses_sms
-from .graph_mode import Override, fall_back, refusal
+from .graph_mode import Override, refusal
 from .instance import Instance
 from .plan import LoadedPlan
 from .recipes import Recipes
@@ -167,6 +168,8 @@ class ReadyShapes:
             context.set_shapes(shapes)
             if self.captures and shapes not in context.compiled:
                 self._compile(context, stream)
+            elif self.captures:
+                context.set_addresses(self._instance.addresses)  # It may be a background context.
             prepared = self._prepared(context)
             if self.captures:
                 prepared = self._captured(prepared, stream)
@@ -240,6 +243,7 @@ class ReadyShapes:
             del self._ready[prepared.shapes]
             self._fits.clear()
             prepared.context.compiled.discard(prepared.shapes)
+            self._instance.compiled.pop((prepared.context.profile, prepared.shapes), None)
             prepared.close()
 
     def stop_preparing(self) -> None:
@@ -259,8 +263,9 @@ class ReadyShapes:
                 closing_all.callback(self._ready.popitem()[1].close)
 
     def _context(self, shapes: Shapes) -> Context:
-        contexts = self._instance.contexts
-        return contexts[self._loaded.profile_for(shapes, self._profile)]
+        profile = self._loaded.profile_for(shapes, self._profile)
+        known = self._instance.compiled.get((profile, shapes)) if self.captures else None
+        return known or self._instance.contexts[profile]
 
     def _prepared(self, context: Context) -> Prepared:
         """For the shapes that are set in the context."""
@@ -321,11 +326,12 @@ class ReadyShapes:
             )
             self._override = self._override._replace(capture=False)
             return Prepared(prepared.shapes, prepared.outputs, prepared.context, prepared.copies)
-        mode = fall_back(self._loaded.traits, why)
+        mode = self._instance.stop_capturing(why)
         log.warning("%s: %s", self._loaded.path, mode.note)
         stream.sync()
         self.close()
-        self._instance.change_graph_mode(mode, self._partition.stream)
+        if mode.native:
+            self._instance.open_native_contexts(self._partition.stream)
         return Prepared(prepared.shapes, prepared.outputs, self._context(prepared.shapes), prepared.copies)
 
     def _keep(self, prepared: Prepared) -> None:
@@ -335,6 +341,8 @@ class ReadyShapes:
                 if used in self._ready:
                     self._ready.move_to_end(used)
         self._ready[prepared.shapes] = prepared
+        if prepared.graph:
+            self._instance.compiled[prepared.context.profile, prepared.shapes] = prepared.context
         self._fits.clear()
         if len(self._ready) > MAX_READY_SETS:
             self._partition.stream.sync()
@@ -357,8 +365,10 @@ class ReadyShapes:
 
     def _compile_in_background(self, shapes: Shapes, stream: Stream, aux_streams: Sequence[SideStream]) -> None:
         profile, background = self._loaded.profile_for(shapes, self._profile), self._instance.background
-        background.compile(shapes, profile, stream, aux_streams)
-        context = background.context(profile)
+        known = self._instance.compiled.get((profile, shapes))
+        if known is None:
+            background.compile(shapes, profile, stream, aux_streams)
+        context = known or background.context(profile)
         with context.lock:
             self._execute_in_order(context, shapes)
             context.wait_until_idle()
@@ -371,7 +381,7 @@ class ReadyShapes:
             else:
                 self._keep(prepared)
                 self._captures += 1
-                self._compiled += 1
+                self._compiled += known is None
 
     def _execute_in_order(self, context: Context, shapes: Shapes) -> None:
         """Run shapes once whose kernels are compiled, so that they can be captured.

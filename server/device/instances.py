@@ -14,6 +14,7 @@ from typing import Any
 
 from engines import Engine, Executor, Room, Tensor, Work
 from engines.base import NO_ROOM
+from engines.in_turn import sum_of_adds
 from engines.memory import added
 from engines.signature import Shape
 from partitions import Partition
@@ -49,6 +50,10 @@ class RoundRobinExecutor:
         """All executors or none."""
         return RoundRobinExecutor(_all_or_none([partial(executor.rebind, partition) for executor in self._executors]))
 
+    def alternate(self, partition: Partition) -> "RoundRobinExecutor":
+        """Of all executors or none."""
+        return RoundRobinExecutor(_all_or_none([partial(executor.alternate, partition) for executor in self._executors]))
+
     @contextmanager
     def overriding(self, **changes: Any) -> Iterator[None]:
         """For all executors."""
@@ -58,14 +63,14 @@ class RoundRobinExecutor:
             yield
 
     def describe(self) -> Mapping[str, object]:
-        """The description of the first, with the number of executors and the sum of all counts."""
+        """The description of the first, with the number of executors and the sums of all counts and of what they add."""
         each = [executor.describe() for executor in self._executors]
         counts: dict[str, int] = {}
         for said in each:
             found = said.get("counts")
             for name, count in found.items() if isinstance(found, dict) else ():
                 counts[name] = counts.get(name, 0) + count
-        return {**each[0], "instances": len(each), **({"counts": counts} if counts else {})}
+        return {**each[0], "instances": len(each), **({"counts": counts} if counts else {}), **sum_of_adds(each)}
 
     @property
     def memory(self) -> Mapping[str, int]:

@@ -97,6 +97,17 @@ def test_f59_each_model_of_a_chain_gets_the_outputs_of_those_before(kit: Kit) ->
     engine.close()
 
 
+def test_an_alternate_of_a_chain_takes_turns_with_it_and_says_what_it_adds(kit: Kit) -> None:
+    with closing(kit.chain().bind(kit.partition)) as executor, closing(executor.alternate(kit.partition)) as other:
+        for turn in range(6):
+            data = rows(1 + turn % 3, turn)
+            assert run((executor, other)[turn % 2], data)[0].tolist() == expected(data).tolist()
+        assert "adds" not in executor.describe()
+        assert other.describe()["adds"] == ({} if "tensorrt" in executor.engine.platform else other.memory)
+        executor.close()
+        assert run(other, rows(2))[0].tolist() == expected(rows(2)).tolist()
+
+
 def test_f59_tensors_between_models_can_be_outputs_of_the_chain(kit: Kit) -> None:
     with closing(kit.chain(["half", "OUT", "middle"]).bind(kit.partition)) as executor:
         data = rows(2)

@@ -493,6 +493,29 @@ def test_a_session_s_threads_are_on_the_partition_s_cores(load: Loader, twice: C
         assert set(_added(before, 1).values()) == {str(twice.cores[0])}
 
 
+def test_an_alternate_s_threads_on_lent_cores_are_idle_ones_and_those_on_home_cores_are_not(
+    load: Loader, device: CpuDevice
+) -> None:
+    """Two threads a core, so that it can be checked on two cores."""
+    if len(device.cores) == 1:
+        pytest.skip("a device of one core has none to lend")
+    home, lent = device.cores[:2]
+    with (
+        closing(CpuPartition([0, 1], [home, home], threading.local())) as partition,
+        closing(CpuPartition([0, 1, 2, 3], [home, home, lent, lent], threading.local(), {2: lent, 3: lent})) as wide,
+        closing(load(models.identity()).bind(partition)) as executor,
+    ):
+        run(executor, zeros := np.zeros((1, 1), np.float32))
+        before = _threads()
+        with closing(executor.alternate(wide)) as other:
+            found = [(cores, os.sched_getscheduler(int(thread))) for thread, cores in _added(before, 3).items()]
+            assert sorted(found) == sorted([(f"{home}", os.SCHED_OTHER), *[(f"{lent}", os.SCHED_IDLE)] * 2])
+            assert other.describe()["adds"] == other.memory
+            assert other.memory["session"] > 0
+            for each in (executor, other, executor):
+                assert run(each, zeros)[0].tolist() == [[0]]
+
+
 @pytest.mark.parametrize(
     ("settings", "threads"),
     [

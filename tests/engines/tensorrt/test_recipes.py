@@ -2,14 +2,15 @@
 
 import ctypes
 import importlib
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engines import ExecutionFailed, Recipe
-from tests.engines.simulated import AFFINE, Bench, assert_right, never_captured, rows
+from engines import DATATYPES, ExecutionFailed, Recipe, Tensor
+from tests.engines.simulated import AFFINE, Bench, affine, assert_right, never_captured, rows
 
 BATCHES = {"x": [(1, 3), (2, 3), (8, 3)]}
 TWO_ROWS = ((2, 3),)
@@ -152,6 +153,42 @@ def test_padded_inferences_launched_by_a_recipe_are_counted(bench: Bench, launch
     number_at(recipe.launched).value += 7
     assert executor.describe()["counts"]["padded"] == before + 7
     executor.close()
+
+
+def launch(executor: Any, recipe: Recipe, count: int, source: int, target: int) -> None:
+    """As the launch loop does, up to the completion of this inference."""
+    number, nbytes = number_at(recipe.counted), count * 12
+    tables = np.frombuffer((ctypes.c_char * (len(recipe.events) * 2 * 24)).from_address(recipe.tables), np.uint64)
+    place, answer = recipe.addresses
+    tables.reshape(-1, 2, 3)[number.value % len(recipe.events)] = [[source, place, nbytes], [answer, target, nbytes]]
+    executor._shapes.find(((count, 3),)).prepared.graph.launch(executor._stream)
+    number.value += 1
+    executor._stream.record(executor._events[(number.value - 1) % len(recipe.events)])
+    executor._events[(number.value - 1) % len(recipe.events)].sync()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_recipes_of_alternates_are_launched_and_both_enqueued_in_any_order(bench: Bench, launcher: Launcher, seed: int) -> None:
+    wide, chance = bench.device.carve([0, 1, 2], [1, 2]), random.Random(seed)
+    home = bench.bind(AFFINE, BATCHES)
+    ready(home)
+    executors = [home, home.alternate(wide)]
+    recipes = [recipe_of(executor, launcher) for executor in executors]
+    assert recipes[0].counted == recipes[1].counted
+    assert all(mine != theirs for mine, theirs in zip(recipes[0][4:7], recipes[1][4:7], strict=True))
+    for turn in range(60):
+        which, data, room = chance.randrange(2), rows(2, turn), bench.room(256)
+        if chance.random() < 0.5:
+            assert_right(executors[which], data)
+            continue
+        ((x,), target) = bench.pinned(data), room.address
+        launch(executors[which], recipes[which], 2, x.address, target)
+        assert Tensor((2, 3), target, 24).array(DATATYPES["FP32"]).tolist() == affine(data).tolist()
+    for executor in executors:
+        executor.close()
+    assert launcher.revocations == 2
+    bench.close_engines()
+    wide.close()
 
 
 def test_a_closed_executor_has_no_recipe(bench: Bench, launcher: Launcher) -> None:

@@ -54,6 +54,23 @@ def test_rebind_moves_none_if_one_cannot_be_bound(engine: FakeEngine, partition:
     assert [each.closed for each in engine.executors] == [False, False, True]
 
 
+def test_an_alternate_has_one_of_each_instance_or_there_is_none(engine: FakeEngine, partition: FakePartition) -> None:
+    there = partition.device.carve([0, 1], [1])
+    home = bind_instances(engine, partition, 2)
+    engine.script.fail("bind", nth=2)
+    with pytest.raises(ModelRefused):
+        home.alternate(there)
+    other = home.alternate(there)
+    assert [each.partition for each in engine.executors if not each.closed] == [partition, partition, there, there]
+    assert "adds" not in home.describe()
+    assert other.describe()["adds"] == {}
+    for executor in (home, other, home):
+        executor.enqueue([Tensor.of(np.zeros(1, np.float32))]).wait()
+    home.close()
+    other.enqueue([Tensor.of(np.zeros(1, np.float32))]).wait()
+    other.close()
+
+
 def test_inferences_use_instances_round_robin_and_end_in_order(engine: FakeEngine, partition: FakePartition) -> None:
     executor = bind_instances(engine, partition, 2)
     works = [executor.enqueue([Tensor.of(np.zeros(1, np.float32))]) for _ in range(3)]
