@@ -14,6 +14,7 @@ usage: greenlane [COMMAND] [OPTIONS]
 commands:
   serve                serve a configuration; this is the default, so that `greenlane --config FILE` does it
   check FILE           load what a configuration names, print what would be served, and everything wrong with it
+  prove                find out in a minute whether the tenants of a configuration are isolated on this machine
   build MODEL.onnx     build an engine file for a GPU ahead of time
   inspect FILE.plan    print what an engine file takes, gives and was built from
 
@@ -30,7 +31,7 @@ then your own:
   greenlane --config greenlane.toml
 """
 
-COMMANDS = ("serve", "check", "build", "inspect")
+COMMANDS = ("serve", "check", "prove", "build", "inspect")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,6 +69,10 @@ def _run(command: str, words: list[str]) -> int:
         from engines import build
 
         return build.main(words, program)
+    if command == "prove":
+        from .prove import command as prove
+
+        return prove.main(words, program)
     if command == "inspect":
         from engines import inspect
 

@@ -8,7 +8,7 @@ if __name__ == "__main__":
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import chain
@@ -40,13 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(parse(arguments))
 
 
-def run(options: Options) -> int:
-    """Serve or check, and return the exit status: 0 when all went well, 2 when the configuration is wrong."""
+def run(options: Options, adjust: Callable[[Config], Config] | None = None) -> int:
+    """Serve or check, and return the exit status: 0 when all went well, 2 when the configuration is wrong.
+
+    `adjust` changes the configuration that is served, for programs that start a server for themselves.
+    """
     signals.raise_keyboard_interrupt()
     try:
         if options.check:
             return check(options.check, open_configured, configuration)
-        return _serve(options)
+        return _serve(options, adjust)
     except (ConfigError, PartitionError) as error:
         print(f"greenlane: the configuration cannot be served:\n{error}", file=sys.stderr)
         return 2
@@ -57,10 +60,11 @@ def run(options: Options) -> int:
         return 128 + SIGINT
 
 
-def _serve(options: Options) -> int:
+def _serve(options: Options, adjust: Callable[[Config], Config] | None) -> int:
     with ExitStack() as stack:
         path = options.config or os.environ.get("GREENLANE_CONFIG")
         config = _override(stack.enter_context(configuration(path)), options)
+        config = adjust(config) if adjust else config
         logs.configure(config.server.log_format, config.server.log_level)
         if config.server.fronts == "inline":
             device = open_configured(config)

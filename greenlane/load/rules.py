@@ -12,6 +12,8 @@ Why each rule is as it is:
 - **too noisy** is the rest: the interval contains both answers. More time narrows it; a busy machine may never.
 - The median counts as well as the tail, and the worse of both decides. A p99 of some hundred requests is decided by five of
   them, so that a leak that all requests feel shows in the median first.
+- Other programs on the machine can look like a leak: an aggressor that keeps its own cores busy leaves them the victim's. So
+  nothing is called a leak by its latency while they used more than OTHERS of the cores. Isolated it can be all the same.
 - A request of the victim's that fails beside the aggressor is a leak whatever the latencies are; one that fails alone says that
   nothing here can be compared.
 """
@@ -34,6 +36,8 @@ SOME = 40
 """Requests from which a p90 is taken in its place; with fewer nothing is judged."""
 BUSY = 0.5
 """The part of the time in which an aggressor has to keep its own partition or process busy."""
+OTHERS = 0.1
+"""The part of the cores' time that other programs may use where a leak is to be told from them."""
 SURE = 1.1
 """Times by which latency surely grew, where it is called a leak."""
 MEDIAN = 0.5
@@ -98,17 +102,24 @@ def compare(alone: Sequence[Samples], beside: Sequence[Samples], control: Sequen
 
 
 def rule(
-    alone: Sequence[Samples], beside: Sequence[Samples], control: Sequence[Samples], busy: float, bound: float = BOUND
+    alone: Sequence[Samples],
+    beside: Sequence[Samples],
+    control: Sequence[Samples],
+    busy: float,
+    others: float = 0.0,
+    bound: float = BOUND,
 ) -> tuple[Ruling, Growth, Growth]:
     """The verdict on three sets of phases; `busy` is the part of the time in which the aggressor was, beside the victim.
+
+    `others` is the part of the cores' time that other programs used meanwhile.
 
     Also returns how latency grew beside the aggressor and in the control.
     """
     held, shared = compare(alone, beside, control)
-    return decide(held, shared, [failures(alone), failures(beside), failures(control)], busy, bound), held, shared
+    return decide(held, shared, [failures(alone), failures(beside), failures(control)], busy, others, bound), held, shared
 
 
-def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, bound: float) -> Ruling:
+def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, others: float, bound: float) -> Ruling:
     """The verdict; `failed` are the requests that failed alone, beside the aggressor and in the control."""
     alone, beside, control = failed
     if alone:
@@ -117,6 +128,9 @@ def decide(held: Growth, shared: Growth, failed: Sequence[int], busy: float, bou
         return Ruling("leaks", f"{beside} requests of the victim failed beside the aggressor, and none alone")
     if held is NO_GROWTH:
         return Ruling("too noisy", f"fewer than {SOME} requests in one of the three: too few to judge, so give it more seconds")
+    if held.leaks(bound) and others > OTHERS:
+        why = f"latency grew {held.worst} times, but other programs used {others:.0%} of the cores: stop them to judge"
+        return Ruling("too noisy", why)
     if held.leaks(bound):
         return Ruling("leaks", f"latency grew {held.worst} times beside the aggressor; at most {bound:g} is allowed")
     if busy < BUSY:

@@ -90,7 +90,7 @@ def test_isolated_needs_a_control_that_leaks_and_an_interval_below_the_bound(
         each = Interval(value, value - below, value + above)
         return Growth(0.99, each, each)
 
-    found = decide(grown(*held), grown(*shared), (0, failed, 0), busy, 1.3).word
+    found = decide(grown(*held), grown(*shared), (0, failed, 0), busy, 0.0, 1.3).word
     if found == "isolated":
         assert held[0] + held[2] <= 1.3
         assert shared[0] > 1.3
@@ -103,9 +103,9 @@ def test_isolated_needs_a_control_that_leaks_and_an_interval_below_the_bound(
 
 def test_failures_alone_prove_nothing_and_those_of_the_control_are_its_leak() -> None:
     steady = Growth(0.99, Interval(1, 0.9, 1.1), Interval(1, 0.9, 1.1))
-    assert decide(steady, steady, (1, 5, 5), 1.0, 1.3).word == "not exercised"
-    assert decide(steady, steady, (0, 0, 5), 1.0, 1.3).word == "isolated"
-    assert decide(NO_GROWTH, NO_GROWTH, (0, 0, 0), 1.0, 1.3).word == "too noisy"
+    assert decide(steady, steady, (1, 5, 5), 1.0, 0.0, 1.3).word == "not exercised"
+    assert decide(steady, steady, (0, 0, 5), 1.0, 0.0, 1.3).word == "isolated"
+    assert decide(NO_GROWTH, NO_GROWTH, (0, 0, 0), 1.0, 0.0, 1.3).word == "too noisy"
 
 
 def test_the_tail_is_one_that_so_many_requests_can_show() -> None:

@@ -1,0 +1,86 @@
+"""What an aggressor does to its neighbours, each as hard as a client can: which requests, on how many connections.
+
+Ordered by how much of the server each one meets: the model's own share, then HTTP and the queue, then memory and parsing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from greenlane.load.jobs import Ask, Behaviour, ClosedLoop
+
+from .access import Access
+from .inputs import Model, binary, padded, wrong
+from .survey import Drivable, Surveyed
+
+BATCHES, SMALL, BODIES, INVALID, CHURN = "batches", "small", "bodies", "invalid", "churn"
+KINDS = (BATCHES, SMALL, BODIES, INVALID, CHURN)
+WHAT = {
+    BATCHES: "its largest requests, 4 connections",
+    SMALL: "small requests, 32 connections",
+    BODIES: "JSON bodies of a megabyte, 4 connections",
+    INVALID: "invalid requests, 16 connections",
+    CHURN: "a new connection for each request, 16 at a time",
+}
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One kind of aggressor: its requests, and `seconds`, which one of them takes alone (0: not measured).
+
+    `expected` is the status that shows that it did what it is about; `model` is which one it asks, for people.
+    """
+
+    kind: str
+    asks: tuple[Ask, ...]
+    connections: int
+    expected: frozenset[int]
+    model: str
+    behaviour: Behaviour = "flood"
+    seconds: float = 0.0
+
+    def jobs(self, port: int, begin: float, end: float, processes: int, cores: tuple[int, ...] | None) -> list[ClosedLoop]:
+        """The jobs of some load processes from `begin` to `end`, in seconds after the start that all are given."""
+        count = max(1, min(processes, self.connections))
+        job = ClosedLoop(
+            name=self.kind,
+            port=port,
+            asks=self.asks,
+            connections=self.connections // count,
+            behaviour=self.behaviour,
+            seconds=end,
+            ahead=-begin,
+            cores=cores,
+        )
+        return [job] * count
+
+
+def possible(tenant: Surveyed) -> tuple[str, ...]:
+    """The kinds that this tenant can be: one without models can only send invalid requests."""
+    return KINDS if tenant.drivable else (INVALID,)
+
+
+def attack(kind: str, tenant: Surveyed, access: Access, like: Attack | None = None) -> Attack:
+    """This kind as this tenant. `like`: as that one does it, with the same model where the tenant may call it."""
+    headers = access.headers(tenant.name)
+    if kind == INVALID:
+        model = _chosen(tenant, tenant.drivable[:1], like)
+        asks = wrong(model.model if model else Model("unknown", ()), headers)
+        return Attack(kind, asks, 16, frozenset({400, 404}), model.model.name if model else "none")
+    model = _chosen(tenant, [tenant.heaviest if kind == BATCHES else tenant.quickest], like)
+    assert model
+    name = model.model.name
+    if kind == BATCHES:
+        return Attack(kind, (binary(model.model, model.large.form, headers),), 4, frozenset({200}), name)
+    if kind == BODIES:
+        return Attack(kind, (padded(model.model, model.small.form, headers, MIB),), 4, frozenset({200}), name)
+    small = (binary(model.model, model.small.form, headers),)
+    if kind == SMALL:
+        return Attack(kind, small, 32, frozenset({200}), name)
+    return Attack(kind, small, 16, frozenset({200}), name, "churn")
+
+
+def _chosen(tenant: Surveyed, own: Sequence[Drivable], like: Attack | None) -> Drivable | None:
+    """The model of `like` if the tenant has it, or else its own."""
+    same = tenant.model(like.model) if like else None
+    return same or next(iter(own), None)

@@ -1,0 +1,42 @@
+"""`python -m greenlane.prove.child`: the server that `greenlane prove` starts. What to serve comes on stdin, as JSON."""
+
+import json
+import sys
+from pathlib import Path
+from secrets import token_urlsafe
+from types import MappingProxyType
+
+from greenlane.own import protect_children
+
+
+def main() -> int:
+    """Serve the configuration, with keys and a port of its own."""
+    protect_children()
+    from server.__main__ import run
+    from server.command_line import Options
+    from server.config.schema import Config
+    from server.tenants.auth import digest
+
+    given = json.load(sys.stdin)
+
+    def adjust(config: Config) -> Config:
+        keys = {name: token_urlsafe() for name, tenant in config.tenants.items() if tenant.keys_sha256}
+        tenants = {
+            name: tenant.model_copy(
+                update={"port": None, "grpc_port": None} | ({"keys_sha256": (digest(keys[name]),)} if name in keys else {})
+            )
+            for name, tenant in config.tenants.items()
+        }
+        server = config.server.model_copy(
+            update={"admin_key_sha256": digest(given["admin"]), "drain_grace": 0.0, "strict_readiness": False}
+        )
+        file = Path(given["keys"])
+        file.touch(0o600)
+        file.write_text(json.dumps(keys))
+        return config.model_copy(update={"server": server, "tenants": MappingProxyType(tenants)})
+
+    return run(Options(config=given["config"], host="127.0.0.1", port=given["port"], log_level="warning"), adjust)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The words of `greenlane prove`, read without importing what they start."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from greenlane.options import positive
+
+_DESCRIPTION = """\
+Starts a server of a configuration on a free port, and finds out in about a minute whether its tenants are isolated from each
+other on this machine: each tenant is timed alone, beside an aggressor of another tenant, and beside the same aggressor in its
+own partition, which must be felt, or nothing is proven.
+"""
+_STATUS = """\
+examples:
+  {program} --config greenlane.toml
+  {program} --config greenlane.toml --html isolation.html --json isolation.json
+  {program} --url http://127.0.0.1:8000      a server that runs; its tenants will feel it
+
+exit status: 0 every pair is isolated; 1 something leaks; 2 the command line or the configuration is wrong, or there is no such
+server; 3 something could not be judged: not exercised, not tried, or too noisy
+"""
+SECONDS = 60.0
+LEAST = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to prove, for how long, and where to write it."""
+
+    config: str | None = None
+    url: str | None = None
+    keys: str | None = None
+    seconds: float = SECONDS
+    only: str | None = None
+    json: str | None = None
+    html: str | None = None
+
+
+def parse(arguments: Sequence[str], program: str) -> Options:
+    """Read a command line. Raises SystemExit."""
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=_DESCRIPTION,
+        epilog=_STATUS.format(program=program),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML configuration; without it what `greenlane serve` takes then")
+    parser.add_argument("--url", help="a server that runs on this machine, in place of a new one")
+    parser.add_argument("--keys", metavar="FILE", help="with --url: TOML with `admin = KEY` and, in [tenants], `NAME = KEY`")
+    about = f"seconds from when the server is ready; default: {SECONDS:g}, at least {LEAST:g}"
+    parser.add_argument("--seconds", type=positive, default=SECONDS, help=about)
+    parser.add_argument("--only", metavar="TENANT", help="only this tenant as the victim")
+    parser.add_argument("--json", metavar="FILE", help="write everything there, for programs")
+    parser.add_argument("--html", metavar="FILE", help="write a page for people there")
+    words = parser.parse_args(arguments)
+    if words.config and words.url:
+        parser.error("--config starts a server and --url asks one that runs; give one of them")
+    if words.keys and not words.url:
+        parser.error("--keys is for --url: a server that is started here has keys of its own")
+    if words.seconds < LEAST:
+        parser.error(f"--seconds {words.seconds:g}: expected at least {LEAST:g}")
+    return Options(**vars(words))

@@ -1,0 +1,54 @@
+"""Everything that came of one run, and the verdict on all of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from greenlane.load.rules import Word, worst
+
+from .confinement import Located
+from .measure import Measured
+from .plan import Pair
+from .survey import Surveyed
+
+STATUS: dict[Word, int] = {"isolated": 0, "leaks": 1, "not exercised": 3, "too noisy": 3}
+"""Exit statuses; 2 is for what could not be tried at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """One run: of which configuration (`source`), in how many seconds, on which machine, and what came of it.
+
+    `untried` are pairs that were not measured, and why. `ended` is why the server did before the end; empty if it did not.
+    """
+
+    source: str
+    seconds: float
+    machine: Mapping[str, str]
+    located: Sequence[Located]
+    tenants: Sequence[Surveyed]
+    measured: Sequence[Measured]
+    untried: Mapping[Pair, str]
+    ended: str = ""
+
+    @property
+    def words(self) -> dict[Pair, Word]:
+        """A verdict for every pair: the worst of its kinds of aggressor."""
+        tried = {each.pair: worst([result.ruling.word for result in each.results]) for each in self.measured}
+        untried: dict[Pair, Word] = dict.fromkeys(self.untried, "not exercised")
+        return tried | untried
+
+    @property
+    def word(self) -> Word:
+        """The verdict on all: of every pair, of every partition's probe, and of the models' own work where that leaks.
+
+        Own work that cannot be seen spoils nothing, or no GPU could ever pass.
+        """
+        probed = [each.word for each in self.located]
+        own: list[Word] = ["leaks" for each in self.located if each.own_word == "leaks"]
+        ended: list[Word] = ["not exercised"] if self.ended or not self.words else []
+        return worst([*self.words.values(), *probed, *own, *ended])
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        return STATUS[self.word]

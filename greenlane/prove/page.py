@@ -1,0 +1,109 @@
+"""The findings as one HTML page that needs nothing else, and loads nothing."""
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from greenlane.load.rules import BOUND, ENOUGH, WORDS, Word
+
+from .attacks import WHAT
+from .findings import Findings
+from .measure import Measured, Result
+from .plot import draw
+from .text import MEANS, about, legend, listed, milliseconds, short, tail, times
+
+_STYLE = Path(__file__).parent / "page.css"
+_TONES: dict[Word, str] = {"isolated": "good", "leaks": "bad", "not exercised": "mute", "too noisy": "mute"}
+
+
+def render(findings: Findings) -> str:
+    """The page."""
+    title = f"Isolation of {findings.source}"
+    parts = [
+        f"<header><h1>{escape(title)}</h1>{_verdict(findings)}</header>",
+        f"<section><h2>Where work ran</h2>{_located(findings)}</section>",
+        *(_pair(findings, each) for each in findings.measured),
+        _untried(findings),
+        f"<section><h2>How to read this</h2>{_notes(findings)}</section>",
+        f"<section><h2>On what</h2>{_pairs(findings.machine)}</section>",
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    style = _STYLE.read_text(encoding="utf-8")
+    body = "\n".join(parts)
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{style}</style></head>\n<body>\n{body}\n</body></html>\n'
+
+
+def _verdict(findings: Findings) -> str:
+    words = list(findings.words.values())
+    counts = " ".join(f"{_chip(word)} {words.count(word)}" for word in reversed(WORDS) if word in words)
+    ended = f"<p>{escape(findings.ended)}</p>" if findings.ended else ""
+    what = f"<b>{escape(findings.word)}</b><span>{escape(MEANS[findings.word])}</span>"
+    return f'<div class="verdict {_TONES[findings.word]}">{what}</div>{ended}<p class="counts">Pairs: {counts or "none"}</p>'
+
+
+def _located(findings: Findings) -> str:
+    rows = [
+        f"<tr>{_cells([each.tenant, f'{each.unit} {listed(each.units)}'])}<td>{_chip(each.word)} {escape(each.why)}</td>"
+        f"<td>{_chip(each.own_word)} {escape(each.own_why)}</td></tr>"
+        for each in findings.located
+    ]
+    return _table(["tenant", "partition", "the probe's work", "the models' own work"], rows, "words")
+
+
+def _pair(findings: Findings, measured: Measured) -> str:
+    word = findings.words[measured.pair]
+    rows = [_row(result) for result in measured.results]
+    heads = ["aggressor", "p99 alone, ms", "beside it", "control", "growth, with interval", "control", "busy", "verdict"]
+    return (
+        f"<section><h2>{escape(str(measured.pair))} {_chip(word)}</h2><p>{escape(about(measured))}</p>"
+        f"<figure>{draw(measured)}</figure>{_table(heads, rows)}</section>"
+    )
+
+
+def _row(result: Result) -> str:
+    points = [milliseconds(result.figures(which).p99) for which in ("alone", "beside", "control")]
+    grown = [f"{times(result.held.worst)}", short(result.shared.worst.value), f"{result.busy:.0%}"]
+    name = f'<td title="{escape(WHAT[result.attack.other.kind])}">{escape(result.attack.other.kind)}</td>'
+    why = f'<td class="why">{_chip(result.ruling.word)} {escape(result.ruling.why)} ({tail(result)} and median)</td>'
+    return f"<tr>{name}{_cells([*points, *grown])}{why}</tr>"
+
+
+def _untried(findings: Findings) -> str:
+    if not findings.untried and not any(each.undriven for each in findings.tenants):
+        return ""
+    lines = [f"{pair}: {why}" for pair, why in findings.untried.items()]
+    lines += [f"{each.name}: {name} was not asked: {why}" for each in findings.tenants for name, why in each.undriven.items()]
+    return f"<section><h2>Not tried</h2><ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul></section>"
+
+
+def _notes(findings: Findings) -> str:
+    lines = [
+        "The victim's requests are sent when they are due, whatever came of those before, and latency counts from then. "
+        f"Aggressors: {legend(findings)}.",
+        "Alone, beside the aggressor, and control take turns. In the control the same load goes to the victim's own partition. "
+        "It has to be felt there: otherwise the result would have been the same without partitions, and is not exercised.",
+        "Growth is that of the median or of the tail, whichever is larger, with the interval that has 95 % of a bootstrap. "
+        f"At most {BOUND:g} is allowed. With fewer than {ENOUGH} requests of a kind the tail is the p90.",
+        "In the pictures: a ring is the median, a dot the p99, faint dots are the p99 of each round.",
+        "Memory bandwidth, caches, power and the kernel are shared by all tenants; a partition does not limit them.",
+    ]
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
+def _chip(word: Word) -> str:
+    return f'<span class="chip {_TONES[word]}">{escape(word)}</span>'
+
+
+def _table(heads: Iterable[str], rows: Iterable[str], kind: str = "") -> str:
+    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    body = "".join(rows)
+    return f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cells(texts: Iterable[str]) -> str:
+    return "".join(f"<td>{escape(text)}</td>" for text in texts)
+
+
+def _pairs(pairs: Mapping[str, Any]) -> str:
+    return f"<dl>{''.join(f'<dt>{escape(str(key))}</dt><dd>{escape(str(value))}</dd>' for key, value in pairs.items())}</dl>"

@@ -1,0 +1,102 @@
+"""What is measured in the time there is: which pairs, which kinds of aggressor, and when each phase is. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+Which = Literal["alone", "beside", "control"]
+PHASES: tuple[Which, ...] = ("alone", "beside", "control")
+WINDOW = 0.5
+"""Seconds of a phase in which the victim is timed."""
+GAP = 0.2
+"""Seconds between two phases: what an aggressor left in a queue ends meanwhile, and the next one has begun."""
+AHEAD = 0.1
+"""Of these the seconds for which an aggressor runs already."""
+START = 1.2
+"""Seconds that a pair costs besides its phases: load processes are started, and an interval is computed."""
+FEWEST, USUAL = 3, 4
+"""Rounds of a pair below which another pair is left out, and from which another kind of aggressor is added."""
+LEAST = 2
+"""Rounds of the first pair, which is tried however little time there is."""
+ROUND = len(PHASES) * (WINDOW + GAP)
+"""Seconds of a round of one kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A victim and an aggressor, by name."""
+
+    victim: str
+    aggressor: str
+
+    def __str__(self) -> str:
+        return f"{self.victim} beside {self.aggressor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One phase of a pair: the kind of aggressor, and from when to when the victim is timed, in seconds from the start."""
+
+    round: int
+    kind: str
+    which: Which
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`rounds` of each of `pairs`, beside `kinds` of aggressor; `left_out` are pairs for which there is no time."""
+
+    pairs: tuple[Pair, ...]
+    left_out: tuple[Pair, ...]
+    kinds: Mapping[Pair, tuple[str, ...]]
+    rounds: int
+
+    @property
+    def seconds(self) -> float:
+        """About how long it takes."""
+        return sum(START + self.rounds * ROUND * len(self.kinds[pair]) for pair in self.pairs)
+
+
+def pairs(tenants: Mapping[str, str], only: str | None = None) -> list[Pair]:
+    """Every victim with every aggressor, so that the first ones have each victim once; `tenants` are devices by name.
+
+    Neighbours of the same device come first.
+    """
+    names, found = list(tenants), []
+    for distance in range(1, len(names)):
+        found += [Pair(name, names[(at + distance) % len(names)]) for at, name in enumerate(names)]
+    found.sort(key=lambda pair: tenants[pair.victim] != tenants[pair.aggressor])
+    return [pair for pair in found if only in (None, pair.victim)]
+
+
+def plan(wanted: Sequence[Pair], possible: Mapping[str, Sequence[str]], seconds: float) -> Plan:
+    """As many of these pairs as there is time for, and then as many kinds and rounds.
+
+    `possible` are the kinds that each aggressor can be, the most important first.
+    """
+    fits = max(1, int(seconds / (START + FEWEST * ROUND)))
+    chosen, left_out = tuple(wanted[:fits]), tuple(wanted[fits:])
+    each = seconds / max(1, len(chosen)) - START
+    most = next(number for number in count(1) if USUAL * ROUND * (number + 1) > each)
+    kinds = {pair: tuple(possible[pair.aggressor][:most]) for pair in chosen}
+    widest = max((len(some) for some in kinds.values()), default=1)
+    return Plan(chosen, left_out, kinds, max(LEAST, int(each / (ROUND * widest))))
+
+
+def needed(wanted: Sequence[Pair]) -> float:
+    """Seconds in which every pair is tried."""
+    return len(wanted) * (START + FEWEST * ROUND)
+
+
+def steps(kinds: Sequence[str], rounds: int) -> list[Step]:
+    """The phases of a pair: alone, beside, control, again and again, so that what changes on the machine meets all alike."""
+    found: list[Step] = []
+    for turn in range(rounds):
+        for kind in kinds:
+            for which in PHASES:
+                begin = GAP + len(found) * (WINDOW + GAP)
+                found.append(Step(turn, kind, which, begin, begin + WINDOW))
+    return found

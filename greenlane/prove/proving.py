@@ -1,0 +1,182 @@
+"""The steps of `greenlane prove`: ask the server where work runs, find what its tenants take, and measure every pair."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+
+from greenlane.load import machine, processes
+from greenlane.load.caller import Caller
+from greenlane.load.jobs import OpenLoop
+from greenlane.load.processes import LoadProcessFailed
+from greenlane.load.wire import Broken
+
+from . import confinement
+from .access import Access
+from .attacks import BATCHES, Attack, attack, possible
+from .confinement import Located, Watch
+from .errors import ServerEnded
+from .findings import Findings
+from .inputs import binary
+from .measure import Beside, Measured, Victim, measure, rate_of
+from .others import Others
+from .places import place
+from .plan import Pair, needed, pairs, plan
+from .survey import Surveyed, survey, timed
+
+ASKING = 0.06
+"""The part of all time in which the tenants' models are tried out."""
+DRIVEN = 0.5
+"""Seconds for which all tenants are driven at the same time, to see where their work runs."""
+AT_ONCE = 4
+"""Requests of an attack that are timed, before it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is measured, and how: a server, why it ended (empty while it runs), the seconds there are, and where to report to.
+
+    `own` is whether it was started for this. `only` is the one tenant that is to be the victim; None for all. `source` names
+    the configuration.
+    """
+
+    access: Access
+    alive: Callable[[], str]
+    own: bool
+    source: str
+    seconds: float
+    only: str | None
+    command: str
+    report: Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Progress:
+    """What was found so far; it is the report if the server ends meanwhile."""
+
+    located: Sequence[Located] = ()
+    tenants: Sequence[Surveyed] = ()
+    measured: list[Measured] = field(default_factory=list)
+    untried: dict[Pair, str] = field(default_factory=dict)
+    ended: str = ""
+
+
+def prove(run: Run) -> Findings:
+    """Everything. Blocks for about `seconds`. Raises CannotProve."""
+    began, found = perf_counter(), Progress()
+    try:
+        _prove(run, began + run.seconds, found)
+    except ServerEnded as error:
+        found.ended = run.alive() or str(error)
+        found.untried |= {pair: found.ended for pair in _wanted(run, found) if pair not in {m.pair for m in found.measured}}
+    facts = machine.describe(run.command)
+    seconds = perf_counter() - began
+    return Findings(run.source, seconds, facts, found.located, found.tenants, found.measured, found.untried, found.ended)
+
+
+def _prove(run: Run, end: float, found: Progress) -> None:
+    run.report("probing where the work of each partition runs")
+    found.located = confinement.probe(run.access)
+    found.tenants = survey(run.access, run.seconds * ASKING, run.report)
+    served = _processes(run.access, found.tenants)
+    found.located = _driven(run, found, served)
+    able = [pair for pair in _wanted(run, found) if _tenant(found, pair.victim).drivable]
+    found.untried |= {pair: f"{pair.victim} has no model that can be asked" for pair in _wanted(run, found) if pair not in able}
+    if not able:
+        return
+    possibles = {each.name: possible(each) for each in found.tenants}
+    chosen = plan(able, possibles, end - perf_counter())
+    for pair in chosen.left_out:
+        more = run.seconds - (end - perf_counter()) + needed(able)
+        found.untried[pair] = f"there was no time left for it; --seconds {more:.0f} has time for every pair"
+    cores = {name: frozenset().union(*map(_affinity, pids)) for name, pids in served.items() if pids}
+    every = sorted(os.sched_getaffinity(0))
+    others = partial(Others, every, run.own)
+    for pair in chosen.pairs:
+        places = place(pair, found.located, cores, every)
+        attacks = _attacks(run.access, _tenant(found, pair.victim), _tenant(found, pair.aggressor), chosen.kinds[pair])
+        victim = _victim(run.access, _tenant(found, pair.victim))
+        found.measured.append(measure(pair, victim, attacks, chosen.rounds, places, others, run.alive, run.report))
+
+
+def _wanted(run: Run, found: Progress) -> list[Pair]:
+    return pairs({each.name: each.device for each in found.tenants}, run.only)
+
+
+def _tenant(found: Progress, name: str) -> Surveyed:
+    return next(each for each in found.tenants if each.name == name)
+
+
+def _processes(access: Access, tenants: Sequence[Surveyed]) -> dict[str, frozenset[int]]:
+    """The processes that serve each tenant; empty for one without models, and for processes of another user."""
+    found: dict[str, frozenset[int]] = {}
+    for tenant in tenants:
+        with closing(Caller(access.port)) as caller:
+            if tenant.drivable and _answered(caller, tenant, access) and caller.own_port:
+                found[tenant.name] = confinement.processes_of(access.port, caller.own_port)
+    return found
+
+
+def _answered(caller: Caller, tenant: Surveyed, access: Access) -> bool:
+    model = tenant.quickest
+    try:
+        return caller.ask(binary(model.model, model.small.form, access.headers(tenant.name))).status == 200
+    except Broken as broken:
+        raise ServerEnded(f"{tenant.name} is not answered any more: {broken}") from broken
+
+
+def _driven(asked: Run, found: Progress, served: Mapping[str, frozenset[int]]) -> list[Located]:
+    """Where the tenants' own work runs while all of them are busy."""
+    busy = [each for each in found.tenants if each.drivable]
+    port, jobs = asked.access.port, []
+    for each in busy:
+        jobs += attack(BATCHES, each, asked.access).jobs(port, 0.0, DRIVEN, 1, _cores(found.located, each))
+    asked.report("watching where the models' own threads run")
+    watch = Watch(served)
+    watch.start()
+    try:
+        processes.run(jobs)
+    except LoadProcessFailed as failed:
+        raise ServerEnded(str(failed).splitlines()[-1]) from failed
+    finally:
+        threads = watch.stop()
+    owner = {unit: f"of {each.tenant}" for each in found.located if each.unit == "core" for unit in each.units}
+    return [confinement.judged(each, threads.get(each.tenant, {}), owner) for each in found.located]
+
+
+def _cores(located: Sequence[Located], tenant: Surveyed) -> tuple[int, ...] | None:
+    cores = next((each.units for each in located if each.tenant == tenant.name and each.unit == "core"), ())
+    return tuple(sorted(os.sched_getaffinity(0).intersection(cores))) or None
+
+
+def _attacks(access: Access, victim: Surveyed, aggressor: Surveyed, kinds: Sequence[str]) -> dict[str, Beside]:
+    """Each kind of aggressor, as another tenant and as the victim's own, with the time that one request takes alone."""
+    found = {}
+    with closing(Caller(access.port)) as caller:
+        for kind in kinds:
+            other = attack(kind, aggressor, access)
+            found[kind] = Beside(_with_time(caller, other), attack(kind, victim, access, like=other))
+    return found
+
+
+def _with_time(caller: Caller, attack: Attack) -> Attack:
+    try:
+        return replace(attack, seconds=timed(caller, attack.asks[:AT_ONCE]))
+    except Broken as broken:
+        raise ServerEnded(f"the aggressor's requests ({attack.kind}) are not answered: {broken}") from broken
+
+
+def _victim(access: Access, tenant: Surveyed) -> Victim:
+    model = tenant.quickest
+    ask = binary(model.model, model.small.form, access.headers(tenant.name))
+    job = OpenLoop(port=access.port, ask=ask, arrivals=[], connections=1, most=1)
+    return Victim(tenant.name, model.model.name, job, rate_of(model.small))
+
+
+def _affinity(pid: int) -> frozenset[int]:
+    try:
+        return frozenset(os.sched_getaffinity(pid))
+    except OSError:
+        return frozenset()

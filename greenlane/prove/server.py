@@ -1,0 +1,108 @@
+"""A server of the configuration as it is, for as long as it is measured: on a free port, with keys of its own.
+
+What differs from the file: nothing that tenants would share. It listens on the loopback interface only, and has neither the
+tenants' own ports nor gRPC, so that it can start beside another server. The tenants' keys are replaced, as the file has digests
+of them only.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_urlsafe
+from time import perf_counter, sleep
+from urllib.parse import urlsplit
+
+from greenlane.load.server_process import free_port, terminate
+
+from .access import Access
+from .errors import CannotProve, ServerEnded
+
+PATIENCE = 1800.0
+"""Seconds after which a server that does not get ready is given up: on a GPU models are built and compiled meanwhile."""
+LOOK = 0.1
+SAY = 5.0
+"""Seconds between two reports that it is not ready yet."""
+DRAIN = 20.0
+
+
+@contextmanager
+def started(config: str | None, report: Callable[[str], None]) -> Iterator[tuple[Access, Callable[[], str], int]]:
+    """Start it, wait until it is ready, and end it after the block: how to ask it, why it ended (empty while it runs), its id.
+
+    `config` is a file; None is what `greenlane serve` takes then. Raises CannotProve with what the server says of the
+    configuration, or if it ends before it is ready.
+    """
+    admin, port = token_urlsafe(), free_port()
+    with tempfile.TemporaryDirectory(prefix="greenlane-prove-") as folder:
+        log = Path(folder, "server.log")
+        command = [sys.executable, "-m", "greenlane.prove.child"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+        assert process.stdin
+        try:
+            given = Path(folder, "keys.json")
+            words = {"config": config, "port": port, "admin": admin, "keys": str(given)}
+            process.stdin.write(json.dumps(words).encode())
+            process.stdin.close()
+
+            def ended() -> str:
+                status = process.poll()
+                return "" if status is None else f"the server ended with status {status}{_last(log)}"
+
+            _wait(port, process, log, report)
+            yield Access(port, json.loads(given.read_text()), admin), ended, process.pid
+        finally:
+            terminate(process, DRAIN)
+
+
+def _wait(port: int, process: "subprocess.Popen[bytes]", log: Path, report: Callable[[str], None]) -> None:
+    began = said = perf_counter()
+    access = Access(port)
+    while not access.serves():
+        if (status := process.poll()) is not None:
+            text = log.read_text(errors="replace").strip()
+            early = f"the server ended with status {status} before it was ready:\n{text[-3000:]}"
+            raise CannotProve(text.removeprefix("greenlane: ") if status == 2 else early)
+        if perf_counter() - began > PATIENCE:
+            raise CannotProve(f"the server was not ready after {PATIENCE:g} s{_last(log)}")
+        if perf_counter() - said > SAY:
+            said = perf_counter()
+            report(f"the server starts and loads its models, for {said - began:.0f} s so far")
+        sleep(LOOK)
+
+
+def _last(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return f"; its last words: {lines[-1]}" if lines else ""
+
+
+def running(url: str, keys: dict[str, str], admin: str | None) -> tuple[Access, Callable[[], str]]:
+    """A server that runs already. Raises CannotProve if it is on another machine, or not ready."""
+    port = _port(url)
+    access = Access(port, keys, admin)
+
+    def gone() -> str:
+        return "" if access.serves() else f"{url} is not ready any more"
+
+    if not access.serves():
+        raise CannotProve(f"{url} does not answer GET /v2/health/ready with 200; is it running, and ready?")
+    try:
+        access.administer("GET", "/admin/tenants")
+    except ServerEnded as error:
+        raise CannotProve(f"{url} has no administration of Greenlane's: {error}") from error
+    return access, gone
+
+
+def _port(url: str) -> int:
+    try:
+        parts = urlsplit(url if "//" in url else f"http://{url}")
+        port = parts.port or 80
+    except ValueError as error:
+        raise CannotProve(f"--url {url!r}: {error}; expected one such as http://127.0.0.1:8000") from error
+    if parts.scheme != "http" or parts.hostname not in ("127.0.0.1", "localhost"):
+        raise CannotProve(f"--url {url!r}: expected http://127.0.0.1:PORT, as the clients have to run on the server's machine")
+    return port

@@ -1,0 +1,111 @@
+"""The findings as plain text, for a terminal."""
+
+import math
+from collections.abc import Iterator
+
+from greenlane.load.intervals import Interval
+from greenlane.load.rules import BOUND, WORDS
+
+from .attacks import WHAT
+from .findings import Findings
+from .measure import Measured, Result
+
+MEANS = {
+    "isolated": "every neighbour was held off, where the control shows that it disturbs",
+    "leaks": "something of a neighbour's reaches a tenant",
+    "not exercised": "something could not be judged: see below",
+    "too noisy": "something could not be judged on this machine, now: it was too noisy",
+}
+HEADING = f"""\
+{"":22} {"p99 of the victim, ms":^26}  {"times, with interval":^30}
+{"aggressor":22} {"alone":>8} {"beside":>8} {"control":>8}  {"beside":>20} {"control":>9}  verdict"""
+
+
+def render(findings: Findings) -> str:
+    """The whole report."""
+    return "\n".join(_lines(findings))
+
+
+def milliseconds(microseconds: float) -> str:
+    """Three digits or so; a dash for what is not a number."""
+    value = microseconds / 1e3
+    return "-" if math.isnan(value) else f"{value:.3f}" if value < 0.1 else f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def times(interval: Interval) -> str:
+    """A growth with its interval."""
+    if math.isnan(interval.value):
+        return "-"
+    return f"{short(interval.value)} ({short(interval.low)}-{short(interval.high)})"
+
+
+def short(value: float) -> str:
+    """A growth as it stands in tables."""
+    return "-" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def tail(result: Result) -> str:
+    """Which part of the requests a growth is about."""
+    return f"p{result.held.quantile * 100:g}"
+
+
+def _lines(findings: Findings) -> Iterator[str]:
+    yield from ("", "Where work ran")
+    for each in findings.located:
+        unit = f"{each.unit}{'s' * (len(each.units) != 1)}"
+        yield f"  {each.tenant}: probe on {unit} {listed(each.units)}: {each.word}: {each.why}"
+        own = f" on {listed(each.own)}" if each.own else ""
+        yield f"  {each.tenant}: models{own}: {each.own_word}: {each.own_why}"
+    for tenant in findings.tenants:
+        for name, why in tenant.undriven.items():
+            yield f"  {tenant.name}: {name} was not asked: {why}"
+    for measured in findings.measured:
+        yield from ("", _title(measured), HEADING)
+        yield from map(_line, measured.results)
+        yield from (f"  {r.attack.other.kind}: {r.ruling.word}: {r.ruling.why}" for r in measured.results if _explain(r))
+    if findings.untried:
+        yield from ("", "Not tried")
+        yield from (f"  {pair}: {why}" for pair, why in findings.untried.items())
+    counts = {word: list(findings.words.values()).count(word) for word in reversed(WORDS)}
+    yield ""
+    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    yield f"Pairs: {said or 'none, as one tenant has no neighbour'}"
+    yield f"{findings.word}: {MEANS[findings.word]} (a growth of at most {BOUND:g} is allowed; {findings.seconds:.0f} s)"
+
+
+def about(measured: Measured) -> str:
+    """What the victim was asked, and what else was going on."""
+    late, others = f"{measured.late * 1e3:.2f} ms late (p99)", f"other programs used {measured.others:.0%} of the cores"
+    return f"{measured.model}, {measured.rate:.0f} requests a second; its client was {late}; {others}"
+
+
+def _explain(result: Result) -> bool:
+    return result.ruling.word != "isolated"
+
+
+def _title(measured: Measured) -> str:
+    return f"{measured.pair}: {about(measured)}"
+
+
+def _line(result: Result) -> str:
+    alone, beside, control = (milliseconds(result.figures(which).p99) for which in ("alone", "beside", "control"))
+    name = f"{result.attack.other.kind} ({result.attack.other.model})"
+    held, shared = times(result.held.worst), short(result.shared.worst.value)
+    return f"{name:22.22} {alone:>8} {beside:>8} {control:>8}  {held:>20} {shared:>9}  {result.ruling.word}"
+
+
+def listed(numbers: tuple[int, ...]) -> str:
+    """Numbers with ranges, as 0-3,8."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found) or "none"
+
+
+def legend(findings: Findings) -> str:
+    """The kinds of aggressor that were tried, in words."""
+    kinds = dict.fromkeys(result.attack.other.kind for each in findings.measured for result in each.results)
+    return "; ".join(f"{kind}: {WHAT[kind]}" for kind in kinds)

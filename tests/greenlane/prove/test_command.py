@@ -1,0 +1,164 @@
+"""`greenlane prove` on this machine's cores, in a short form: what it says, and that what shares a core is never isolated.
+
+How isolated two tenants are here depends on what else this machine does. So no test expects a verdict of `isolated`.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greenlane.load.server_process import family_of
+from greenlane.prove import server
+from greenlane.prove.access import Access
+from greenlane.prove.command import main
+from greenlane.prove.findings import Findings
+from greenlane.prove.proving import Run, prove
+from server.demo import build
+from server.tenants.auth import digest
+
+PROGRAM = "greenlane prove"
+KEY = "a key that only its digest is in the file of"
+CORES = sorted(os.sched_getaffinity(0))[:2]
+
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="two tenants need two cores")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tenants on a core each, one of which has a key; a port that is taken would be refused if it were used."""
+    folder = tmp_path_factory.mktemp("prove")
+    build(folder / "models")
+    return written(folder / "two.toml", 'models = ["*"]', f'models = ["stripes"]\nkeys_sha256 = ["{digest(KEY)}"]\nport = 1')
+
+
+def written(path: Path, acme: str, globex: str) -> Path:
+    device = f'[device]\nbackend = "cpu"\ncores = "{CORES[0]},{CORES[1]}"\n'
+    models = '[models]\nrepository = "models"\n'
+    path.write_text(f"{device}{models}[tenants.acme]\ncores = 1\n{acme}\n[tenants.globex]\ncores = 1\n{globex}\n")
+    return path
+
+
+@contextmanager
+def running(config: Path) -> Iterator[tuple[Access, Callable[[], str], int]]:
+    with server.started(str(config), lambda _: None) as started:
+        yield started
+
+
+def proven(access: Access, alive: Callable[[], str], report: Callable[[str], None] = lambda _: None) -> Findings:
+    return prove(Run(access, alive, False, "test", 4.0, None, PROGRAM, report))
+
+
+def test_a_run_writes_text_page_and_document_and_says_what_there_was_no_time_for(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, file = tmp_path / "page.html", tmp_path / "found.json"
+
+    status = main(["--config", str(config), "--seconds", "8", "--html", str(page), "--json", str(file)], PROGRAM)
+
+    said = capsys.readouterr()
+    found: dict[str, Any] = json.loads(file.read_text())
+    assert status == found["exit_status"]
+    assert status in (1, 3)  # The second pair was not tried, so that not all is isolated.
+    (pair,) = found["pairs"]
+    assert (pair["victim"], pair["aggressor"]) == ("acme", "globex")
+    assert [attack["attack"] for attack in pair["attacks"]] == ["batches"]
+    assert pair["attacks"][0]["microseconds"]["beside"]["count"] > 100
+    assert pair["attacks"][0]["aggressor_statuses"]["200"] > 0
+    (left,) = found["untried"]
+    assert (left["victim"], left["aggressor"]) == ("globex", "acme")
+    assert "--seconds" in left["why"]
+    assert [(each["units"], each["verdict"]) for each in found["partitions"]] == [([core], "isolated") for core in CORES]
+    assert [each["models"]["cores"] for each in found["partitions"]] == [[core] for core in CORES]
+    assert {model["name"] for model in found["tenants"][0]["models"]} == {"identity", "stripes"}
+    assert "<svg" in page.read_text()
+    assert "acme beside globex: identity" in said.out
+    assert "round 1 of" in said.err
+    assert KEY not in file.read_text() + page.read_text()
+
+
+def test_tenants_that_share_a_core_are_found_and_never_called_isolated(config: Path) -> None:
+    """Every thread of the server on one core, as a wrong cpuset would put them."""
+    with running(config) as (access, alive, pid):
+
+        def crowd(what: str) -> None:
+            for one in family_of(pid):
+                for tid in os.listdir(f"/proc/{one.pid}/task"):
+                    with suppress(ProcessLookupError):
+                        os.sched_setaffinity(int(tid), CORES[:1])
+
+        found = proven(access, alive, crowd)
+
+    acme, globex = found.located
+    assert (acme.own_word, globex.own_word) == ("isolated", "leaks")
+    assert globex.own == tuple(CORES[:1])
+    assert f"ran on core {CORES[0]} (of acme)" in globex.own_why
+    assert "isolated" not in found.words.values()
+    assert (found.word, found.status) == ("leaks", 1)
+
+
+def test_a_tenant_without_models_is_no_victim_and_can_only_send_invalid_requests(config: Path) -> None:
+    with running(written(config.with_name("none.toml"), 'models = ["stripes"]', 'models = ["absent"]')) as (access, alive, _):
+        found = proven(access, alive)
+    (measured,) = found.measured
+    assert (str(measured.pair), [each.attack.other.kind for each in measured.results]) == ("acme beside globex", ["invalid"])
+    assert set(measured.results[0].statuses) == {404}
+    assert [(str(pair), why) for pair, why in found.untried.items()] == [
+        ("globex beside acme", "globex has no model that can be asked")
+    ]
+    assert found.tenants[1].undriven == {"absent": "it is not ready"}
+    assert found.status in (1, 3)
+
+
+def test_a_server_that_dies_meanwhile_ends_the_run_with_what_was_found_so_far(config: Path) -> None:
+    with running(config) as (access, alive, pid):
+
+        def kill(what: str) -> None:
+            if "round 1" in what:
+                os.kill(pid, signal.SIGKILL)
+
+        found = proven(access, alive, kill)
+    assert found.ended.startswith("the server ended with status -9")
+    assert not found.measured
+    assert set(found.untried.values()) == {found.ended}
+    assert len(found.untried) == 2
+    assert found.status == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9 does not answer GET /v2/health/ready with 200"),
+        (["--url", "http://example.org"], "the clients have to run on the server's machine"),
+        (["--url", "http://127.0.0.1:99999"], "Port out of range"),
+        (["--url", "http://127.0.0.1:9", "--keys", "absent.toml"], "--keys absent.toml: "),
+        (["--config", "absent.toml"], "absent.toml"),
+        (["--json", "/absent/file"], "/absent/file cannot be written"),
+    ],
+)
+def test_what_cannot_be_tried_is_status_2_and_a_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words, PROGRAM) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_configuration_that_is_wrong_is_status_2_with_its_mistakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text('[tenants.acme]\ncroes = 1\nmodels = ["*"]\n')
+    assert main(["--config", str(path)], PROGRAM) == 2
+    assert "did you mean 'cores'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--config", "a", "--url", "b"], ["--keys", "a"], ["--seconds", "7"], ["--seconds", "x"]])
+def test_wrong_words_are_status_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words, PROGRAM)
+    assert ended.value.code == 2

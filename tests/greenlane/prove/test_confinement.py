@@ -1,0 +1,75 @@
+"""Where work ran, from the server's probe and from what the kernel says of threads."""
+
+import os
+import socket
+import threading
+from contextlib import closing
+
+import pytest
+
+from greenlane.load.rules import Word
+from greenlane.prove import others
+from greenlane.prove.confinement import Located, Seen, Watch, judged, parsed, processes_of
+
+ACME = Located("acme", "core", (2, 3), "isolated", "")
+GLOBEX = {0: "of globex"}
+HTTP, WORKER = (7, 7), (7, 8)
+
+
+def seen(cores: set[int], allowed: set[int], ticks: int = 50, idle: bool = False) -> Seen:
+    return Seen(0, ticks, cores, frozenset(allowed), idle)
+
+
+@pytest.mark.parametrize(
+    ("threads", "word", "said"),
+    [
+        ({WORKER: seen({2, 3}, {2, 3})}, "isolated", "1 thread of its models worked"),
+        ({WORKER: seen({0, 2}, {0, 2})}, "leaks", "ran on core 0 (of globex)"),
+        ({WORKER: seen({2}, {2, 9})}, "leaks", "may run on core 9 (of no tenant)"),
+        ({WORKER: seen({2}, {2}), HTTP: seen({0}, {0})}, "isolated", "1 thread"),
+        ({HTTP: seen({0}, {0})}, "leaks", "ran on core 0"),
+        ({WORKER: seen({2}, {2}), (7, 9): seen({0}, {0}, idle=True)}, "isolated", "1 thread"),
+        ({WORKER: seen({0}, {0}, ticks=1)}, "not exercised", "no thread"),
+        ({}, "not exercised", "no thread"),
+    ],
+)
+def test_a_models_threads_belong_on_its_tenants_cores(threads: dict[tuple[int, int], Seen], word: Word, said: str) -> None:
+    found = judged(ACME, threads, GLOBEX)
+    assert found.own_word == word
+    assert said in found.own_why
+    assert (found.word, found.units) == (ACME.word, ACME.units)
+
+
+def test_an_engines_sms_are_not_seen_from_outside() -> None:
+    found = judged(Located("acme", "SM", (1, 2), "isolated", ""), {WORKER: seen({0}, {0})}, {})
+    assert found.own_word == "not exercised"
+
+
+def test_the_kernels_words_about_a_thread_are_read_whatever_its_name() -> None:
+    fields = ["S", *map(str, range(4, 53))]  # Fields 3 to 52 of proc(5), most of them their own number.
+    assert parsed(f"12 (a ) (b) {' '.join(fields)}") == (39, 14 + 15)
+
+
+def test_this_process_is_found_by_its_connection_and_watched_while_it_works() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+        with closing(socket.create_connection(("127.0.0.1", port))) as client, closing(listener.accept()[0]):
+            assert processes_of(port, client.getsockname()[1]) == {os.getpid()}
+            assert processes_of(port, 1) == frozenset()
+    watch, me = Watch({"acme": frozenset({os.getpid()})}), threading.get_native_id()
+    watch.start()
+    before = os.times()
+    while (now := os.times()).user + now.system - before.user - before.system < 0.3:
+        pass
+    thread = watch.stop()["acme"][(os.getpid(), me)]
+    assert thread.worked
+    assert thread.cores <= os.sched_getaffinity(0)
+    assert thread.allowed == os.sched_getaffinity(0)
+
+
+def test_what_other_programs_used_is_what_is_left_of_busy_cores() -> None:
+    stat = "cpu  9 9 9 9\ncpu0 100 20 30 400 5 6 7 50 0 0\ncpu1 7 0 0 0 0 0 0 0 0 0\ncpu2 1 1 1\nintr 5\n"
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert others.busy(stat, frozenset({0, 2})) == [200 / ticks, 3 / ticks]
+    assert others.Others([0], whole=False).share() == 0
+    assert 0 <= others.Others(sorted(os.sched_getaffinity(0)), whole=True).share() <= 1

@@ -1,0 +1,111 @@
+"""The report: text, page and JSON of findings that were made up, and the verdict on all."""
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from greenlane.load.figures import Samples
+from greenlane.load.jobs import Ask
+from greenlane.load.rules import NO_GROWTH, Ruling, Word, rule
+from greenlane.prove import text
+from greenlane.prove.attacks import Attack
+from greenlane.prove.confinement import Located
+from greenlane.prove.document import VERSION, document
+from greenlane.prove.findings import Findings
+from greenlane.prove.measure import Beside, Measured, Result
+from greenlane.prove.page import render
+from greenlane.prove.plan import Pair
+from greenlane.prove.survey import Surveyed
+
+PAIR = Pair("acme", "<b>globex</b>")
+
+
+def samples(microseconds: float, count: int = 200) -> Samples:
+    return Samples([number / 400 for number in range(count)], [microseconds] * count, [200] * count)
+
+
+def result(beside: float = 1000, control: float = 9000, word: Word | None = None) -> Result:
+    attack = Attack("batches", (Ask(b""),), 4, frozenset({200}), "m")
+    rounds = {"alone": (samples(1000),), "beside": (samples(beside),), "control": (samples(control),)}
+    ruling, held, shared = rule(rounds["alone"], rounds["beside"], rounds["control"], 1.0)
+    ruling = Ruling(word, "as the test says") if word else ruling
+    return Result(Beside(attack, attack), rounds, held, shared, ruling, {"beside": 5.0, "control": 6.0}, 1.0, {200: 9})  # type: ignore[arg-type]
+
+
+def findings(*results: Result, untried: dict[Pair, str] | None = None) -> Findings:
+    located = [Located("acme", "core", (0, 1, 2, 5), "isolated", "it ran", (0,), "not exercised", "unseen")]
+    measured = [Measured(PAIR, "m", 100.0, 0.0001, 0.02, results)] if results else []
+    tenants = [Surveyed("acme", undriven={"broken": "it is <not> ready"})]
+    return Findings("c.toml", 60.0, {"date": "today"}, located, tenants, measured, untried or {})
+
+
+@pytest.mark.parametrize(
+    ("found", "word", "status"),
+    [
+        (findings(result()), "isolated", 0),
+        (findings(result(beside=2000)), "leaks", 1),
+        (findings(result(), result(beside=2000)), "leaks", 1),
+        (findings(result(control=1000)), "not exercised", 3),
+        (findings(result(word="too noisy")), "too noisy", 3),
+        (findings(result(), untried={Pair("b", "a"): "no time"}), "not exercised", 3),
+        (findings(result(), result(word="too noisy"), untried={Pair("b", "a"): "no time"}), "not exercised", 3),
+        (findings(), "not exercised", 3),
+        (replace(findings(result()), ended="killed"), "not exercised", 3),
+        (replace(findings(result()), located=[Located("a", "core", (0,), "leaks", "")]), "leaks", 1),
+        (replace(findings(result()), located=[Located("a", "core", (0,), "isolated", "", (1,), "leaks", "")]), "leaks", 1),
+    ],
+)
+def test_all_is_isolated_only_if_every_part_is(found: Findings, word: Word, status: int) -> None:
+    assert (found.word, found.status) == (word, status)
+
+
+def test_the_document_has_a_version_the_verdicts_and_no_number_that_json_has_not() -> None:
+    empty = replace(result(), rounds={"alone": (Samples(),), "beside": (Samples(),), "control": (Samples(),)}, held=NO_GROWTH)
+    found = json.loads(json.dumps(document(findings(result(beside=2000), empty)), allow_nan=False))
+    assert found["version"] == VERSION == 1
+    assert (found["verdict"], found["exit_status"]) == ("leaks", 1)
+    (pair,) = found["pairs"]
+    assert (pair["victim"], pair["verdict"]) == ("acme", "leaks")
+    assert pair["attacks"][0]["growth"]["tail"]["value"] == 2
+    assert pair["attacks"][1]["growth"]["tail"]["value"] is None
+
+
+def test_the_text_says_the_verdict_last_and_why_what_is_not_isolated_is_not() -> None:
+    lines = text.render(findings(result(), result(beside=2000), untried={Pair("b", "a"): "there was no time"})).splitlines()
+    assert lines[-1].startswith("leaks: ")
+    assert any("acme: probe on cores 0-2,5: isolated" in line for line in lines)
+    assert any("at most 1.3 is allowed" in line for line in lines)
+    assert "  b beside a: there was no time" in lines
+    assert "  acme: broken was not asked: it is <not> ready" in lines
+
+
+class Page(HTMLParser):
+    """Collects what a page would load, and checks that its tags match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.open: list[str] = []
+        self.svgs = 0
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.loads += [value or "" for name, value in attributes if name in ("src", "href")]
+        self.svgs += tag == "svg"
+        if tag not in ("meta", "line", "circle"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("line", "circle"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_by_itself_and_has_a_plot_for_each_pair() -> None:
+    said = render(findings(result(), result(beside=2000), untried={Pair("b", "a"): "no time"}))
+    page = Page()
+    page.feed(said)
+    assert (page.loads, page.open, page.svgs) == ([], [], 1)
+    assert "<b>globex" not in said
+    assert "it is &lt;not&gt; ready" in said
+    assert "no time" in said
