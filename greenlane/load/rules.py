@@ -37,7 +37,7 @@ SOME = 40
 BUSY = 0.5
 """The part of the time in which an aggressor has to keep its own partition or process busy."""
 OTHERS = 0.1
-"""The part of the cores' time that other programs may use where a leak is to be told from them."""
+"""The part of the cores' time that other programs may use where a leak is to be called one."""
 SURE = 1.1
 """Times by which latency surely grew, where it is called a leak."""
 MEDIAN = 0.5

@@ -19,7 +19,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Others:
     """Counts from its creation on; `share` is the part of these cores' time that other programs, or the host, used since then.
 
-    `whole` is whether the server is one of this process's own: without that its time cannot be told apart, and is not judged.
+    `whole` is whether the server is one of this process's own: without that its time cannot be distinguished from theirs.
     """
 
     def __init__(self, cores: Sequence[int], whole: bool) -> None:

@@ -148,9 +148,7 @@ def test_what_cannot_be_tried_is_status_2_and_a_sentence(
     assert said in capsys.readouterr().err
 
 
-def test_a_configuration_that_is_wrong_is_status_2_with_its_mistakes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_configuration_is_status_2_with_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text('[tenants.acme]\ncroes = 1\nmodels = ["*"]\n')
     assert main(["--config", str(path)], PROGRAM) == 2
