@@ -98,7 +98,8 @@ def _serve_processes(config: Config) -> int:
 
 
 def _override(config: Config, options: Options) -> Config:
-    given: dict[str, Any] = {"host": options.host, "port": options.port, "log_level": options.log_level}
+    keys = "host", "port", "log_level", "autopilot"
+    given: dict[str, Any] = {key: getattr(options, key) for key in keys}
     server = config.server.model_copy(update={key: value for key, value in given.items() if value is not None})
     return config.model_copy(update={"server": server})
 

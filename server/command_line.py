@@ -30,6 +30,7 @@ class Options:
     host: str | None = None
     port: int | None = None
     log_level: str | None = None
+    autopilot: str | None = None
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -42,13 +43,13 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument("file", metavar="FILE", nargs="?", help="the file to check; the same as --config FILE")
     words = parser.parse_intermixed_args(arguments)
     if words.command == "check":
-        overrides = words.host, words.port, words.log_level
+        overrides = words.host, words.port, words.log_level, words.autopilot
         if any(given is not None for given in overrides) or (words.file is None) == (words.config is None):
             parser.error("check takes one FILE and no other options, as in: check greenlane.toml")
         return Options(check=words.file or words.config)
     if words.command:
         parser.error(_not_a_command(words.command, alone=not words.file))
-    return Options(config=words.config, host=words.host, port=words.port, log_level=words.log_level)
+    return Options(config=words.config, host=words.host, port=words.port, log_level=words.log_level, autopilot=words.autopilot)
 
 
 def parse_serve(arguments: Sequence[str], program: str) -> Options:
@@ -62,7 +63,7 @@ def parse_serve(arguments: Sequence[str], program: str) -> Options:
         parser.error(f"unexpected {unknown[0]!r}; a configuration is given as --config FILE")
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return Options(config=words.config, host=words.host, port=words.port, log_level=words.log_level)
+    return Options(config=words.config, host=words.host, port=words.port, log_level=words.log_level, autopilot=words.autopilot)
 
 
 def parse_check(arguments: Sequence[str], program: str) -> Options:
@@ -85,6 +86,7 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", type=_address, help="address to listen on, instead of server.host")
     parser.add_argument("--port", type=_port, help="port to listen on, instead of server.port; 0 for a free one")
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], help="instead of server.log_level")
+    parser.add_argument("--autopilot", choices=["off", "dry-run", "on"], help="instead of server.autopilot")
 
 
 def _not_a_command(word: str, alone: bool) -> str:

@@ -5,7 +5,7 @@ from functools import cache
 from ..api.dependencies import RequireAdmin
 from ..api.openapi import Document, describe
 from ..api.openapi import router as router_of
-from . import metrics, partitions, schemas
+from . import autopilot, metrics, partitions, schemas
 
 JSON, PAGE = "/admin/openapi.json", "/admin/docs"
 
@@ -15,6 +15,7 @@ _DESCRIPTION = (
 )
 _TAGS = [
     {"name": "Administration", "description": "The device, who holds which part of it, and the end of serving."},
+    {"name": "Autopilot", "description": "What was moved between tenants and why, and what moves it."},
     {"name": "Metrics", "description": "For Prometheus."},
 ]
 
@@ -22,8 +23,9 @@ _TAGS = [
 @cache
 def document() -> Document:
     """The administrators' document, computed at the first call."""
-    routers = (partitions.router, metrics.router)
-    return describe("Greenlane administration", _DESCRIPTION, routers, (schemas.Counts, schemas.Transfer), _TAGS, JSON)
+    routers = (partitions.router, autopilot.router, metrics.router)
+    bodies = (schemas.Counts, schemas.Transfer, schemas.AutopilotMode)
+    return describe("Greenlane administration", _DESCRIPTION, routers, bodies, _TAGS, JSON)
 
 
 router = router_of(document, JSON, PAGE, [RequireAdmin])

@@ -131,6 +131,73 @@ class Tenants(Schema):
     tenants: list[Tenant]
 
 
+class Paused(Schema):
+    """What a move cost one of the tenants that moved."""
+
+    ms: float = Field(description="Milliseconds for which it took no new inferences; its requests waited.")
+    ladder: bool = Field(description="Whether its models were ready on its ladder, so that it only had to switch.")
+
+
+class Move(Schema):
+    """A repartition, or a tenant's move to another device."""
+
+    number: int = Field(description="Moves are numbered from the server's start.")
+    at: float = Field(description="When it began, in seconds since 1970.")
+    by: Literal["operator", "autopilot"]
+    outcome: Literal["moved", "refused", "proposed"] = Field(
+        description="`refused`: nothing has changed. `proposed`: the autopilot would have done it, but it only tries."
+    )
+    reason: str = Field(description="What was moved from whom to whom and why; empty for an operator's repartition.")
+    before: dict[str, int] = Field(description="Granules by tenant, of those whose share was to change.")
+    after: dict[str, int]
+    error: str = Field(description="Why it was refused.")
+    prepared_ms: float = Field(description="Until models and partitions were ready, while all tenants were served.")
+    took_ms: float = Field(description="Until everything that the move left behind was closed.")
+    paused: dict[str, Paused] = Field(description="By tenant that moved.")
+
+
+class Moves(Schema):
+    """The last moves of granules."""
+
+    moves: list[Move] = Field(description="The newest first, 256 at most.")
+
+
+class AutopilotMode(Schema):
+    """Whether the autopilot moves granules (`on`), only says what it would move (`dry-run`), or does nothing (`off`)."""
+
+    mode: Literal["off", "dry-run", "on"]
+
+
+class Measured(Schema):
+    """A tenant's requests of the last seconds."""
+
+    seconds: float
+    requests: int = Field(description="Requests answered.")
+    busy: float = Field(description="Share of the time in which its partition ran an inference, from 0 to 1.")
+    queue_ms: float = Field(description="Mean wait for the partition.")
+    p99_ms: float | None = Field(description="From the complete body to the encoded answer; null without a request.")
+    turned_away: int = Field(description="Requests refused for a full queue or memory, and those whose timeout passed.")
+
+
+class Piloted(Schema):
+    """A tenant as the autopilot sees it. Without `target_p99` and `min_granules` it changes nothing for the tenant."""
+
+    granules: int
+    own_granules: int | None = Field(description="Its own by the configuration or an operator; null while it is off.")
+    min_granules: int | None
+    target_ms: float | None
+    measured: Measured | None = Field(description="null while it is off, and for some seconds after each move.")
+
+
+class Autopilot(Schema):
+    """The autopilot: its mode, and what it sees."""
+
+    mode: Literal["off", "dry-run", "on"]
+    paused_for_seconds: float = Field(description="Nothing is moved for so long, because an operator moved granules.")
+    notes: list[str] = Field(description="Why tenants that miss their targets get nothing.")
+    tenants: dict[str, Piloted]
+
+
 class Draining(Schema):
     """The server drains."""
 

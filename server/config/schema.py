@@ -131,6 +131,12 @@ class ServerConfig(Section, frozen=True):
         description="Time after `drain_grace` by which the process ends. Half of it is for requests in flight, which are then "
         "stopped with 503.",
     )
+    autopilot: Literal["off", "dry-run", "on"] = Field(
+        default="off",
+        description='"on" moves granules between tenants with `target_p99` or `min_granules` while they are served: from those '
+        'that keep their target with fewer to those that miss it. "dry-run" only says what it would move. GET /admin/moves has '
+        "every move with its reason; PUT /admin/autopilot switches it.",
+    )
     max_execution: Duration = Field(
         default=300.0,
         description='Longest run of one inference on the device, for tenants that set no other; "0s": no limit. On a CPU it '
@@ -315,6 +321,13 @@ class TenantConfig(Section, frozen=True):
         description="Whether tenants with a `burst` may use this tenant's share while it has no request open, and for how long "
         "at most by one inference: that is how late its next request may be. true: 1ms.",
     )
+    min_granules: int | None = Field(
+        default=None,
+        ge=1,
+        examples=[2],
+        description="The fewest granules that the autopilot leaves the tenant; 1 for one with a `target_p99`. Without either "
+        "key it never changes the tenant's share. An operator may give it fewer.",
+    )
     models: Names = Field(description='Models that the tenant may call; `["*"]`: all.')
     queue: int = Field(default=64, ge=1, description="Requests that may wait; more are refused with 429.")
     in_flight: int = Field(
@@ -416,6 +429,11 @@ class TenantConfig(Section, frozen=True):
             raise self._problem(f"{asked} is not in whole granules of {sizes[0]}; expected one of {multiples}", key)
         return asked // sizes[0]
 
+    def check_least(self, share: int) -> None:
+        """Raise ConfigError for a minimum above the tenant's own share in granules."""
+        if self.min_granules is not None and self.min_granules > share:
+            raise self._problem(f"{self.min_granules} is above the tenant's own share of {share} granules", "min_granules")
+
     def term(self, count: int) -> str:
         """The share as the file gives it, followed by its granules where that is another number."""
         key, asked = self._asked()
@@ -477,6 +495,7 @@ class Config(Section, frozen=True):
             try:
                 counts[name] = self.tenants[name].share(unit, sizes)
                 self.tenants[name].most(unit, sizes)
+                self.tenants[name].check_least(counts[name])
             except ConfigError as error:
                 problems += error.problems
         if sum(counts.values()) > len(sizes):

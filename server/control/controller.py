@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, TypeVar
 
 from partitions import Misplaced, Move
@@ -17,6 +19,8 @@ from ..tenants.lifecycle import Lifecycle
 from .controlled_device import ControlledDevice
 from .descriptions import Execution, PartitionInfo, shares
 from .device_runtime import DeviceRuntime
+from .moves import By, MoveLog, MoveRecord
+from .pilot import Pilot
 
 log = logging.getLogger("greenlane.control")
 
@@ -52,6 +56,8 @@ class Controller:
         self._frontends = frontends
         self._lifecycle = Lifecycle(publish)
         self._states: dict[str, State] = dict.fromkeys(frontends, "starting")
+        self.moves = MoveLog()
+        self.pilot = Pilot(self, config.server.autopilot)
         self._repartitioning = asyncio.Lock()
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models change on request, or its device."""
@@ -73,6 +79,11 @@ class Controller:
         """As `Lifecycle.ready`."""
         return self._lifecycle.ready
 
+    @property
+    def moving(self) -> bool:
+        """Whether granules are being moved now, or a probe runs."""
+        return self._repartitioning.locked()
+
     def add(
         self, runtimes: Mapping[str, DeviceRuntime], name: str = "0", process: DeviceRuntime | None = None
     ) -> ControlledDevice:
@@ -88,6 +99,7 @@ class Controller:
         """Open every device, partition it, and start loading models. Raises DoesNotFit, PartitionError or ConfigError."""
         await _all(self._start(device) for device in self.devices)
         self.repartitions += 1
+        self.pilot.start()
 
     async def _start(self, device: ControlledDevice) -> None:
         if not (runtimes := device.distinct()):
@@ -126,7 +138,7 @@ class Controller:
             log.critical("the device is lost, this process will exit: %s", reason)
             self._finishing = asyncio.create_task(self._finish_lost(f"the device is lost: {reason}"))
 
-    async def repartition(self, counts: Mapping[str, int]) -> Move:
+    async def repartition(self, counts: Mapping[str, int], by: By = "operator", reason: str = "") -> Move:
         """Give these tenants these numbers of granules while all are served; the other tenants keep theirs.
 
         New partitions are created, loaded, warmed up and probed beside the old ones; then the tenants that move pause until
@@ -136,16 +148,34 @@ class Controller:
         """
         self._check_counts(counts)
         async with self._repartitioning:
-            moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
-            await self._move(moves)
-            self.repartitions += 1
-        log.info("repartitioned: %s", "; ".join(shares(device.held) for device, _ in moves))
+            with self._recorded(by, reason, counts) as record:
+                moves = [(device, device.plan(device.own(counts))) for device in self.devices if device.own(counts)]
+                await self._move(moves, record)
+                self.repartitions += 1
+        log.info("repartitioned: %s; %s", "; ".join(shares(device.held) for device, _ in moves), record)
         return Move(_joined(move.before for _, move in moves), _joined(move.after for _, move in moves))
 
-    async def _move(self, moves: Sequence[tuple[ControlledDevice, Move]]) -> None:
+    @contextmanager
+    def _recorded(self, by: By, reason: str, counts: Mapping[str, int]) -> Iterator[MoveRecord]:
+        """Record what this block does as a move to these shares: refused if it raises. An operator's pauses the autopilot."""
+        held = {name: len(each.granules) for device in self.devices for name, each in device.held.items()}
+        record, began = self.moves.begin(by, reason, held, counts), time.monotonic()
+        try:
+            yield record
+            record.outcome = "moved"
+        except BaseException as error:
+            record.error = str(error)
+            raise
+        finally:
+            record.took = time.monotonic() - began
+            if by == "operator" and record.outcome == "moved":
+                self.moves.by_operator = time.monotonic()
+
+    async def _move(self, moves: Sequence[tuple[ControlledDevice, Move]], record: MoveRecord) -> None:
         """Carry out a move on each of some devices: prepared by all runtimes of tenants that move, halted by all, committed."""
         after = {name: move.after[name] for _, move in moves for name in move.movers}
         moving = [(device, runtime) for device, move in moves if move.movers for runtime in device.distinct(move.movers)]
+        began = time.monotonic()
         try:
             prepared = await _all(runtime.prepare(device.of(runtime, after)) for device, runtime in moving)
             placed: dict[int, dict[str, frozenset[int]]] = {}
@@ -153,8 +183,10 @@ class Controller:
                 placed.setdefault(id(device), {}).update(placements)
             if shared := [each for placements in placed.values() for each in overlaps(placements)]:
                 raise Misplaced("; ".join(f"{a} and {b} both ran on {sorted(units)}" for a, b, units in shared))
+            record.prepared = time.monotonic() - began
             await _all(runtime.halt() for _, runtime in moving)
-            await _all(runtime.commit() for _, runtime in moving)
+            for pauses in await _all(runtime.commit() for _, runtime in moving):
+                record.pauses |= pauses
             for device, _ in moves:
                 device.hold(device.own(after))
         except BaseException:
@@ -193,7 +225,8 @@ class Controller:
                 )
             after = target.plan({tenant: count}).after[tenant]
             async with self._changing[tenant]:
-                await self._transfer(tenant, source.process, target.process, after)
+                with self._recorded("operator", f"{tenant} to device {to}", {tenant: count}):
+                    await self._transfer(tenant, source.process, target.process, after)
             source.runtimes.pop(tenant)
             source.held.pop(tenant)
             source.host_cores.pop(tenant, None)
@@ -252,6 +285,7 @@ class Controller:
         if self.state in ("closed", "lost"):
             return
         self._lifecycle.set_state("draining")
+        self.pilot.close()
         log.info("draining: not ready, new requests are refused in %g s", grace)
         await asyncio.sleep(grace)
         runtimes = [runtime for device in self.devices for runtime in device.distinct()]
@@ -276,6 +310,7 @@ class Controller:
         """Wait for work in flight, abandon builds, and release the devices. Idempotent."""
         if self.state != "closed":
             self._lifecycle.set_state("closed")
+            self.pilot.close()
             async with self._repartitioning:  # One in progress is completed first.
                 await _all(runtime.close() for device in self.devices for runtime in device.distinct())
 

@@ -38,6 +38,13 @@ class Execution(NamedTuple):
     description: Mapping[str, object]
 
 
+class Pause(NamedTuple):
+    """How long a tenant that moved took no new inferences, and whether its models were ready on its ladder."""
+
+    seconds: float
+    ladder: bool = False
+
+
 def shares(held: Mapping[str, PartitionInfo]) -> str:
     """Which tenant has which granules, for the log."""
     return ", ".join(f"{name} has {partition.size} ({_granules(partition.granules)})" for name, partition in held.items())

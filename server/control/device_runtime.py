@@ -8,7 +8,7 @@ from typing import Protocol
 
 from partitions.plan import Granules
 
-from .descriptions import DeviceInfo, Execution
+from .descriptions import DeviceInfo, Execution, Pause
 
 
 class DeviceRuntime(Protocol):
@@ -48,8 +48,11 @@ class DeviceRuntime(Protocol):
         Raises Conflict, naming the tenant, if that takes longer than `server.max_pause`; they go on then.
         """
 
-    async def commit(self) -> None:
-        """Serve the tenants that are paused from their new partitions, and close the old ones."""
+    async def commit(self) -> dict[str, Pause]:
+        """Serve the tenants that are paused from their new partitions, and close the old ones.
+
+        Returns how long each was paused, where that is known.
+        """
 
     async def discard(self) -> None:
         """Serve them from their old partitions, and close the new ones."""

@@ -11,6 +11,7 @@ from partitions import probe as probes
 from partitions.base import Closing
 from partitions.plan import Granules
 
+from ..control.descriptions import Pause
 from ..link.messages import ModelKey
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl, hold
@@ -69,8 +70,8 @@ class PartitionMoves:
         serving = {name: self._workers[name] for name in self._prepared if name in self._workers}
         await self._halted.enter_async_context(self._worker_control.halted(serving))
 
-    async def commit(self) -> None:
-        """Serve them from their new partitions, and close the old ones."""
+    async def commit(self) -> dict[str, Pause]:
+        """Serve them from their new partitions, and close the old ones. Returns how long each was paused."""
         prepared = self._prepared
         self._manager.commit(self._move, {name: worker.partition for name, worker in prepared.items()})
         before = [self._workers[name] for name in prepared if name in self._workers]
@@ -79,10 +80,12 @@ class PartitionMoves:
         self._prepared = {}
         try:
             await self._halted.aclose()
+            pauses = {name: Pause(self._worker_control.paused(name)) for name in prepared if name not in started}
             for name in started:
                 self._worker_control.serve(name)
         finally:
             await self._end(before)
+        return pauses
 
     async def discard(self) -> None:
         """Serve them from their old partitions, and close the new ones. Does nothing without a move."""

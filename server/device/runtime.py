@@ -13,7 +13,7 @@ from partitions import probe as probes
 from partitions.plan import Granules
 
 from ..config.schema import Config
-from ..control.descriptions import DeviceInfo, Execution
+from ..control.descriptions import DeviceInfo, Execution, Pause
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
 from ..tenants.lifecycle import Lifecycle
@@ -117,8 +117,8 @@ class Runtime:
     async def halt(self) -> None:
         await self._moves.halt()
 
-    async def commit(self) -> None:
-        await self._moves.commit()
+    async def commit(self) -> dict[str, Pause]:
+        return await self._moves.commit()
 
     async def discard(self) -> None:
         await self._moves.discard()

@@ -77,7 +77,7 @@ class HaltMove(Message):
 
 
 class CommitMove(Message):
-    """Serve the tenants that are paused from their new partitions."""
+    """Serve the tenants that are paused from their new partitions. Answered with each one's `Pause`."""
 
 
 class DiscardMove(Message):

@@ -13,7 +13,7 @@ from engines import EngineError
 from partitions import DeviceUnavailable, PartitionError
 from partitions.plan import Granules
 
-from ..control.descriptions import DeviceInfo, Execution
+from ..control.descriptions import DeviceInfo, Execution, Pause
 from ..errors import RequestError, Unavailable
 from ..link.ring import Descriptors
 from ..tenants.catalog import IndexEntry
@@ -144,14 +144,16 @@ class RemoteRuntime:
     async def halt(self) -> None:
         await self._call_mover(messages.HaltMove())
 
-    async def commit(self) -> None:
+    async def commit(self) -> dict[str, Pause]:
         self._granules |= self._moving
         try:
-            await self._call_mover(messages.CommitMove())
+            pauses: dict[str, Pause] = await self._call_mover(messages.CommitMove(), dict[str, Pause])
+            return pauses
         except (RequestError, PartitionError) as error:
             if self._channel:  # It has other granules than its tenants now, or is being started with other ones.
                 log.error("%s is started again, as its tenants have other granules now: %s", self.label, error)
                 self._channel.close()
+            return {}
 
     async def discard(self) -> None:
         with suppress(Unavailable):
@@ -335,8 +337,8 @@ class RemoteRuntime:
                     raise
         raise Unavailable(f"{self.label} has ended and is being started again")
 
-    async def _call_mover(self, message: Message) -> None:
+    async def _call_mover(self, message: Message, result: Any = None) -> Any:
         """Call the process that prepared the move. Raises Unavailable if it has ended, also if another one has replaced it."""
         if self._mover is None or self._mover is not self._channel:
             raise Unavailable(f"{self.label} has ended during a move, and is being started again")
-        await self._call(message)
+        return await self._call(message, result)

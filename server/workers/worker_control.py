@@ -45,6 +45,8 @@ class WorkerControl:
         self._workers = workers
         self._lifecycle = lifecycle
         self._endpoints: dict[str, Endpoint] = {}
+        self._halted_at: dict[str, float] = {}
+        self._paused: dict[str, float] = {}
 
     def __repr__(self) -> str:
         halting = [name for name, lock in self.locks.items() if lock.locked()]
@@ -99,15 +101,23 @@ class WorkerControl:
         until = time.monotonic() + pause
         late = await _busy(workers)
         while True:
-            halting |= {name: asyncio.wrap_future(workers[name].stop()) for name in late if name not in halting}
+            halting |= {name: self._stop(name, workers[name]) for name in late if name not in halting}
             if longest := await _unfinished(halting, until - time.monotonic()):
                 raise Conflict(f"{_an_inference(longest)} for {pause:g} s (server.max_pause){_UNCHANGED}")
-            halting |= {name: asyncio.wrap_future(worker.stop()) for name, worker in workers.items() if name not in halting}
+            halting |= {name: self._stop(name, worker) for name, worker in workers.items() if name not in halting}
             if not (late := await _unfinished(halting, SHORT_WORK)):
                 return
             for name in halting.keys() - set(late):
                 del halting[name]
                 self._resume(name, workers[name])
+
+    def _stop(self, name: str, worker: Worker) -> "asyncio.Future[None]":
+        self._halted_at[name] = time.monotonic()
+        return asyncio.wrap_future(worker.stop())
+
+    def paused(self, name: str) -> float:
+        """The seconds for which a tenant was last `halted`: from when its worker took no more tickets until it served again."""
+        return self._paused.get(name, 0.0)
 
     def _go_on(self, name: str, halted: Worker, _: object = None) -> None:
         """Resume a tenant whose worker has halted, and release its lock."""
@@ -118,6 +128,7 @@ class WorkerControl:
         halted.halt()
         if self._lifecycle.state != "closed":
             self.serve(name)
+        self._paused[name] = time.monotonic() - self._halted_at[name]
 
     async def replace_link(self, name: str, free: Callable[[], None]) -> None:
         """Cancel a tenant's work in flight, have its worker serve the frontend's new link when that has ended, and call `free`.

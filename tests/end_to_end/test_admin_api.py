@@ -28,6 +28,9 @@ PATHS = [
     ("POST", "/admin/partitions/probe"),
     ("PUT", "/admin/partitions"),
     ("GET", "/admin/tenants"),
+    ("GET", "/admin/moves"),
+    ("GET", "/admin/autopilot"),
+    ("PUT", "/admin/autopilot"),
     ("POST", "/admin/drain"),
     ("GET", "/metrics"),
     ("GET", "/admin/openapi.json"),
@@ -214,7 +217,7 @@ def test_admin_key_is_required_where_configured(locked: httpx.Client, method: st
 @pytest.mark.parametrize(("method", "path"), [pair for pair in PATHS if pair[1] != "/admin/drain"])
 @pytest.mark.parametrize("authorization", ["Bearer the admin's", "bearer the admin's"])
 def test_admin_key_opens_all_admin_routes(locked: httpx.Client, method: str, path: str, authorization: str) -> None:
-    body = '{"acme": 1}' if method == "PUT" else ""
+    body = {"/admin/partitions": '{"acme": 1}', "/admin/autopilot": '{"mode": "off"}'}[path] if method == "PUT" else ""
     assert locked.request(method, path, content=body, headers={"Authorization": authorization}).status_code == 200
 
 
@@ -375,3 +378,20 @@ def test_allowed_hosts_are_names_of_the_server(standard: Path) -> None:
     ):
         assert http.get("/metrics", headers={"Host": "gpu1.example.com:8000"}).status_code == 200
         assert http.get("/metrics", headers={"Host": "gpu2.example.com:8000"}).status_code == 401
+
+
+def test_moves_are_kept_with_what_they_cost(standard: Path) -> None:
+    tenants = [TenantConfig(name=name, granules=2, models=("identity",)) for name in ("acme", "globex")]
+    with serving(configuration(standard, *tenants), VirtualDevice(6)) as served, httpx.Client(base_url=served.url) as client:
+        assert client.get("/admin/moves").json() == {"moves": []}
+        assert client.put("/admin/partitions", json={"acme": 4}).status_code == 200
+        assert client.put("/admin/partitions", json={"acme": 5}).status_code == 409
+        refused, moved = client.get("/admin/moves").json()["moves"]
+    assert (moved["number"], moved["by"], moved["outcome"]) == (1, "operator", "moved")
+    assert (moved["before"], moved["after"], list(moved["paused"])) == ({"acme": 2}, {"acme": 4}, ["acme"])
+    assert 0 < moved["paused"]["acme"]["ms"] < moved["took_ms"]
+    assert 0 < moved["prepared_ms"] < moved["took_ms"]
+    assert (refused["outcome"], refused["error"]) == (
+        "refused",
+        "acme 5 + globex 2 = 7 granules, but the device has 6: 1 too many",
+    )

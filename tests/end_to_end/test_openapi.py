@@ -12,8 +12,8 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
+from server.admin import autopilot, metrics, partitions
 from server.admin import docs as admin_docs
-from server.admin import metrics, partitions
 from server.api import docs, metadata, model_control, schemas
 from server.api.openapi import Document, operation_id
 
@@ -21,7 +21,7 @@ from .harness import configuration, serving
 from .wire import SMALL
 
 PUBLIC = (metadata.router, model_control.router, docs.inference)
-ADMIN = (partitions.router, metrics.router)
+ADMIN = (partitions.router, autopilot.router, metrics.router)
 DOCUMENTS = {"/openapi.json": docs.document(), "/admin/openapi.json": admin_docs.document()}
 PAGES = {"/docs": docs.document(), "/admin/docs": admin_docs.document()}
 MODEL = "/v2/models/identity"
@@ -53,6 +53,9 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "probe": ("POST", "/admin/partitions/probe", b""),
     "repartition": ("PUT", "/admin/partitions", b'{"acme": 1}'),
     "transfer": ("PUT", "/admin/tenants/acme/device", b'{"device": "0"}'),  # Where it is already.
+    "moves": ("GET", "/admin/moves", b""),
+    "autopilot": ("GET", "/admin/autopilot", b""),
+    "switch": ("PUT", "/admin/autopilot", b'{"mode": "off"}'),
     "tenants": ("GET", "/admin/tenants", b""),
     "drain": ("POST", "/admin/drain", b""),
     "metrics": ("GET", "/metrics", b""),
@@ -74,6 +77,7 @@ ERRORS = [
     ("tenants", "GET", "/admin/tenants", {"Via": "1.1 a"}, b"", 401),
     ("partitions", "GET", "/admin/partitions?probe=banana", {}, b"", 400),
     ("repartition", "PUT", "/admin/partitions", {}, b'{"acme": 4096}', 409),
+    ("switch", "PUT", "/admin/autopilot", {}, b'{"mode": "fast"}', 400),
     ("transfer", "PUT", "/admin/tenants/acme/device", {}, b'{"device": "7"}', 400),
     ("transfer", "PUT", "/admin/tenants/nobody/device", {}, b'{"device": "0"}', 404),
 ]

@@ -69,9 +69,10 @@ def test_each_command_has_help_under_its_name(command: str, capsys: pytest.Captu
 
 @pytest.mark.parametrize("first", [[], ["serve"]])
 def test_serve_is_the_default_and_takes_the_options_of_python_m_server(first: list[str], ran: list[Options]) -> None:
-    assert main([*first, "--config", "c.toml", "--host", "::1", "--port", "0", "--log-level", "debug"]) == 0
+    others = ["--port", "0", "--log-level", "debug", "--autopilot", "dry-run"]
+    assert main([*first, "--config", "c.toml", "--host", "::1", *others]) == 0
     assert main(first) == 0
-    assert ran == [Options(config="c.toml", host="::1", port=0, log_level="debug"), Options()]
+    assert ran == [Options(config="c.toml", host="::1", port=0, log_level="debug", autopilot="dry-run"), Options()]
 
 
 def test_check_takes_a_file(ran: list[Options]) -> None:

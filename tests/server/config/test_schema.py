@@ -871,6 +871,13 @@ def test_a_burst_that_does_not_fit_the_device_is_refused_with_the_numbers(
     assert text.startswith(f"c.toml: tenants.acme.burst: {problem}")
 
 
+def test_a_minimum_above_the_share_is_refused() -> None:
+    shared(acme={"granules": 4, "min_granules": 4}).fit("SM", [8] * 4)
+    with pytest.raises(ConfigError) as refused:
+        shared(acme={"sms": 16, "min_granules": 3}).fit("SM", [8] * 4)
+    assert refused.value.problems == ("c.toml: tenants.acme.min_granules: 3 is above the tenant's own share of 2 granules",)
+
+
 def test_a_burst_below_the_share_is_refused_before_a_device_is_opened(folder: Path) -> None:
     (problem,) = problems(folder, sections(tenants=f"{ACME}burst = 5"))
     assert "tenants.acme.burst: 5 is below granules, which is 6" in problem

@@ -10,7 +10,7 @@ from partitions import DoesNotFit, PartitionError
 from partitions.plan import Granules
 from server.config.schema import Config, DeviceConfig, ModelsConfig, TenantConfig
 from server.control.controller import Controller
-from server.control.descriptions import DeviceInfo
+from server.control.descriptions import DeviceInfo, Pause
 from server.control.device_runtime import DeviceRuntime
 from server.errors import BadRequest, Conflict, NotFound, Unavailable
 
@@ -44,8 +44,9 @@ class FakeRuntime:
     async def halt(self) -> None:
         self._do("halt")
 
-    async def commit(self) -> None:
+    async def commit(self) -> dict[str, Pause]:
         self._do("commit")
+        return {}
 
     async def discard(self) -> None:
         self._do("discard")

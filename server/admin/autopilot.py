@@ -1,0 +1,103 @@
+"""Administration of the autopilot: what was moved and why, what tenants need, and switching it."""
+
+from fastapi import APIRouter, Request, Response
+
+from ..api.body import read_object
+from ..api.dependencies import RequireAdmin, ServiceDep
+from ..api.framework import json_response
+from ..api.openapi import errors, operation_id, request_body
+from ..control.controller import Controller
+from ..control.moves import MoveRecord
+from ..control.need import Need
+from ..control.pilot import MODES, Mode
+from ..errors import BadRequest
+from ..protocol.json_document import Object, show
+from . import schemas
+from .dependencies import ControllerDep
+
+router = APIRouter(
+    prefix="/admin",
+    tags=["Autopilot"],
+    dependencies=[RequireAdmin],
+    responses=errors(400, 401, 503),
+    generate_unique_id_function=operation_id,
+)
+
+
+@router.get("/moves", response_model=schemas.Moves)
+async def moves(controller: ControllerDep) -> Response:
+    """The last 256 moves of granules, the newest first: who wanted them, why, and how long they took."""
+    return json_response({"moves": [_move(each) for each in controller.moves]})
+
+
+@router.get("/autopilot", response_model=schemas.Autopilot)
+async def autopilot(controller: ControllerDep) -> Response:
+    """Whether it is on, what each tenant needed in the last window, and why tenants that miss their targets get nothing."""
+    return json_response(_state(controller))
+
+
+@router.put(
+    "/autopilot",
+    response_model=schemas.Autopilot,
+    responses=errors(413),
+    openapi_extra=request_body(schemas.AutopilotMode, {"mode": "dry-run"}, required=True),
+)
+async def switch(service: ServiceDep, controller: ControllerDep, request: Request) -> Response:
+    """Switch it until the server ends. It measures for some seconds before it moves anything."""
+    given = await read_object(request, service.uploads)
+    mode: Mode | None = next((each for each in MODES if given == {"mode": each}), None)
+    if mode is None:
+        expected = " or ".join(f'{{"mode": "{each}"}}' for each in MODES)
+        raise BadRequest(f"the request body is {show(given)}; expected {expected}")
+    controller.pilot.set_mode(mode)
+    return json_response(_state(controller))
+
+
+def _move(record: MoveRecord) -> Object:
+    return {
+        "number": record.number,
+        "at": round(record.at, 3),
+        "by": record.by,
+        "outcome": record.outcome,
+        "reason": record.reason,
+        "before": record.before,
+        "after": record.after,
+        "error": record.error,
+        "prepared_ms": _ms(record.prepared),
+        "took_ms": _ms(record.took),
+        "paused": {name: {"ms": _ms(pause.seconds), "ladder": pause.ladder} for name, pause in record.pauses.items()},
+    }
+
+
+def _state(controller: Controller) -> Object:
+    pilot = controller.pilot
+    return {
+        "mode": pilot.mode,
+        "paused_for_seconds": round(pilot.paused_for, 1),
+        "notes": pilot.notes,
+        "tenants": {
+            name: {
+                "granules": len(held.granules) if (held := controller.partition(name)) else 0,
+                "own_granules": pilot.own(name),
+                "min_granules": goal.least if (goal := pilot.goal(name)) else None,
+                "target_ms": _ms(goal.target) if goal and goal.target is not None else None,
+                "measured": _need(need) if (need := pilot.needs.get(name)) else None,
+            }
+            for name in controller.config.tenants
+        },
+    }
+
+
+def _need(need: Need) -> Object:
+    return {
+        "seconds": round(need.seconds, 1),
+        "requests": need.requests,
+        "busy": round(need.busy, 3),
+        "queue_ms": _ms(need.queue),
+        "p99_ms": None if need.p99 is None else _ms(need.p99),
+        "turned_away": need.turned_away,
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
