@@ -17,6 +17,7 @@ commands:
   prove                find out in a minute whether the tenants of a configuration are isolated on this machine
   build MODEL.onnx     build an engine file for a GPU ahead of time
   inspect FILE.plan    print what an engine file takes, gives and was built from
+  curve MODEL          measure a model on shares of the device, and find the smallest that keeps a target
 
 options:
   -h, --help           print this; `greenlane COMMAND --help` explains one command
@@ -31,7 +32,7 @@ then your own:
   greenlane --config greenlane.toml
 """
 
-COMMANDS = ("serve", "check", "prove", "build", "inspect")
+COMMANDS = ("serve", "check", "prove", "build", "inspect", "curve")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,6 +78,13 @@ def _run(command: str, words: list[str]) -> int:
         from engines import inspect
 
         return inspect.main(words, program)
+    if command == "curve":
+        from .curve.options import parse
+
+        asked = parse(words, program)
+        from .curve import command as curve  # Not before the words are known to be right: this imports the server.
+
+        return curve.run(asked, " ".join([program, *words]))
     from server import command_line
     from server.host import signals
 

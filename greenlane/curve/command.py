@@ -1,0 +1,118 @@
+"""`greenlane curve`: measures, and shows what was found."""
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from signal import SIGINT
+from typing import Any
+
+from engines import EngineError
+from greenlane.load.machine import describe
+from greenlane.report.pictures import NoPictures, require
+from partitions import PartitionError
+from server.config.schema import ConfigError
+
+from . import subject, text
+from .curve import Curve, Impossible, points, shares
+from .measure import Effort
+from .options import Options
+from .points import Point, Target
+
+
+def run(options: Options, command: str) -> int:
+    """Measure, print, and return the exit status, as the command's help says; `command` is the command line."""
+    options = replace(options, config=options.config or os.environ.get("GREENLANE_CONFIG"))
+    said = sys.stderr if options.json == "-" else sys.stdout  # Standard output is the JSON document's alone.
+    try:
+        with redirect_stdout(said):
+            status, document = _run(options, command)
+    except (ConfigError, EngineError, Impossible, NoPictures, OSError, PartitionError) as error:
+        print(f"greenlane: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + SIGINT
+    finally:
+        gc.unfreeze()
+    if options.json:
+        _write_json(document, options.json)
+    return status
+
+
+def _run(options: Options, command: str) -> tuple[int, dict[str, Any]]:
+    if options.plot or options.html:
+        require("--plot" if options.plot else "--html")
+    gc.freeze()  # What was imported is not looked at again, so that collections are short.
+    if options.everything:
+        from .whole import plan  # It is not needed for one model.
+
+        return plan(options, command)
+    curve = _measure(options, command)
+    for line in text.conclusions(curve):
+        print(line)
+    if lines := text.toml(curve):
+        print(f"\n{lines}")
+    _draw(curve, options)
+    return _status(curve), text.as_json(curve)
+
+
+def _measure(options: Options, command: str) -> Curve:
+    target = Target(options.rate, options.p99) if options.rate else None
+    with subject.opened(options) as (_, device, found):
+        granules, notes = shares(options.shares, device)
+        name = Path(str(options.model)).stem if isinstance(found, subject.FileSubject) else str(options.model)
+        print(f"{name}, batch {options.batch}, on {device.describe()}")
+        print(text.heading(target, device.unit), flush=True)
+        effort = Effort(options.seconds, options.seed)
+        measured = tuple(points(device, granules, found.bind, target, effort, _print))
+        return Curve(
+            name,
+            options.batch,
+            device.describe(),
+            device.unit,
+            sum(device.granules),
+            measured,
+            target,
+            notes,
+            describe(command),
+        )
+
+
+def _print(point: Point) -> None:
+    print(text.row(point), flush=True)
+
+
+def _status(curve: Curve) -> int:
+    """0 if what was asked for is known, 1 if that is not clear, 2 if no share keeps the target."""
+    if curve.target is None or curve.target.p99 is None or curve.smallest:
+        return 0
+    unclear = any(point.at_rate and point.at_rate.word in ("too noisy", "too few") for point in curve.points)
+    return 1 if unclear else 2
+
+
+def _draw(curve: Curve, options: Options) -> None:
+    if not (options.plot or options.html):
+        return
+    from . import page, pictures  # matplotlib may not be installed.
+
+    drawn = pictures.draw(curve)
+    outputs: list[tuple[Path | None, Callable[[], bytes]]] = [
+        (options.plot, lambda: drawn),
+        (options.html, lambda: page.render(curve, drawn).encode()),
+    ]
+    for path, content in outputs:
+        if path:
+            path.write_bytes(content())
+            print(f"wrote {path}")
+
+
+def _write_json(document: dict[str, Any], where: str) -> None:
+    content = json.dumps(document, indent=2, allow_nan=False)
+    if where == "-":
+        print(content)
+    else:
+        Path(where).write_text(content + "\n", encoding="utf-8")

@@ -1,0 +1,108 @@
+"""Measure one share: carve it, bind the models to it, and drive them as a worker does. Blocks."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import accumulate
+
+from engines import Work
+from greenlane.load.figures import percentile
+from partitions import Device, Partition
+
+from . import loops
+from .intervals import ROUND, Word, judge, p99, tolerated
+from .points import AtRate, Point, Target
+from .requests import Source
+
+Bind = Callable[[Partition, ExitStack], Sequence[Source]]
+"""Binds what is measured to a partition, and puts on the stack what closes it."""
+
+_PART = 0.1
+"""The part of the time of a share that is for requests back to back, and the same again for requests alone."""
+
+_LEAST = 20
+"""Requests of each of these at least."""
+
+_PATIENCE = 20.0
+"""A request that takes this many times the target, and at least _LONG seconds, shows that a share is overloaded."""
+
+_LONG = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure each share, in seconds, and the seed of arrivals and of the choice among models."""
+
+    seconds: float = 10.0
+    seed: int = 0
+
+
+def measure(
+    device: Device, granules: int, bind: Bind, weights: Sequence[float], target: Target | None, effort: Effort
+) -> Point:
+    """Measure the first `granules` granules. Requests go to the models at random, by these weights.
+
+    Raises PartitionError, ModelRefused, ExecutionFailed.
+    """
+    with ExitStack() as stack:
+        partition = stack.enter_context(closing(device.carve(range(granules))))
+        sources = bind(partition, stack)
+        depth = 2 if partition.host_cores is None else 1
+        return partition.run(lambda: _measure(partition, sources, depth, weights, target, effort))
+
+
+def _measure(
+    partition: Partition,
+    sources: Sequence[Source],
+    depth: int,
+    weights: Sequence[float],
+    target: Target | None,
+    effort: Effort,
+) -> Point:
+    for source in sources:  # Kernels may be compiled for these shapes, and memory allocated.
+        for _ in range(3):
+            source.enqueue().wait()
+    enqueue = _mixed(sources, weights, effort.seed)
+    part = _PART * effort.seconds
+    throughput = loops.back_to_back(enqueue, depth, part, _LEAST)
+    single = sorted(loops.alone(enqueue, part, _LEAST))
+    found = _at_rate(enqueue, depth, throughput, target, effort) if target else None
+    granules = len(partition.granules)
+    return Point(granules, partition.size, throughput, percentile(single, 0.5), percentile(single, 0.99), found)
+
+
+def _at_rate(enqueue: Callable[[], Work], depth: int, throughput: float, target: Target, effort: Effort) -> AtRate:
+    """Requests at the rate, in rounds that grow until it is clear whether they keep the target, or the time is over."""
+    if throughput < target.rate:
+        return AtRate(target.rate, "overloaded")
+    latencies: list[float] = []
+    most = max(1, int(target.rate * (1 - 2 * _PART) * effort.seconds))
+    limit = target.p99 or math.inf
+    patience = max(_LONG, _PATIENCE * (target.p99 or 0.0))
+    count = ROUND if target.p99 else most
+    word: Word = "too few"
+    while count > 0 and word in ("too few", "too noisy"):
+        schedule = arrivals(target.rate, min(count, most - len(latencies)), effort.seed + len(latencies))
+        left = tolerated(most) - sum(latency > limit for latency in latencies)
+        ended, found = loops.when_due(enqueue, depth, schedule, limit, left, patience)
+        latencies += found
+        word = ended or judge(latencies, target.p99)
+        count = min(len(latencies), most - len(latencies))
+    p50 = percentile(sorted(latencies), 0.5)
+    return AtRate(target.rate, word, p50, p99(latencies)) if latencies else AtRate(target.rate, word)
+
+
+def arrivals(rate: float, count: int, seed: int) -> list[float]:
+    """When so many requests are due that do not know of each other (Poisson), in seconds; the same ones for the same seed."""
+    chance = random.Random(seed)
+    return list(accumulate(chance.expovariate(rate) for _ in range(count)))
+
+
+def _mixed(sources: Sequence[Source], weights: Sequence[float], seed: int) -> Callable[[], Work]:
+    """Enqueues requests of these models at random, the same ones for the same seed."""
+    if len(sources) == 1:
+        return sources[0].enqueue
+    chance, bounds = random.Random(seed), list(accumulate(weights))
+    return lambda: chance.choices(sources, cum_weights=bounds)[0].enqueue()

@@ -1,0 +1,105 @@
+"""Requests to measure a model with: their shapes, and their tensors in memory as the server's slots are, several times over."""
+
+import math
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines import Executor, ModelRefused, Room, Signature, Tensor, TensorMismatch, TensorSpec, Work
+from engines.signature import Shape, align, dims_text
+from partitions import Device
+
+SLOTS = 4
+"""Requests in memory of their own, used in turn: more than are in flight."""
+
+
+class Slots:
+    """Shared memory with the inputs of SLOTS requests and room for their outputs, page-locked for the device until `close`."""
+
+    def __init__(self, device: Device, signature: Signature, shapes: Sequence[Shape]) -> None:
+        sizes = signature.check(shapes)
+        data = [_data(spec, shape) for spec, shape in zip(signature.inputs, shapes, strict=True)]
+        offsets = [0]
+        for each in data:
+            offsets.append(align(offsets[-1] + len(each)))
+        one = max(align(offsets[-1] + signature.output_bytes(sizes)), 64)
+        self._pages = mmap.mmap(-1, SLOTS * one)
+        start: int = np.frombuffer(self._pages, np.uint8, 1).ctypes.data
+        self._pinned = device.pin(start, SLOTS * one)
+        self.requests: list[tuple[list[Tensor], Room]] = []
+        for slot in range(SLOTS):
+            base = slot * one
+            for offset, each in zip(offsets, data, strict=False):
+                self._pages[base + offset : base + offset + len(each)] = each
+            tensors = [
+                Tensor(shape, start + base + offset, len(each))
+                for shape, offset, each in zip(shapes, offsets, data, strict=False)
+            ]
+            self.requests.append((tensors, Room(start + base + offsets[-1], one - offsets[-1])))
+
+    def close(self) -> None:
+        """Unlock the memory. Nothing may be in flight."""
+        self._pinned.close()
+
+
+@dataclass(slots=True)
+class Source:
+    """Requests of one model on an executor, from slots in turn. One thread at a time."""
+
+    executor: Executor
+    slots: Slots
+    turn: int = 0
+
+    def enqueue(self) -> Work:
+        """Put the next request on the partition's stream."""
+        self.turn = (self.turn + 1) % SLOTS
+        inputs, room = self.slots.requests[self.turn]
+        return self.executor.enqueue(inputs, room)
+
+
+def shapes_of(name: str, signature: Signature, batch: int, given: Mapping[str, Shape]) -> list[Shape]:
+    """The shape of each input of a request of `batch` rows; `given` are those of some inputs, by name.
+
+    Raises ModelRefused for a batch that the model does not take, for sizes that vary and were not given, for an input that it
+    does not have, and for a shape that it does not take.
+    """
+    known = [spec.name for spec in signature.inputs]
+    if unknown := [each for each in given if each not in known]:
+        raise ModelRefused(f"--shape {unknown[0]}: model {name} has no such input; it has {', '.join(known) or 'none'}")
+    if signature.max_batch and batch > signature.max_batch:
+        raise ModelRefused(f"--batch {batch}: model {name} takes up to {signature.max_batch} rows in one run (its max_batch)")
+    if batch > 1 and not any(spec.dims and isinstance(spec.dims[0], str) for spec in signature.inputs):
+        there = ", ".join(f"{spec.name} {dims_text(spec.dims)}" for spec in signature.inputs) or "none"
+        raise ModelRefused(f"--batch {batch}: model {name} takes no batches; its inputs are {there}")
+    shapes = [given.get(spec.name) or _shape(name, spec, batch) for spec in signature.inputs]
+    try:
+        signature.check(shapes)
+    except TensorMismatch as error:
+        raise ModelRefused(f"model {name}: {error}") from error
+    return shapes
+
+
+def _shape(name: str, spec: TensorSpec, batch: int) -> Shape:
+    if spec.default is not None:
+        return spec.default.shape
+    if any(isinstance(dim, str) for dim in spec.dims[1:]):
+        sizes = [str(dim) if isinstance(dim, int) else "N" for dim in spec.dims]
+        raise ModelRefused(
+            f"model {name}: sizes of its input {spec.name} {dims_text(spec.dims)} vary; say which to measure, "
+            f"as in --shape {spec.name}:{'x'.join(sizes)}"
+        )
+    return tuple(batch if isinstance(dim, str) else dim for dim in spec.dims)
+
+
+def _data(spec: TensorSpec, shape: Shape) -> bytes:
+    """Numbers from 0 to 1 for floats, by a fixed seed; else zeros, which are right for any index; empty strings for BYTES."""
+    if spec.default is not None and shape == spec.default.shape:
+        return spec.default.data
+    count = math.prod(shape)
+    if not spec.datatype.size:
+        return bytes(4 * count)
+    if spec.datatype.name in ("FP16", "FP32", "FP64"):
+        return np.random.default_rng(0).random(count).astype(spec.datatype.numpy).tobytes()
+    return bytes(count * spec.datatype.size)

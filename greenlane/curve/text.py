@@ -1,0 +1,189 @@
+"""A curve as text for people and as JSON for programs, and the TOML lines that follow from it. Pure."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from .curve import Curve
+from .intervals import LEAST, P99
+from .points import LESS, AtRate, Point, Target
+
+KEYS = {"core": "cores", "SM": "sms"}
+"""The key of a tenant's share in the configuration, by the device's unit."""
+
+_WIDTHS = (8, 13, 12, 12, 11, 15, 19, 10)
+
+
+def units(count: int, unit: str) -> str:
+    """`1 core`, `16 SMs`."""
+    return f"{count} {unit}{'s' * (count != 1)}"
+
+
+def short(seconds: float) -> str:
+    """A duration with three digits: `0.412 ms`, `12.3 ms`."""
+    ms = 1e3 * seconds
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 10 else f"{ms:.2f} ms" if ms >= 1 else f"{ms:.3f} ms"
+
+
+def toml_duration(seconds: float) -> str:
+    """A duration as the configuration has it: `5ms`, `500us`."""
+    return f"{seconds * 1e3:.10g}ms" if seconds >= 1e-3 else f"{seconds * 1e6:.10g}us"
+
+
+def heading(target: Target | None, unit: str) -> str:
+    """The first lines of the table."""
+    names = ["share", "requests/s", "p50 alone", "p99 alone"]
+    if target:
+        names += ["p50", f"p99 at {target.rate:g}/s", "95 % interval", "requests"]
+    return _line([f"{unit}s", *names[1:]])
+
+
+def row(point: Point) -> str:
+    """A line of the table."""
+    cells = [str(point.size), f"{point.throughput:,.0f}", short(point.p50), short(point.p99)]
+    if found := point.at_rate:
+        cells += [short(found.p50), *_cells(found.p99)] if found.p99 else ["-"] * 4
+    return _line(cells) + (f"  {found.word}" if found else "")
+
+
+def _cells(p99: P99) -> list[str]:
+    return [short(p99.value), f"{short(p99.low)[:-3]} to {short(p99.high)}", str(p99.requests)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=False)).rstrip()
+
+
+def conclusions(curve: Curve) -> Iterator[str]:
+    """Sentences: the notes, the knee, and the smallest share that keeps the target."""
+    yield from curve.notes
+    yield _knee(curve)
+    if curve.target is None:
+        return
+    if curve.target.p99 is None:
+        yield f"no --p99 was given, so no share is chosen; the table has the p99 at {curve.target.rate:g} requests a second"
+    elif (found := curve.smallest) and found.at_rate and (p99 := found.at_rate.p99):
+        of = f"{units(found.size, curve.unit)} of {curve.total}"
+        yield (
+            f"{of}: the smallest share that keeps {wanted(curve.target)}; it was {short(p99.value)} of {p99.requests} "
+            f"requests, with 95 % at most {short(p99.high)}"
+        )
+        yield from _unclear(curve, below=found)
+    else:
+        yield none_keeps(curve, curve.target)
+
+
+def wanted(target: Target) -> str:
+    """A target in words."""
+    p99 = toml_duration(target.p99 or 0.0).replace("ms", " ms").replace("us", " us")
+    return f"a p99 of {p99} at {target.rate:g} requests a second"
+
+
+def none_keeps(curve: Curve, target: Target) -> str:
+    """That no share was seen to keep the target, with the best that was seen."""
+    if unclear := list(_unclear(curve)):
+        return f"it is not clear whether any share keeps {wanted(target)}; {'; '.join(unclear)}"
+    if (found := curve.best) and found.at_rate and found.at_rate.p99:
+        seen = f"the best was {short(found.at_rate.p99.value)} on {units(found.size, curve.unit)}"
+    else:
+        fastest = max(curve.points, key=lambda point: point.throughput)
+        seen = f"all are overloaded: {units(fastest.size, curve.unit)} answered {fastest.throughput:,.0f} a second at most"
+    return f"no share that was measured keeps {wanted(target)}; {seen}"
+
+
+def _unclear(curve: Curve, below: Point | None = None) -> Iterator[str]:
+    """What stands in the way of a verdict, for shares below one."""
+    for point in curve.points:
+        if point.at_rate is None or (below and point.granules >= below.granules):
+            continue
+        of, found = units(point.size, curve.unit), point.at_rate.p99
+        if point.at_rate.word == "too noisy" and found:
+            yield f"{of}: too noisy to say (p99 {short(found.low)[:-3]} to {short(found.high)}); raise --seconds"
+        if point.at_rate.word == "too few":
+            seconds = math.ceil(LEAST / point.at_rate.rate / 0.8)
+            count = found.requests if found else 0
+            yield f"{of}: {count} requests are too few for a p99, which takes {LEAST}; --seconds {seconds} has so many"
+
+
+def _knee(curve: Curve) -> str:
+    if len(curve.points) < 2:
+        return "one share has no knee; measure several to see from where more brings little"
+    largest, found = curve.points[-1], curve.knee
+    if found is None:
+        more = f"over {LESS:.0%} more throughput than the next smaller one"
+        return f"no knee: {units(largest.size, curve.unit)}, the largest share, still has {more}"
+    return f"the knee is at {units(found.size, curve.unit)}: no larger share has over {LESS:.0%} more throughput"
+
+
+def toml(curve: Curve) -> str:
+    """Lines to paste for a tenant with the smallest share that keeps the target, else with the knee's; "" without either."""
+    found = curve.smallest or (None if curve.target and curve.target.p99 else curve.knee)
+    if found is None:
+        return ""
+    lines = ["[tenants.NAME]", share(found.granules, found.size, curve.unit), f'models = ["{curve.model}"]']
+    if curve.target and curve.target.p99:
+        lines += targets(curve.target)
+    return "\n".join(lines)
+
+
+def targets(target: Target) -> list[str]:
+    """The keys of a tenant's target."""
+    p99 = [f'target_p99 = "{toml_duration(target.p99)}"'] if target.p99 else []
+    return [*p99, f"target_rate = {max(1, math.ceil(target.rate))}"]
+
+
+def share(granules: int, size: int, unit: str) -> str:
+    """The key of a share: in the device's units where the configuration has a key for them."""
+    return f"{KEYS[unit]} = {size}" if unit in KEYS else f"granules = {granules}"
+
+
+def as_json(curve: Curve) -> dict[str, Any]:
+    """Everything that was measured, in seconds."""
+    chosen, bend = curve.smallest, curve.knee
+    return {
+        "model": curve.model,
+        "batch": curve.batch,
+        "device": curve.device,
+        "unit": curve.unit,
+        "units": curve.total,
+        "target": target_json(curve.target),
+        "points": points_json(curve.points),
+        "knee": bend.size if bend else None,
+        "smallest": chosen.size if chosen else None,
+        "toml": toml(curve),
+        "notes": list(curve.notes),
+        "machine": curve.machine,
+    }
+
+
+def target_json(target: Target | None) -> dict[str, float | None] | None:
+    """A target's fields."""
+    return {"rate": target.rate, "p99": target.p99} if target else None
+
+
+def points_json(points: Iterable[Point]) -> list[dict[str, Any]]:
+    """The fields of points."""
+    return [
+        {
+            "granules": point.granules,
+            "units": point.size,
+            "requests_per_second": point.throughput,
+            "p50_alone": point.p50,
+            "p99_alone": point.p99,
+            "at_rate": _at_rate_json(point.at_rate) if point.at_rate else None,
+        }
+        for point in points
+    ]
+
+
+def _at_rate_json(found: AtRate) -> dict[str, Any]:
+    p99 = found.p99
+    return {
+        "rate": found.rate,
+        "verdict": found.word,
+        "requests": p99.requests if p99 else 0,
+        "p50": found.p50 if p99 else None,
+        "p99": p99.value if p99 else None,
+        "p99_low": p99.low if p99 else None,
+        "p99_high": p99.high if p99 else None,
+    }

@@ -1,0 +1,128 @@
+"""The loops on a clock of their own: a request's latency is what a queue in order makes of it."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenlane.curve import loops
+from greenlane.curve.measure import _mixed, arrivals
+
+TICK = 1e-7
+"""Seconds that pass with each look at the clock, so that a loop that only looks ends."""
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += TICK
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Stream:
+    """Works that take so many seconds each, one after another, whether or not anything waits for them."""
+
+    def __init__(self, clock: Clock, seconds: Sequence[float]) -> None:
+        self.clock = clock
+        self.seconds = list(seconds)
+        self.free_at = 0.0
+        self.in_flight = self.most = 0
+
+    def enqueue(self) -> "Stream.Work":
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        self.free_at = max(self.free_at, self.clock.now) + self.seconds.pop(0)
+        return Stream.Work(self, self.free_at)
+
+    class Work:
+        def __init__(self, stream: "Stream", ends: float) -> None:
+            self.stream = stream
+            self.ends = ends
+
+        def wait(self) -> tuple[()]:
+            self.stream.clock.now = max(self.stream.clock.now, self.ends)
+            self.stream.in_flight -= 1
+            return ()
+
+        def cancel(self) -> None:
+            """Never asked for."""
+
+
+def queued(dues: Sequence[float], seconds: Sequence[float]) -> list[float]:
+    """The latency of each request of a queue in order (Lindley's recursion)."""
+    found, free_at = [], 0.0
+    for due, takes in zip(dues, seconds, strict=True):
+        free_at = max(free_at, due) + takes
+        found.append(free_at - due)
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-4, 0.02), st.floats(1e-4, 0.02)), min_size=1, max_size=60),
+    st.sampled_from([1, 2]),
+)
+def test_latency_counts_from_when_a_request_is_due_with_its_queue(gaps: list[tuple[float, float]], depth: int) -> None:
+    due, seconds = list(accumulate(gap for gap, _ in gaps)), [takes for _, takes in gaps]
+    with pytest.MonkeyPatch.context() as patched:
+        clock = Clock()
+        patched.setattr(loops, "time", clock)
+        stream = Stream(clock, seconds)
+        ended, found = loops.when_due(stream.enqueue, depth, due, 1e9, 1000, 1e9)
+    assert ended is None
+    assert found == pytest.approx(queued(due, seconds), abs=0.002)  # Each look takes TICK.
+    assert stream.most <= depth
+
+
+def test_an_open_loop_ends_once_too_many_were_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(loops, "time", clock)
+    due = arrivals(100.0, 1000, 0)
+    ended, found = loops.when_due(Stream(clock, [0.006] * 2000).enqueue, 1, due, 0.005, 20, 10.0)
+    assert ended == "misses"
+    assert len(found) == 21
+    ended, found = loops.when_due(Stream(clock, [0.02] * 2000).enqueue, 1, due, 1e9, 20, 0.5)
+    assert ended == "overloaded"
+    assert found[-1] > 0.5
+    assert len(found) < 200
+
+
+def test_back_to_back_counts_what_ends_and_leaves_nothing_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(loops, "time", clock)
+    stream = Stream(clock, [0.002] * 2000)
+    assert loops.back_to_back(stream.enqueue, 2, 1.0, 20) == pytest.approx(500, rel=0.01)
+    assert stream.in_flight == 0
+    assert stream.most == 2
+    assert loops.alone(stream.enqueue, 0.1, 20) == pytest.approx([0.002] * 50, rel=0.01)
+
+
+def test_the_same_seed_chooses_the_same_models() -> None:
+    class Named:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def enqueue(self) -> str:
+            return self.name
+
+    def chosen(seed: int) -> list[str]:
+        enqueue = _mixed([Named("a"), Named("b")], [3.0, 1.0], seed)  # type: ignore[list-item]
+        return [str(enqueue()) for _ in range(400)]
+
+    assert chosen(1) == chosen(1)
+    assert chosen(1) != chosen(2)
+    assert 0.65 < chosen(1).count("a") / 400 < 0.85
+
+
+def test_arrivals_are_as_many_as_asked_for_at_the_rate_and_the_same_for_the_same_seed() -> None:
+    assert arrivals(100.0, 5, 3) == arrivals(100.0, 5, 3) != arrivals(100.0, 5, 4)
+    assert arrivals(100.0, 10_000, 0)[-1] == pytest.approx(100.0, rel=0.05)
+    assert arrivals(1.0, 0, 0) == []

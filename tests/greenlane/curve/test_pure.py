@@ -1,0 +1,181 @@
+"""What `greenlane curve` decides: intervals of a p99, the knee, the smallest share, the search for it, and what fits."""
+
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenlane.curve.curve import Curve, Impossible, shares
+from greenlane.curve.intervals import LEAST, P99, judge, p99, tolerated
+from greenlane.curve.options import Share
+from greenlane.curve.points import LESS, AtRate, Point, Target, best, knee, smallest
+from greenlane.curve.search import candidate, doubling
+from greenlane.curve.text import as_json, conclusions, toml, toml_duration
+from tests.fakes import FakeDevice
+
+latencies = st.lists(st.floats(1e-5, 1.0), min_size=1, max_size=1200)
+
+
+def point(granules: int, throughput: float = 100.0, at_rate: AtRate | None = None) -> Point:
+    return Point(granules, granules, throughput, 0.001, 0.002, at_rate)
+
+
+def at_rate(word: str, value: float = 0.003) -> AtRate:
+    return AtRate(800.0, word, value / 2, P99(value, 0.9 * value, 1.1 * value, 1000))  # type: ignore[arg-type]
+
+
+@given(latencies)
+def test_a_p99_is_one_of_the_latencies_and_inside_its_interval(values: list[float]) -> None:
+    found = p99(values)
+    assert found.value in values
+    assert min(values) <= found.low <= found.value <= found.high <= max(values)
+    assert sum(value > found.value for value in values) <= 0.01 * len(values)
+
+
+@given(latencies, st.floats(1e-5, 1.0), st.floats(1.0, 10.0))
+def test_who_keeps_a_target_keeps_a_larger_one(values: list[float], target: float, times: float) -> None:
+    assert judge(values, target) != "keeps" or judge(values, target * times) == "keeps"
+    assert judge(values, target * times) != "misses" or judge(values, target) == "misses"
+
+
+@given(latencies)
+def test_few_latencies_say_nothing_and_no_target_is_neither_kept_nor_missed(values: list[float]) -> None:
+    expected = "too few" if len(values) < LEAST else "measured"
+    assert judge(values, None) == expected
+    assert (judge(values, 2.0) == "too few") == (len(values) < LEAST)
+
+
+def test_a_target_inside_the_interval_is_too_noisy() -> None:
+    chance = random.Random(1)
+    values = [chance.expovariate(1000) for _ in range(1000)]
+    found = p99(values)
+    assert found.low < found.value < found.high
+    assert judge(values, found.value) == "too noisy"
+    assert judge(values, found.high) == "keeps"
+    assert judge(values, found.low * 0.999) == "misses"
+
+
+def test_slow_requests_in_groups_make_the_interval_wider_than_the_same_apart() -> None:
+    """The same values: sixty slow requests one after another, or spread evenly."""
+    grouped = [0.1 + number / 1e6 if 500 <= number < 560 else 0.001 + number / 1e9 for number in range(2000)]
+    spread = sorted(grouped, key=lambda value: random.Random(repr(value)).random())
+    assert p99(grouped).value == p99(spread).value
+    assert p99(grouped).low < 0.01 < p99(spread).low
+
+
+@given(st.integers(1, 10**6))
+def test_more_than_a_hundredth_is_tolerated_and_not_much_more(most: int) -> None:
+    assert most * 0.01 < tolerated(most) <= most * 0.01 + 3 * math.sqrt(most * 0.01) + 1
+
+
+@given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=20))
+def test_no_share_above_the_knee_has_much_more_throughput_and_none_below_is_one(throughputs: list[float]) -> None:
+    points = [point(index + 1, throughput) for index, throughput in enumerate(throughputs)]
+    found = knee(points)
+    at = points.index(found) if found else len(points) - 1
+    assert all(other.throughput <= points[at].throughput * (1 + LESS) for other in points[at + 1 :])
+    for lower in range(at):
+        assert any(other.throughput > points[lower].throughput * (1 + LESS) for other in points[lower + 1 :])
+    assert (found is None) == (at == len(points) - 1 and len(points) > 1)
+
+
+@given(st.lists(st.sampled_from(["keeps", "misses", "overloaded", "too noisy"]), min_size=1, max_size=12))
+def test_the_smallest_share_keeps_the_target_and_no_smaller_one_does(words: list[str]) -> None:
+    points = [point(index + 1, at_rate=at_rate(word)) for index, word in enumerate(words)]
+    found = smallest(points)
+    assert (found is None) == ("keeps" not in words)
+    assert found is None or found.granules == words.index("keeps") + 1
+
+
+def test_the_best_share_has_the_lowest_p99_of_those_that_have_one() -> None:
+    points = [point(1, at_rate=AtRate(800.0, "overloaded")), point(2, at_rate=at_rate("misses", 0.02)), point(3)]
+    assert best(points) == points[1]
+    assert best(points[:1]) is None
+
+
+@given(st.integers(1, 200).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most + 1))))
+def test_the_search_finds_the_threshold_with_few_measurements(case: tuple[int, int]) -> None:
+    most, threshold = case
+    known: dict[int, bool] = {}
+    while (share := candidate(known, most)) is not None:
+        assert 1 <= share <= most
+        assert share not in known
+        known[share] = share >= threshold
+    assert min((share for share, keeps in known.items() if keeps), default=most + 1) == threshold
+    assert len(known) <= 2 * math.log2(most) + 2
+
+
+@given(st.integers(1, 10**4))
+def test_shares_double_up_to_the_whole_device(most: int) -> None:
+    found = doubling(most)
+    assert found[0] == 1
+    assert found[-1] == most
+    assert all(b <= 2 * a for a, b in pairwise(found))
+    assert list(found) == sorted(set(found))
+
+
+def test_shares_in_units_are_rounded_up_to_granules_and_it_is_said() -> None:
+    device = FakeDevice((8, 8, 8, 8))
+    asked = [Share(8, False), Share(12, False), Share(4, True), Share(16, False)]
+    assert shares(asked, device) == ((1, 2, 4), ("12 units were rounded to 16: shares are whole granules of 8 units",))
+    assert shares([], device) == ((1, 2, 4), ())
+
+
+@pytest.mark.parametrize(("share", "said"), [(Share(33, False), "33 units, but the device has 32"), (Share(5, True), "5 gran")])
+def test_shares_beyond_the_device_are_refused_with_the_numbers(share: Share, said: str) -> None:
+    with pytest.raises(Impossible, match=said):
+        shares([share], FakeDevice((8, 8, 8, 8)))
+
+
+def curve(*points: Point, target: Target | None = None) -> Curve:
+    return Curve("conv", 1, "a fake", "core", 4, points, target)
+
+
+KEPT = curve(point(1, at_rate=at_rate("misses")), point(2, at_rate=at_rate("keeps")), target=Target(800.0, 0.005))
+
+
+def test_the_lines_to_paste_name_the_smallest_share_and_the_target() -> None:
+    text = '[tenants.NAME]\ncores = 2\nmodels = ["conv"]\ntarget_p99 = "5ms"\ntarget_rate = 800'
+    assert toml(KEPT) == text
+    assert toml(curve(point(1), point(2))) == '[tenants.NAME]\ncores = 1\nmodels = ["conv"]'
+    assert toml(curve(point(1, at_rate=at_rate("misses")), target=Target(800.0, 0.005))) == ""
+
+
+def test_conclusions_have_the_numbers_that_they_rest_on() -> None:
+    said = list(conclusions(KEPT))
+    assert said[0] == "the knee is at 1 core: no larger share has over 10% more throughput"
+    assert said[1] == (
+        "2 cores of 4: the smallest share that keeps a p99 of 5 ms at 800 requests a second; it was 3.00 ms of 1000 requests, "
+        "with 95 % at most 3.30 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (at_rate("misses", 0.02), "keeps a p99 of 5 ms at 800 requests a second; the best was 20.0 ms on 1 core"),
+        (AtRate(800.0, "overloaded"), "all are overloaded: 1 core answered 100 a second at most"),
+        (at_rate("too noisy", 0.005), "1 core: too noisy to say (p99 4.50 to 5.50 ms); raise --seconds"),
+        (AtRate(800.0, "too few"), "1 core: 0 requests are too few for a p99, which takes 500; --seconds 1 has so many"),
+    ],
+)  # fmt: skip
+def test_no_share_that_keeps_the_target_is_explained(found: AtRate, said: str) -> None:
+    assert said in list(conclusions(curve(point(1, at_rate=found), target=Target(800.0, 0.005))))[-1]
+
+
+def test_the_document_has_every_point() -> None:
+    found = as_json(KEPT)
+    assert found["smallest"] == 2
+    assert [each["units"] for each in found["points"]] == [1, 2]
+    assert found["points"][1]["at_rate"]["verdict"] == "keeps"
+    assert found["target"] == {"rate": 800.0, "p99": 0.005}
+
+
+@given(st.integers(1, 10**6))
+def test_durations_are_written_as_they_are_read(microseconds: int) -> None:
+    from greenlane.curve.options import duration
+
+    assert duration(toml_duration(microseconds / 1e6)) == pytest.approx(microseconds / 1e6)

@@ -1,0 +1,115 @@
+"""`greenlane curve --all`: what every tenant needs, whether it fits, and what is said when it does not."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greenlane.__main__ import main
+from greenlane.curve.curve import Curve
+from greenlane.curve.fit import Fit
+from greenlane.curve.intervals import P99
+from greenlane.curve.points import AtRate, Point, Target
+from greenlane.curve.whole import Need, conclude
+from tests import models
+
+CONFIG = """
+[device]
+backend = "cpu"
+cores = "{core}"
+[models]
+repository = "models"
+[tenants.acme]
+cores = 1
+models = ["*"]
+{acme}
+[tenants.globex]
+cores = 1
+models = ["tiny"]
+"""
+TARGET = 'target_p99 = "20s"\ntarget_rate = 500'
+
+
+def need(name: str, granules: int | None, size: int = 1, word: str = "misses") -> Need:
+    """A tenant that was measured on the whole of a small device."""
+    seen = AtRate(800.0, word, 0.002, P99(0.02, 0.018, 0.022, 1000))  # type: ignore[arg-type]
+    curve = Curve(name, 1, "a fake", "SM", 4 * size, (Point(4, 4 * size, 900.0, 0.001, 0.002, seen),), Target(800.0, 0.005))
+    return Need(name, granules, (granules or 0) * size, curve)
+
+
+@given(st.dictionaries(st.text(min_size=1), st.integers(1, 50), min_size=1), st.integers(1, 200))
+def test_what_is_left_and_what_tenants_need_is_the_device(needs: dict[str, int], total: int) -> None:
+    fit = Fit(needs, total)
+    assert fit.left + sum(needs.values()) == total
+    assert needs[fit.largest] == max(needs.values())
+
+
+def test_shares_that_fit_are_status_0_with_what_is_left_and_the_lines_to_paste() -> None:
+    status, lines = conclude([need("acme", 2, 8), Need("globex", 1, 8, None)], "SM", (8,) * 4)
+    assert status == 0
+    assert lines == [
+        "acme 16 + globex 8 = 24 SMs of 32: 8 left",
+        *("", "[tenants.acme]", "sms = 16", 'target_p99 = "5ms"', "target_rate = 800", ""),
+    ]
+
+
+def test_shares_that_do_not_fit_are_status_2_with_by_how_much_and_who_is_the_largest() -> None:
+    status, lines = conclude([need("acme", 3, 8), need("globex", 2, 8)], "SM", (8,) * 4)
+    assert status == 2
+    assert lines == ["acme 24 + globex 16 = 40 SMs, but the device has 32: 8 too many; the largest is acme with 24"]
+
+
+@pytest.mark.parametrize(("word", "status"), [("misses", 2), ("overloaded", 2), ("too noisy", 1), ("too few", 1)])
+def test_a_tenant_whose_target_no_share_keeps_is_not_counted(word: str, status: int) -> None:
+    found, lines = conclude([need("acme", 3), need("globex", None, word=word)], "core", (1,) * 4)
+    assert found == status
+    assert lines == ["acme 3 = 3 cores of 4: 1 left", "not counted, as no share was seen to keep its target: globex"]
+
+
+@pytest.fixture
+def core() -> int:
+    return min(os.sched_getaffinity(0))
+
+
+def written(folder: Path, core: int, acme: str = TARGET) -> list[str]:
+    """The words of a command with a configuration of two tenants on one core."""
+    for name in ("tiny", "other"):
+        (folder / "models" / name / "1").mkdir(parents=True)
+        source = f"{name} (float[8] x) => (float[8] y) {{ y = Neg(x) }}"
+        models.save(folder / "models" / name / "1" / "model.onnx", source)
+    (folder / "c.toml").write_text(CONFIG.format(core=core, acme=acme))
+    return ["curve", "--all", "--config", str(folder / "c.toml"), "--seconds", "1.5"]
+
+
+def test_tenants_that_do_not_fit_a_core_together(tmp_path: Path, core: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The target is generous: one core keeps it on any machine, and both tenants want one."""
+    words = [*written(tmp_path, core), "--mix", "other=3", "--json", str(tmp_path / "all.json")]
+    assert main(words) == 2
+    out = capsys.readouterr().out
+    assert "acme: other (3), tiny; a p99 of 20000 ms at 500 requests a second" in out
+    assert "acme needs 1 core" in out
+    assert "globex: no target, so it keeps its 1 core" in out
+    assert "acme 1 + globex 1 = 2 cores, but the device has 1: 1 too many; the largest is acme with 1" in out
+    found = json.loads((tmp_path / "all.json").read_text())["devices"]["0"]
+    assert found["left"] == -1
+    assert found["tenants"]["acme"]["points"][0]["at_rate"]["requests"] >= 500
+
+
+@pytest.mark.parametrize(
+    ("acme", "more", "said"),
+    [
+        ("", [], "no tenant has a target; set target_p99 and target_rate, or give --target acme=800/5ms"),
+        ("target_rate = 5", [], "tenants.acme.target_rate is set, but target_p99 is not; set both, or give --target acme="),
+        (TARGET, ["--target", "acmee=5/5ms"], "--target acmee: not a tenant of c.toml; did you mean 'acme'?"),
+        (TARGET, ["--mix", "tini=2"], "there is no model 'tini' in the repository of c.toml; did you mean 'tiny'?"),
+    ],
+)
+def test_what_cannot_be_planned_is_status_2_and_a_sentence(
+    acme: str, more: Sequence[str], said: str, tmp_path: Path, core: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*written(tmp_path, core, acme), *more]) == 2
+    assert said in capsys.readouterr().err
