@@ -24,7 +24,7 @@ def notes(settings: Settings, servers: Mapping[str, Deployment], found: Sequence
     yield from (_samples(victim, round(rate * settings.seconds)) for victim, rate in settings.victims.items())
     yield (
         f"Control: a second server with one tenant, {EVERYONE}, on all that both had: one partition, one queue, for victim and "
-        f"aggressor. Where the victim's p99 grows less than {INTERFERENCE:g} times there, the combination proves nothing."
+        f"aggressor. Where the victim's p99 grows less than {INTERFERENCE:g} times there, the combination is not exercised."
     )
     split = {tenant.name: tenant.granules for tenant in servers[SPLIT].tenants}
     if servers[SPLIT].device == "cpu":

@@ -9,7 +9,7 @@ from greenlane.report.page import document, each, pairs, picture, tiles
 
 from .findings import Findings, busiest, few, milliseconds, times
 
-_TONES = {"isolated": "good", "proves nothing": "mute", "no control": "mute", "too noisy": "mute"}
+_TONES = {"isolated": "good", "not exercised": "mute", "no control": "mute", "too noisy": "mute"}
 _CAPTIONS = {
     "bars": "The victim's p99 by aggressor. Grey: alone.",
     "distributions": "How many requests took longer than that, all rounds together. The dotted line is the p99.",

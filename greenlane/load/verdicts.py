@@ -108,5 +108,5 @@ def decide(held: float, control: float, failed: int, wrong: int, bound: float, s
     if math.isnan(control):
         return "no control", f"p99 grew {held:.2f} times, and nothing says what it would have done without partitions"
     if control < INTERFERENCE:
-        return "proves nothing", f"without partitions p99 grew only {control:.2f} times: there was nothing to hold against"
+        return "not exercised", f"without partitions p99 grew only {control:.2f} times: there was nothing to hold against"
     return "isolated", f"p99 grew {held:.2f} times in the victim's own partition, and {control:.2f} times without partitions"

@@ -66,6 +66,7 @@ def _pair(each: Measured) -> dict[str, Any]:
         "requests_a_second": each.rate,
         "client_late_p99_seconds": each.late,
         "other_programs": round(each.others, 3),
+        "failures": each.failures,
         "attacks": [_result(result) for result in each.results],
     }
 

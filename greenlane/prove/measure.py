@@ -77,7 +77,8 @@ class Result:
 class Measured:
     """A pair: the victim's model and rate, and a result for each kind; `late` is by how much its client was (p99, seconds).
 
-    `others` is the part of the cores' time that other programs used meanwhile.
+    `others` is the part of the cores' time that other programs used meanwhile. `failures` says when and how the first of the
+    victim's requests failed.
     """
 
     pair: Pair
@@ -86,6 +87,7 @@ class Measured:
     late: float
     others: float
     results: tuple[Result, ...]
+    failures: tuple[str, ...] = ()
 
 
 def rate_of(timed: Timed) -> float:
@@ -134,7 +136,7 @@ def measure(
     share = counted.share()
     late = percentile(sorted(seen.late), 0.99) / 1e6
     results = tuple(_result(kind, attacks[kind], phases, seen, tallies, share) for kind in attacks)
-    return Measured(pair, victim.model, victim.rate, late, share, results)
+    return Measured(pair, victim.model, victim.rate, late, share, results, tuple(seen.failures))
 
 
 def _timed(victim: Victim, phases: Sequence[Step], places: Places) -> OpenLoop:
@@ -196,16 +198,21 @@ def _result(
         which: [turn[at] for turn in tallies for at, step in enumerate(loud) if (step.kind, step.which) == (kind, which)]
         for which in ("beside", "control")
     }
-    seconds = sum(step.end - step.begin + AHEAD for step in loud if (step.kind, step.which) == (kind, "beside"))
-    rates: dict[Which, float] = {which: sum(each.answers for each in some) / seconds for which, some in mine.items()}
+    lasted = {which: _lasted(loud, kind, which) for which in mine}
+    rates: dict[Which, float] = {which: sum(each.answers for each in some) / lasted[which] for which, some in mine.items()}
     statuses: dict[int, int] = {}
     for tally in mine["beside"]:
         for status, count in tally.statuses.items():
             statuses[status] = statuses.get(status, 0) + count
     right = sum(count for status, count in statuses.items() if status in attack.other.expected)
-    busy = min(1.0, right * attack.other.seconds / seconds)
+    busy = min(1.0, right * attack.other.seconds / lasted["beside"])
     ruling, held, shared = rule(rounds["alone"], rounds["beside"], rounds["control"], busy, others)
     return Result(attack, rounds, held, shared, ruling, rates, busy, statuses)
+
+
+def _lasted(phases: Sequence[Step], kind: str, which: Which) -> float:
+    """For how many seconds this aggressor ran."""
+    return sum(step.end - step.begin + AHEAD for step in phases if (step.kind, step.which) == (kind, which))
 
 
 def _samples(kind: str, which: Which, phases: Sequence[Step], seen: Seen) -> Iterator[Samples]:

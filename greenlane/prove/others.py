@@ -4,6 +4,7 @@ They matter where cores are given to tenants: beside an aggressor that keeps its
 victim, and what looks like a leak is theirs.
 """
 
+import math
 import os
 import resource
 from collections.abc import Sequence
@@ -29,10 +30,10 @@ class Others:
         self._before = self._counted()
 
     def share(self) -> float:
-        """0 where it cannot be known."""
+        """NaN where it cannot be known."""
         elapsed = (perf_counter() - self._began) * max(1, len(self._cores))
         busy, own = (now - then for now, then in zip(self._counted(), self._before, strict=True))
-        return max(0.0, min(1.0, (busy - own) / elapsed)) if self._whole and elapsed > 0 else 0.0
+        return max(0.0, min(1.0, (busy - own) / elapsed)) if self._whole else math.nan
 
     def _counted(self) -> tuple[float, float]:
         """CPU seconds of these cores, and those of this process and all that it started."""

@@ -7,10 +7,12 @@ from typing import Literal
 
 Which = Literal["alone", "beside", "control"]
 PHASES: tuple[Which, ...] = ("alone", "beside", "control")
-WINDOW = 0.5
-"""Seconds of a phase in which the victim is timed."""
+WINDOWS: dict[Which, float] = {"alone": 0.5, "beside": 0.5, "control": 0.25}
+"""Seconds in which the victim is timed. The control is shorter: what it has to show is large."""
 GAP = 0.2
-"""Seconds between two phases: what an aggressor left in a queue ends meanwhile, and the next one has begun."""
+"""Seconds before a phase: what an aggressor left in a queue ends meanwhile, and the next one has begun."""
+RECOVERY = 0.25
+"""Seconds more after a control, which leaves the victim's own requests waiting behind each other."""
 AHEAD = 0.1
 """Of these the seconds for which an aggressor runs already."""
 START = 1.2
@@ -19,7 +21,7 @@ FEWEST, USUAL = 3, 4
 """Rounds of a pair below which another pair is left out, and from which another kind of aggressor is added."""
 LEAST = 2
 """Rounds of the first pair, which is tried however little time there is."""
-ROUND = len(PHASES) * (WINDOW + GAP)
+ROUND = sum(WINDOWS.values()) + len(PHASES) * GAP + RECOVERY
 """Seconds of a round of one kind."""
 
 
@@ -94,9 +96,10 @@ def needed(wanted: Sequence[Pair]) -> float:
 def steps(kinds: Sequence[str], rounds: int) -> list[Step]:
     """The phases of a pair: alone, beside, control, again and again, so that what changes on the machine meets all alike."""
     found: list[Step] = []
+    at = GAP
     for turn in range(rounds):
         for kind in kinds:
             for which in PHASES:
-                begin = GAP + len(found) * (WINDOW + GAP)
-                found.append(Step(turn, kind, which, begin, begin + WINDOW))
+                found.append(Step(turn, kind, which, at, at + WINDOWS[which]))
+                at += WINDOWS[which] + GAP + (RECOVERY if which == "control" else 0.0)
     return found

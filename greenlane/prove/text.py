@@ -62,6 +62,7 @@ def _lines(findings: Findings) -> Iterator[str]:
     for measured in findings.measured:
         yield from ("", _title(measured), HEADING)
         yield from map(_line, measured.results)
+        yield from (f"  a request failed at {failure[:160]}" for failure in measured.failures)
         yield from (f"  {r.attack.other.kind}: {r.ruling.word}: {r.ruling.why}" for r in measured.results if _explain(r))
     if findings.untried:
         yield from ("", "Not tried")
@@ -75,7 +76,8 @@ def _lines(findings: Findings) -> Iterator[str]:
 
 def about(measured: Measured) -> str:
     """What the victim was asked, and what else was going on."""
-    late, others = f"{measured.late * 1e3:.2f} ms late (p99)", f"other programs used {measured.others:.0%} of the cores"
+    share = "an unknown part" if math.isnan(measured.others) else f"{measured.others:.0%}"
+    late, others = f"{measured.late * 1e3:.2f} ms late (p99)", f"other programs used {share} of the cores"
     return f"{measured.model}, {measured.rate:.0f} requests a second; its client was {late}; {others}"
 
 

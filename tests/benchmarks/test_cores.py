@@ -44,7 +44,7 @@ class Found(NamedTuple):
     @property
     def word(self) -> str:
         """As in `verdicts`."""
-        return "leaks" if self.held > BOUND else "proves nothing" if self.control <= BOUND else "isolated"
+        return "leaks" if self.held > BOUND else "not exercised" if self.control <= BOUND else "isolated"
 
 
 @pytest.fixture(scope="module")

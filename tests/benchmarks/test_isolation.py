@@ -1,7 +1,7 @@
 """A noisy neighbour does not raise a tenant's p99: a short run of `python -m benchmarks.isolation` on CPU cores.
 
 The bound is generous, as load processes and server share what few cores there may be: it is there to notice a leak that is
-opened again, not to measure; `test_cores` has a tighter one, of cores alone. What proves nothing or is too noisy is measured
+opened again, not to measure; `test_cores` has a tighter one, of cores alone. What is not exercised or too noisy is measured
 once more, and fails if it is so again, but for kinds that do not move the tail without partitions either. The last test opens
 the largest leak, so that the others are known to be able to fail.
 """
@@ -52,12 +52,12 @@ def combinations() -> dict[str, Combination]:
 def test_p99_stays_within_bounds_under(kind: str, combinations: dict[str, Combination]) -> None:
     verdict = settled(kind, combinations[kind].verdict())
 
-    assert verdict.word == "isolated" or (verdict.word == "proves nothing" and kind not in LEAKING), verdict.why
+    assert verdict.word == "isolated" or (verdict.word == "not exercised" and kind not in LEAKING), verdict.why
 
 
 def settled(kind: str, verdict: Verdict) -> Verdict:
     """The verdict, or another one where it says nothing."""
-    return measured((kind,))[kind].verdict() if verdict.word in ("proves nothing", "too noisy") else verdict
+    return measured((kind,))[kind].verdict() if verdict.word in ("not exercised", "too noisy") else verdict
 
 
 def test_heavy_computation_on_a_shared_partition_raises_p99(combinations: dict[str, Combination]) -> None:

@@ -60,7 +60,7 @@ def test_a_distribution_keeps_its_slowest_requests_when_it_is_thinned() -> None:
     [
         (1.1, 4.0, 0, 0, "isolated"),
         (1.3, 1.2, 0, 0, "isolated"),
-        (1.1, 1.1, 0, 0, "proves nothing"),
+        (1.1, 1.1, 0, 0, "not exercised"),
         (2.0, 1.0, 0, 0, "leaks"),
         (2.0, 9.0, 0, 0, "leaks"),
         (math.nan, 9.0, 0, 0, "leaks"),

@@ -17,6 +17,7 @@ from greenlane.load.server_process import family_of
 from greenlane.prove import server
 from greenlane.prove.access import Access
 from greenlane.prove.command import main
+from greenlane.prove.errors import CannotProve
 from greenlane.prove.findings import Findings
 from greenlane.prove.proving import Run, prove
 from server.demo import build
@@ -83,8 +84,8 @@ def test_a_run_writes_text_page_and_document_and_says_what_there_was_no_time_for
 
 
 def test_tenants_that_share_a_core_are_found_and_never_called_isolated(config: Path) -> None:
-    """Every thread of the server on one core, as a wrong cpuset would put them."""
-    with running(config) as (access, alive, pid):
+    """Every thread of the server on one core, as a wrong cpuset would put them; asked by its URL and with its keys."""
+    with running(config) as (access, _, pid):
 
         def crowd(what: str) -> None:
             for one in family_of(pid):
@@ -92,7 +93,10 @@ def test_tenants_that_share_a_core_are_found_and_never_called_isolated(config: P
                     with suppress(ProcessLookupError):
                         os.sched_setaffinity(int(tid), CORES[:1])
 
-        found = proven(access, alive, crowd)
+        other, gone = server.running(f"http://127.0.0.1:{access.port}", dict(access.keys), access.admin_key)
+        found = proven(other, gone, crowd)
+        with pytest.raises(CannotProve, match="the admin key"):
+            server.running(f"http://127.0.0.1:{access.port}", {}, "another key")
 
     acme, globex = found.located
     assert (acme.own_word, globex.own_word) == ("isolated", "leaks")
