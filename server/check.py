@@ -20,8 +20,9 @@ from .config.file import salvage
 from .config.schema import Config, ConfigError, ModelOptions, TenantConfig
 from .config.tables import KeyPath, dotted, nearest
 from .device.cache_paths import open_builds
+from .device.loaded_model import LoadedModel
 from .device.memory_needs import close_oversized
-from .device.model_loader import LoadedModel, ModelLoader, open_model_loader
+from .device.model_loader import ModelLoader, open_model_loader
 from .link.blocks import largest_block
 from .processes.affinity import TOO_FEW_CORES, conflicts, describe, share_cores
 from .repository.model_repository import Repository

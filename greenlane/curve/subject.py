@@ -11,7 +11,8 @@ from server.app import configuration, open_configured
 from server.config.schema import Config, ModelsConfig
 from server.config.tables import nearest
 from server.device.cache_paths import open_builds
-from server.device.model_loader import LoadedModel, ModelLoader, open_model_loader
+from server.device.loaded_model import LoadedModel
+from server.device.model_loader import ModelLoader, open_model_loader
 from server.repository.model_settings import default_settings
 
 from .options import Options

@@ -32,6 +32,8 @@ def problems_within(path: KeyPath, table: Mapping[str, Any]) -> Iterator[Problem
                 yield path, problem
             else:
                 yield from _burst(path, table)
+            if table.get("paging") is True and "device_memory" not in table:
+                yield (*path, "paging"), "true, but nothing is paged out without a device_memory; set that, or leave it out"
         case "devices", name if not _NAME.fullmatch(name):
             yield path, "not a device's name; use letters, digits, '.', '_' and '-'"
 

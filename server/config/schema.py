@@ -346,6 +346,20 @@ class TenantConfig(Section, frozen=True):
         "On a GPU all of it is page-locked at the start. A request that can never fit is refused with 413, one that does not "
         "fit now with 429; an eighth is kept for requests of up to 1 MiB.",
     )
+    device_memory: Size | None = Field(
+        default=None,
+        ge=1,
+        examples=["20GiB"],
+        description="The most of the device's memory that the tenant's models may take: weights, execution contexts and "
+        "tensors on a GPU, on a CPU what its sessions take of the host's. A model that does not fit is refused when it is "
+        "loaded, with the arithmetic. One that other tenants use too counts in full for each. Without it there is no limit.",
+    )
+    paging: bool = Field(
+        default=False,
+        description="Whether idle models are paged out when another one needs room within `device_memory`, the least recently "
+        "used first, and brought back by their next request, which waits for that. Off by default: such a request takes as "
+        "long as a load, and a model that is not there is refused when it is loaded and not at some later time.",
+    )
     keys_sha256: Digests = Field(
         default=(),
         repr=False,

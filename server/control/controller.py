@@ -17,7 +17,7 @@ from ..protocol.json_document import show
 from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
 from .controlled_device import ControlledDevice
-from .descriptions import Execution, PartitionInfo, shares
+from .descriptions import Execution, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime
 from .moves import By, MoveLog, MoveRecord
 from .pilot import Pilot
@@ -254,6 +254,12 @@ class Controller:
         """How each model runs now; see `engines.Executor.describe`."""
         found = await _all(runtime.executions() for device in self.devices for runtime in device.distinct())
         return [execution for executions in found for execution in executions]
+
+    async def memory(self) -> list[TenantMemory]:
+        """What each tenant's models take of their device's memory now, in the order of the configuration."""
+        found = await _all(runtime.memory() for device in self.devices for runtime in device.distinct())
+        by_tenant = {each.tenant: each for memory in found for each in memory}
+        return [by_tenant[name] for name in self.config.tenants if name in by_tenant]
 
     async def probe(self, device: ControlledDevice) -> dict[str, frozenset[int]]:
         """Run a small amount of work in each partition of a device; the units on which it ran, by tenant."""

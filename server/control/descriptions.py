@@ -45,6 +45,42 @@ class Pause(NamedTuple):
     ladder: bool = False
 
 
+class ModelMemory(NamedTuple):
+    """A version of a tenant's model, and the bytes of the device's memory that it takes, by kinds of `engines.base.MEMORY`.
+
+    If it is `paged` out it takes none, and `memory` is what it took before.
+    """
+
+    name: str
+    version: str
+    memory: Mapping[str, int]
+    paged: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes now."""
+        return 0 if self.paged else sum(self.memory.values())
+
+
+class TenantMemory(NamedTuple):
+    """A tenant's budget of the device's memory, None for no limit, and what it has; and since the start of its device side, how
+    often models were paged in and out, and the seconds that each took together.
+    """
+
+    tenant: str
+    limit: int | None
+    models: Sequence[ModelMemory]
+    page_ins: int = 0
+    page_outs: int = 0
+    page_in_seconds: float = 0.0
+    page_out_seconds: float = 0.0
+
+    @property
+    def used(self) -> int:
+        """The bytes that its models take now. A model that other tenants use too counts in full."""
+        return sum(model.nbytes for model in self.models)
+
+
 def shares(held: Mapping[str, PartitionInfo]) -> str:
     """Which tenant has which granules, for the log."""
     return ", ".join(f"{name} has {partition.size} ({_granules(partition.granules)})" for name, partition in held.items())

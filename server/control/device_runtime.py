@@ -8,7 +8,7 @@ from typing import Protocol
 
 from partitions.plan import Granules
 
-from .descriptions import DeviceInfo, Execution, Pause
+from .descriptions import DeviceInfo, Execution, Pause, TenantMemory
 
 
 class DeviceRuntime(Protocol):
@@ -65,6 +65,9 @@ class DeviceRuntime(Protocol):
 
     async def executions(self) -> list[Execution]:
         """How each model runs now; see `engines.Executor.describe`."""
+
+    async def memory(self) -> list[TenantMemory]:
+        """What each tenant's models take of the device's memory now."""
 
     async def probe(self) -> dict[str, frozenset[int]]:
         """Run a small amount of work in each partition; the units on which it ran, by tenant."""

@@ -82,6 +82,23 @@ class EnginePool:
             log.warning("freed one of %d unused engines under load, which held up all tenants for %.0f ms", unused, held)
         return True
 
+    def discard(self, engine: Engine, in_use: Iterable[Engine]) -> bool:
+        """Free this engine now, unless it is used, or held by a thread that binds it; whether it was freed. Blocks.
+
+        `in_use` are the engines of all executors.
+        """
+        busy = {id(each) for each in in_use}
+        with self._lock:
+            keys = [key for key, each in self._engines.items() if each is engine]
+            if not keys or id(engine) in busy or self._held[id(engine)]:
+                return False
+            del self._engines[keys[0]], self._used[keys[0]], self._held[id(engine)]
+        self._free(engine)
+        with self._lock:
+            for part in self._parts.pop(id(engine), ()):
+                self._let_go(part)
+        return True
+
     def close(self) -> None:
         """Free all engines, and wait for one that is being freed; no executor may be left. Blocks. Failures are logged."""
         with self._lock:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from ..control.descriptions import Execution
 from ..tenants.frontend import State
 from ..workers.worker import Worker
-from .model_loader import LoadedModel
+from .loaded_model import LoadedModel
 
 UNLOADED = "unloaded"
 """The reason of a model that was unloaded on request; it does not make the server unready with `strict_readiness`."""

@@ -9,7 +9,7 @@ from ..config.schema import TenantConfig
 from ..config.tables import dotted
 from ..link.blocks import largest_block
 from ..tenants.catalog import IndexEntry
-from .model_loader import LoadedModel
+from .loaded_model import LoadedModel
 
 
 def close_oversized(loaded: LoadedModel, tenant: TenantConfig) -> LoadedModel:

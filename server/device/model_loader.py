@@ -8,13 +8,11 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
-from typing import NamedTuple
 
 from engines import (
     Builds,
@@ -32,7 +30,6 @@ from engines.settings import Sample
 from partitions import Device, Partition
 
 from ..config.schema import Config, ServerConfig
-from ..link.messages import ModelKey
 from ..protocol.classification import Labels
 from ..repository.description import describe
 from ..repository.ensemble import (
@@ -53,73 +50,15 @@ from ..scheduling.batching import largest_batch
 from ..tenants.catalog import IndexEntry, ServedModel
 from .engine_pool import EnginePool
 from .instances import bind_instances
+from .loaded_model import NOTHING, LoadedModel, PreparedModel, PreparedVersion, Source, Stamp
 
 log = logging.getLogger("greenlane.models")
 
 DEFAULTS = RuntimeSettings()
 MAX_BODY: int = ServerConfig.model_fields["max_body"].default
-_MAX_REASONS = 3
-"""The most reasons that the answer to a failed load gives."""
 
 Read = Callable[[Path, int | None, RuntimeSettings], Engine]
 """Loads the engine of a model file; the number is the largest batch if it has to be built first."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """The result of loading one model onto one partition."""
-
-    name: str
-    served: list[ServedModel]
-    problems: list[IndexEntry]
-    executors: dict[ModelKey, Executor]
-    warnings: list[str] = field(default_factory=list)
-    engines: dict[ModelKey, Engine] = field(default_factory=dict)
-    steps: tuple[str, ...] = ()
-    """The models that an ensemble uses; without one of them it is not served."""
-    override: str | None = None
-    """The configuration that it was loaded with, if not the file's."""
-
-    def messages(self, kept: bool = False) -> tuple[str, ...]:
-        """Lines for the log; `kept`: the versions that were served before stay."""
-        what = "could not be loaded, the versions loaded before stay" if kept else "is unavailable"
-        return *self.warnings, *(f"model {_label(problem)} {what}: {problem.reason}" for problem in self.problems)
-
-    def why(self) -> str:
-        """Its first problems with their versions, and how many more there are."""
-        reasons = [_reason(problem) for problem in self.problems]
-        others = len(reasons) - _MAX_REASONS
-        return "; ".join(reasons[:_MAX_REASONS]) + (f"; and {others} more" if others > 0 else "")
-
-    def stopped(self, reason: str) -> "LoadedModel":
-        """This ensemble, unavailable for this reason until its steps are loaded again."""
-        problems = [IndexEntry(self.name, "", "UNAVAILABLE", reason)]
-        return LoadedModel(self.name, [], problems, {}, steps=self.steps, override=self.override)
-
-    def discard(self) -> "LoadedModel":
-        """Close its executors and return the result without served versions. Blocks."""
-        for executor in self.executors.values():
-            executor.close()
-        return replace(self, served=[], executors={}, engines={})
-
-
-NOTHING: Mapping[str, LoadedModel] = MappingProxyType({})
-
-
-class PreparedVersion(NamedTuple):
-    """A version that was read: its file, settings and engine, which `ModelLoader.bind` returns to the pool."""
-
-    file: ModelFile
-    resolved: ResolvedSettings
-    engine: Engine
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedModel:
-    """A model that was read but not bound yet: the problems so far, and the versions to bind."""
-
-    loaded: LoadedModel
-    versions: list[PreparedVersion] = field(default_factory=list)
 
 
 class ModelLoader:
@@ -191,8 +130,9 @@ class ModelLoader:
             resolved = self._resolve(file, prepared.loaded)
             if not resolved.problems:
                 with _recording(file, prepared.loaded):
+                    stamp = () if steps else _stamp(file)
                     engine = self._chain(file, resolved, among, prepared.loaded) if steps else self._engine(file, resolved)
-                    prepared.versions.append(PreparedVersion(file, resolved, engine))
+                    prepared.versions.append(PreparedVersion(file, resolved, engine, stamp))
         return prepared
 
     def bind(self, prepared: PreparedModel, partition: Partition, whole: bool = False, kept: bool = False) -> LoadedModel:
@@ -203,6 +143,42 @@ class ModelLoader:
         loaded = self._bind(prepared, partition, whole)
         self._log(loaded, kept)
         return loaded
+
+    def file_bytes(self, name: str, override: str | None = None) -> int:
+        """The size of the files that would be read for a model, 0 for an ensemble. Blocks."""
+        files = self._repository.read(name, override).files
+        return sum(_stamp(file)[-1] for file in files if not file.config.steps)
+
+    def refuse(self, prepared: PreparedModel, problem: IndexEntry, kept: bool = False) -> LoadedModel:
+        """As `bind`, for a model that is not to be bound, for this reason."""
+        for version in prepared.versions:
+            self._engines.let_go(version.engine)
+        prepared.loaded.problems.append(problem)
+        self._log(prepared.loaded, kept)
+        return prepared.loaded
+
+    def bring_back(self, source: Source, partition: Partition) -> Executor:
+        """Read and bind a version again that was loaded before. Blocks. Raises ModelRefused, also if its file is another."""
+        file, resolved = source.file, source.resolved
+        again = "load the model again"
+        try:
+            if _stamp(file) != source.stamp:
+                raise ModelRefused(f"its file has changed since it was loaded; {again}")
+            engine = self._engine(file, resolved)
+        except OSError as error:
+            raise ModelRefused(f"its file cannot be read: {error.strerror}; {again}") from error
+        except EngineError as error:
+            raise ModelRefused(_without_path(str(error), file)) from error
+        try:
+            return bind_instances(engine, partition, resolved.instances)
+        except EngineError as error:
+            raise ModelRefused(_without_path(str(error), file)) from error
+        finally:
+            self._engines.let_go(engine)
+
+    def free(self, engine: Engine, in_use: Iterable[Executor]) -> None:
+        """Free the engine of a model that was paged out or unloaded, unless it is used otherwise. Blocks."""
+        self._engines.discard(engine, [executor.engine for executor in in_use])
 
     def release_unused(self, in_use: Iterable[Executor], quiet: bool) -> bool:
         """Free an unused engine if one should be freed now; see `EnginePool.release`. Blocks."""
@@ -249,7 +225,7 @@ class ModelLoader:
                 log.warning("%s", line)
 
     def _bind_version(self, version: PreparedVersion, partition: Partition, loaded: LoadedModel) -> None:
-        file, resolved, engine = version
+        file, resolved, engine, stamp = version
         number, signature = str(file.version), apply(file.config, engine.signature)
         self._check_warm_up(file, resolved.settings, signature)
         executor = bind_instances(engine, partition, resolved.instances)
@@ -268,6 +244,7 @@ class ModelLoader:
         loaded.served.append(served)
         loaded.executors[key] = executor
         loaded.engines[key] = engine
+        loaded.sources[key] = Source(file, resolved, stamp)
 
     def _check_warm_up(self, file: ModelFile, settings: RuntimeSettings, signature: Signature) -> None:
         """Raise ModelRefused for warm-up inputs that are larger than any possible request."""
@@ -282,8 +259,8 @@ class ModelLoader:
 
     def _engine(self, file: ModelFile, resolved: ResolvedSettings) -> Engine:
         """The engine of the current file with these settings, held until `EnginePool.let_go`."""
-        settings, max_batch, found = resolved.settings, file.config.max_batch or None, os.stat(file.path)
-        key = (file.path, max_batch, settings, found.st_ino, found.st_mtime_ns, found.st_size)
+        settings, max_batch = resolved.settings, file.config.max_batch or None
+        key = (file.path, max_batch, settings, *_stamp(file))
         return self._engines.hold(key, lambda: self._read(file.path, max_batch, settings))
 
     def _chain(
@@ -332,12 +309,23 @@ def _recording(file: ModelFile, loaded: LoadedModel) -> Iterator[None]:
         if not isinstance(error, EngineError):
             log.exception("unexpected error while loading model %s version %s", file.name, version)
         # Clients see this; it must not name the repository's path.
-        reason = str(error).replace(str(file.path), f"{file.name}/{version}/{file.filename}".rstrip("/"))
+        reason = _without_path(str(error), file)
         if file.config.steps:  # Errors of its steps may name their files.
             reason = reason.replace(f"{file.path.parent.parent}/", "")
         loaded.problems.append(
             IndexEntry(file.name, version, "UNAVAILABLE", reason + _where_configured(reason, file.config.settings))
         )
+
+
+def _without_path(text: str, file: ModelFile) -> str:
+    """A text for clients, with the model's name in place of its path."""
+    return text.replace(str(file.path), f"{file.name}/{file.version}/{file.filename}".rstrip("/"))
+
+
+def _stamp(file: ModelFile) -> Stamp:
+    """Raises OSError."""
+    found = os.stat(file.path)
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def open_model_loader(
@@ -396,13 +384,3 @@ def _required(config: ModelConfig, signature: Signature) -> Iterator[str]:
 def _notes(execution: Mapping[str, object]) -> list[str]:
     found = execution.get("notes")
     return [str(note) for note in found] if isinstance(found, list) else []
-
-
-def _label(entry: IndexEntry) -> str:
-    return f"{entry.name} {entry.version}".rstrip()
-
-
-def _reason(entry: IndexEntry) -> str:
-    """The reason, with the version unless the reason begins with the version's path."""
-    named = not entry.version or entry.reason.startswith(f"{entry.name}/{entry.version}")
-    return entry.reason if named else f"version {entry.version}: {entry.reason}"

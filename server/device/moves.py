@@ -23,8 +23,8 @@ MakeWorker = Callable[[str, Partition, Mapping[ModelKey, Executor]], Worker]
 class PartitionMoves:
     """One move at a time: `prepare`, `halt` and `commit`, or `discard`; see `server.control.device_runtime`.
 
-    Belongs to the event loop. `workers` are the current ones, by tenant; `commit` replaces those of tenants that move. The lock
-    of each of them in `changing` is held from `prepare` to the end of the move: their models do not change meanwhile.
+    Belongs to the event loop. `workers` are the current ones, by tenant; `commit` replaces those of tenants that move. Their
+    locks in `changing` and `paging` are held from `prepare` to the end of the move: their models do not change meanwhile.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class PartitionMoves:
         workers: dict[str, Worker],
         worker_control: WorkerControl,
         changing: Mapping[str, asyncio.Lock],
+        paging: Mapping[str, asyncio.Lock],
         max_pause: float,
         make_worker: MakeWorker,
     ) -> None:
@@ -40,6 +41,7 @@ class PartitionMoves:
         self._workers = workers
         self._worker_control = worker_control
         self._changing = changing
+        self._paging = paging
         self._max_pause = max_pause
         self._make_worker = make_worker
         self._move = Move({}, {})
@@ -59,8 +61,9 @@ class PartitionMoves:
         move = Move(before, {**before, **granules})
         async with AsyncExitStack() as locks:
             for name in move.movers:
-                await hold(self._changing[name], name, self._max_pause)
-                locks.callback(self._changing[name].release)
+                for lock in (self._changing[name], self._paging[name]):
+                    await hold(lock, name, self._max_pause)
+                    locks.callback(lock.release)
             self._prepared, placements = await asyncio.to_thread(self._prepare, move)
             self._move, self._locks = move, locks.pop_all()
         return placements

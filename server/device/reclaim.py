@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from ..workers.worker import Worker
 from .model_loader import ModelLoader
+from .pager import bound_executors
 
 KEPT = 5.0
 """Seconds for which the host memory of a large inference is kept for the next one."""
@@ -12,10 +13,15 @@ CHECK_INTERVAL = 1.0
 """Seconds between two checks for engines that can be freed."""
 
 
-async def free_engines(model_loader: ModelLoader, workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock]) -> None:
+async def free_engines(
+    model_loader: ModelLoader,
+    workers: Mapping[str, Worker],
+    changing: Mapping[str, asyncio.Lock],
+    paging: Mapping[str, asyncio.Lock],
+) -> None:
     """Free unused engines, one at a time, when no inference was queued or ran at two checks in a row.
 
-    Runs on the event loop until it is cancelled. `changing` are the locks of each tenant's models.
+    Runs on the event loop until it is cancelled. `changing` and `paging` are the locks of each tenant's models.
     """
     before = False
     while True:
@@ -23,19 +29,20 @@ async def free_engines(model_loader: ModelLoader, workers: Mapping[str, Worker],
         quiet = all(worker.idle for worker in workers.values())
         await asyncio.to_thread(_release_unused, model_loader, workers, quiet and before)
         before = quiet
-        await _trim(workers, changing)
+        await _trim(workers, changing, paging)
 
 
-async def _trim(workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock]) -> None:
+async def _trim(
+    workers: Mapping[str, Worker], changing: Mapping[str, asyncio.Lock], paging: Mapping[str, asyncio.Lock]
+) -> None:
     """Have all executors free memory that they have not used for a while, except of tenants whose models are changing."""
     for name, lock in list(changing.items()):  # A tenant may come or go meanwhile.
-        if not lock.locked():
-            async with lock:
+        if not lock.locked() and not paging[name].locked():
+            async with lock, paging[name]:
                 if worker := workers.get(name):
                     await asyncio.to_thread(worker.trim, KEPT)
 
 
 def _release_unused(model_loader: ModelLoader, workers: Mapping[str, Worker], quiet: bool) -> None:
     """Blocks."""
-    executors = [executor for worker in list(workers.values()) for executor in list(worker.executors.values())]
-    model_loader.release_unused(executors, quiet)
+    model_loader.release_unused(bound_executors(workers), quiet)

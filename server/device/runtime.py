@@ -13,7 +13,7 @@ from partitions import probe as probes
 from partitions.plan import Granules
 
 from ..config.schema import Config
-from ..control.descriptions import DeviceInfo, Execution, Pause
+from ..control.descriptions import DeviceInfo, Execution, Pause, TenantMemory
 from ..link.messages import Failure, ModelKey
 from ..tenants.frontend import Frontend, State
 from ..tenants.lifecycle import Lifecycle
@@ -34,10 +34,10 @@ class Runtime:
     """Owns the device side of the tenants that have a frontend here; see `server.control.device_runtime` for the contract.
 
     `PartitionMoves` moves tenants to other granules, `TenantModels` loads and unloads, `WorkerControl` halts and resumes
-    workers, `Supervision` restarts failed ones; all share the dict of current workers. Each tenant has two locks, both taken by
-    moves: `_changing` first, the one of `WorkerControl` last. Methods run on the event loop unless they say otherwise. `read`
-    makes an engine of a model file and its largest batch; `publish` is called with each state of this side, and `on_lost` with
-    the reason when the device is lost.
+    workers, `Supervision` restarts failed ones; all share the dict of current workers. Each tenant has three locks, all taken
+    by moves: `_changing`, then `_paging`, the one of `WorkerControl` last. Methods run on the event loop unless they say
+    otherwise. `read` makes an engine of a model file and its largest batch; `publish` is called with each state of this side,
+    and `on_lost` with the reason when the device is lost.
     """
 
     def __init__(
@@ -62,10 +62,12 @@ class Runtime:
         self._workers: dict[str, Worker] = {}
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models or partition change, including the preparation."""
+        self._paging = {name: asyncio.Lock() for name in frontends}
+        """Held while a model of a tenant is paged in or out, and while its partition changes; taken after `_changing`."""
         max_pause = config.server.max_pause
         self._worker_control = WorkerControl(config.source, max_pause, frontends, self._workers, self._lifecycle)
         self._moves = PartitionMoves(
-            self.manager, self._workers, self._worker_control, self._changing, max_pause, self._make_worker
+            self.manager, self._workers, self._worker_control, self._changing, self._paging, max_pause, self._make_worker
         )
         limits = {name: config.execution_limit(name) for name in frontends}
         self._supervision = Supervision(max_pause, limits, frontends, self._workers, self._worker_control, self._lifecycle)
@@ -77,6 +79,7 @@ class Runtime:
             self._workers,
             self._worker_control,
             self._changing,
+            self._paging,
             self._lifecycle,
             on_loading,
         )
@@ -104,7 +107,7 @@ class Runtime:
             await self._worker_control.pin(self.device, name)
         await self._place(granules)
         self._models.start(left_out)
-        self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._changing))
+        self._freeing = asyncio.create_task(free_engines(self.model_loader, self._workers, self._changing, self._paging))
         self._supervision.start()
         return {name: partition.host_cores for name, partition in self.manager.held.items()}
 
@@ -150,7 +153,7 @@ class Runtime:
         """Serve a tenant no more, and free all that it has here. Nothing of it is in flight. Does nothing if it is not here."""
         if name not in self._changing:
             return
-        async with self._models.ordering[name], self._changing[name], self._worker_control.locks[name]:
+        async with self._models.ordering[name], self._changing[name], self._paging[name], self._worker_control.locks[name]:
             if worker := self._workers.pop(name, None):
                 await asyncio.shield(asyncio.wrap_future(worker.stop()))
                 await asyncio.to_thread(worker.close)
@@ -193,6 +196,9 @@ class Runtime:
     async def executions(self) -> list[Execution]:
         return self._models.executions()
 
+    async def memory(self) -> list[TenantMemory]:
+        return self._models.pager.memory()
+
     async def probe(self) -> dict[str, frozenset[int]]:
         return await asyncio.to_thread(probes.locate, self.manager.held)
 
@@ -212,7 +218,8 @@ class Runtime:
         self.builds.close()
         await self.loaded()
         async with AsyncExitStack() as locks:  # Changes in progress are completed first.
-            for lock in (*self._models.ordering.values(), *self._changing.values(), *self._worker_control.locks.values()):
+            changing = *self._models.ordering.values(), *self._changing.values(), *self._paging.values()
+            for lock in (*changing, *self._worker_control.locks.values()):
                 await locks.enter_async_context(lock)
             if self._freeing:
                 self._freeing.cancel()

@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from engines import Executor
+from engines.memory import added
 from engines.tensorrt.thread_priority import lower_priority
 
 from ..config.schema import TenantConfig
@@ -19,9 +21,11 @@ from ..tenants.frontend import Frontend
 from ..tenants.lifecycle import Lifecycle
 from ..workers.worker import Worker
 from ..workers.worker_control import WorkerControl
+from .loaded_model import LoadedModel, PreparedModel, expected
 from .loaded_models import UNLOADED, LoadedModels, versions
 from .memory_needs import close_oversized
-from .model_loader import LoadedModel, ModelLoader, PreparedModel
+from .model_loader import ModelLoader
+from .pager import OverBudget, Pager, Reservation, taken
 
 log = logging.getLogger("greenlane.runtime")
 
@@ -48,6 +52,7 @@ class TenantModels:
         workers: Mapping[str, Worker],
         worker_control: WorkerControl,
         changing: Mapping[str, asyncio.Lock],
+        paging: MutableMapping[str, asyncio.Lock],
         lifecycle: Lifecycle,
         on_loading: OnLoading,
     ) -> None:
@@ -61,10 +66,13 @@ class TenantModels:
         self._on_loading = on_loading
         self._left_out: Mapping[str, Collection[str]] = {}
         self._served = LoadedModels(tenants, strict_readiness)
+        self.pager = Pager(self._tenants, self._served, frontends, model_loader, workers, paging, lifecycle, self._loads)
         self.ordering = {name: asyncio.Lock() for name in tenants}
         """Held from the beginning to the end of a load or unload: one at a time for each tenant."""
         self._loaders = ThreadPoolExecutor(max(1, len(tenants)), "load", lower_priority)
         self._changes: set[asyncio.Task[None]] = set()
+        self._being_loaded: dict[str, list[str]] = {}
+        """By tenant: one that is loaded on request, and one that is paged in."""
         self._loading: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -73,6 +81,7 @@ class TenantModels:
     def start(self, left_out: Mapping[str, Collection[str]]) -> None:
         """Start loading all models of all tenants but those that are left out; each tenant must have its partition."""
         self._left_out = left_out
+        self.pager.open()
         self._loading = asyncio.create_task(self._load_all())
 
     def add(self, tenant: TenantConfig) -> None:
@@ -80,16 +89,19 @@ class TenantModels:
         self._tenants[tenant.name] = tenant
         self._served.add(tenant.name)
         self.ordering[tenant.name] = asyncio.Lock()
+        self.pager.add(tenant.name)
 
     def remove(self, tenant: str) -> None:
         """This tenant has gone; none of its models is being changed."""
         self._tenants.pop(tenant, None)
         self._served.remove(tenant)
         self.ordering.pop(tenant, None)
+        self.pager.remove(tenant)
 
     def close(self) -> None:
         """Shut down the threads that read models."""
         self._loaders.shutdown(wait=False)
+        self.pager.close()
 
     async def loaded(self) -> None:
         """Wait until every configured model was tried."""
@@ -151,11 +163,17 @@ class TenantModels:
         log.info("loaded for %s: %s", tenant, versions(loaded))
 
     async def _load_alone(self, tenant: str, name: str, override: str | None) -> LoadedModel:
-        kept = self._served.serves(tenant, name)
-        with self._loads(tenant, name):
-            prepared = await self._read_model(tenant, name, override)
+        return await self._replace(tenant, name, override, whole=True, kept=self._served.serves(tenant, name))
+
+    async def _replace(
+        self, tenant: str, name: str, override: str | None = None, whole: bool = False, kept: bool = False
+    ) -> LoadedModel:
+        """Read and bind a model, and publish it; one that is to be `kept` stays if this fails. `whole` is as in `_bind`."""
+        with self._loads(tenant, name), self.pager.reserving(tenant, name) as reservation:
+            prepared = await self._read_model(tenant, name, override, reservation)
             async with self._changing[tenant]:
-                loaded = await self._bind(tenant, prepared, whole=True, kept=kept)
+                loaded = await self._bind(tenant, prepared, reservation, whole, kept)
+                reservation.end()  # What was bound is in the worker from now on.
                 if loaded.served or not kept:
                     await self._put(tenant, loaded)
         return loaded
@@ -167,10 +185,7 @@ class TenantModels:
         """
         for ensemble in self._served.ensembles(tenant, changed):
             if ensemble.name != name:
-                with self._loads(tenant, ensemble.name):
-                    prepared = await self._read_model(tenant, ensemble.name, ensemble.override)
-                    async with self._changing[tenant]:
-                        await self._put(tenant, await self._bind(tenant, prepared, whole=True))
+                await self._replace(tenant, ensemble.name, ensemble.override, whole=True)
 
     async def _unload(self, tenant: str, name: str) -> None:
         async with self._changing[tenant]:
@@ -202,10 +217,7 @@ class TenantModels:
                     problem = IndexEntry(name, "", "UNAVAILABLE", CRASHED)
                     await self._put(tenant.name, LoadedModel(name, [], [problem], {}))
                     continue
-                with self._loads(tenant.name, name):
-                    prepared = await self._read_model(tenant.name, name, None)
-                    async with self._changing[tenant.name]:
-                        await self._put(tenant.name, await self._bind(tenant.name, prepared))
+                await self._replace(tenant.name, name)
         if not any(self._served.serves(tenant.name, name) for name in self._served.of(tenant.name)):
             log.warning(
                 "tenant %s has no loaded model: %s", tenant.name, "every model failed" if names else "it may call no model"
@@ -214,25 +226,50 @@ class TenantModels:
     @contextmanager
     def _loads(self, tenant: str, name: str) -> Iterator[None]:
         """Within the block this model is being loaded: what ends the process then may be the model."""
+        being_loaded = self._being_loaded.setdefault(tenant, [])
+        being_loaded.append(name)
         self._on_loading(tenant, name)
         try:
             yield
         finally:
-            self._on_loading(tenant, "")
+            being_loaded.remove(name)
+            self._on_loading(tenant, being_loaded[-1] if being_loaded else "")
 
-    async def _read_model(self, tenant: str, name: str, override: str | None) -> PreparedModel:
+    async def _read_model(self, tenant: str, name: str, override: str | None, reservation: Reservation) -> PreparedModel:
         """Read a model, which takes minutes if it has to be built: without a partition's lock, and on threads that are used for
-        nothing else. One at a time for each tenant.
+        nothing else. One at a time for each tenant. Without room for its files in the tenant's budget it is not read.
         """
         self._frontends[tenant].announce(name)
         loop, among = asyncio.get_running_loop(), self._served.of(tenant)
-        return await loop.run_in_executor(self._loaders, self._model_loader.prepare, name, override, among)
+        if self._tenants[tenant].device_memory is not None:
+            least = await asyncio.to_thread(self._model_loader.file_bytes, name, override)
+            try:
+                await self.pager.make_room(tenant, reservation, {"file": least}, least=True)
+            except OverBudget as error:
+                return PreparedModel(LoadedModel(name, [], [_problem(name, error)], {}, override=override))
+        steps = await asyncio.to_thread(self._model_loader.steps, name, override)
+        with self.pager.keeping(tenant, steps):
+            await self.pager.bring_back(tenant, steps)
+            return await loop.run_in_executor(self._loaders, self._model_loader.prepare, name, override, among)
 
-    async def _bind(self, tenant: str, prepared: PreparedModel, whole: bool = False, kept: bool = False) -> LoadedModel:
-        """Bind a model to the tenant's partition, and check that its requests fit the tenant's memory.
+    async def _bind(
+        self,
+        tenant: str,
+        prepared: PreparedModel,
+        reservation: Reservation,
+        whole: bool = False,
+        kept: bool = False,
+    ) -> LoadedModel:
+        """Bind a model to the tenant's partition, and check that it fits the tenant's budget, and its requests its memory.
 
         `whole` and `kept` are as in `ModelLoader.bind`.
         """
+        try:
+            await self.pager.make_room(tenant, reservation, expected(prepared))
+        except OverBudget as error:
+            refused = await asyncio.to_thread(self._model_loader.refuse, prepared, _problem(prepared.loaded.name, error), kept)
+            await self.pager.free(tenant, [version.engine for version in prepared.versions])
+            return refused
         partition = self._workers[tenant].partition
         # CPU executors inherit the scheduling priority of the thread that binds them.
         threads = self._loaders if partition.host_cores is None else None
@@ -243,26 +280,43 @@ class TenantModels:
         for line in fitting.messages(kept):
             if line not in known:
                 log.warning("%s", line)
-        return await asyncio.to_thread(fitting.discard) if whole and fitting.problems else fitting
+        try:
+            await self.pager.make_room(tenant, reservation, added(map(taken, fitting.executors.values())))
+        except OverBudget as error:
+            log.warning("model %s is unavailable: %s", fitting.name, error)
+            fitting = replace(fitting, problems=[*fitting.problems, _problem(fitting.name, error)])
+        else:
+            if not (whole and fitting.problems):
+                return fitting
+        discarded = await asyncio.to_thread(fitting.discard)
+        await self.pager.free(tenant, fitting.engines.values())
+        return discarded
 
     async def _put(self, tenant: str, loaded: LoadedModel) -> None:
         """Publish a model in place of the old one, which is closed when its last request has ended."""
         executors = self._workers[tenant].executors
         executors.update(loaded.executors)
+        self.pager.came(tenant, loaded.executors)
         before = self._served.put(tenant, loaded)
         settled = await self._frontends[tenant].publish(loaded.name, loaded.served, loaded.problems)
-        left = [executors.pop(served.key) for served in before.served] if before else []
+        async with self.pager.locks[tenant]:  # One of them may be on its way back.
+            left = [executors.pop(served.key) for served in before.served] if before else []
         if settled:
             await asyncio.to_thread(_close, left)
         elif left:  # Its HTTP process died: its requests may still be running.
             async with self._worker_control.stopped(tenant):
                 await asyncio.to_thread(_close, left)
+        await self.pager.free(tenant, [executor.engine for executor in left])
         if self._lifecycle.state in ("serving", "incomplete") and self._served.state() != self._lifecycle.state:
             self._lifecycle.set_state(self._served.state())
 
     def _check_may_call(self, tenant: str, name: str) -> None:
         if not self._tenants[tenant].may_call(name):
             raise NotFound(f"Request for unknown model: {name!r} is not found")
+
+
+def _problem(name: str, error: OverBudget) -> IndexEntry:
+    return IndexEntry(name, "", "UNAVAILABLE", str(error))
 
 
 def _close(executors: Iterable[Executor]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..control.descriptions import DeviceInfo, Execution
+from ..control.descriptions import DeviceInfo, Execution, ModelMemory, TenantMemory
 from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import State
 from .messages import Count, Fields, Message, ServedModelFields, mirror
@@ -43,6 +43,36 @@ class ExecutionFields(Fields):
 
     def execution(self) -> Execution:
         return Execution(self.tenant, self.name, self.version, self.description)
+
+
+class ModelMemoryFields(Fields):
+    """A `ModelMemory`."""
+
+    name: str
+    version: str
+    memory: dict[str, int]
+    paged: bool
+
+
+class TenantMemoryFields(Fields):
+    """A `TenantMemory`."""
+
+    tenant: str
+    limit: int | None
+    models: list[ModelMemoryFields]
+    page_ins: int
+    page_outs: int
+    page_in_seconds: float
+    page_out_seconds: float
+
+    @classmethod
+    def of(cls, memory: TenantMemory) -> "TenantMemoryFields":
+        models = [ModelMemoryFields(each.name, each.version, dict(each.memory), each.paged) for each in memory.models]
+        return msgspec.structs.replace(mirror(cls, memory), models=models)
+
+    def tenant_memory(self) -> TenantMemory:
+        models = [ModelMemory(each.name, each.version, each.memory, each.paged) for each in self.models]
+        return TenantMemory(**{**msgspec.structs.asdict(self), "models": models})
 
 
 # From the supervisor. All are calls, except `StopLoading`, `Abandon`, `CancelTenantTicket` and `SetDeviceAffinity`.
@@ -101,6 +131,10 @@ class UnloadModel(Message):
 
 class GetExecutions(Message):
     """Answered with a list of `ExecutionFields`."""
+
+
+class GetMemory(Message):
+    """Answered with a list of `TenantMemoryFields`."""
 
 
 class ProbePartitions(Message):
@@ -187,7 +221,7 @@ class CloseDevice(Message):
     """Finish work in flight and release the device; the process exits after its answer."""
 
 
-# To the supervisor. All are notifications, except `PublishModel`.
+# To the supervisor. All are notifications, except `PublishModel`, `GetTenantUses` and `PageOutModel`.
 
 
 class DeviceState(Message):
@@ -223,6 +257,26 @@ class PublishModel(Message):
     name: str
     served: list[ServedModelFields]
     problems: list[IndexEntry]
+
+
+class GetTenantUses(Message):
+    """As `GetLastUses`, of a tenant."""
+
+    tenant: str
+
+
+class PageOutModel(Message):
+    """As `PageOut`, of a tenant."""
+
+    tenant: str
+    model: str
+
+
+class PageInModel(Message):
+    """As `PageIn`, of a tenant."""
+
+    tenant: str
+    model: str
 
 
 class SetTenantCores(Message):

@@ -23,6 +23,7 @@ from ..host.exit_codes import NEEDS_RESTART
 from ..host.malloc import keep_large_blocks
 from ..host.watchdog import Watchdog
 from ..link import ring as links
+from ..link.messages import ModelKey
 from ..link.ring import Descriptors
 from ..single_process import SWITCH_INTERVAL
 from ..tenants.catalog import IndexEntry, ServedModel
@@ -92,6 +93,23 @@ class ChannelFrontend:
         with suppress(Unavailable):  # Then this process ends as well.
             return bool(await self._channel.call(message, bool))
         return False
+
+    async def last_uses(self) -> Mapping[ModelKey, int]:
+        if self.held is None:
+            with suppress(Unavailable):
+                return dict(await self._channel.call(messages.GetTenantUses(self._tenant), dict[str, int]))
+        return {}
+
+    async def page_out(self, model: ModelKey) -> bool:
+        if self.held is not None:  # No request has come to its models here.
+            return True
+        with suppress(Unavailable):
+            return bool(await self._channel.call(messages.PageOutModel(self._tenant, model), bool))
+        return False
+
+    def page_in(self, model: ModelKey) -> None:
+        if self.held is None:
+            self._channel.notify(messages.PageInModel(self._tenant, model))
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         if self.held is None:

@@ -26,7 +26,7 @@ from ..http.infer import Infer
 from ..http.paths import is_infer
 from ..link import ring as links
 from ..link.ring import Descriptors
-from ..tenants.service import Service, Tenant, open_tenant, publish, report
+from ..tenants.service import Service, Tenant, last_uses, open_tenant, page_out, publish, report
 from . import handoff, messages, proxy, spawn
 from .descriptors import DescriptorReceiver
 from .handoff import Handoff
@@ -102,6 +102,9 @@ class HttpProcess:
         handlers: dict[type[messages.Message], Callable[[Any], Any]] = {
             messages.Announce: self._announce,
             messages.Publish: self._publish,
+            messages.GetLastUses: self._last_uses,
+            messages.PageOut: self._page_out,
+            messages.PageIn: self._page_in,
             messages.SetAffinity: self._set_affinity,
             messages.SetState: self._set_state,
             messages.Heartbeat: self._on_heartbeat,
@@ -294,6 +297,16 @@ class HttpProcess:
         if self._tenant:
             await publish(self._tenant, message.name, [each.served() for each in message.served], message.problems)
         return True
+
+    def _last_uses(self, _: messages.GetLastUses) -> dict[str, int]:
+        return last_uses(self._tenant) if self._tenant else {}
+
+    def _page_out(self, message: messages.PageOut) -> bool:
+        return self._tenant is not None and page_out(self._tenant, message.model)
+
+    def _page_in(self, message: messages.PageIn) -> None:
+        if self._tenant:
+            self._tenant.catalog.paged.discard(message.model)
 
     def _set_affinity(self, message: messages.SetAffinity) -> None:
         try:

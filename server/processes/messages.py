@@ -124,6 +124,22 @@ class Publish(Message):
         return cls(name, [ServedModelFields.of(each) for each in served], list(problems))
 
 
+class GetLastUses(Message):
+    """A call: answered with when each version's last request was answered, by key; see `Frontend.last_uses`."""
+
+
+class PageOut(Message):
+    """Show a version, by its key, as paged out. A call: answered with False if a request for it is queued or in flight."""
+
+    model: str
+
+
+class PageIn(Message):
+    """Do not show this version as paged out any more."""
+
+    model: str
+
+
 class SetAffinity(Message):
     """Run on these of the host's cores only."""
 

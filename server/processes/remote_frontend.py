@@ -6,7 +6,7 @@ What the HTTP process was sent is kept, to be sent again to its replacement when
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from mmap import PAGESIZE
@@ -15,6 +15,7 @@ from typing import Any
 from ..config.schema import TenantConfig
 from ..errors import Conflict, Unavailable
 from ..link import ring as links
+from ..link.messages import ModelKey
 from ..link.ring import Descriptors, Link
 from ..scheduling.lane_statistics import LaneStatistics
 from ..scheduling.slot_pool import SlotStatistics
@@ -73,6 +74,8 @@ class RemoteFrontend:
                 yield channel.call(messages.Publish.of(name, served, problems), bool)
             else:
                 channel.notify(messages.Announce(name))
+        for model in self._catalog.paged:
+            channel.notify(messages.PageOut(model))
         if self._suspended:
             channel.notify(messages.Suspend(self._suspended))
         if self._refusing:
@@ -150,6 +153,21 @@ class RemoteFrontend:
     async def publish(self, name: str, served: list[ServedModel], problems: list[IndexEntry]) -> bool:
         self._catalog.put(name, served, problems)
         return bool(await self._call(messages.Publish.of(name, served, problems), bool))
+
+    async def last_uses(self) -> Mapping[ModelKey, int]:
+        found: dict[str, int] | None = await self._call(messages.GetLastUses(), dict[str, int])
+        return found or {}
+
+    async def page_out(self, model: ModelKey) -> bool:
+        """Without a process there is no request."""
+        if await self._call(messages.PageOut(model), bool) is False:
+            return False
+        self._catalog.paged.add(model)
+        return True
+
+    def page_in(self, model: ModelKey) -> None:
+        self._catalog.paged.discard(model)
+        self._notify(messages.PageIn(model))
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         self._cores = cores

@@ -13,7 +13,7 @@ from engines import EngineError
 from partitions import DeviceUnavailable, PartitionError
 from partitions.plan import Granules
 
-from ..control.descriptions import DeviceInfo, Execution, Pause
+from ..control.descriptions import DeviceInfo, Execution, Pause, TenantMemory
 from ..errors import RequestError, Unavailable
 from ..link.ring import Descriptors
 from ..tenants.catalog import IndexEntry
@@ -21,7 +21,7 @@ from ..tenants.frontend import State
 from . import device_messages as messages
 from .crashes import LoadCrashes
 from .descriptors import DescriptorSender
-from .device_messages import DeviceInfoFields, ExecutionFields
+from .device_messages import DeviceInfoFields, ExecutionFields, TenantMemoryFields
 from .messages import Message
 from .remote_frontend import REPORT_TIMEOUT, RemoteFrontend
 from .rpc import Channel
@@ -60,6 +60,7 @@ class RemoteRuntime:
         self._mover: Channel | None = None
         """The process that prepared the last move."""
         self._executions: list[Execution] = []
+        self._memory: list[TenantMemory] = []
         self._changes: dict[tuple[str, str], messages.LoadModel | messages.UnloadModel] = {}
         self._affinity: messages.SetDeviceAffinity | None = None
         self._resuming: asyncio.Task[None] | None = None
@@ -79,6 +80,9 @@ class RemoteRuntime:
             messages.LoadingModel: lambda message: self._crashes.on_loading(message.tenant, message.name),
             messages.AnnounceModel: self._announce,
             messages.PublishModel: self._publish,
+            messages.GetTenantUses: self._last_uses,
+            messages.PageOutModel: self._page_out,
+            messages.PageInModel: self._page_in,
             messages.SetTenantCores: self._set_cores,
             messages.SuspendTenant: self._suspend_tenant,
         }
@@ -172,6 +176,14 @@ class RemoteRuntime:
                 found: list[ExecutionFields] = await self._call(messages.GetExecutions(), list[ExecutionFields])
             self._executions = [each.execution() for each in found]
         return self._executions
+
+    async def memory(self) -> list[TenantMemory]:
+        """The last that is known if the process does not answer within `REPORT_TIMEOUT`."""
+        with suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(REPORT_TIMEOUT):
+                found: list[TenantMemoryFields] = await self._call(messages.GetMemory(), list[TenantMemoryFields])
+            self._memory = [each.tenant_memory() for each in found]
+        return self._memory
 
     async def probe(self) -> _Units:
         found: _Units = await self._call(messages.ProbePartitions(), _Units)
@@ -286,6 +298,18 @@ class RemoteRuntime:
         served = [each.served() for each in message.served]
         self._published.add((message.tenant, message.name))
         return await frontend.publish(message.name, served, message.problems)
+
+    async def _last_uses(self, message: messages.GetTenantUses) -> dict[str, int]:
+        frontend = self.frontends.get(message.tenant)
+        return dict(await frontend.last_uses()) if frontend else {}
+
+    async def _page_out(self, message: messages.PageOutModel) -> bool:
+        frontend = self.frontends.get(message.tenant)
+        return frontend is not None and await frontend.page_out(message.model)
+
+    def _page_in(self, message: messages.PageInModel) -> None:
+        if frontend := self.frontends.get(message.tenant):
+            frontend.page_in(message.model)
 
     def _set_cores(self, message: messages.SetTenantCores) -> None:
         if frontend := self.frontends.get(message.tenant):

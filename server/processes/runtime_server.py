@@ -53,6 +53,7 @@ class RuntimeServer:
             messages.LoadModel: lambda message: self.opened.load(message.tenant, message.name, message.override),
             messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
             messages.GetExecutions: self._executions,
+            messages.GetMemory: self._memory,
             messages.ProbePartitions: lambda _: self.opened.probe(),
             messages.StopLoading: self._stop_loading,
             messages.Abandon: self._abandon,
@@ -72,6 +73,9 @@ class RuntimeServer:
 
     async def _executions(self, _: messages.GetExecutions) -> list[messages.ExecutionFields]:
         return [messages.ExecutionFields.of(each) for each in await self.opened.executions()]
+
+    async def _memory(self, _: messages.GetMemory) -> list[messages.TenantMemoryFields]:
+        return [messages.TenantMemoryFields.of(each) for each in await self.opened.memory()]
 
     def _stop_loading(self, _: messages.StopLoading) -> None:
         if self.runtime:

@@ -293,7 +293,11 @@ class Lane:
 
     def model_drained(self, model: ModelKey) -> Awaitable[None]:
         """Wait until no request for this model is left."""
-        return self._waiters.wait_until(lambda: not any(each.ticket.model == model for each in self._all()))
+        return self._waiters.wait_until(lambda: not self.has_requests(model))
+
+    def has_requests(self, model: ModelKey) -> bool:
+        """Whether a request for this model is queued or in flight."""
+        return any(each.ticket.model == model for each in self._all())
 
     async def _all_ended(self, limit: float) -> bool:
         """Wait until nothing is in flight, for at most so many seconds; whether that is so."""

@@ -50,6 +50,10 @@ class IndexEntry:
         return {key: value for key, value in fields.items() if value}
 
 
+PAGED_OUT = "paged out"
+"""The reason of a version that is ready, but not on the device: its next request brings it back."""
+
+
 class Catalog:
     """The models that one tenant may call, by name and version. Belongs to the event loop."""
 
@@ -57,6 +61,8 @@ class Catalog:
         self._served: dict[str, dict[str, ServedModel]] = {}
         self._by_key: dict[ModelKey, ServedModel] = {}
         self._entries: dict[str, list[IndexEntry]] = {}
+        self.paged: set[ModelKey] = set()
+        """The versions that are paged out: served, but their next request waits until the device side has them again."""
 
     def __repr__(self) -> str:
         return f"<Catalog {sum(map(len, self._served.values()))} ready, {len(self._entries)} known>"
@@ -88,11 +94,11 @@ class Catalog:
         are neither there nor served nor `expected` are omitted.
         """
         if there is None:
-            return [entry for name in sorted(self._entries) for entry in self._entries[name]]
+            return [entry for name in sorted(self._entries) for entry in self._of(name)]
         present = {*there, *expected}
         known = [name for name, entries in self._entries.items() if name in present or any(map(_is_alive, entries))]
         named = sorted({*known, *there})
-        return [e for name in named for e in self._entries.get(name) or [IndexEntry(name, "", "UNAVAILABLE", "not loaded")]]
+        return [e for name in named for e in self._of(name) or [IndexEntry(name, "", "UNAVAILABLE", "not loaded")]]
 
     def listing(self) -> list[tuple[str, list[ServedModel], list[IndexEntry]]]:
         """The arguments for `put` that rebuild this catalog: what is ready and what failed; neither while a model loads."""
@@ -117,6 +123,13 @@ class Catalog:
             self._served[name] = {item.version: item for item in sorted(kept, key=lambda i: int(i.version), reverse=True)}
         ready = [IndexEntry(name, item.version, "READY") for item in self._served.get(name, {}).values()]
         self._entries[name] = ready + problems
+        self.paged -= {item.key for item in before.values()} - {item.key for item in kept}
+
+    def _of(self, name: str) -> list[IndexEntry]:
+        """The entries of a model; those of versions that are paged out say so."""
+        paged = {item.version for item in self._served.get(name, {}).values() if item.key in self.paged}
+        entries = self._entries.get(name, [])
+        return [replace(e, reason=PAGED_OUT) if e.state == "READY" and e.version in paged else e for e in entries]
 
     def _missing(self, name: str, version: str | None) -> NotFound | Unavailable:
         for entry in self._entries.get(name, ()):

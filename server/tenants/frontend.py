@@ -4,10 +4,11 @@ It is in this process (`service.LocalFrontend`) or in another one (`processes.re
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ..link.messages import ModelKey
 from ..link.ring import Link
 from ..scheduling.lane_statistics import LaneStatistics
 from ..scheduling.slot_pool import SlotStatistics
@@ -64,6 +65,15 @@ class Frontend(Protocol):
 
         False if the HTTP process has died, so that it is unknown whether its requests have ended.
         """
+
+    async def last_uses(self) -> Mapping[ModelKey, int]:
+        """When the last request for each version was answered, on the clock of `time.monotonic_ns`; 0 for never."""
+
+    async def page_out(self, model: ModelKey) -> bool:
+        """Show this version as paged out, unless a request for it is queued or in flight; whether it is shown so."""
+
+    def page_in(self, model: ModelKey) -> None:
+        """Do not show this version as paged out any more."""
 
     def set_cores(self, cores: frozenset[int] | None) -> None:
         """Set the host's cores that belong to the tenant's partition; None on a GPU."""

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -14,6 +14,7 @@ from ..config.schema import Config, TenantConfig
 from ..config.tables import dotted
 from ..errors import Conflict, Misdirected
 from ..link import ring as links
+from ..link.messages import ModelKey
 from ..link.occupancy import LEAD, Occupancy, SharedBlocks
 from ..link.ring import Descriptors, Link
 from ..protocol.request import Limits
@@ -180,6 +181,15 @@ class LocalFrontend:
         await publish(self.tenant, name, served, problems)
         return True
 
+    async def last_uses(self) -> Mapping[ModelKey, int]:
+        return last_uses(self.tenant)
+
+    async def page_out(self, model: ModelKey) -> bool:
+        return page_out(self.tenant, model)
+
+    def page_in(self, model: ModelKey) -> None:
+        self.tenant.catalog.paged.discard(model)
+
     def set_cores(self, cores: frozenset[int] | None) -> None:
         """If this is the only tenant, move the event loop to its cores: two threads that alternate on one interpreter wake each
         other fastest on one core. With several tenants, requests of the others would run on this one's cores.
@@ -253,6 +263,19 @@ async def publish(tenant: Tenant, name: str, served: list[ServedModel], problems
                 await tenant.lane.model_drained(key)
         tenant.lane.end_parts(key, f"model {name!r} was unloaded or replaced while it answered; send the request again")
         await tenant.lane.model_drained(key)
+
+
+def last_uses(tenant: Tenant) -> dict[ModelKey, int]:
+    """As `Frontend.last_uses`."""
+    return {served.key: served.statistics.last for served in tenant.catalog.served()}
+
+
+def page_out(tenant: Tenant, model: ModelKey) -> bool:
+    """As `Frontend.page_out`: at one moment, so that a request comes either before that, or is the first one after it."""
+    if tenant.lane.has_requests(model):
+        return False
+    tenant.catalog.paged.add(model)
+    return True
 
 
 def report(tenant: Tenant) -> Report:

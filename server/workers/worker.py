@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from threading import Thread
 from typing import Any
 
@@ -192,6 +192,21 @@ class Worker:
             flight.work.cancel()
         elif session:
             session.deferred.wake()
+
+    def exchange(self, model: ModelKey, other: Executor) -> Executor | None:
+        """Run this model's tickets by another executor from now on, and return the one before, of which nothing is in flight.
+
+        None, and nothing changes, if a work of it is in flight. What the launch loop runs does not count: closing the executor
+        waits for that. Blocks while tickets are being enqueued. Any thread.
+        """
+        session = self._session
+        with session.enqueuing if session else nullcontext():
+            executor = self.executors[model]
+            names = [name for name, each in self.executors.items() if each is executor]
+            if any(flight.ticket.model in names for flight in list(self._in_flight.values())):
+                return None
+            self.executors.update(dict.fromkeys(names, other))
+        return executor
 
     def close(self) -> None:
         """Halt, then close executors and partition. Blocks."""

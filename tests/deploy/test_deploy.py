@@ -50,8 +50,8 @@ def test_commented_out_keys_show_their_defaults(tmp_path: Path) -> None:
     _is_default(held.settings, default_settings(config.device), "profile", "build_profiles", "weight_streaming_budget", "loop")
     assert held.instances == 1
     plain = TenantConfig(name="acme", granules=6, models=("resnet50",))
-    without_default = "device", "burst", "port", "grpc_port", "front_cores", "max_execution", "target_p99", "target_rate"
-    _is_default(config.tenants["acme"], plain, *without_default)
+    without_default = "device burst min_granules device_memory port grpc_port front_cores max_execution target_p99 target_rate"
+    _is_default(config.tenants["acme"], plain, *without_default.split())
 
 
 def _is_default(shown: Any, default: Any, *without: str) -> None:

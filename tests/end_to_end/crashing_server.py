@@ -8,7 +8,8 @@ from partitions import Device
 from server import __main__ as command
 from server.app import open_configured
 from server.config.schema import Config
-from server.device.model_loader import ModelLoader, PreparedModel
+from server.device.loaded_model import PreparedModel
+from server.device.model_loader import ModelLoader
 
 _prepare = ModelLoader.prepare
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
-from server.device.model_loader import LoadedModel, open_model_loader
+from server.device.loaded_model import LoadedModel
+from server.device.model_loader import open_model_loader
 from tests.engines.simulated import AFFINE, ROWS, Bench, assert_right, opened, rows
 from tests.engines.small import model
 

@@ -1,7 +1,7 @@
 """`LoadedModels` alone: which models each tenant is served, and the readiness that follows."""
 
+from server.device.loaded_model import LoadedModel
 from server.device.loaded_models import UNLOADED, LoadedModels
-from server.device.model_loader import LoadedModel
 from server.tenants.catalog import IndexEntry
 
 

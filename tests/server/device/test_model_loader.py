@@ -10,7 +10,8 @@ from engines import DATATYPES, Engine, ModelRefused, RuntimeSettings, Signature,
 from engines.signature import Default
 from partitions import Partition
 from server.config.schema import Config, DeviceConfig, ModelOptions, ModelsConfig
-from server.device.model_loader import LoadedModel, ModelLoader, Read, open_model_loader
+from server.device.loaded_model import LoadedModel
+from server.device.model_loader import ModelLoader, Read, open_model_loader
 from server.repository.model_repository import Repository
 from server.scheduling.batching import Batching
 from server.tenants.catalog import IndexEntry

@@ -67,12 +67,16 @@ class WatchedFrontend(LocalFrontend):
 class Site:
     """A runtime of two tenants on a fake device of eight granules, and the engines that it loaded."""
 
-    def __init__(self, root: Path, **server: Any) -> None:
+    def __init__(self, root: Path, acme: dict[str, Any] | None = None, **server: Any) -> None:
+        """`acme` are more keys of that tenant."""
         self.script = Script()
         self.engines: list[FakeEngine] = []
         self.settings: list[RuntimeSettings] = []
         self.device = FakeDevice((1,) * 8, self.script)
-        tenants = [TenantConfig(name="acme", granules=2, models=("*",)), TenantConfig(name="globex", granules=2, models=("b",))]
+        tenants = [
+            TenantConfig(name="acme", granules=2, models=("*",), **(acme or {})),
+            TenantConfig(name="globex", granules=2, models=("b",)),
+        ]
         config = Config(
             server=ServerConfig(default_tenant="acme", **server),
             device=DeviceConfig(copies="engine"),

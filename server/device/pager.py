@@ -1,0 +1,393 @@
+"""Keeps each tenant's models within its budget of the device's memory: pages idle ones out, and brings them back.
+
+A model that is paged out stays in the catalog. Its executor in the worker is a `PagedExecutor`, which defers the model's
+tickets as an executor does that prepares itself for their shapes: they wait with their deadlines while others go ahead. The
+first of them asks for the model, which is then read and bound again on a thread of its tenant.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+
+from engines import Engine, EngineError, Executor
+from engines.memory import added
+from engines.tensorrt.thread_priority import lower_priority
+from partitions import PartitionError
+
+from ..config.schema import TenantConfig
+from ..control.descriptions import ModelMemory, TenantMemory
+from ..errors import RequestError, Unavailable
+from ..link.messages import ModelKey
+from ..tenants.frontend import Frontend
+from ..tenants.lifecycle import Lifecycle
+from ..workers.worker import Worker
+from .budget import Claim, missing, refusal, sized
+from .loaded_model import Source
+from .loaded_models import LoadedModels
+from .model_loader import ModelLoader
+from .page_choice import Resident, choose
+from .paged_executor import PagedExecutor
+
+log = logging.getLogger("greenlane.models")
+
+PATIENCE = 10.0
+"""Seconds to wait for a model without requests when room is needed and all of them have some."""
+RETRY = 0.02
+"""Seconds between two looks for one."""
+ENGINES_OWN = ("weights", "file")
+"""The kinds of an engine's memory that count for every tenant: what it keeps for its next executors does not."""
+
+
+class OverBudget(RequestError):
+    """A model does not fit the tenant's budget; the text has the arithmetic."""
+
+
+class Reservation:
+    """Memory for a model that is being loaded, which is not in the worker yet."""
+
+    def __init__(self, label: str) -> None:
+        self.claim = Claim(label, {})
+
+    def __repr__(self) -> str:
+        return f"<Reservation {self.claim}>"
+
+    def end(self) -> None:
+        """The model is in the worker, or will not be."""
+        self.claim = self.claim._replace(memory={})
+
+
+@dataclass(slots=True)
+class Pages:
+    """One tenant's reservations, the models that must stay although nothing uses them yet, and what was counted.
+
+    `since` is when each model came, on the clock of `time.monotonic_ns`: one that has just come counts as just used.
+    """
+
+    reservations: list[Reservation] = field(default_factory=list)
+    kept: Counter[str] = field(default_factory=Counter)
+    since: dict[ModelKey, int] = field(default_factory=dict)
+    ins: int = 0
+    outs: int = 0
+    in_seconds: float = 0.0
+    out_seconds: float = 0.0
+
+
+class Pager:
+    """Belongs to the event loop, except `request`. `tenants`, `frontends` and `workers` are the current ones.
+
+    `locks` are by tenant: held while a model is paged in or out, and by moves. They are taken after those of changing models.
+    `loading` is called with a tenant and a model that is read and bound within the block.
+    """
+
+    def __init__(
+        self,
+        tenants: Mapping[str, TenantConfig],
+        served: LoadedModels,
+        frontends: Mapping[str, Frontend],
+        model_loader: ModelLoader,
+        workers: Mapping[str, Worker],
+        locks: MutableMapping[str, asyncio.Lock],
+        lifecycle: Lifecycle,
+        loading: Callable[[str, str], AbstractContextManager[None]],
+    ) -> None:
+        self._tenants = tenants
+        self._served = served
+        self._frontends = frontends
+        self._model_loader = model_loader
+        self._workers = workers
+        self.locks = locks
+        self._lifecycle = lifecycle
+        self._loading = loading
+        self._pages = {name: Pages() for name in tenants}
+        self._requested: dict[tuple[str, ModelKey], Future[None]] = {}
+        self._requesting = Lock()
+        self._threads = ThreadPoolExecutor(max(1, len(tenants)), "paging", lower_priority)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"<Pager, {len(self._tasks)} models on their way>"
+
+    def open(self) -> None:
+        """Take requests for models from now on, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Bring nothing back any more; nothing is being paged."""
+        self._threads.shutdown(wait=False)
+
+    def add(self, tenant: str) -> None:
+        """A tenant without models has come."""
+        self._pages[tenant], self.locks[tenant] = Pages(), asyncio.Lock()
+
+    def remove(self, tenant: str) -> None:
+        """This tenant has gone."""
+        self._pages.pop(tenant, None)
+        self.locks.pop(tenant, None)
+
+    def memory(self) -> list[TenantMemory]:
+        """What each tenant's models take now."""
+        found = []
+        for name, worker in self._workers.items():
+            if (pages := self._pages.get(name)) is not None:
+                counts = pages.ins, pages.outs, pages.in_seconds, pages.out_seconds
+                found.append(TenantMemory(name, self._tenants[name].device_memory, model_memory(worker), *counts))
+        return found
+
+    @contextmanager
+    def reserving(self, tenant: str, label: str) -> Iterator[Reservation]:
+        """Within the block memory can be reserved for a model that is being loaded, by `make_room`."""
+        reservation, reservations = Reservation(label), self._pages[tenant].reservations
+        reservations.append(reservation)
+        try:
+            yield reservation
+        finally:
+            reservations.remove(reservation)
+
+    @contextmanager
+    def keeping(self, tenant: str, names: Collection[str]) -> Iterator[None]:
+        """Within the block these models are not paged out."""
+        kept = self._pages[tenant].kept
+        kept.update(names)
+        try:
+            yield
+        finally:
+            kept.subtract(names)
+
+    async def make_room(self, tenant: str, reservation: Reservation, memory: Mapping[str, int], least: bool = False) -> None:
+        """Reserve as much for a model, in place of what was reserved for it; pages others out for that, if that is enabled.
+
+        `least`: it takes more than that, unknown how much. Raises OverBudget. Without a budget nothing is reserved.
+        """
+        async with self.locks[tenant]:
+            await self._reserve(tenant, reservation, memory, least)
+
+    def came(self, tenant: str, models: Iterable[ModelKey]) -> None:
+        """These models were loaded now."""
+        self._pages[tenant].since.update(dict.fromkeys(models, time.monotonic_ns()))
+
+    async def free(self, tenant: str, engines: Iterable[Engine]) -> None:
+        """Free these engines now, as far as nothing uses them, if the tenant has a budget: it counts them no more."""
+        if self._tenants[tenant].device_memory is not None:
+            for engine in engines:
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._free_engine, engine)
+
+    async def bring_back(self, tenant: str, names: Iterable[str]) -> None:
+        """Bring back these models, as far as they are paged out; failures are left to what needs them."""
+        for name in names:
+            loaded = self._served.of(tenant).get(name)
+            for served in loaded.served if loaded else ():
+                if isinstance(self._workers[tenant].executors.get(served.key), PagedExecutor):
+                    with suppress(Unavailable):
+                        await asyncio.wrap_future(self.request(tenant, served.key))
+
+    def request(self, tenant: str, model: ModelKey) -> "Future[None]":
+        """Ask for a model that is paged out; the future is done when it is back. Any thread; never blocks."""
+        with self._requesting:
+            key = tenant, model
+            if (future := self._requested.get(key)) is None:
+                future = self._requested[key] = Future()
+                future.set_running_or_notify_cancel()
+                assert self._loop
+                self._loop.call_soon_threadsafe(self._begin, tenant, model, future)
+            return future
+
+    def _begin(self, tenant: str, model: ModelKey, future: "Future[None]") -> None:
+        task = asyncio.get_running_loop().create_task(self._bring_back(tenant, model, future))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bring_back(self, tenant: str, model: ModelKey, future: "Future[None]") -> None:
+        """Page a model in, and complete the future. Errors are for the requests that wait."""
+        error: Exception | None = None
+        try:
+            await self._page_in(tenant, model)
+        except Exception as problem:
+            if not isinstance(problem, RequestError | EngineError | PartitionError):
+                log.exception("unexpected error while paging in %s of %s", model, tenant)
+            name = _label(model)
+            log.warning("model %s of %s is paged out and was not brought back: %s", name, tenant, problem)
+            error = Unavailable(f"model {name} is paged out and could not be brought back: {problem}")
+        with self._requesting:
+            del self._requested[tenant, model]
+        future.set_exception(error) if error else future.set_result(None)
+
+    async def _page_in(self, tenant: str, model: ModelKey) -> None:
+        """Raises Unavailable, OverBudget, EngineError."""
+        began = time.monotonic()
+        if tenant not in self.locks:
+            raise Unavailable("its tenant has left this device")
+        async with self.locks[tenant]:
+            if self._lifecycle.state in ("closed", "lost") or tenant not in self._workers:
+                raise Unavailable("the server is stopping")
+            worker = self._workers[tenant]
+            stand_in = worker.executors.get(model)
+            if stand_in is None:
+                raise Unavailable("it was unloaded or replaced")
+            if not isinstance(stand_in, PagedExecutor):  # It came back meanwhile.
+                return
+            with self.reserving(tenant, _label(model)) as reservation, self._loading(tenant, model.partition("/")[0]):
+                await self._reserve(tenant, reservation, stand_in.taken)
+                executor = await self._bind(stand_in.source, worker)
+                try:
+                    await self._reserve(tenant, reservation, taken(executor))
+                except OverBudget:
+                    await self._close(executor)
+                    raise
+                self._put(tenant, model, executor, stand_in)
+                reservation.end()
+            pages = self._pages[tenant]
+            pages.since[model] = time.monotonic_ns()
+            pages.ins += 1
+            pages.in_seconds += time.monotonic() - began
+            log.info("paged in for %s: %s, in %.0f ms", tenant, _label(model), (time.monotonic() - began) * 1000)
+
+    def _put(self, tenant: str, model: ModelKey, executor: Executor, stand_in: PagedExecutor) -> None:
+        """Run the model's tickets by this executor from now on."""
+        executors = self._workers[tenant].executors
+        stand_in.resident = executor
+        executors.update({key: executor for key, each in executors.items() if each is stand_in})
+        for loaded in self._served.of(tenant).values():
+            if model in loaded.engines:
+                loaded.engines[model] = executor.engine
+        self._frontends[tenant].page_in(model)
+
+    async def _reserve(self, tenant: str, reservation: Reservation, memory: Mapping[str, int], least: bool = False) -> None:
+        """As `make_room`, with the tenant's lock."""
+        if self._tenants[tenant].device_memory is not None:
+            reservation.end()
+            claim = reservation.claim._replace(memory=memory, least=least)
+            await self._make_room(tenant, claim)
+            reservation.claim = claim
+
+    async def _make_room(self, tenant: str, needed: Claim) -> None:
+        """Page out models until this one fits. Raises OverBudget, also if all others have requests for `PATIENCE`."""
+        config, until = self._tenants[tenant], time.monotonic() + PATIENCE
+        busy: set[ModelKey] = set()
+        while (over := missing(config.device_memory or 0, claims := self._claims(tenant), needed)) > 0:
+            residents = self._residents(tenant) if config.paging else dict[ModelKey, int]()
+            if choose([Resident(model, nbytes, 0) for model, nbytes in residents.items()], over) is None:
+                raise OverBudget(refusal(config, claims, needed))
+            used = await self._last_uses(tenant, residents)
+            idle = [Resident(model, nbytes, used[model]) for model, nbytes in residents.items() if model not in busy]
+            chosen = choose(idle, over)
+            for each in chosen or ():
+                if not await self._page_out(tenant, each.model):
+                    busy.add(each.model)
+                    break
+            if chosen is None:
+                if time.monotonic() >= until:
+                    raise OverBudget(f"{refusal(config, claims, needed)}; the models that could be paged out have requests")
+                await asyncio.sleep(RETRY)
+                busy.clear()
+
+    async def _last_uses(self, tenant: str, residents: Collection[ModelKey]) -> dict[ModelKey, int]:
+        """When each of these was last used, or came."""
+        pages = self._pages[tenant]
+        pages.since = {model: pages.since.get(model, 0) for model in residents}
+        used = await self._frontends[tenant].last_uses()
+        return {model: max(since, used.get(model, 0)) for model, since in pages.since.items()}
+
+    async def _page_out(self, tenant: str, model: ModelKey) -> bool:
+        """Page a model out, unless it has requests; whether it was."""
+        began, frontend, worker = time.monotonic(), self._frontends[tenant], self._workers[tenant]
+        if not await frontend.page_out(model):
+            return False
+        executor = worker.executors[model]
+        stand_in = PagedExecutor(
+            executor.engine, self._source(tenant, model), taken(executor), partial(self.request, tenant, model)
+        )
+        if await asyncio.to_thread(worker.exchange, model, stand_in) is None:  # A request came.
+            frontend.page_in(model)
+            return False
+        await self._close(executor)
+        pages = self._pages[tenant]
+        pages.outs += 1
+        pages.out_seconds += time.monotonic() - began
+        log.info("paged out for %s: %s, which frees %s", tenant, _label(model), sized(sum(stand_in.taken.values())))
+        return True
+
+    async def _bind(self, source: Source, worker: Worker) -> Executor:
+        """Read a model and bind it to the worker's partition. Raises ModelRefused."""
+        # CPU executors inherit the scheduling priority of the thread that binds them.
+        threads = self._threads if worker.partition.host_cores is None else None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(threads, self._model_loader.bring_back, source, worker.partition)
+
+    async def _close(self, executor: Executor) -> None:
+        """Close an executor that no worker has, and free its engine if nothing else uses it."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._free, executor)
+
+    def _free(self, executor: Executor) -> None:
+        """Blocks. Failures are logged: what cannot be freed, as on a lost device, is not used again either."""
+        try:
+            executor.close()
+        except (EngineError, PartitionError) as error:
+            log.warning("closing %r: %s", executor, error)
+        self._free_engine(executor.engine)
+
+    def _free_engine(self, engine: Engine) -> None:
+        """Blocks."""
+        self._model_loader.free(engine, bound_executors(self._workers))
+
+    def _claims(self, tenant: str) -> list[Claim]:
+        """What the tenant's models have, and what is reserved for models that are being loaded."""
+        models = model_memory(self._workers[tenant])
+        held = [Claim(f"{each.name} {each.version}", each.memory) for each in models if not each.paged]
+        return held + [each.claim for each in self._pages[tenant].reservations]
+
+    def _residents(self, tenant: str) -> dict[ModelKey, int]:
+        """The models that could be paged out, with the bytes that this frees, in the order in which they were loaded.
+
+        Ensembles stay, and their steps, whose engines they use.
+        """
+        models, kept = self._served.of(tenant), self._pages[tenant].kept
+        steps = {step for loaded in models.values() if loaded.served for step in loaded.steps}
+        executors, found = self._workers[tenant].executors, {}
+        for loaded in models.values():
+            if not (loaded.steps or loaded.name in steps or kept[loaded.name]):
+                for served in loaded.served:
+                    executor = executors.get(served.key)
+                    if executor is not None and not isinstance(executor, PagedExecutor):
+                        found[served.key] = sum(taken(executor).values())
+        return found
+
+    def _source(self, tenant: str, model: ModelKey) -> Source:
+        return next(loaded.sources[model] for loaded in self._served.of(tenant).values() if model in loaded.sources)
+
+
+def bound_executors(workers: Mapping[str, Worker]) -> list[Executor]:
+    """The executors of all workers but those that stand for models that are paged out. Any thread."""
+    executors = [executor for worker in list(workers.values()) for executor in list(worker.executors.values())]
+    return [executor for executor in executors if not isinstance(executor, PagedExecutor)]
+
+
+def model_memory(worker: Worker) -> list[ModelMemory]:
+    """What each model in a worker takes, and what those took that are paged out. Any thread."""
+    found, engines = [], set[int]()
+    for model, executor in {id(executor): (model, executor) for model, executor in list(worker.executors.items())}.values():
+        name, _, version = _label(model).rpartition(" ")
+        if isinstance(executor, PagedExecutor):
+            found.append(ModelMemory(name, version, executor.taken, paged=True))
+        else:
+            found.append(ModelMemory(name, version, taken(executor, id(executor.engine) in engines)))
+            engines.add(id(executor.engine))
+    return found
+
+
+def taken(executor: Executor, without_engine: bool = False) -> dict[str, int]:
+    """What a model takes: its executor, and its engine unless that was counted."""
+    own = {} if without_engine else {kind: n for kind, n in executor.engine.memory.items() if kind in ENGINES_OWN and n}
+    return added([own, executor.memory])
+
+
+def _label(model: ModelKey) -> str:
+    """A model and its version, from its key."""
+    return model.partition("#")[0].replace("/", " ")
