@@ -16,11 +16,13 @@ Counts = tuple[int, int, Mapping[str, int]]
 
 
 class Account:
-    """Devices by name, and what each process that serves tenants of one has reported, by the name of that process."""
+    """Devices by name, and what each process that serves tenants of one has reported, by a number that stays when the process
+    is replaced.
+    """
 
     def __init__(self) -> None:
         self._devices: dict[str, _Device] = {}
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[int, _Source] = {}
 
     def __repr__(self) -> str:
         return f"<Account of {', '.join(self._devices) or 'no device'}>"
@@ -31,7 +33,7 @@ class Account:
             self._devices[device] = _Device(unit, units, now)
         self._devices[device].hold(shares, now)
 
-    def report(self, source: str, device: str, report: Report) -> None:
+    def report(self, source: int, device: str, report: Report) -> None:
         """A process that serves tenants of this device has counted this much since it began.
 
         What a process that it has replaced had reported stays. Does nothing for a device that holds nothing yet, or for a

@@ -83,11 +83,11 @@ class Meter:
         return f"<Meter of {len(self._counters)} counters>"
 
     def counter(self, key: str, place: Place) -> Counter:
-        """The counter of a model, by the key of one of its loads (`name/version#load`). For the thread that enqueues."""
+        """The counter of a model, by the key of one of its loads (`name/version#load`). Any thread."""
         model = key.rpartition("#")[0] or key
         found = self._counters.get((model, place))
         if found is None:
-            found = self._counters[model, place] = Counter(model, place)
+            found = self._counters.setdefault((model, place), Counter(model, place))
         return found
 
     def usages(self, now: int) -> list[Usage]:

@@ -31,14 +31,12 @@ class TenantUsages(NamedTuple):
 class Report(NamedTuple):
     """What one process has counted since it began, for tenants that it has or has had. `epoch` is larger in its replacement.
 
-    `energy` is the count of the device's energy meter in microjoules, None if there is none; `memory` is bytes of the device's
-    memory by tenant.
+    `energy` is the count of the device's energy meter in microjoules, None if there is none.
     """
 
     epoch: int
     tenants: Sequence[TenantUsages]
     energy: int | None = None
-    memory: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)

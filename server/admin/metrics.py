@@ -5,6 +5,7 @@ added; the server's own are `greenlane_*`. Triton's counters lack the suffix `_t
 counter's name. So they are passed to it as untyped, and their type is corrected in the text that it writes.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -27,6 +28,7 @@ from ..control.controller import Controller
 from ..control.descriptions import Execution
 from ..tenants.frontend import ModelReport, Report
 from ..tenants.statistics import BOUNDS, ModelStatistics
+from . import usage_metrics
 from .dependencies import ControllerDep
 
 router = APIRouter(tags=["Metrics"], dependencies=[RequireAdmin], generate_unique_id_function=operation_id)
@@ -114,7 +116,10 @@ _DOCUMENTED: Responses = {
 async def metrics(controller: ControllerDep) -> Response:
     """All counts, by tenant and model."""
     registry = CollectorRegistry()
-    registry.register(ServerCollector(controller, await controller.reports(), await controller.executions()))
+    reports, executions, _ = await asyncio.gather(
+        controller.reports(), controller.executions(), controller.accountant.collect()
+    )
+    registry.register(ServerCollector(controller, reports, executions))
     text = _UNTYPED.sub(rb"\1 counter", generate_latest(registry))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -142,6 +147,7 @@ class ServerCollector(Collector):
         yield from self._models()
         yield from self._requests()
         yield from self._granules()
+        yield from usage_metrics.families(self._controller)
 
     def _labels(self, tenant: str, item: ModelReport) -> list[str]:
         return [item.name, item.version, tenant, self._partition(tenant)]

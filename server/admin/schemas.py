@@ -198,6 +198,62 @@ class Autopilot(Schema):
     tenants: dict[str, Piloted]
 
 
+class UsedDevice(Schema):
+    """A device over the time of the answer, in seconds of one unit."""
+
+    name: str
+    unit: Unit
+    units: int
+    total: float = Field(description="All there was: units times time. Granted and free together.")
+    granted: float
+    free: float
+    used: float
+    idle: float
+    lent: float
+    borrowed: float
+    energy_joules: float | None = Field(description="Null where it cannot be read.")
+    idle_energy_joules: float | None = Field(description="What it takes when nothing runs; belongs to no tenant.")
+
+
+class UsedModel(Schema):
+    """A version of a tenant's model over the time of the answer, in seconds of one unit."""
+
+    name: str
+    version: str
+    works: int = Field(description="Runs, failed and stopped ones included.")
+    used: float = Field(description="On the tenant's own units.")
+    borrowed: float = Field(description="On units of other tenants.")
+    energy_joules: float | None = Field(description="By use, without the device's idle power.")
+
+
+class UsedTenant(Schema):
+    """A tenant on a device over the time of the answer, in seconds of one unit."""
+
+    tenant: str
+    device: str
+    unit: Unit
+    share: int = Field(description="Units that it has now; 0 if it has moved to another device.")
+    granted: float = Field(description="Its share over time: used, idle and lent together.")
+    used: float = Field(description="Its models ran on its own units.")
+    idle: float = Field(description="Nothing ran. Less than 0 while it and a borrower ran on the same units.")
+    lent: float = Field(description="Other tenants' models ran on its units.")
+    borrowed: float = Field(description="Its models ran on other tenants' units.")
+    energy_joules: float | None
+    device_memory_bytes: int = Field(description="What its models take of the device's memory now; 0 on a CPU.")
+    age_seconds: float = Field(description="How old the last report of use is.")
+    models: list[UsedModel]
+
+
+class Usage(Schema):
+    """What was granted and used."""
+
+    since: str = Field(description="RFC 3339; the time that was asked for, or the last before it that is known.")
+    until: str
+    seconds: float
+    devices: list[UsedDevice]
+    tenants: list[UsedTenant] = Field(description="A tenant that has moved is here once for each device.")
+
+
 class Draining(Schema):
     """The server drains."""
 

@@ -123,6 +123,12 @@ class ServerConfig(Section, frozen=True):
         description="With true the server is not ready while any model of any tenant could not be loaded, as Triton's default "
         "is. One tenant's broken model then takes the whole server out of a load balancer.",
     )
+    usage_dir: Location | None = Field(
+        default=None,
+        examples=["usage"],
+        description="Directory for what tenants were granted and used, relative to the configuration file: a CSV file for each "
+        "day (UTC), with rows each minute. Without it only GET /admin/usage and /metrics have it.",
+    )
     drain_grace: Duration = Field(
         default=1.0, description="Time from not ready to refusing requests at shutdown, for load balancers to notice."
     )

@@ -16,11 +16,13 @@ from ..errors import BadRequest, NotFound, Unavailable
 from ..protocol.json_document import show
 from ..tenants.frontend import ManagedFrontend, Report, State
 from ..tenants.lifecycle import Lifecycle
+from .accountant import Accountant
 from .controlled_device import ControlledDevice
 from .descriptions import Execution, PartitionInfo, TenantMemory, shares
 from .device_runtime import DeviceRuntime
 from .moves import By, MoveLog, MoveRecord
 from .pilot import Pilot
+from .usage_files import UsageFiles
 
 log = logging.getLogger("greenlane.control")
 
@@ -51,6 +53,8 @@ class Controller:
         self.config = config
         self.devices: list[ControlledDevice] = []
         self._transfer = transfer
+        directory = config.server.usage_dir
+        self.accountant = Accountant(self.devices, UsageFiles(directory) if directory else None)
         self.device_gone = asyncio.Event()
         """Set when the device is lost for good and every request is answered; only a new process can use it again."""
         self._frontends = frontends
@@ -100,6 +104,7 @@ class Controller:
         await _all(self._start(device) for device in self.devices)
         self.repartitions += 1
         self.pilot.start()
+        self.accountant.start()
 
     async def _start(self, device: ControlledDevice) -> None:
         if not (runtimes := device.distinct()):
@@ -113,6 +118,7 @@ class Controller:
         for cores in await _all(runtime.start(device.of(runtime, after)) for runtime in runtimes):
             device.host_cores |= cores
         device.hold(after)
+        self.accountant.follow(device)
         which = f"device {device.name}, " if len(self.devices) > 1 else ""
         log.info("%s%s: %s", which, device.info.description, shares(device.held) or "all free")
 
@@ -185,11 +191,15 @@ class Controller:
                 raise Misplaced("; ".join(f"{a} and {b} both ran on {sorted(units)}" for a, b, units in shared))
             record.prepared = time.monotonic() - began
             await _all(runtime.halt() for _, runtime in moving)
+            for device, _ in moves:  # Now, as what the old partitions hold may take long to close.
+                self.accountant.follow(device, device.own(after))
             for pauses in await _all(runtime.commit() for _, runtime in moving):
                 record.pauses |= pauses
             for device, _ in moves:
                 device.hold(device.own(after))
         except BaseException:
+            for device, _ in moves:
+                self.accountant.follow(device)
             await asyncio.shield(_all(runtime.discard() for _, runtime in moving))
             raise
 
@@ -232,6 +242,8 @@ class Controller:
             source.host_cores.pop(tenant, None)
             target.runtimes[tenant] = target.process
             target.hold({tenant: after})
+            self.accountant.follow(source)
+            self.accountant.follow(target)
             self.repartitions += 1
         log.info("tenant %s moved from device %s to device %s: %s", tenant, source.name, to, shares(target.held))
 
@@ -273,6 +285,10 @@ class Controller:
         """The tenant's partition; None before the start."""
         return next((device.held.get(tenant) for device in self.devices if tenant in device.runtimes), None)
 
+    def runtime(self, device: str, tenant: str) -> DeviceRuntime | None:
+        """The runtime of a tenant on this device; None if it is not there now."""
+        return next((each.runtimes.get(tenant) for each in self.devices if each.name == device), None)
+
     def device_state(self, device: ControlledDevice) -> DeviceState:
         """The state of one device: "restarting" while its process, or that of one of its tenants, is started again."""
         if any(runtime.away for runtime in device.distinct()):
@@ -310,6 +326,7 @@ class Controller:
                     frontend.suspend(text)
                 return
         draining.result()
+        await self.accountant.write()
         log.info("drained: every request was answered")
 
     async def close(self) -> None:
@@ -317,6 +334,7 @@ class Controller:
         if self.state != "closed":
             self._lifecycle.set_state("closed")
             self.pilot.close()
+            await self.accountant.close()
             async with self._repartitioning:  # One in progress is completed first.
                 await _all(runtime.close() for device in self.devices for runtime in device.distinct())
 

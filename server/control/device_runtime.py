@@ -8,6 +8,7 @@ from typing import Protocol
 
 from partitions.plan import Granules
 
+from ..accounts.usage import Report
 from .descriptions import DeviceInfo, Execution, Pause, TenantMemory
 
 
@@ -68,6 +69,9 @@ class DeviceRuntime(Protocol):
 
     async def memory(self) -> list[TenantMemory]:
         """What each tenant's models take of the device's memory now."""
+
+    async def usage(self) -> Report | None:
+        """What its tenants' works have used since its process began; None if it does not answer within about a second."""
 
     async def probe(self) -> dict[str, frozenset[int]]:
         """Run a small amount of work in each partition; the units on which it ran, by tenant."""

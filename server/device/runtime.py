@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -12,6 +13,8 @@ from partitions import Device, DeviceLost, Partition, PartitionManager
 from partitions import probe as probes
 from partitions.plan import Granules
 
+from ..accounts.meter import Meter, Place
+from ..accounts.usage import Report, TenantUsages
 from ..config.schema import Config
 from ..control.descriptions import DeviceInfo, Execution, Pause, TenantMemory
 from ..link.messages import Failure, ModelKey
@@ -60,6 +63,9 @@ class Runtime:
         self._lifecycle = Lifecycle(publish)
         self._priorities = GilPriorities()
         self._workers: dict[str, Worker] = {}
+        self._epoch = time.monotonic_ns()
+        self._meters: dict[str, Meter] = {}
+        """By tenant, those that have gone included: what they used still has to be reported."""
         self._changing = {name: asyncio.Lock() for name in frontends}
         """Held while a tenant's models or partition change, including the preparation."""
         self._paging = {name: asyncio.Lock() for name in frontends}
@@ -199,6 +205,13 @@ class Runtime:
     async def memory(self) -> list[TenantMemory]:
         return self._models.pager.memory()
 
+    async def usage(self) -> Report:
+        for name, worker in self._workers.items():  # So that models that have not run yet are there too.
+            for key in list(worker.executors):
+                self._meters[name].counter(key, Place(worker.partition.size))
+        now = time.monotonic_ns()
+        return Report(self._epoch, [TenantUsages(name, meter.usages(now)) for name, meter in self._meters.items()])
+
     async def probe(self) -> dict[str, frozenset[int]]:
         return await asyncio.to_thread(probes.locate, self.manager.held)
 
@@ -252,4 +265,5 @@ class Runtime:
 
     def _make_worker(self, name: str, partition: Partition, executors: Mapping[ModelKey, Executor]) -> Worker:
         on_error = partial(self._on_worker_error, name)
-        return Worker(partition, executors, self.on_device_lost, self._priorities, on_error)
+        meter = self._meters.setdefault(name, Meter())
+        return Worker(partition, executors, self.on_device_lost, self._priorities, on_error, meter=meter)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..accounts.usage import Report, TenantUsages, Usage
 from ..control.descriptions import DeviceInfo, Execution, ModelMemory, TenantMemory
 from ..tenants.catalog import IndexEntry
 from ..tenants.frontend import State
@@ -75,6 +76,42 @@ class TenantMemoryFields(Fields):
         return TenantMemory(**{**msgspec.structs.asdict(self), "models": models})
 
 
+class UsageFields(Fields):
+    """A `Usage`."""
+
+    model: str
+    works: Count
+    used: Count
+    borrowed: dict[str, Count]
+
+
+class TenantUsagesFields(Fields):
+    """A `TenantUsages`."""
+
+    tenant: str
+    usages: list[UsageFields]
+
+
+class UsageReportFields(Fields):
+    """A `server.accounts.usage.Report`."""
+
+    epoch: Count
+    tenants: list[TenantUsagesFields]
+    energy: Count | None
+
+    @classmethod
+    def of(cls, report: Report) -> "UsageReportFields":
+        tenants = [TenantUsagesFields(name, [mirror(UsageFields, each) for each in usages]) for name, usages in report.tenants]
+        return cls(report.epoch, tenants, report.energy)
+
+    def report(self) -> Report:
+        tenants = [
+            TenantUsages(each.tenant, [Usage(one.model, one.works, one.used, one.borrowed) for one in each.usages])
+            for each in self.tenants
+        ]
+        return Report(self.epoch, tenants, self.energy)
+
+
 # From the supervisor. All are calls, except `StopLoading`, `Abandon`, `CancelTenantTicket` and `SetDeviceAffinity`.
 
 
@@ -135,6 +172,10 @@ class GetExecutions(Message):
 
 class GetMemory(Message):
     """Answered with a list of `TenantMemoryFields`."""
+
+
+class GetUsage(Message):
+    """Answered with `UsageReportFields`."""
 
 
 class ProbePartitions(Message):

@@ -13,6 +13,7 @@ from engines import EngineError
 from partitions import DeviceUnavailable, PartitionError
 from partitions.plan import Granules
 
+from ..accounts.usage import Report
 from ..control.descriptions import DeviceInfo, Execution, Pause, TenantMemory
 from ..errors import RequestError, Unavailable
 from ..link.ring import Descriptors
@@ -21,7 +22,7 @@ from ..tenants.frontend import State
 from . import device_messages as messages
 from .crashes import LoadCrashes
 from .descriptors import DescriptorSender
-from .device_messages import DeviceInfoFields, ExecutionFields, TenantMemoryFields
+from .device_messages import DeviceInfoFields, ExecutionFields, TenantMemoryFields, UsageReportFields
 from .messages import Message
 from .remote_frontend import REPORT_TIMEOUT, RemoteFrontend
 from .rpc import Channel
@@ -184,6 +185,13 @@ class RemoteRuntime:
                 found: list[TenantMemoryFields] = await self._call(messages.GetMemory(), list[TenantMemoryFields])
             self._memory = [each.tenant_memory() for each in found]
         return self._memory
+
+    async def usage(self) -> Report | None:
+        with suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(REPORT_TIMEOUT):
+                found: UsageReportFields = await self._call(messages.GetUsage(), UsageReportFields)
+            return found.report()
+        return None
 
     async def probe(self) -> _Units:
         found: _Units = await self._call(messages.ProbePartitions(), _Units)

@@ -54,6 +54,7 @@ class RuntimeServer:
             messages.UnloadModel: lambda message: self.opened.unload(message.tenant, message.name),
             messages.GetExecutions: self._executions,
             messages.GetMemory: self._memory,
+            messages.GetUsage: self._usage,
             messages.ProbePartitions: lambda _: self.opened.probe(),
             messages.StopLoading: self._stop_loading,
             messages.Abandon: self._abandon,
@@ -76,6 +77,9 @@ class RuntimeServer:
 
     async def _memory(self, _: messages.GetMemory) -> list[messages.TenantMemoryFields]:
         return [messages.TenantMemoryFields.of(each) for each in await self.opened.memory()]
+
+    async def _usage(self, _: messages.GetUsage) -> messages.UsageReportFields:
+        return messages.UsageReportFields.of(await self.opened.usage())
 
     def _stop_loading(self, _: messages.StopLoading) -> None:
         if self.runtime:

@@ -41,9 +41,18 @@ LABELS = {
     "greenlane_device_serving": {"device"},
     "greenlane_tenant_device": {"tenant", "device"},
     "greenlane_ready": set(),
+    "greenlane_device_unit_seconds_total": {"device", "unit"},
+    "greenlane_free_unit_seconds_total": {"device", "unit"},
+    **{f"greenlane_{what}_unit_seconds_total": {"tenant", "device", "unit"} for what in ("granted", "idle", "lent")},
+    "greenlane_used_unit_seconds_total": {"model", "version", "tenant", "device", "unit"},
+    "greenlane_borrowed_unit_seconds_total": {"model", "version", "tenant", "device", "unit"},
+    "greenlane_works_total": {"model", "version", "tenant", "device", "unit"},
+    "greenlane_usage_age_seconds": {"tenant", "device"},
     "greenlane_repartitions_total": set(),
 }
 """All series and their labels."""
+ACCOUNT = {f"greenlane_{what}_total" for what in ("used_unit_seconds", "borrowed_unit_seconds", "works")}
+"""Those of the account by model."""
 TRITONS_COUNTERS, GAUGES = {*COUNTERS, *DURATIONS, FAILURE}, {PENDING, "greenlane_ready", "greenlane_waiting_requests"}
 
 Scraped = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -228,12 +237,15 @@ def test_partition_label_follows_a_repartition(mine: httpx.Client) -> None:
     assert not any(("partition", "0-1") in labels for _, labels in after)
 
 
-def test_a_model_that_was_unloaded_has_no_series_and_a_reloaded_one_keeps_its_counts(mine: httpx.Client) -> None:
+def test_a_model_that_was_unloaded_has_no_series_but_the_accounts_and_a_reloaded_one_keeps_its_counts(
+    mine: httpx.Client,
+) -> None:
     assert infer(mine, "identity", SMALL).status_code == 200
     assert mine.post("/v2/repository/models/identity/load").status_code == 200
     assert value(scrape(mine), "nv_inference_count", model="identity", tenant="acme") == 1
     assert mine.post("/v2/repository/models/rows/unload").status_code == 200
-    assert not any(("model", "rows") in labels for _, labels in scrape(mine))
+    left = {name for name, labels in scrape(mine) if ("model", "rows") in labels}
+    assert left == ACCOUNT, "what was used stays in the account"
 
 
 def test_readiness_is_a_metric_too(mine: httpx.Client) -> None:

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
-from server.admin import autopilot, metrics, partitions
+from server.admin import autopilot, metrics, partitions, usage
 from server.admin import docs as admin_docs
 from server.api import docs, metadata, model_control, schemas
 from server.api.openapi import Document, operation_id
@@ -21,7 +21,7 @@ from .harness import configuration, serving
 from .wire import SMALL
 
 PUBLIC = (metadata.router, model_control.router, docs.inference)
-ADMIN = (partitions.router, autopilot.router, metrics.router)
+ADMIN = (partitions.router, autopilot.router, usage.router, metrics.router)
 DOCUMENTS = {"/openapi.json": docs.document(), "/admin/openapi.json": admin_docs.document()}
 PAGES = {"/docs": docs.document(), "/admin/docs": admin_docs.document()}
 MODEL = "/v2/models/identity"
@@ -59,6 +59,7 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "tenants": ("GET", "/admin/tenants", b""),
     "drain": ("POST", "/admin/drain", b""),
     "metrics": ("GET", "/metrics", b""),
+    "usage": ("GET", "/admin/usage", b""),
 }
 """A request for every operation that answers as its description says first."""
 ERRORS = [

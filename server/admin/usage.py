@@ -1,0 +1,143 @@
+"""The account: what each tenant was granted and used, since the server began or a time of the caller's choice."""
+
+import asyncio
+import math
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from ..accounts.usage import NS, DeviceTotals, ModelTotals, TenantTotals
+from ..api.dependencies import RequireAdmin
+from ..api.framework import json_response
+from ..api.openapi import errors, operation_id
+from ..control.controller import Controller
+from ..errors import BadRequest
+from ..protocol.json_document import Object, show
+from . import schemas
+from .dependencies import ControllerDep
+
+router = APIRouter(
+    prefix="/admin",
+    tags=["Administration"],
+    dependencies=[RequireAdmin],
+    responses=errors(400, 401, 503),
+    generate_unique_id_function=operation_id,
+)
+
+
+@router.get("/usage", response_model=schemas.Usage)
+async def usage(
+    controller: ControllerDep,
+    since: Annotated[
+        str,
+        Query(
+            description="From when on, as RFC 3339 or seconds since 1970; by default since the server began. What was used is "
+            "kept by the second for two minutes, and by the minute for two days: `since` in the answer is the time taken."
+        ),
+    ] = "",
+) -> Response:
+    """What tenants were granted, and what of that was used, idle and lent, in seconds of one unit (core or SM).
+
+    Granted and free are together all of the device; used, idle and lent are what was granted; what all borrowed is what all
+    lent.
+    """
+    accountant = controller.accountant
+    now, memories = await asyncio.gather(accountant.collect(), controller.memory())
+    memory = {each.tenant: each.used for each in memories}
+    begin = accountant.before(_time(since, now.wall)) if since else None
+    added = now.less(begin) if begin else now
+    span = now.at - begin.at if begin else max((each.elapsed for each in now.devices.values()), default=0)
+    devices = [_device(name, each) for name, each in added.devices.items()]
+    tenants = [
+        _tenant(controller, name, device.unit, tenant, each, memory.get(tenant, 0))
+        for name, device in added.devices.items()
+        for tenant, each in device.tenants.items()
+    ]
+    found = {"since": _shown(now.wall - span), "until": _shown(now.wall), "seconds": span / NS}
+    return json_response({**found, "devices": devices, "tenants": tenants})
+
+
+def _device(name: str, device: DeviceTotals) -> Object:
+    tenants = device.tenants.values()
+    return {
+        "name": name,
+        "unit": device.unit,
+        "units": device.units,
+        "total": device.total / NS,
+        "granted": (device.total - device.free) / NS,
+        "free": device.free / NS,
+        "used": sum(each.used for each in tenants) / NS,
+        "idle": sum(each.idle for each in tenants) / NS,
+        "lent": sum(each.lent for each in tenants) / NS,
+        "borrowed": sum(each.borrowed for each in tenants) / NS,
+        "energy_joules": _joules(device.energy),
+        "idle_energy_joules": None if device.energy is None else _joules(device.idle_energy),
+    }
+
+
+def _tenant(controller: Controller, device: str, unit: str, name: str, tenant: TenantTotals, memory: int) -> Object:
+    runtime = controller.runtime(device, name)
+    return {
+        "tenant": name,
+        "device": device,
+        "unit": unit,
+        "share": tenant.share,
+        "granted": tenant.granted / NS,
+        "used": tenant.used / NS,
+        "idle": tenant.idle / NS,
+        "lent": tenant.lent / NS,
+        "borrowed": tenant.borrowed / NS,
+        "energy_joules": _joules(tenant.energy),
+        "device_memory_bytes": memory if runtime else 0,
+        "age_seconds": round(controller.accountant.age(runtime), 3) if runtime else 0.0,
+        "models": [_model(key, each) for key, each in tenant.models.items()],
+    }
+
+
+def _model(key: str, model: ModelTotals) -> Object:
+    name, _, version = key.rpartition("/")
+    return {
+        "name": name,
+        "version": version,
+        "works": model.works,
+        "used": model.used / NS,
+        "borrowed": model.borrowed / NS,
+        "energy_joules": _joules(model.energy),
+    }
+
+
+def _joules(microjoules: int | None) -> float | None:
+    return None if microjoules is None else microjoules / 10**6
+
+
+def _time(text: str, now: int) -> int:
+    """Nanoseconds since 1970. Raises BadRequest."""
+    found = _parsed(text)
+    if found is None:
+        expected = "expected RFC 3339, such as 2026-11-22T16:00:00Z, or seconds since 1970"
+        raise BadRequest(f"since: {show(text)} is not a time; {expected}")
+    if found > now:
+        raise BadRequest(f"since: {show(text)} is in the future; here it is {_shown(now)}")
+    return found
+
+
+def _parsed(text: str) -> int | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        pass
+    else:
+        return int(seconds * NS) if math.isfinite(seconds) and seconds >= 0 else None
+    try:
+        moment = datetime.fromisoformat(text.replace(" ", "+") if "T" in text else text)  # A + in a query is a space.
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        return None
+    return int(moment.timestamp() * 10**6) * 1000
+
+
+def _shown(wall: int) -> str:
+    """RFC 3339 with milliseconds."""
+    return datetime.fromtimestamp(wall / NS, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,140 @@
+"""Keeps the account of all devices: follows the plans, and asks every device side what was used."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+
+from partitions.plan import Granules
+
+from ..accounts.account import Account
+from ..accounts.history import History
+from ..accounts.usage import NS, Report, Totals
+from .controlled_device import ControlledDevice
+from .descriptions import NOT_OPENED
+from .device_runtime import DeviceRuntime
+from .usage_files import UsageFiles
+
+log = logging.getLogger("greenlane.control")
+
+INTERVAL = 1.0
+"""Seconds between two reports. A process that is killed takes with it what it used since its last one."""
+LIMIT = 2.0
+"""Seconds that the end of the server waits for the last row of the file."""
+
+
+class Accountant:
+    """Belongs to the event loop of the controller. `devices` are the controller's, which may still grow before `start`.
+
+    `clock` and `wall` return nanoseconds, of a clock that does not go back and since 1970.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[ControlledDevice],
+        files: UsageFiles | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._devices = devices
+        self._files = files
+        self._clock = clock
+        self._wall = wall
+        self._account = Account()
+        self._history = History()
+        self._answered: dict[int, int] = {}
+        self._idle: dict[tuple[str, str], int] = {}
+        self._collecting: asyncio.Task[None] | None = None
+        self._failed = False
+
+    def __repr__(self) -> str:
+        return f"<Accountant of {self._account!r}>"
+
+    def follow(self, device: ControlledDevice, granules: Mapping[str, Granules] = MappingProxyType({})) -> None:
+        """A device is divided as it says from now on, and as it will say: these tenants are about to get these granules."""
+        sizes = device.info.granules
+        shares = {name: partition.size for name, partition in device.held.items()}
+        shares |= {name: sum(sizes[index] for index in each) for name, each in granules.items()}
+        self._account.hold(device.name, device.info.unit, sum(device.info.granules), shares, self._clock())
+
+    def start(self) -> None:
+        """Begin to ask, once a second."""
+        self._history.add(self.totals())
+        if self._files:
+            self._files.begin(self.totals())
+        self._collecting = asyncio.create_task(self._collect_always())
+
+    async def close(self) -> None:
+        """Ask no more, and write the last rows. May be called again."""
+        if self._collecting:
+            self._collecting.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._collecting
+            self._collecting = None
+            await self.write()
+
+    async def write(self) -> None:
+        """Ask once more, and write what was used up to now to the file, if there is one. Takes seconds at most."""
+        totals = await self.collect()
+        if self._files:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LIMIT):
+                    await self._files.write(totals)
+
+    async def collect(self) -> Totals:
+        """Ask every device side, and return what the account says then. One that does not answer counts as before."""
+        opened = [device for device in self._devices if device.info is not NOT_OPENED]
+        asked = [(device, runtime) for device in opened for runtime in device.distinct()]
+        reports = await asyncio.gather(*(runtime.usage() for _, runtime in asked), return_exceptions=True)
+        now, energy = self._clock(), dict[str, int]()
+        for (device, runtime), report in zip(asked, reports, strict=True):
+            if isinstance(report, Report):
+                self._answered[id(runtime)] = now
+                self._account.report(id(runtime), device.name, report)
+                if report.energy is not None:  # Several processes may see the same meter.
+                    energy[device.name] = max(report.energy, energy.get(device.name, 0))
+            elif isinstance(report, BaseException):
+                self._warn(report)
+        for name, meter in energy.items():
+            self._account.measure(name, meter, now)
+        totals = self.totals()
+        for name, each in totals.devices.items():
+            for tenant, theirs in each.tenants.items():
+                self._idle[name, tenant] = max(theirs.idle, self._idle.get((name, tenant), 0))
+        return totals
+
+    def totals(self) -> Totals:
+        """What the account says now, by the last reports."""
+        return self._account.totals(self._clock(), self._wall())
+
+    def before(self, wall: int) -> Totals | None:
+        """As `History.before`."""
+        return self._history.before(wall)
+
+    def idle(self, device: str, tenant: str) -> int:
+        """What was idle, as a count that never falls: work that is only reported after it has run does not take it back."""
+        return self._idle.get((device, tenant), 0)
+
+    def age(self, runtime: DeviceRuntime) -> float:
+        """Seconds since a device side has reported; since the first plan if it never has."""
+        now = self._clock()
+        return (now - self._answered.get(id(runtime), now)) / NS
+
+    async def _collect_always(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            try:
+                totals = await self.collect()
+                self._history.add(totals)
+                if self._files and self._files.due(totals):
+                    await self._files.write(totals)
+            except Exception as error:
+                self._warn(error)
+
+    def _warn(self, error: BaseException) -> None:
+        """Once, so that the log is not full of it."""
+        if not self._failed:
+            self._failed = True
+            log.error("the account misses what a device side used, as it could not be asked: %s", error, exc_info=error)

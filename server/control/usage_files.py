@@ -1,0 +1,131 @@
+"""What was used as CSV files, one for each day in UTC: `usage-2026-11-22.csv`.
+
+Each row is a period of a minute or less, and each figure is in one row only, so that a column can be summed: a row without a
+model has what a tenant was granted, idle and lent, one with a model what that used and borrowed, and one without a tenant what
+no tenant was granted. Seconds have nine places, so that sums are exact.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ..accounts.usage import NS, Totals
+
+log = logging.getLogger("greenlane.control")
+
+COLUMNS = "from,to,device,unit,tenant,model,version,granted,idle,lent,used,borrowed,works,energy_joules"
+PERIOD = 60 * NS
+
+
+class UsageFiles:
+    """The files of one directory. Belongs to the event loop, and writes on another thread, one call at a time.
+
+    Rows that cannot be written are not lost: the next ones are for a longer period.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._written: Totals | None = None
+        self._writing = asyncio.Lock()
+        self._failing = False
+
+    def __repr__(self) -> str:
+        return f"<UsageFiles in {self._directory}>"
+
+    def begin(self, totals: Totals) -> None:
+        """The first period begins now."""
+        self._written = totals
+
+    def due(self, totals: Totals) -> bool:
+        """Whether a period has ended: a minute of the clock, and so also a day."""
+        return self._written is None or totals.wall // PERIOD != self._written.wall // PERIOD
+
+    async def write(self, totals: Totals) -> None:
+        """Append the rows of the period since the last call, to the file of the day in which that began. Raises nothing."""
+        async with self._writing:
+            before = self._written
+            if before is None or totals.at <= before.at:
+                return
+            text = "".join(f"{row}\n" for row in rows(before, totals))
+            path = self._directory / f"usage-{_time(before.wall)[:10]}.csv"
+            try:
+                await asyncio.to_thread(_append, path, text)
+            except OSError as error:
+                if not self._failing:
+                    log.error("%s: what was used is not written, but kept for the next attempt: %s", path, error)
+                self._failing = True
+            else:
+                if self._failing:
+                    log.warning("%s: what was used is written again", path)
+                self._failing, self._written = False, totals
+
+
+def rows(before: Totals, now: Totals) -> Iterator[str]:
+    """The rows of one period, without line ends."""
+    added = now.less(before)
+    for name, device in added.devices.items():
+        start = f"{_time(before.wall)},{_time(now.wall)},{_quoted(name)},{device.unit}"
+        free_energy = "" if device.energy is None else _micro(device.idle_energy)
+        yield f"{start},,,,{_seconds(device.free)},,,,,,{free_energy}"
+        for tenant, theirs in device.tenants.items():
+            yield (
+                f"{start},{_quoted(tenant)},,,{_seconds(theirs.granted)},{_seconds(theirs.idle)},{_seconds(theirs.lent)},,,,"
+            )
+            for model, each in theirs.models.items():
+                if each.works or each.used or each.borrowed:
+                    title, _, version = model.rpartition("/")
+                    energy = "" if device.energy is None else _micro(each.energy)
+                    figures = f"{_seconds(each.used)},{_seconds(each.borrowed)},{each.works},{energy}"
+                    yield f"{start},{_quoted(tenant)},{_quoted(title)},{_quoted(version)},,,,{figures}"
+
+
+def _append(path: Path, text: str) -> None:
+    """All of it or nothing, also where the disk is full. Blocks. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        end = _whole_lines(file)
+        data = (text if end else f"{COLUMNS}\n{text}").encode()
+        try:
+            written = os.write(file, data)
+        except OSError:
+            os.ftruncate(file, end)
+            raise
+        if written < len(data):
+            os.ftruncate(file, end)
+            raise OSError(f"{written} of {len(data)} bytes were written; is the disk full?")
+    finally:
+        os.close(file)
+
+
+def _whole_lines(file: int) -> int:
+    """The size of the file without a last line that has no end, which a machine that stopped may have left; that is cut off."""
+    size = os.fstat(file).st_size
+    place = max(0, size - 65536)
+    tail = os.pread(file, size - place, place)
+    if not tail or tail.endswith(b"\n"):
+        return size
+    end = place + tail.rfind(b"\n") + 1
+    os.ftruncate(file, end)
+    return end
+
+
+def _time(wall: int) -> str:
+    """RFC 3339, with microseconds."""
+    return datetime.fromtimestamp(wall // NS, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{wall % NS // 1000:06d}Z"
+
+
+def _seconds(ns: int) -> str:
+    return f"{'-' * (ns < 0)}{abs(ns) // NS}.{abs(ns) % NS:09d}"
+
+
+def _micro(value: int) -> str:
+    return f"{value // 10**6}.{value % 10**6:06d}"
+
+
+def _quoted(text: str) -> str:
+    """A field of CSV (RFC 4180)."""
+    return '"' + text.replace('"', '""') + '"' if any(each in text for each in ',"\n\r') else text

@@ -1,0 +1,198 @@
+"""The accountant over fake device sides: plans, processes that answer, hang, fail and are replaced; and its files."""
+
+import asyncio
+import csv
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.accounts.usage import NS, DeviceTotals, ModelTotals, Report, TenantTotals, TenantUsages, Totals, Usage
+from server.control.accountant import Accountant
+from server.control.controlled_device import ControlledDevice
+from server.control.descriptions import DeviceInfo
+from server.control.usage_files import COLUMNS, UsageFiles, rows
+
+MIDNIGHT = 1_795_305_600 * NS  # 2026-11-22T00:00:00Z
+DAY = 86_400 * NS
+
+
+class FakeSide:
+    """A device side that answers with `report`, or raises it."""
+
+    def __init__(self) -> None:
+        self.report: Any = Report(1, [])
+
+    def used(self, ns: int, epoch: int = 1, energy: int | None = None, works: int = 1) -> None:
+        self.report = Report(epoch, [TenantUsages("acme", [Usage("mob/1", works, ns, {})])], energy)
+
+    async def usage(self) -> Any:
+        if isinstance(self.report, Exception):
+            raise self.report
+        return self.report
+
+
+class Site:
+    """A device of four cores, two of them acme's, and a clock that stands still."""
+
+    def __init__(self, files: UsageFiles | None = None) -> None:
+        self.now = 0
+        self.side: Any = FakeSide()
+        self.device = ControlledDevice("0", {"acme": self.side}, info=DeviceInfo("cpu", "", "core", (1,) * 4))
+        self.accountant = Accountant([self.device], files, lambda: self.now, lambda: MIDNIGHT + self.now)
+        self.hold(2)
+
+    def hold(self, count: int) -> None:
+        self.device.hold({"acme": tuple(range(count))})
+        self.accountant.follow(self.device)
+
+    async def acme(self) -> Any:
+        return (await self.accountant.collect()).devices["0"].tenants["acme"]
+
+
+async def test_it_follows_plans_and_asks_for_what_was_used() -> None:
+    site = Site()
+    site.now += 10
+    site.hold(3)
+    site.now += 10
+    site.side.used(7)
+    acme = await site.acme()
+    assert (acme.granted, acme.used, acme.idle, acme.share) == (50, 7, 43, 3)
+
+
+@pytest.mark.parametrize("answer", [None, RuntimeError("it broke")])
+async def test_one_that_does_not_answer_counts_as_before(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    site = Site()
+    site.side.used(7)
+    await site.acme()
+    site.now += 5 * NS
+    site.side.report = answer
+    for _ in range(3):
+        assert (await site.acme()).used == 7
+    assert site.accountant.age(site.side) == 5
+    assert len(caplog.records) == (answer is not None)
+    site.side.used(3, epoch=2)
+    assert (await site.acme()).used == 10
+    assert site.accountant.age(site.side) == 0
+
+
+async def test_idle_never_falls() -> None:
+    site = Site()
+    site.now = 100
+    await site.acme()
+    assert site.accountant.idle("0", "acme") == 200
+    site.side.used(150)  # A long work was reported only now.
+    assert (await site.acme()).idle == 50
+    assert site.accountant.idle("0", "acme") == 200
+
+
+async def test_a_meter_that_several_processes_see_is_counted_once() -> None:
+    site, other = Site(), FakeSide()
+    site.device.runtimes["globex"] = other  # type: ignore[assignment]
+    for joules in (1, 3):
+        site.now += NS
+        for side in (site.side, other):
+            side.used(joules, energy=joules * 10**6)
+        totals = await site.accountant.collect()
+    assert totals.devices["0"].energy == 2 * 10**6
+
+
+def parsed(folder: Path) -> dict[str, list[dict[str, str]]]:
+    found = {path.name: list(csv.DictReader(path.read_text().splitlines())) for path in sorted(folder.iterdir())}
+    assert all(path.read_text().startswith(COLUMNS + "\n") for path in folder.iterdir())
+    return found
+
+
+async def test_files_are_a_day_each_and_a_column_can_be_summed(tmp_path: Path) -> None:
+    files = UsageFiles(tmp_path / "usage")
+    site = Site(files)
+    files.begin(site.accountant.totals())
+    for now in (30 * NS, 60 * NS, DAY + 1, DAY + 5):
+        site.now = now
+        site.side.used(now)
+        await site.accountant.write()
+    found = parsed(tmp_path / "usage")
+    assert [(name, len(rows)) for name, rows in found.items()] == [("usage-2026-11-22.csv", 9), ("usage-2026-11-23.csv", 3)]
+    every = [row for rows in found.values() for row in rows]
+    nanoseconds = {column: sum(_ns(row[column]) for row in every) for column in ("granted", "idle", "used", "borrowed", "lent")}
+    assert nanoseconds == {"granted": 4 * site.now, "idle": site.now, "used": site.now, "borrowed": 0, "lent": 0}
+    assert every[0]["from"] == "2026-11-22T00:00:00.000000Z"
+
+
+def only(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def _ns(seconds: str) -> int:
+    whole, _, part = (seconds or "0.0").partition(".")
+    return int(whole) * NS + int(part.ljust(9, "0"))
+
+
+async def test_a_file_goes_on_after_a_restart_and_loses_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    for _ in range(2):
+        files = UsageFiles(tmp_path)
+        site = Site(files)
+        files.begin(site.accountant.totals())
+        site.now = NS
+        await site.accountant.write()
+        only(tmp_path).write_text(only(tmp_path).read_text() + "2026-11-22T00:00")
+    assert [row["tenant"] for rows in parsed(tmp_path).values() for row in rows][:4] == ["", "acme", "", "acme"]
+
+
+@pytest.mark.parametrize("short", [True, False])
+async def test_a_full_disk_leaves_whole_lines_and_the_next_rows_are_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, write = UsageFiles(tmp_path), os.write
+    site = Site(files)
+    files.begin(site.accountant.totals())
+
+    def full(file: int, data: bytes) -> int:
+        if short:
+            return write(file, data[:40])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    site.now = NS
+    await site.accountant.write()
+    kept = only(tmp_path).read_text()
+    monkeypatch.setattr(os, "write", full)
+    for site.now in (2 * NS, 3 * NS):
+        await site.accountant.write()
+        assert only(tmp_path).read_text() == kept
+    assert len(caplog.records) == 1
+    monkeypatch.undo()
+    site.now = 4 * NS
+    await site.accountant.write()
+    (rows,) = parsed(tmp_path).values()
+    assert [(row["from"][17:19], row["to"][17:19]) for row in rows[2:]] == [("01", "04")] * 2
+    assert sum(_ns(row["granted"]) for row in rows) == 16 * NS
+
+
+def test_names_of_models_are_quoted(tmp_path: Path) -> None:
+    models = {'a,"b"/1': ModelTotals(1, 2)}
+    device = DeviceTotals("core", 1, 5, {"acme": TenantTotals(5, 0, 1, models)})
+    found = list(csv.reader([COLUMNS, *rows(Totals(0, 0, {}), Totals(5, 5, {"0": device}))]))
+    assert {len(row) for row in found} == {len(COLUMNS.split(","))}
+    assert found[-1][5] == 'a,"b"'
+
+
+async def test_minutes_are_due_when_the_clock_shows_them() -> None:
+    files = UsageFiles(Path("/nowhere"))
+    files.begin(Totals(0, MIDNIGHT + 59 * NS, {}))
+    assert not files.due(Totals(0, MIDNIGHT + 60 * NS - 1, {}))
+    assert files.due(Totals(0, MIDNIGHT + 60 * NS, {}))
+
+
+async def test_the_end_does_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files, hanging = UsageFiles(tmp_path), asyncio.Event()
+    site = Site(files)
+
+    async def hang(_: Totals) -> None:
+        await hanging.wait()
+
+    monkeypatch.setattr(files, "write", hang)
+    monkeypatch.setattr("server.control.accountant.LIMIT", 0.01)
+    await site.accountant.write()
