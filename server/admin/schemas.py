@@ -254,6 +254,41 @@ class Usage(Schema):
     tenants: list[UsedTenant] = Field(description="A tenant that has moved is here once for each device.")
 
 
+class Needed(Measured):
+    """A tenant's requests while the advice was made."""
+
+    p99_between_ms: list[float | None] | None = Field(
+        description="The p99 is between these for certain, as requests are counted by ranges of time; the second is null for "
+        "one above 10 s."
+    )
+
+
+class Advice(Schema):
+    """A tenant's share, what it needed, and what to do."""
+
+    granules: int
+    device: str = Field(description="The device's name.")
+    target_ms: float | None = Field(description="Its `target_p99`.")
+    verdict: Literal["keep", "fewer", "more", "unknown"] = Field(
+        description="`fewer`: its target would be kept with `advised_granules`; `more`: it misses it; `unknown`: too few "
+        "requests, or no `target_p99`."
+    )
+    advised_granules: int | None = Field(description="null where that is unknown, or the whole device would hardly do.")
+    certainty: Literal["high", "low", "none"] = Field(
+        description="`high`: measured, or an estimate that is on the safe side, as it takes runs to be longer in proportion "
+        "with fewer granules; `low`: the least that it takes by that estimate, or a p99 about at its target."
+    )
+    advice: str = Field(examples=["acme uses 12 % of 4 cores; its p99 is 3.1 ms, target 5 ms: 2 cores would do"])
+    measured: Needed | None = Field(description="null where its share changed meanwhile, or its process does not answer.")
+
+
+class Advices(Schema):
+    """Advice for every tenant, by name."""
+
+    seconds: float = Field(description="How long was measured.")
+    tenants: dict[str, Advice]
+
+
 class Draining(Schema):
     """The server drains."""
 

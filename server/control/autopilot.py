@@ -245,10 +245,7 @@ class _View:
 
     def predicted(self, name: str, width: int) -> tuple[float, float]:
         """How busy it would be with so many granules, and its p99."""
-        need, ratio = self.needs[name], self.held[name] / width
-        busy = need.busy * ratio
-        p99 = (need.p99 or 0.0) * ratio * max(1 - need.busy, 0.02) / max(1 - busy, 0.02)
-        return busy, p99
+        return self.needs[name].with_share(width / self.held[name])
 
     def spares(self, name: str, width: int) -> bool:
         """Whether it would still keep its target with so few granules."""

@@ -46,6 +46,14 @@ class Need:
         """Interpolated in its bucket; None without a request."""
         return quantile(self.buckets, 0.99)
 
+    def with_share(self, times: float) -> tuple[float, float]:
+        """How busy the partition would be with so many times its granules, and the p99 in seconds.
+
+        As for a queue with one server (M/M/1) whose runs take longer in proportion as granules are fewer.
+        """
+        busy = self.busy / times
+        return busy, (self.p99 or 0.0) / times * max(1 - self.busy, 0.02) / max(1 - busy, 0.02)
+
     def misses(self, target: float) -> bool:
         """Whether more than 1 % of the requests took longer than this, by more than chance makes of few requests."""
         late, few = self.requests - below(self.buckets, target), 0.01 * self.requests

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ PATHS = [
     ("POST", "/admin/partitions/probe"),
     ("PUT", "/admin/partitions"),
     ("GET", "/admin/tenants"),
+    ("GET", "/admin/advice?seconds=0.1"),
     ("GET", "/admin/moves"),
     ("GET", "/admin/autopilot"),
     ("PUT", "/admin/autopilot"),
@@ -395,3 +397,23 @@ def test_moves_are_kept_with_what_they_cost(standard: Path) -> None:
         "refused",
         "acme 5 + globex 2 = 7 granules, but the device has 6: 1 too many",
     )
+
+
+def test_advice_compares_what_a_tenant_needed_with_its_share(standard: Path) -> None:
+    acme = TenantConfig(name="acme", granules=2, models=("identity",), target_p99=0.005, target_rate=800)
+    globex = TenantConfig(name="globex", granules=1, models=("identity",))
+    with (
+        serving(configuration(standard, acme, globex), VirtualDevice(4)) as served,
+        httpx.Client(base_url=served.url) as client,
+    ):
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(httpx.get, f"{served.url}/admin/advice?seconds=0.5", timeout=30)
+            while not asked.done():
+                infer(client, "identity", SMALL)
+        found = asked.result().json()["tenants"]
+        assert client.get("/admin/advice?seconds=61").status_code == 400
+    assert (found["acme"]["granules"], found["acme"]["target_ms"]) == (2, 5.0)
+    assert found["acme"]["measured"]["requests"] > 0
+    assert found["acme"]["advice"].startswith("acme uses ")
+    assert (found["globex"]["verdict"], found["globex"]["target_ms"]) == ("unknown", None)
+    assert "no requests in 0.5" in found["globex"]["advice"]

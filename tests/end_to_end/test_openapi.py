@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 
-from server.admin import autopilot, metrics, partitions, usage
+from server.admin import advice, autopilot, metrics, partitions, usage
 from server.admin import docs as admin_docs
 from server.api import docs, metadata, model_control, schemas
 from server.api.openapi import Document, operation_id
@@ -21,7 +21,7 @@ from .harness import configuration, serving
 from .wire import SMALL
 
 PUBLIC = (metadata.router, model_control.router, docs.inference)
-ADMIN = (partitions.router, autopilot.router, usage.router, metrics.router)
+ADMIN = (partitions.router, advice.router, autopilot.router, usage.router, metrics.router)
 DOCUMENTS = {"/openapi.json": docs.document(), "/admin/openapi.json": admin_docs.document()}
 PAGES = {"/docs": docs.document(), "/admin/docs": admin_docs.document()}
 MODEL = "/v2/models/identity"
@@ -53,6 +53,7 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "probe": ("POST", "/admin/partitions/probe", b""),
     "repartition": ("PUT", "/admin/partitions", b'{"acme": 1}'),
     "transfer": ("PUT", "/admin/tenants/acme/device", b'{"device": "0"}'),  # Where it is already.
+    "advice": ("GET", "/admin/advice?seconds=0.1", b""),
     "moves": ("GET", "/admin/moves", b""),
     "autopilot": ("GET", "/admin/autopilot", b""),
     "switch": ("PUT", "/admin/autopilot", b'{"mode": "off"}'),
@@ -78,6 +79,7 @@ ERRORS = [
     ("tenants", "GET", "/admin/tenants", {"Via": "1.1 a"}, b"", 401),
     ("partitions", "GET", "/admin/partitions?probe=banana", {}, b"", 400),
     ("repartition", "PUT", "/admin/partitions", {}, b'{"acme": 4096}', 409),
+    ("advice", "GET", "/admin/advice?seconds=0", {}, b"", 400),
     ("switch", "PUT", "/admin/autopilot", {}, b'{"mode": "fast"}', 400),
     ("transfer", "PUT", "/admin/tenants/acme/device", {}, b'{"device": "7"}', 400),
     ("transfer", "PUT", "/admin/tenants/nobody/device", {}, b'{"device": "0"}', 404),

@@ -1,0 +1,122 @@
+"""`GET /admin/advice`: each tenant's measured need beside its share."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from ..api.dependencies import RequireAdmin
+from ..api.framework import json_response
+from ..api.openapi import errors, operation_id
+from ..control import advice as advising
+from ..control.controlled_device import ControlledDevice
+from ..control.controller import Controller
+from ..control.need import Counted, Need, counted, need
+from ..errors import Unavailable
+from ..protocol.json_document import Object
+from . import schemas
+from .dependencies import ControllerDep
+
+router = APIRouter(
+    prefix="/admin",
+    tags=["Administration"],
+    dependencies=[RequireAdmin],
+    responses=errors(400, 401, 503),
+    generate_unique_id_function=operation_id,
+)
+
+_STEP = 0.25
+"""Seconds between two looks at whether the server ends meanwhile."""
+
+
+@router.get("/advice", response_model=schemas.Advices)
+async def advice(
+    controller: ControllerDep,
+    seconds: Annotated[float, Query(ge=0.1, le=60, description="How long to measure; the answer takes as long.")] = 10.0,
+) -> Response:
+    """Measure for some seconds what each tenant needs, and say whether its share should be kept, or how much would do.
+
+    Nothing is changed, and nothing is measured but what is counted anyway. `greenlane curve` measures a share beforehand, and
+    the autopilot acts on what it finds.
+    """
+    held = _held(controller)
+    before = await _counted(controller)
+    ends = time.monotonic() + seconds
+    while (left := ends - time.monotonic()) > 0:
+        await asyncio.sleep(min(_STEP, left))
+        if controller.state not in ("serving", "incomplete", "starting"):
+            raise Unavailable(f"the server is {controller.state}")
+    after = await _counted(controller)
+    tenants = {
+        name: _advised(controller, device, name, before.get(name), after.get(name), held)
+        for name in controller.config.tenants
+        if (device := _device(controller, name)) is not None
+    }
+    return json_response({"seconds": seconds, "tenants": tenants})
+
+
+async def _counted(controller: Controller) -> dict[str, Counted]:
+    """The counters of every tenant whose process answers."""
+    reports = await controller.reports()
+    now = time.monotonic()
+    return {tenant.name: counted(report, now) for tenant, report in reports if not report.age}
+
+
+def _held(controller: Controller) -> dict[str, int]:
+    return {name: len(each.granules) for name in controller.config.tenants if (each := controller.partition(name))}
+
+
+def _device(controller: Controller, tenant: str) -> ControlledDevice | None:
+    return next((device for device in controller.devices if tenant in device.held), None)
+
+
+def _advised(
+    controller: Controller,
+    device: ControlledDevice,
+    name: str,
+    before: Counted | None,
+    after: Counted | None,
+    held: Mapping[str, int],
+) -> Object:
+    tenant, granules = controller.config.tenants[name], len(device.held[name].granules)
+    share = advising.Share(
+        granules, len(device.info.granules), device.info.granules[0], device.info.unit, tenant.min_granules or 1
+    )
+    about = {"granules": granules, "device": device.name, "target_ms": _ms(tenant.target_p99) if tenant.target_p99 else None}
+    if before is None or after is None or held.get(name) != granules:
+        why = "its share changed meanwhile" if before and after else "its process does not answer"
+        return (
+            about
+            | _shown(advising.Advice("unknown", None, "none", f"{name}: {why}, so nothing was measured"))
+            | {"measured": None}
+        )
+    found = need(before, after)
+    return about | _shown(advising.advise(name, found, share, tenant.target_p99)) | {"measured": _measured(found)}
+
+
+def _shown(found: advising.Advice) -> Object:
+    return {
+        "verdict": found.verdict,
+        "advised_granules": found.granules,
+        "certainty": found.certainty,
+        "advice": found.text,
+    }
+
+
+def _measured(found: Need) -> Object:
+    low, high = advising.p99_between(found)
+    return {
+        "seconds": round(found.seconds, 1),
+        "requests": found.requests,
+        "busy": round(found.busy, 3),
+        "queue_ms": _ms(found.queue),
+        "p99_ms": None if found.p99 is None else _ms(found.p99),
+        "turned_away": found.turned_away,
+        "p99_between_ms": [_ms(low), None if high is None else _ms(high)] if found.requests else None,
+    }
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 3)
