@@ -71,3 +71,14 @@ def _drawn(before: list[list[Latencies]], after: list[list[Latencies]], quantile
         place = max(0, math.ceil(quantile * len(whole)) - 1)
         found.append(float(np.partition(whole, place)[place]))
     return found[1] / found[0]
+
+
+def later(before: Sequence[float], after: Sequence[float], seed: int = 1) -> Interval:
+    """By how much the median is larger after than before, of values that do not depend on each other. UNKNOWN of nothing."""
+    if not (len(before) and len(after)):
+        return UNKNOWN
+    draw = np.random.default_rng(seed)
+    sides = [np.asarray(side)[draw.integers(len(side), size=(DRAWS, len(side)))] for side in (before, after)]
+    drawn = np.median(sides[1], axis=1) - np.median(sides[0], axis=1)
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(np.median(after) - np.median(before)), float(low), float(high))

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from secrets import token_urlsafe
 from types import MappingProxyType
+from typing import Any
 
 from greenlane.own import protect_children
 
@@ -21,10 +22,9 @@ def main() -> int:
 
     def adjust(config: Config) -> Config:
         keys = {name: token_urlsafe() for name, tenant in config.tenants.items() if tenant.keys_sha256}
+        same: dict[str, Any] = {"port": None, "grpc_port": None} | ({} if given["lends"] else {"burst": None, "lend": 0.0})
         tenants = {
-            name: tenant.model_copy(
-                update={"port": None, "grpc_port": None} | ({"keys_sha256": (digest(keys[name]),)} if name in keys else {})
-            )
+            name: tenant.model_copy(update=same | ({"keys_sha256": (digest(keys[name]),)} if name in keys else {}))
             for name, tenant in config.tenants.items()
         }
         server = config.server.model_copy(
@@ -32,7 +32,9 @@ def main() -> int:
         )
         file = Path(given["keys"])
         file.touch(0o600)
-        file.write_text(json.dumps(keys))
+        lend = {name: tenant.lend for name, tenant in config.tenants.items() if tenant.lend}
+        burst = [name for name, tenant in config.tenants.items() if tenant.burst]
+        file.write_text(json.dumps({"keys": keys, "tenants": [*config.tenants], "lend": lend, "burst": burst}))
         return config.model_copy(update={"server": server, "tenants": MappingProxyType(tenants)})
 
     return run(Options(config=given["config"], host="127.0.0.1", port=given["port"], log_level="warning"), adjust)

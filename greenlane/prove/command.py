@@ -16,6 +16,7 @@ from .command_line import Options, parse
 from .document import document
 from .errors import CannotProve, ServerEnded
 from .findings import Findings
+from .lend import lending
 from .page import render
 from .proving import Run, prove
 
@@ -67,9 +68,11 @@ def _prove(options: Options, command: str) -> Findings:
         access, alive = server.running(options.url, keys, admin)
         return _run(options, command, access, alive, False, options.url, say)
     source = options.config or "what `greenlane serve` serves without --config"
+    if options.lending:
+        return lending(options, source, command, say)
     say(f"starting a server of {source}")
-    with server.started(options.config, say) as (access, alive, _):
-        return _run(options, command, access, alive, True, source, say)
+    with server.started(options.config, say) as started:
+        return _run(options, command, started.access, started.alive, True, source, say)
 
 
 def _run(options: Options, command: str, access: Access, alive: Any, own: bool, source: str, say: Any) -> Findings:

@@ -35,6 +35,7 @@ class Options:
     only: str | None = None
     json: str | None = None
     html: str | None = None
+    lending: bool = False
 
 
 def parse(arguments: Sequence[str], program: str) -> Options:
@@ -51,6 +52,8 @@ def parse(arguments: Sequence[str], program: str) -> Options:
     about = f"seconds from when the server is ready; default: {SECONDS:g}, at least {LEAST:g}"
     parser.add_argument("--seconds", type=positive, default=SECONDS, help=about)
     parser.add_argument("--only", metavar="TENANT", help="only this tenant as the victim")
+    about = "what lending costs lenders: two servers, of which one lends nothing; run it before tenants may `lend`"
+    parser.add_argument("--lending", action="store_true", help=about)
     parser.add_argument("--json", metavar="FILE", help="write everything there, for programs")
     parser.add_argument("--html", metavar="FILE", help="write a page for people there")
     words = parser.parse_args(arguments)
@@ -58,6 +61,8 @@ def parse(arguments: Sequence[str], program: str) -> Options:
         parser.error("--config starts a server and --url asks one that runs; give one of them")
     if words.keys and not words.url:
         parser.error("--keys is for --url: a server that is started here has keys of its own")
+    if words.lending and words.url:
+        parser.error("--lending starts two servers of its own; it takes --config, not --url")
     if words.seconds < LEAST:
         parser.error(f"--seconds {words.seconds:g}: expected at least {LEAST:g}")
     return Options(**vars(words))

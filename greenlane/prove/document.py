@@ -4,13 +4,14 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from greenlane.load.figures import Figures
+from greenlane.load.figures import Figures, figures, merged
 from greenlane.load.intervals import Interval
 from greenlane.load.rules import BOUND, Growth
 
 from .attacks import WHAT
 from .confinement import Located
 from .findings import Findings
+from .lending import STATES, Lent, Level
 from .measure import Measured, Result
 from .plan import PHASES
 from .survey import Surveyed
@@ -34,6 +35,7 @@ def document(findings: Findings) -> dict[str, Any]:
             "partitions": [_located(each) for each in findings.located],
             "tenants": [_tenant(each) for each in findings.tenants],
             "pairs": [_pair(each) | {"verdict": words[each.pair]} for each in findings.measured],
+            "lending": [_lent(each) | {"verdict": words[each.pair]} for each in findings.lending],
             "untried": [{"victim": p.victim, "aggressor": p.aggressor, "why": why} for p, why in findings.untried.items()],
         }
     )
@@ -68,6 +70,30 @@ def _pair(each: Measured) -> dict[str, Any]:
         "other_programs": round(each.others, 3),
         "failures": each.failures,
         "attacks": [_result(result) for result in each.results],
+    }
+
+
+def _lent(each: Lent) -> dict[str, Any]:
+    return {
+        "lender": each.pair.victim,
+        "borrower": each.pair.aggressor,
+        "model": each.model,
+        "lend_seconds": each.limit,
+        "other_programs": round(each.others, 3),
+        "first_after_idling": {"verdict": each.first.word, "why": each.first.why, "late_microseconds": _interval(each.late)},
+        "loads": [_level(level) for level in each.levels],
+    }
+
+
+def _level(level: Level) -> dict[str, Any]:
+    return {
+        "load": level.load,
+        "requests_a_second": level.rate,
+        "verdict": level.ruling.word,
+        "why": level.ruling.why,
+        "growth": _growth(level.growth),
+        "borrower_answers_a_second": dict(level.borrower),
+        "microseconds": {state: _figures(figures(merged(level.rounds[state]))) for state in STATES},
     }
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from greenlane.load.rules import Word, worst
 
 from .confinement import Located
+from .lending import Lent
 from .measure import Measured
 from .plan import Pair
 from .survey import Surveyed
@@ -19,6 +20,7 @@ class Findings:
     """One run: of which configuration (`source`), in how many seconds, on which machine, and what came of it.
 
     `untried` are pairs that were not measured, and why. `ended` is why the server did before the end; empty if it did not.
+    `lending` is what `--lending` found; nothing else is measured then.
     """
 
     source: str
@@ -29,11 +31,13 @@ class Findings:
     measured: Sequence[Measured]
     untried: Mapping[Pair, str]
     ended: str = ""
+    lending: Sequence[Lent] = ()
 
     @property
     def words(self) -> dict[Pair, Word]:
         """A verdict for every pair: the worst of its kinds of aggressor."""
         tried = {each.pair: worst([result.ruling.word for result in each.results]) for each in self.measured}
+        tried |= {each.pair: worst([ruling.word for ruling in each.rulings]) for each in self.lending}
         untried: dict[Pair, Word] = dict.fromkeys(self.untried, "not exercised")
         return tried | untried
 

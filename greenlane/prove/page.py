@@ -5,15 +5,25 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from greenlane.load.figures import figures, merged
 from greenlane.load.rules import BOUND, ENOUGH, WORDS, Word
 
+from . import lending
 from .attacks import WHAT
 from .findings import Findings
+from .lending import STATES, Lent
 from .measure import Measured, Result
-from .plot import draw
-from .text import MEANS, about, legend, listed, milliseconds, short, tail, times
+from .plot import of_lending, of_pair
+from .text import MEANS, about, about_lending, legend, listed, milliseconds, short, tail, times
 
 _STYLE = Path(__file__).parent / "page.css"
+LENDING_NOTES = (
+    "Two servers of the configuration run at the same time, of which one lends nothing. The lender is asked on both in turns, "
+    "while the borrower is as busy as it can be on the same one. Requests are sent when they are due, whatever came before.",
+    f"At most {lending.BOUND:g} times are allowed. The borrower has to have more answered where it may borrow: otherwise "
+    "nothing was lent, and the lender's latency proves nothing.",
+    "A single request after idling may be late by as much as the lender's `lend`.",
+)
 _TONES: dict[Word, str] = {"isolated": "good", "leaks": "bad", "not exercised": "mute", "too noisy": "mute"}
 
 
@@ -24,6 +34,7 @@ def render(findings: Findings) -> str:
         f"<header><h1>{escape(title)}</h1>{_verdict(findings)}</header>",
         f"<section><h2>Where work ran</h2>{_located(findings)}</section>",
         *(_pair(findings, each) for each in findings.measured),
+        *(_lent(findings, each) for each in findings.lending),
         _untried(findings),
         f"<section><h2>How to read this</h2>{_notes(findings)}</section>",
         f"<section><h2>On what</h2>{_pairs(findings.machine)}</section>",
@@ -45,7 +56,7 @@ def _verdict(findings: Findings) -> str:
 def _located(findings: Findings) -> str:
     rows = [
         f"<tr>{_cells([each.tenant, f'{each.unit} {listed(each.units)}'])}<td>{_chip(each.word)} {escape(each.why)}</td>"
-        f"<td>{_chip(each.own_word)} {escape(each.own_why)}</td></tr>"
+        f"<td>{_chip(each.own_word) if each.own_why else ''} {escape(each.own_why)}</td></tr>"
         for each in findings.located
     ]
     return _table(["tenant", "partition", "the probe's work", "the models' own work"], rows, "words")
@@ -57,7 +68,7 @@ def _pair(findings: Findings, measured: Measured) -> str:
     heads = ["aggressor", "p99 alone, ms", "beside it", "control", "growth, with interval", "control", "busy", "verdict"]
     return (
         f"<section><h2>{escape(str(measured.pair))} {_chip(word)}</h2><p>{escape(about(measured))}</p>"
-        f"<figure>{draw(measured)}</figure>{_table(heads, rows)}</section>"
+        f"<figure>{of_pair(measured)}</figure>{_table(heads, rows)}</section>"
     )
 
 
@@ -69,6 +80,21 @@ def _row(result: Result) -> str:
     return f"<tr>{name}{_cells([*points, *grown])}{why}</tr>"
 
 
+def _lent(findings: Findings, lent: Lent) -> str:
+    heads = ["load", "requests a second", "p99, lending nothing, ms", "lending", "growth, with interval", "borrower", "verdict"]
+    rows = []
+    for level in lent.levels:
+        off, on = (milliseconds(figures(merged(level.rounds[state])).p99) for state in STATES)
+        cells = [f"{level.load:.0%}", f"{level.rate:.0f}", off, on, times(level.growth.worst), f"{level.gained:.2f} times"]
+        rows.append(f'<tr>{_cells(cells)}<td class="why">{_chip(level.ruling.word)} {escape(level.ruling.why)}</td></tr>')
+    first = f"<p>{_chip(lent.first.word)} {escape(lent.first.why)}</p>"
+    title = f"{lent.pair.victim} lends to {lent.pair.aggressor}"
+    return (
+        f"<section><h2>{escape(title)} {_chip(findings.words[lent.pair])}</h2><p>{escape(about_lending(lent))}</p>"
+        f"<figure>{of_lending(lent)}</figure>{_table(heads, rows)}{first}</section>"
+    )
+
+
 def _untried(findings: Findings) -> str:
     if not findings.untried and not any(each.undriven for each in findings.tenants):
         return ""
@@ -78,6 +104,8 @@ def _untried(findings: Findings) -> str:
 
 
 def _notes(findings: Findings) -> str:
+    if findings.lending:
+        return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in LENDING_NOTES)}</ul>"
     lines = [
         "The victim's requests are sent when they are due, whatever came of those before, and latency counts from then. "
         f"Aggressors: {legend(findings)}.",

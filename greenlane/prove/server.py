@@ -9,8 +9,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_urlsafe
 from time import perf_counter, sleep
@@ -29,9 +30,24 @@ SAY = 5.0
 DRAIN = 20.0
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that is ready: how to ask it, why it ended (empty while it runs), and the id of its main process.
+
+    `lend` is for how many seconds each lender does, `burst` who may borrow: as the file says, also where this server does not.
+    """
+
+    access: Access
+    alive: Callable[[], str]
+    pid: int
+    tenants: Sequence[str] = ()
+    lend: Mapping[str, float] = field(default_factory=dict)
+    burst: Sequence[str] = ()
+
+
 @contextmanager
-def started(config: str | None, report: Callable[[str], None]) -> Iterator[tuple[Access, Callable[[], str], int]]:
-    """Start it, wait until it is ready, and end it after the block: how to ask it, why it ended (empty while it runs), its id.
+def started(config: str | None, report: Callable[[str], None], lends: bool = True) -> Iterator[Started]:
+    """Start it, wait until it is ready, and end it after the block. Without `lends` no tenant lends or borrows there.
 
     `config` is a file; None is what `greenlane serve` takes then. Raises CannotProve with what the server says of the
     configuration, or if it ends before it is ready.
@@ -45,7 +61,7 @@ def started(config: str | None, report: Callable[[str], None]) -> Iterator[tuple
         assert process.stdin
         try:
             given = Path(folder, "keys.json")
-            words = {"config": config, "port": port, "admin": admin, "keys": str(given)}
+            words = {"config": config, "port": port, "admin": admin, "keys": str(given), "lends": lends}
             process.stdin.write(json.dumps(words).encode())
             process.stdin.close()
 
@@ -54,7 +70,9 @@ def started(config: str | None, report: Callable[[str], None]) -> Iterator[tuple
                 return "" if status is None else f"the server ended with status {status}{_last(log)}"
 
             _wait(port, process, log, report)
-            yield Access(port, json.loads(given.read_text()), admin), ended, process.pid
+            said = json.loads(given.read_text())
+            access = Access(port, said["keys"], admin)
+            yield Started(access, ended, process.pid, said["tenants"], said["lend"], said["burst"])
         finally:
             terminate(process, DRAIN)
 

@@ -1,6 +1,6 @@
 """What each tenant can be asked for: its models, a small and a large request for each, and how long one takes alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -68,10 +68,12 @@ class Surveyed:
         return next((each for each in self.drivable if each.model.name == name), None)
 
 
-def survey(access: Access, seconds: float, report: Callable[[str], None]) -> list[Surveyed]:
+def survey(
+    access: Access, seconds: float, report: Callable[[str], None], longest: Mapping[str, float] | None = None
+) -> list[Surveyed]:
     """Every tenant of this server, in the order of its configuration; takes about so many seconds. Blocks.
 
-    Raises CannotProve, ServerEnded.
+    `longest` are the most seconds of each tenant's large request; without it about LONG. Raises CannotProve, ServerEnded.
     """
     found = access.administer("GET", "/admin/tenants")["tenants"]
     partitions = access.administer("GET", "/admin/partitions")["partitions"]
@@ -81,12 +83,14 @@ def survey(access: Access, seconds: float, report: Callable[[str], None]) -> lis
         share = partitions.get(name, {})
         tenant = Surveyed(name, share.get("device", "0"), share.get("size", 0))
         report(f"asking for the models of {name}")
-        _survey_models(tenant, each["models"], access, perf_counter() + seconds / len(found))
+        _survey_models(tenant, each["models"], access, perf_counter() + seconds / len(found), (longest or {}).get(name))
         tenants.append(tenant)
     return tenants
 
 
-def _survey_models(tenant: Surveyed, index: Sequence[dict[str, Any]], access: Access, end: float) -> None:
+def _survey_models(
+    tenant: Surveyed, index: Sequence[dict[str, Any]], access: Access, end: float, longest: float | None
+) -> None:
     names = list(dict.fromkeys(entry["name"] for entry in index))
     ready = {entry["name"] for entry in index if entry["state"] == "READY"}
     for number, name in enumerate(names):
@@ -97,14 +101,14 @@ def _survey_models(tenant: Surveyed, index: Sequence[dict[str, Any]], access: Ac
         if perf_counter() >= end and tenant.drivable:
             tenant.undriven[name] = "there was no time left to try it"
             continue
-        found = _drive(tenant.name, name, access, until)
+        found = _drive(tenant.name, name, access, until, longest)
         if isinstance(found, Drivable):
             tenant.drivable.append(found)
         else:
             tenant.undriven[name] = found
 
 
-def _drive(tenant: str, name: str, access: Access, end: float) -> Drivable | str:
+def _drive(tenant: str, name: str, access: Access, end: float, longest: float | None) -> Drivable | str:
     """A model by both requests, or why it cannot be driven."""
     path = f"/v2/models/{quote(name, safe='')}"
     (status, metadata), (_, config) = access.of(tenant, path), access.of(tenant, f"{path}/config")
@@ -118,7 +122,7 @@ def _drive(tenant: str, name: str, access: Access, end: float) -> Drivable | str
         if isinstance(first, str):
             return first
         small = Timed(first, timed(caller, [binary(model, first, access.headers(tenant))]))
-        return Drivable(model, small, _large(caller, model, small, access.headers(tenant), end))
+        return Drivable(model, small, _large(caller, model, small, access.headers(tenant), end, longest))
 
 
 def _first(caller: Caller, model: Model, headers: dict[str, str]) -> Form | str:
@@ -136,8 +140,8 @@ def _first(caller: Caller, model: Model, headers: dict[str, str]) -> Form | str:
     return said
 
 
-def _large(caller: Caller, model: Model, small: Timed, headers: dict[str, str], end: float) -> Timed:
-    """The small request made larger as long as that is answered, until it takes LONG or there is no time left."""
+def _large(caller: Caller, model: Model, small: Timed, headers: dict[str, str], end: float, longest: float | None) -> Timed:
+    """The small request made larger as long as that is answered, until it takes LONG, or before it takes `longest`."""
     found = small
     for form in _larger(model, small.form):
         if perf_counter() > end or found.seconds >= LONG or model.nbytes(form) > LARGEST:
@@ -146,7 +150,10 @@ def _large(caller: Caller, model: Model, small: Timed, headers: dict[str, str], 
             ask = binary(model, form, headers)
             if caller.ask(ask).status != 200:
                 break
-            found = Timed(form, timed(caller, [ask], 2))
+            larger = Timed(form, timed(caller, [ask], 3 if longest else 2))
+            if longest and larger.seconds > longest:
+                break
+            found = larger
         except Broken:
             break
     return found

@@ -3,11 +3,14 @@
 import math
 from collections.abc import Iterator
 
+from greenlane.load.figures import figures, merged
 from greenlane.load.intervals import Interval
 from greenlane.load.rules import BOUND, WORDS
 
+from . import lending
 from .attacks import WHAT
 from .findings import Findings
+from .lending import STATES, Lent, Level
 from .measure import Measured, Result
 
 MEANS = {
@@ -19,6 +22,10 @@ MEANS = {
 HEADING = f"""\
 {"":22} {"p99 of the victim, ms":^26}  {"times, with interval":^30}
 {"aggressor":22} {"alone":>8} {"beside":>8} {"control":>8}  {"beside":>20} {"control":>9}  verdict"""
+
+LENDING = f"""\
+{"":22} {"p99 of the lender, ms":^17}  {"times":^30}
+{"load":22} {"rigid":>8} {"lending":>8}  {"lending":>20} {"borrower":>9}  verdict"""
 
 
 def render(findings: Findings) -> str:
@@ -55,7 +62,8 @@ def _lines(findings: Findings) -> Iterator[str]:
         unit = f"{each.unit}{'s' * (len(each.units) != 1)}"
         yield f"  {each.tenant}: probe on {unit} {listed(each.units)}: {each.word}: {each.why}"
         own = f" on {listed(each.own)}" if each.own else ""
-        yield f"  {each.tenant}: models{own}: {each.own_word}: {each.own_why}"
+        if each.own_why:
+            yield f"  {each.tenant}: models{own}: {each.own_word}: {each.own_why}"
     for tenant in findings.tenants:
         for name, why in tenant.undriven.items():
             yield f"  {tenant.name}: {name} was not asked: {why}"
@@ -64,6 +72,11 @@ def _lines(findings: Findings) -> Iterator[str]:
         yield from map(_line, measured.results)
         yield from (f"  a request failed at {failure[:160]}" for failure in measured.failures)
         yield from (f"  {r.attack.other.kind}: {r.ruling.word}: {r.ruling.why}" for r in measured.results if _explain(r))
+    for lent in findings.lending:
+        yield from ("", f"{lent.pair.victim} lends to {lent.pair.aggressor}: {about_lending(lent)}", LENDING)
+        yield from map(_level, lent.levels)
+        yield f"  after idling: {lent.first.word}: {lent.first.why}"
+        yield from (f"  {each.load:.0%}: {each.ruling.word}: {each.ruling.why}" for each in lent.levels if _explain(each))
     if findings.untried:
         yield from ("", "Not tried")
         yield from (f"  {pair}: {why}" for pair, why in findings.untried.items())
@@ -71,7 +84,8 @@ def _lines(findings: Findings) -> Iterator[str]:
     yield ""
     said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     yield f"Pairs: {said or 'none, as one tenant has no neighbour'}"
-    yield f"{findings.word}: {MEANS[findings.word]} (a growth of at most {BOUND:g} is allowed; {findings.seconds:.0f} s)"
+    bound = lending.BOUND if findings.lending else BOUND
+    yield f"{findings.word}: {MEANS[findings.word]} (a growth of at most {bound:g} is allowed; {findings.seconds:.0f} s)"
 
 
 def about(measured: Measured) -> str:
@@ -81,7 +95,18 @@ def about(measured: Measured) -> str:
     return f"{measured.model}, {measured.rate:.0f} requests a second; its client was {late}; {others}"
 
 
-def _explain(result: Result) -> bool:
+def about_lending(lent: Lent) -> str:
+    """What the lender was asked, and what else was going on."""
+    return f"{lent.model}, for at most {lent.limit * 1e3:g} ms; other programs used {lent.others:.0%} of the cores"
+
+
+def _level(level: Level) -> str:
+    off, on = (milliseconds(figures(merged(level.rounds[state])).p99) for state in STATES)
+    grown, gained = times(level.growth.worst), f"{level.gained:.2f}"
+    return f"{f'{level.load:.0%}, {level.rate:.0f} a second':22} {off:>8} {on:>8}  {grown:>20} {gained:>9}  {level.ruling.word}"
+
+
+def _explain(result: Result | Level) -> bool:
     return result.ruling.word != "isolated"
 
 

@@ -48,7 +48,7 @@ def written(path: Path, acme: str, globex: str) -> Path:
 @contextmanager
 def running(config: Path) -> Iterator[tuple[Access, Callable[[], str], int]]:
     with server.started(str(config), lambda _: None) as started:
-        yield started
+        yield started.access, started.alive, started.pid
 
 
 def proven(access: Access, alive: Callable[[], str], report: Callable[[str], None] = lambda _: None) -> Findings:
