@@ -14,6 +14,7 @@ usage: greenlane [COMMAND] [OPTIONS]
 commands:
   serve                serve a configuration; this is the default, so that `greenlane --config FILE` does it
   check FILE           load what a configuration names, print what would be served, and everything wrong with it
+  top [URL]            show what each tenant of a running server has and uses, live
   prove                find out in a minute whether the tenants of a configuration are isolated on this machine
   build MODEL.onnx     build an engine file for a GPU ahead of time
   inspect FILE.plan    print what an engine file takes, gives and was built from
@@ -32,7 +33,7 @@ then your own:
   greenlane --config greenlane.toml
 """
 
-COMMANDS = ("serve", "check", "prove", "build", "inspect", "curve")
+COMMANDS = ("serve", "check", "prove", "build", "inspect", "curve", "top")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,6 +86,10 @@ def _run(command: str, words: list[str]) -> int:
         from .curve import command as curve  # Not before the words are known to be right: this imports the server.
 
         return curve.run(asked, " ".join([program, *words]))
+    if command == "top":
+        from .top import command as top
+
+        return top.main(words, program)
     from server import command_line
     from server.host import signals
 

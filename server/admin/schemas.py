@@ -239,7 +239,7 @@ class UsedTenant(Schema):
     lent: float = Field(description="Other tenants' models ran on its units.")
     borrowed: float = Field(description="Its models ran on other tenants' units.")
     energy_joules: float | None
-    device_memory_bytes: int = Field(description="What its models take of the device's memory now; 0 on a CPU.")
+    device_memory_bytes: int = Field(description="What its models take of the device's memory now.")
     age_seconds: float = Field(description="How old the last report of use is.")
     models: list[UsedModel]
 

@@ -50,7 +50,7 @@ async def usage(
     span = now.at - begin.at if begin else max((each.elapsed for each in now.devices.values()), default=0)
     devices = [_device(name, each) for name, each in added.devices.items()]
     tenants = [
-        _tenant(controller, name, device.unit, tenant, each, memory.get(tenant, 0))
+        _tenant(controller, name, device, tenant, each, memory.get(tenant, 0))
         for name, device in added.devices.items()
         for tenant, each in device.tenants.items()
     ]
@@ -76,26 +76,26 @@ def _device(name: str, device: DeviceTotals) -> Object:
     }
 
 
-def _tenant(controller: Controller, device: str, unit: str, name: str, tenant: TenantTotals, memory: int) -> Object:
-    runtime = controller.runtime(device, name)
+def _tenant(controller: Controller, where: str, device: DeviceTotals, name: str, tenant: TenantTotals, memory: int) -> Object:
+    runtime, measured = controller.runtime(where, name), device.energy is not None
     return {
         "tenant": name,
-        "device": device,
-        "unit": unit,
+        "device": where,
+        "unit": device.unit,
         "share": tenant.share,
         "granted": tenant.granted / NS,
         "used": tenant.used / NS,
         "idle": tenant.idle / NS,
         "lent": tenant.lent / NS,
         "borrowed": tenant.borrowed / NS,
-        "energy_joules": _joules(tenant.energy),
+        "energy_joules": _joules(tenant.energy if measured else None),
         "device_memory_bytes": memory if runtime else 0,
         "age_seconds": round(controller.accountant.age(runtime), 3) if runtime else 0.0,
-        "models": [_model(key, each) for key, each in tenant.models.items()],
+        "models": [_model(key, each, measured) for key, each in tenant.models.items()],
     }
 
 
-def _model(key: str, model: ModelTotals) -> Object:
+def _model(key: str, model: ModelTotals, measured: bool) -> Object:
     name, _, version = key.rpartition("/")
     return {
         "name": name,
@@ -103,7 +103,7 @@ def _model(key: str, model: ModelTotals) -> Object:
         "works": model.works,
         "used": model.used / NS,
         "borrowed": model.borrowed / NS,
-        "energy_joules": _joules(model.energy),
+        "energy_joules": _joules(model.energy if measured else None),
     }
 
 

@@ -1,0 +1,147 @@
+"""What happened between two looks at a server, by tenant. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .source import Look, Requests
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRates:
+    """A model over an interval: `used` and `borrowed` in units on average, `works` a second."""
+
+    name: str
+    version: str
+    used: float
+    borrowed: float
+    works: float
+    watts: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRates:
+    """A tenant on a device over an interval: units on average, and counts a second. `p99` in seconds, None without requests."""
+
+    tenant: str
+    device: str
+    unit: str
+    share: int
+    granted: float
+    used: float
+    idle: float
+    lent: float
+    borrowed: float
+    works: float
+    answered: float
+    refused: float
+    waiting: int
+    p99: float | None
+    memory: int
+    watts: float | None
+    age: float
+    models: tuple[ModelRates, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """A device over an interval: units on average, and watts."""
+
+    name: str
+    unit: str
+    units: int
+    granted: float
+    used: float
+    lent: float
+    watts: float | None
+    idle_watts: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Everything over an interval that ended at `until`."""
+
+    until: str
+    seconds: float
+    ready: bool
+    devices: tuple[DeviceRates, ...]
+    tenants: tuple[TenantRates, ...]
+
+
+def between(before: Look, after: Look) -> Rates | None:
+    """What happened between two looks; None if the server was started again between them."""
+    seconds = after.usage["seconds"] - before.usage["seconds"]
+    if seconds <= 0:
+        return None
+    devices = {each["name"]: each for each in before.usage["devices"]}
+    tenants = {(each["tenant"], each["device"]): each for each in before.usage["tenants"]}
+    return Rates(
+        after.usage["until"],
+        seconds,
+        after.ready,
+        tuple(_device(devices.get(each["name"], {}), each, seconds) for each in after.usage["devices"]),
+        tuple(
+            _tenant(tenants.get((each["tenant"], each["device"]), {}), each, before, after, seconds)
+            for each in after.usage["tenants"]
+        ),
+    )
+
+
+def quantile(before: Mapping[float, float], after: Mapping[float, float], part: float) -> float | None:
+    """The time that this part of the requests between two scrapes took at most, by lines between the buckets' bounds.
+
+    None without requests. Those beyond the last bound count as that.
+    """
+    added = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())
+    if not added or added[-1][1] <= 0:
+        return None
+    wanted, low, below = part * added[-1][1], 0.0, 0.0
+    for bound, count in added:
+        if count >= wanted:
+            return low if math.isinf(bound) else low + (bound - low) * (wanted - below) / max(count - below, 1e-9)
+        low, below = bound, count
+    return low
+
+
+def _device(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> DeviceRates:
+    def rate(key: str) -> float:
+        return float(after[key] - before.get(key, 0.0)) / seconds
+
+    measured = after["energy_joules"] is not None and before.get("energy_joules") is not None
+    watts, idle = (rate("energy_joules"), rate("idle_energy_joules")) if measured else (None, None)
+    return DeviceRates(after["name"], after["unit"], after["units"], rate("granted"), rate("used"), rate("lent"), watts, idle)
+
+
+def _tenant(before: Mapping[str, Any], after: Mapping[str, Any], first: Look, second: Look, seconds: float) -> TenantRates:
+    name = after["tenant"]
+    old, new = (look.requests.get(name, Requests()) for look in (first, second))
+    known = {(each["name"], each["version"]): each for each in before.get("models", ())}
+    models = tuple(_model(known.get((each["name"], each["version"]), {}), each, seconds) for each in after["models"])
+    units = {key: (after[key] - before.get(key, 0.0)) / seconds for key in ("granted", "used", "idle", "lent", "borrowed")}
+    return TenantRates(
+        name,
+        after["device"],
+        after["unit"],
+        after["share"],
+        **units,
+        works=sum(each.works for each in models),
+        answered=max(0.0, new.answered - old.answered) / seconds,
+        refused=max(0.0, new.refused - old.refused) / seconds,
+        waiting=int(new.waiting),
+        p99=quantile(old.buckets, new.buckets, 0.99),
+        memory=after["device_memory_bytes"],
+        watts=_watts(before, after, seconds),
+        age=after["age_seconds"],
+        models=models,
+    )
+
+
+def _model(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> ModelRates:
+    used, borrowed, works = ((after[key] - before.get(key, 0.0)) / seconds for key in ("used", "borrowed", "works"))
+    return ModelRates(after["name"], after["version"], used, borrowed, works, _watts(before, after, seconds))
+
+
+def _watts(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> float | None:
+    now = after["energy_joules"]
+    return None if now is None else (now - (before.get("energy_joules") or 0.0)) / seconds

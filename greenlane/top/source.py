@@ -1,0 +1,106 @@
+"""One look at a running server: its account, and the metrics of its requests."""
+
+import http.client
+import json
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from .options import KEY
+
+_TIMEOUT = 10.0
+
+
+class Unreachable(Exception):
+    """The server does not answer, or refuses; the text says what to do."""
+
+
+@dataclass(slots=True)
+class Requests:
+    """Counts of one tenant's requests since the server began, and how many wait now.
+
+    `buckets` are requests answered, by the longest time that they took, in seconds; each includes those below it.
+    """
+
+    answered: float = 0.0
+    refused: float = 0.0
+    waiting: float = 0.0
+    buckets: dict[float, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The body of GET /admin/usage, and by tenant what the metrics say of its requests."""
+
+    usage: Mapping[str, Any]
+    requests: Mapping[str, Requests]
+    ready: bool
+
+
+def look(url: str, key: str | None) -> Look:
+    """Ask a server. Blocks. Raises Unreachable."""
+    usage, metrics = _get(url, "/admin/usage", key), _get(url, "/metrics", key)
+    try:
+        found = json.loads(usage)
+        found["tenants"], found["devices"]
+    except (ValueError, TypeError, KeyError):
+        raise Unreachable(f"{url}/admin/usage answered something else; is it a Greenlane of this version?") from None
+    return Look(found, *read_metrics(metrics.decode()))
+
+
+def read_metrics(text: str) -> tuple[dict[str, Requests], bool]:
+    """By tenant what a scrape says of its requests, and whether the server is ready."""
+    found: dict[str, Requests] = {}
+    ready = False
+    for family in text_string_to_metric_families(text):
+        for name, labels, value, *_ in family.samples:
+            ready = ready or (name == "greenlane_ready" and value == 1)
+            if "tenant" not in labels:
+                continue
+            of = found.setdefault(labels["tenant"], Requests())
+            if name == "greenlane_request_duration_seconds_bucket":
+                bound = math.inf if labels["le"] == "+Inf" else float(labels["le"])
+                of.buckets[bound] = of.buckets.get(bound, 0.0) + value
+            elif name == "greenlane_request_duration_seconds_count":
+                of.answered += value
+            elif name in ("greenlane_rejected_requests_total", "greenlane_expired_requests_total"):
+                of.refused += value
+            elif name == "greenlane_waiting_requests":
+                of.waiting += value
+    return found, ready
+
+
+def _get(url: str, path: str, key: str | None) -> bytes:
+    request = urllib.request.Request(url + path)
+    if key:
+        request.add_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            body: bytes = answer.read()
+            return body
+    except urllib.error.HTTPError as error:
+        raise Unreachable(_refusal(url, path, error, key)) from error
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", None) or error
+        raise Unreachable(
+            f"{url} does not answer: {why}\n"
+            "Is a server running there? `greenlane --config FILE` starts one, and `greenlane top URL` asks another one."
+        ) from error
+
+
+def _refusal(url: str, path: str, error: urllib.error.HTTPError, key: str | None) -> str:
+    try:
+        text = str(json.loads(error.read())["error"])
+    except (ValueError, TypeError, KeyError, OSError):
+        text = error.reason
+    if error.code == 401:
+        hint = f"the key in {KEY} is not this server's admin key" if key else f"set {KEY} to its admin key"
+        return f"{url} refuses: {text}\n{hint}."
+    if error.code == 404:
+        return f"{url} has no {path}; is it a Greenlane of this version?"
+    return f"{url}{path} answers {error.code}: {text}"

@@ -1,0 +1,90 @@
+"""The table as lines of text. Pure."""
+
+from collections.abc import Sequence
+
+from .rates import DeviceRates, ModelRates, Rates, TenantRates
+
+_HEAD = (
+    *("TENANT", "DEVICE", "SHARE", "USED%", "IDLE%", "LENT%", "BORROWED", "RUN/S", "REQ/S", "P99", "WAIT", "REFUSED/S"),
+    *("MEMORY", "WATTS"),
+)
+_LEFT = 2
+"""Columns that are aligned to the left."""
+
+
+def lines(rates: Rates, models: bool = True) -> list[str]:
+    """Devices, then a row for each tenant, and for each of its models if `models`. The busiest tenants come first."""
+    shown = [_device(each) for each in rates.devices]
+    state = "" if rates.ready else ", NOT READY"
+    rows: list[Sequence[str]] = [_HEAD]
+    for tenant in sorted(rates.tenants, key=lambda each: -each.used - each.borrowed):
+        if tenant.share or tenant.granted or tenant.used:
+            rows.append(_tenant(tenant))
+            rows += [_model(each, tenant) for each in tenant.models if models]
+    return [f"greenlane {rates.until}, over {rates.seconds:.1f} s{state}", *shown, "", *_aligned(_without_empty(rows))]
+
+
+def _device(device: DeviceRates) -> str:
+    granted, used = f"{_number(device.granted)} granted", f"{_percent(device.used + device.lent, device.units)}% used"
+    power = "" if device.watts is None else f", {device.watts:.0f} W ({device.idle_watts or 0:.0f} of them idle)"
+    return f"device {device.name}: {device.units} {device.unit}s, {granted}, {used}{power}"
+
+
+def _tenant(tenant: TenantRates) -> tuple[str, ...]:
+    late = f" (reported {tenant.age:.0f} s ago)" if tenant.age > 5 else ""
+    return (
+        tenant.tenant + late,
+        tenant.device,
+        str(tenant.share),
+        *(_percent(each, tenant.granted) for each in (tenant.used, tenant.idle, tenant.lent)),
+        _number(tenant.borrowed),
+        _number(tenant.works),
+        _number(tenant.answered),
+        "-" if tenant.p99 is None else _time(tenant.p99),
+        str(tenant.waiting),
+        _number(tenant.refused),
+        _bytes(tenant.memory),
+        "" if tenant.watts is None else f"{tenant.watts:.1f}",
+    )
+
+
+def _model(model: ModelRates, tenant: TenantRates) -> tuple[str, ...]:
+    watts = "" if model.watts is None else f"{model.watts:.1f}"
+    used, borrowed, works = _percent(model.used, tenant.granted), _number(model.borrowed), _number(model.works)
+    return (f"  {model.name} {model.version}", "", "", used, "", "", borrowed, works, "", "", "", "", "", watts)
+
+
+def _without_empty(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Without columns that no row has anything in: what this device cannot say."""
+    kept = [index for index in range(len(_HEAD)) if any(row[index] for row in rows[1:]) or index < _LEFT]
+    return [[row[index] for index in kept] for row in rows]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    return [
+        "  ".join(
+            text.ljust(width) if index < _LEFT else text.rjust(width)
+            for index, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f}" if whole > 0 else "-"
+
+
+def _number(value: float) -> str:
+    return "0" if abs(value) < 0.05 else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _bytes(value: int) -> str:
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if value >= 1 << power:
+            return f"{value / (1 << power):.1f} {unit}"
+    return f"{value} B" if value else ""

@@ -1,0 +1,225 @@
+"""`greenlane top` against a server that answers as the test says: figures, errors, pipes, and a terminal of its own."""
+
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from greenlane.top import command
+from greenlane.top.options import KEY, parse
+from greenlane.top.rates import between, quantile
+from greenlane.top.source import Look, Unreachable, look, read_metrics
+from greenlane.top.table import lines
+
+PATIENCE = 30
+
+
+def usage(seconds: float, used: float, works: int, joules: float | None = None) -> dict[str, Any]:
+    model = {"name": "mob", "version": "1", "works": works, "used": used, "borrowed": 0.0, "energy_joules": joules}
+    counts = {"granted": 2 * seconds, "used": used, "idle": 2 * seconds - used, "lent": 0.0, "borrowed": 0.0}
+    tenant = {"tenant": "acme", "device": "0", "unit": "SM", "share": 2, **counts, "energy_joules": joules}
+    idle = None if joules is None else joules / 2
+    device = {"name": "0", "unit": "SM", "units": 4, "energy_joules": joules, "idle_energy_joules": idle, **counts}
+    tenant |= {"device_memory_bytes": 3 << 20, "age_seconds": 0.1, "models": [model]}
+    return {"since": "a", "until": "b", "seconds": seconds, "devices": [device], "tenants": [tenant]}
+
+
+def metrics(answered: int) -> str:
+    name, labels = "greenlane_request_duration_seconds", 'model="mob",tenant="acme",version="1"'
+    return "\n".join(
+        [
+            f"# TYPE {name} histogram",
+            f'{name}_bucket{{le="0.001",{labels}}} {answered // 2}',
+            f'{name}_bucket{{le="0.01",{labels}}} {answered}',
+            f'{name}_bucket{{le="+Inf",{labels}}} {answered}',
+            f"{name}_count{{{labels}}} {answered}",
+            "# TYPE greenlane_ready gauge\ngreenlane_ready 1.0\n",
+        ]
+    )
+
+
+def looked(seconds: float, used: float, works: int, joules: float | None = None) -> Look:
+    return Look(usage(seconds, used, works, joules), *read_metrics(metrics(works)))
+
+
+class Answering(HTTPServer):
+    """Each look sees two seconds more, of which the tenant used half of its two SMs."""
+
+    seen = 0
+    status = 200
+    keys: list[str | None]
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        if self.status != 200:
+            return self.status, b'{"error": "not so"}'
+        if path.startswith("/metrics"):
+            return 200, metrics(100 * self.seen).encode()
+        self.seen += 1
+        return 200, json.dumps(usage(2.0 * self.seen, 2.0 * self.seen, 100 * self.seen)).encode()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Answering
+
+    def do_GET(self) -> None:
+        self.server.keys.append(self.headers.get("Authorization"))
+        status, body = self.server.answer(self.path)
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Answering]:
+    with Answering(("127.0.0.1", 0), Handler) as found:
+        found.keys = []
+        thread = threading.Thread(target=found.serve_forever)
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def url(server: Answering) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def test_rates_are_of_the_interval() -> None:
+    rates = between(looked(10, 5, 100, 50.0), looked(12, 7, 300, 90.0))
+    assert rates
+    (tenant,) = rates.tenants
+    assert (tenant.used, tenant.granted, tenant.works, tenant.answered, tenant.watts) == (1, 2, 100, 100, 20)
+    assert (rates.devices[0].watts, rates.devices[0].idle_watts) == (20, 10)
+    assert tenant.p99 == pytest.approx(0.00982, abs=1e-5)
+    text = "\n".join(lines(rates))
+    assert "50.0   50.0" in text
+    assert "20 W (10 of them idle)" in text
+    assert "3.0 MiB" in text
+    assert "mob 1" not in "\n".join(lines(rates, models=False))
+
+
+def test_a_server_that_was_started_again_has_no_rates_yet() -> None:
+    assert between(looked(10, 5, 100), looked(1, 0, 0)) is None
+
+
+def test_quantiles_are_between_the_bounds_of_buckets() -> None:
+    assert quantile({}, {}, 0.99) is None
+    assert quantile({1.0: 5.0}, {1.0: 5.0}, 0.99) is None
+    assert quantile({1.0: 5.0, 2.0: 5.0}, {1.0: 5.0, 2.0: 15.0}, 0.5) == 1.5
+    assert quantile({}, {1.0: 0.0, float("inf"): 4.0}, 0.99) == 1.0
+
+
+def test_a_device_without_a_meter_has_no_watts() -> None:
+    rates = between(looked(10, 5, 100), looked(12, 7, 300))
+    assert rates
+    assert not any("WATTS" in line for line in lines(rates))
+
+
+def test_once_prints_one_table_and_json_one_object(server: Answering, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([url(server), "--once", "--interval", "0.01"], "greenlane top") == 0
+    assert "acme" in capsys.readouterr().out
+    assert command.main([url(server), "--once", "--json", "--interval", "0.01"], "greenlane top") == 0
+    assert json.loads(capsys.readouterr().out)["tenants"][0]["used"] == 1
+
+
+def test_the_key_comes_from_the_environment(server: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY, "secret")
+    look(url(server), parse([url(server)], "top").key)
+    assert set(server.keys) == {"Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    ("status", "key", "says"),
+    [
+        (401, None, f"set {KEY} to its admin key"),
+        (401, "x", f"the key in {KEY} is not this server's"),
+        (404, None, "is it a Greenlane of this version?"),
+        (503, None, "answers 503: not so"),
+    ],
+)
+def test_refusals_say_what_to_do(server: Answering, status: int, key: str | None, says: str) -> None:
+    server.status = status
+    with pytest.raises(Unreachable, match=r".*") as raised:
+        look(url(server), key)
+    assert says in str(raised.value)
+
+
+def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["127.0.0.1:1", "--once"], "greenlane top") == 1
+    assert capsys.readouterr().err.startswith("greenlane top: http://127.0.0.1:1 does not answer: ")
+
+
+def test_another_server_is_not_understood(server: Answering) -> None:
+    server.answer = lambda _: (200, b"<html>")  # type: ignore[method-assign]
+    with pytest.raises(Unreachable, match="answered something else"):
+        look(url(server), None)
+
+
+@pytest.mark.parametrize("words", [["ftp://x"], ["--interval", "0"], ["http://"]])
+def test_a_wrong_command_line_has_status_2(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse(words, "greenlane top")
+    assert raised.value.code == 2
+
+
+class Terminal:
+    """A terminal of 80 columns in which the command runs."""
+
+    def __init__(self, address: str) -> None:
+        self.shown = b""
+        self._main, other = pty.openpty()
+        self.resize(20, 80)
+        words = [sys.executable, "-m", "greenlane", "top", address, "--interval", "0.2"]
+        environment = {**os.environ, "TERM": "xterm"}
+        self.process = subprocess.Popen(words, stdin=other, stdout=other, stderr=other, env=environment, start_new_session=True)
+        os.close(other)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def read_until(self, text: bytes) -> None:
+        self.shown = b""
+        while text not in self.shown:
+            assert select.select([self._main], [], [], PATIENCE)[0], self.shown
+            self.shown += os.read(self._main, 65536)
+
+    def press(self, key: bytes) -> None:
+        os.write(self._main, key)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        os.close(self._main)
+
+
+def test_in_a_terminal_the_table_is_live_and_keys_work(server: Answering) -> None:
+    terminal = Terminal(url(server))
+    try:
+        terminal.read_until(b"mob 1")
+        terminal.press(b"m")
+        terminal.press(b" ")
+        terminal.read_until(b"stopped; ")
+        server.status = 503
+        terminal.press(b" ")
+        terminal.read_until(b"503: not so")
+        terminal.resize(3, 20)
+        terminal.press(b"q")
+        terminal.read_until(b"\x1b[?1049l")  # The screen as it was before.
+        assert terminal.process.wait(PATIENCE) == 0
+    finally:
+        terminal.close()
